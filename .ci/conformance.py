@@ -1,0 +1,134 @@
+"""Runs the official SDK's own tests against `twinbus serve` and holds them to the baseline.
+
+The baseline (tests/conformance/baseline-*.txt) lists tests that passed once and must pass ever
+after. `--record` adds the tests that pass now; nothing ever takes one away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from bench.processes import TWINBUS, serve, wait_until
+
+ROOT = Path(__file__).resolve().parents[1]
+BASELINES = ROOT / "tests" / "conformance"
+SUITES = ("data", "admin")
+START_TIMEOUT_S = 20.0
+SUITE_TIMEOUT_S = {"data": 720, "admin": 240}
+"""Both together with the unit tests must end within 20 minutes on two cores."""
+PORT = re.compile(r"Endpoint=sb://[^;:]+:(\d+)/?;")
+SEND_RULE, LISTEN_RULE = "sender:KEYS", "listener:KEYL"
+
+
+def main() -> int:
+    """0: every recorded test passed; 1: some did not, each named above."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--suite", type=Path, required=True, help="directory of the suite's `run`")
+    parser.add_argument("--out", type=Path, default=ROOT / ".ci" / "out")
+    parser.add_argument("--only", choices=SUITES, help="one of the two suites")
+    parser.add_argument("--record", action="store_true", help="add what passes to the baseline")
+    given = parser.parse_args()
+    out = given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    names = [given.only] if given.only else list(SUITES)
+    log = out / "serve.log"
+    # A namespace each: the administration suite clears the one it is given.
+    command = [*TWINBUS, "serve", *(f"{name}:0" for name in names)]
+    command += ["--rule", f"{SEND_RULE}:Send", "--rule", f"{LISTEN_RULE}:Listen", "--ephemeral"]
+    broken = False
+    with serve(command, log=log) as process:
+        wait_until(
+            lambda: len(PORT.findall(log.read_text())) == len(names),
+            process=process,
+            log=log,
+            timeout_s=START_TIMEOUT_S,
+        )
+        for name, port in zip(names, PORT.findall(log.read_text()), strict=True):
+            outcomes = run_suite(given.suite.resolve(), name, f"127.0.0.1:{port}", out)
+            broken |= not report(name, outcomes, out, record=given.record)
+    return int(broken)
+
+
+def run_suite(suite: Path, name: str, address: str, out: Path) -> dict[str, str]:
+    """Outcome of every test of the suite: `passed`, `skipped`, or why it failed, in one line."""
+    results = out / f"{name}.xml"
+    command = [str(suite / "run"), "--python", sys.executable, "--suite", name]
+    command += ["--amqp", address, "--admin", address, "--ws", address]
+    command += ["--send-rule", SEND_RULE, "--listen-rule", LISTEN_RULE]
+    command += ["--", f"--junitxml={results}"]
+    print(f"conformance {name}: running", flush=True)
+    with (out / f"{name}.log").open("wb") as output:
+        try:
+            subprocess.run(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=SUITE_TIMEOUT_S[name],
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"conformance {name}: not done in {SUITE_TIMEOUT_S[name]} s")
+            return {}
+    if not results.exists():
+        print(f"conformance {name}: no results; the end of {output.name} says:")
+        print("\n".join(Path(output.name).read_text(errors="replace").splitlines()[-8:]))
+        return {}
+    return {test_id(case): outcome(case) for case in ET.parse(results).iter("testcase")}
+
+
+def test_id(case: ET.Element) -> str:
+    return f"{case.get('classname')}::{case.get('name')}"
+
+
+def outcome(case: ET.Element) -> str:
+    for kind in ("failure", "error", "skipped"):
+        found = case.find(kind)
+        if found is not None:
+            if kind == "skipped":
+                return "skipped"
+            return " ".join((found.get("message") or kind).split())[:200]
+    return "passed"
+
+
+def report(name: str, outcomes: dict[str, str], out: Path, *, record: bool) -> bool:
+    """Print what changed against the baseline; true if nothing that passed before is broken."""
+    baseline = BASELINES / f"baseline-{name}.txt"
+    recorded = read_baseline(baseline)
+    passed = {test for test, result in outcomes.items() if result == "passed"}
+    broken, gained = sorted(recorded - passed), sorted(passed - recorded)
+    for test in broken:
+        print(f"conformance {name}: BROKEN {test}: {outcomes.get(test, 'did not run')}")
+    for test in gained:
+        print(f"conformance {name}: new    {test}{'' if record else ' (--record keeps it)'}")
+    if record:
+        write_baseline(baseline, recorded | passed)
+    counts = {"passed": len(passed), "failed": len(broken)}
+    (out / f"conformance-{name}.json").write_text(json.dumps(counts))
+    skipped = sum(result == "skipped" for result in outcomes.values())
+    print(
+        f"conformance {name}: {len(passed)} of {len(outcomes)} passed, {skipped} skipped; "
+        f"{len(recorded)} recorded, {len(broken)} broken, {len(gained)} new",
+        flush=True,
+    )
+    return not broken
+
+
+def read_baseline(path: Path) -> set[str]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def write_baseline(path: Path, tests: set[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = "# Tests of the official SDK that passed against our broker and must pass ever after."
+    path.write_text("\n".join([head, *sorted(tests)]) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+"""One AMQP 1.0 connection without I/O: bytes in, events out, bytes to send.
+
+    header --> [sasl --> header] --> open --> sessions and links --> close
+
+The same class serves both ends. The owner feeds `receive` with what the socket brought, acts on the
+returned events, and writes what `take_output` returns. A peer that breaks the protocol is answered
+with a CLOSE that says what was wrong, and the owner gets `Closed`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from struct import Struct
+
+from twinbus.amqp.events import Begun, Closed, Ended, Event, Opened
+from twinbus.amqp.performatives import Begin, Close, End, Error, Open, decode_performative, encode_frame
+from twinbus.amqp.sasl import SASL_FRAME, ClientSasl, SaslFailed, ServerSasl
+from twinbus.amqp.session import Session
+from twinbus.amqp.types import AmqpError, DecodeError, Symbol, UInt, UShort
+
+AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
+SASL_HEADER = b"AMQP\x03\x01\x00\x00"
+EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+"""A frame without a performative: the keep-alive."""
+
+MAX_FRAME_BYTES = 65_536
+SMALLEST_MAX_FRAME_BYTES = 512
+"""AMQP 1.0 part 2.8.7: no peer may ask for less."""
+
+CHANNEL_MAX = 4_999
+IDLE_TIMEOUT_MS = 240_000
+FRAME_TYPE_AMQP = 0
+
+_FRAME_START = Struct(">IBBH")
+
+
+class Phase(Enum):
+    """How far the connection has come."""
+
+    HEADER = "header"
+    SASL = "sasl"
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class ProtocolViolation(AmqpError):
+    """The peer broke the protocol; the text says how, the condition goes into the CLOSE."""
+
+    def __init__(self, description: str, condition: str = "amqp:connection:framing-error") -> None:
+        super().__init__(description)
+        self.condition = condition
+
+
+class Connection:
+    """One end of an AMQP connection."""
+
+    def __init__(
+        self,
+        container_id: str,
+        *,
+        sasl: ServerSasl | ClientSasl | None = None,
+        server: bool = False,
+        hostname: str | None = None,
+        max_frame_size: int = MAX_FRAME_BYTES,
+        idle_timeout_ms: int = IDLE_TIMEOUT_MS,
+    ) -> None:
+        self.container_id = container_id
+        self.phase = Phase.HEADER
+        self.remote_max_frame_size = SMALLEST_MAX_FRAME_BYTES
+        self.remote_container_id = ""
+        self.sessions: dict[int, Session] = {}
+        """Live sessions by our channel."""
+        self._server = server
+        self._sasl = sasl
+        self._hostname = hostname
+        self._max_frame_size = max_frame_size
+        self._idle_timeout_ms = idle_timeout_ms
+        self._remote_idle_timeout_ms = 0
+        self._heard_ms = 0
+        self._spoke_ms = 0
+        self._by_remote_channel: dict[int, Session] = {}
+        self._output: list[bytes] = []
+        self._buffer = b""
+        if not server:
+            self._output.append(SASL_HEADER if sasl else AMQP_HEADER)
+
+    def __repr__(self) -> str:
+        peer = self.remote_container_id or "a peer"
+        return f"<{self.phase.value} connection with {peer}, {len(self.sessions)} sessions>"
+
+    # Bytes
+
+    def receive(self, data: bytes, now_ms: int) -> list[Event]:
+        """Take bytes from the peer; return what happened, in order."""
+        events: list[Event] = []
+        self._heard_ms = now_ms
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        try:
+            taken = self._take_all(data, events)
+            self._buffer = data[taken:]
+        except DecodeError as error:
+            self._fail("amqp:decode-error", str(error), events)
+        except ProtocolViolation as error:
+            self._fail(error.condition, str(error), events)
+        except SaslFailed as error:
+            self._fail("amqp:unauthorized-access", str(error), events)
+        return events
+
+    def take_output(self, now_ms: int) -> bytes:
+        """Everything to send since the last call."""
+        for session in self.sessions.values():
+            session.flush()
+        if not self._output:
+            return b""
+        data = b"".join(self._output)
+        self._output.clear()
+        self._spoke_ms = now_ms
+        return data
+
+    def put(self, frame: bytes) -> None:
+        """Queue one encoded frame (for sessions); nothing follows a CLOSE."""
+        if self.phase is not Phase.CLOSED:
+            self._output.append(frame)
+
+    # Time
+
+    def next_deadline_ms(self) -> int:
+        """When `run_timers` is next worth calling; 0: never."""
+        deadlines = []
+        if self._idle_timeout_ms and self._heard_ms:
+            deadlines.append(self._heard_ms + self._idle_timeout_ms)
+        if self._remote_idle_timeout_ms:
+            deadlines.append(self._spoke_ms + self._remote_idle_timeout_ms // 2)
+        return min(deadlines, default=0)
+
+    def run_timers(self, now_ms: int) -> list[Event]:
+        """Send a keep-alive that is due; give up on a peer that was silent for too long."""
+        events: list[Event] = []
+        if self.phase is Phase.CLOSED:
+            return events
+        if self._idle_timeout_ms and now_ms >= self._heard_ms + self._idle_timeout_ms:
+            text = f"nothing was heard for {self._idle_timeout_ms // 1000} s"
+            self._fail("amqp:resource-limit-exceeded", text, events)
+        elif self._remote_idle_timeout_ms:
+            if now_ms >= self._spoke_ms + self._remote_idle_timeout_ms // 2:
+                self._output.append(EMPTY_FRAME)
+        return events
+
+    # What the owner does
+
+    def begin(self) -> Session:
+        """Begin a session; it is usable once `Begun` says so."""
+        session = self._new_session()
+        self._output.append(encode_frame(session.channel, session.begin()))
+        return session
+
+    def close(self, condition: str | None = None, description: str | None = None) -> None:
+        """Send CLOSE, with an error if one is named; nothing can be sent after it."""
+        if self.phase in (Phase.CLOSING, Phase.CLOSED):
+            return
+        for session in self.sessions.values():
+            session.flush()
+        error = Error(condition=Symbol(condition), description=description) if condition else None
+        self._output.append(encode_frame(0, Close(error=error)))
+        self.phase = Phase.CLOSING
+
+    def end_session(self, session: Session, error: Error | None) -> None:
+        """Send END for a session of ours (for `Session.end`)."""
+        if self.sessions.pop(session.channel, None) is not None:
+            self._output.append(encode_frame(session.channel, End(error=error)))
+
+    def violation(self, description: str) -> ProtocolViolation:
+        """The error to raise for a peer that broke the protocol (for sessions)."""
+        return ProtocolViolation(description, "amqp:session:errant-link")
+
+    # Frames
+
+    def _take_all(self, data: bytes, events: list[Event]) -> int:
+        position, end = 0, len(data)
+        while end - position >= 8 and self.phase is not Phase.CLOSED:
+            if self.phase is Phase.HEADER:
+                self._take_header(data[position : position + 8])
+                position += 8
+                continue
+            size, offset, kind, channel = _FRAME_START.unpack_from(data, position)
+            if size > self._max_frame_size or size < 8 or offset < 2 or offset * 4 > size:
+                raise ProtocolViolation(
+                    f"a frame of {size} bytes (data offset {offset * 4}); "
+                    f"this end takes 8 to {self._max_frame_size}"
+                )
+            if end - position < size:
+                break
+            body = data[position + offset * 4 : position + size]
+            position += size
+            if body:
+                self._take_frame(kind, channel, body, events)
+        return position
+
+    def _take_header(self, header: bytes) -> None:
+        if self._server and header == SASL_HEADER and isinstance(self._sasl, ServerSasl):
+            self.phase = Phase.SASL
+            self._output += [SASL_HEADER, self._sasl.start()]
+        elif header == SASL_HEADER and not self._server and self._sasl is not None:
+            self.phase = Phase.SASL
+        elif header == AMQP_HEADER:
+            self.phase = Phase.OPENING
+            if self._server:
+                self._output.append(AMQP_HEADER)
+            else:
+                self._output.append(encode_frame(0, self._open()))
+        else:
+            # AMQP 1.0 part 2.2: answer an unknown header with one we speak, then hang up.
+            self._output.append(AMQP_HEADER)
+            self.phase = Phase.CLOSED
+            raise ProtocolViolation(f"an unknown protocol header {header!r}")
+
+    def _take_frame(self, kind: int, channel: int, body: bytes, events: list[Event]) -> None:
+        performative, start = decode_performative(body)
+        if self.phase is Phase.SASL:
+            self._take_sasl(kind, performative)
+            return
+        if kind != FRAME_TYPE_AMQP:
+            raise ProtocolViolation(f"a frame of type {kind} after the sasl exchange")
+        session = self._by_remote_channel.get(channel)
+        if session is not None and not isinstance(performative, (Open, Begin, End, Close)):
+            session.take(performative, body[start:], events)
+            return
+        match performative:
+            case Open():
+                self._take_open(performative, events)
+            case Begin():
+                self._take_begin(performative, channel, events)
+            case End():
+                self._take_end(performative, channel, events)
+            case Close():
+                self._take_close(performative, events)
+            # Anything else is for a channel that is gone: pyamqp detaches after END.
+
+    def _take_sasl(self, kind: int, performative: object) -> None:
+        assert self._sasl is not None
+        if kind != SASL_FRAME:
+            raise ProtocolViolation(f"a frame of type {kind} during the sasl exchange")
+        reply, done = self._sasl.handle(performative)
+        if reply:
+            self._output.append(reply)
+        if done:
+            self.phase = Phase.HEADER
+            if not self._server:
+                self._output.append(AMQP_HEADER)
+
+    def _take_open(self, remote: Open, events: list[Event]) -> None:
+        if self.phase is not Phase.OPENING:
+            raise ProtocolViolation("a second open frame")
+        self.phase = Phase.OPEN
+        self.remote_container_id = remote.container_id or ""
+        asked = remote.max_frame_size
+        if asked is not None:
+            self.remote_max_frame_size = max(asked, SMALLEST_MAX_FRAME_BYTES)
+        else:
+            self.remote_max_frame_size = self._max_frame_size
+        self._remote_idle_timeout_ms = remote.idle_time_out or 0
+        if self._server:
+            self._output.append(encode_frame(0, self._open()))
+        events.append(Opened(remote))
+
+    def _open(self) -> Open:
+        return Open(
+            container_id=self.container_id,
+            hostname=self._hostname,
+            max_frame_size=UInt(self._max_frame_size),
+            channel_max=UShort(CHANNEL_MAX),
+            idle_time_out=UInt(self._idle_timeout_ms) if self._idle_timeout_ms else None,
+        )
+
+    def _take_begin(self, begin: Begin, channel: int, events: list[Event]) -> None:
+        if channel in self._by_remote_channel:
+            raise ProtocolViolation(f"a second begin on channel {channel}")
+        ours = begin.remote_channel
+        session = self.sessions.get(ours) if ours is not None else None
+        if session is None:
+            session = self._new_session()
+            session.take_begin(begin, channel)
+            self._output.append(encode_frame(session.channel, session.begin()))
+        else:
+            session.take_begin(begin, channel)
+        self._by_remote_channel[channel] = session
+        events.append(Begun(session))
+
+    def _take_end(self, end: End, channel: int, events: list[Event]) -> None:
+        session = self._by_remote_channel.pop(channel, None)
+        if session is None:
+            return
+        session.flush()
+        if session.channel in self.sessions:
+            self.end_session(session, None)
+            events.append(Ended(session, end.error))
+
+    def _take_close(self, close: Close, events: list[Event]) -> None:
+        self.close()
+        self.phase = Phase.CLOSED
+        events.append(Closed(close.error))
+
+    def _new_session(self) -> Session:
+        channel = next(n for n in range(CHANNEL_MAX + 2) if n not in self.sessions)
+        if channel > CHANNEL_MAX:
+            raise ProtocolViolation(f"more than {CHANNEL_MAX} sessions on one connection")
+        session = self.sessions[channel] = Session(self, channel)
+        return session
+
+    def _fail(self, condition: str, description: str, events: list[Event]) -> None:
+        if self.phase in (Phase.OPENING, Phase.OPEN):
+            if self.phase is Phase.OPENING and self._server:
+                # CLOSE may only follow OPEN.
+                self._output.append(encode_frame(0, self._open()))
+            self.close(condition, description)
+        self.phase = Phase.CLOSED
+        events.append(Closed(Error(condition=Symbol(condition), description=description)))

@@ -1,0 +1,306 @@
+"""Shortcuts for the frames that come and go with every message.
+
+The readers know the shapes that pyamqp, rhea and our own writers give these three frames, and
+return None for any other, which then takes the general way. What follows the numbers of such a
+frame (flags and the delivery state) is one of a handful of byte strings: read once, remembered.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+from twinbus.amqp import encoding
+from twinbus.amqp.composites import LAYOUTS
+from twinbus.amqp.frames import Disposition, Flow, Transfer
+from twinbus.amqp.skipping import Wire
+from twinbus.amqp.states import STATE, Accepted, DeliveryState, Modified, Released
+
+_U32 = struct.Struct(">I").unpack_from
+
+_TAIL_BYTES_MAX: Final = 32
+"""Longest remembered rest of a frame. Flags and a state without an error need at most 20."""
+
+_TAILS_REMEMBERED: Final = 256
+
+
+def _wide_head(body: Wire) -> tuple[int, int, int]:
+    """Field count, offset of the first field and end of a performative that is no list8.
+
+    A count of 0 if it is no list32 either.
+    """
+    if body[3] != 0xD0:
+        return 0, 0, 0
+    return _U32(body, 8)[0], 12, 8 + _U32(body, 4)[0]
+
+
+def decode_transfer(body: Wire) -> tuple[Transfer, int] | None:
+    """The transfer of a body that begins with 00 53 14."""
+    if body[3] == 0xC0:
+        count, offset, end = body[5], 6, 5 + body[4]
+    else:
+        count, offset, end = _wide_head(body)
+    if count < 4 or end > len(body):
+        return None
+    code = body[offset]
+    if code == 0x43:
+        handle = 0
+        offset += 1
+    elif code == 0x52:
+        handle = body[offset + 1]
+        offset += 2
+    elif code == 0x70:
+        (handle,) = _U32(body, offset + 1)
+        offset += 5
+    else:
+        return None
+    code = body[offset]
+    delivery_id: int | None
+    if code == 0x52:
+        delivery_id = body[offset + 1]
+        offset += 2
+    elif code == 0x70:
+        (delivery_id,) = _U32(body, offset + 1)
+        offset += 5
+    elif code == 0x43:
+        delivery_id = 0
+        offset += 1
+    elif code == 0x40:
+        delivery_id = None
+        offset += 1
+    else:
+        return None
+    tag: bytes | None = None
+    if body[offset] == 0xA0:
+        start = offset + 2
+        offset = start + body[offset + 1]
+        tag = bytes(body[start:offset])
+    elif body[offset] == 0x40:
+        offset += 1
+    else:
+        return None
+    tail = bytes(body[offset:end])
+    if offset >= end or len(tail) > _TAIL_BYTES_MAX:
+        return None
+    flags = _transfer_tail(tail, count)
+    if flags is None:
+        return None
+    return Transfer(handle, delivery_id, tag, *flags), end
+
+
+def decode_disposition(body: Wire) -> tuple[Disposition, int] | None:
+    """The disposition of a body that begins with 00 53 15."""
+    if body[3] == 0xC0:
+        count, offset, end = body[5], 6, 5 + body[4]
+    else:
+        count, offset, end = _wide_head(body)
+    if count < 3 or end > len(body):
+        return None
+    code = body[offset]
+    if code == 0x56:
+        offset += 1
+        code = 0x42 - body[offset]
+    if code not in (0x41, 0x42):
+        return None
+    role = code == 0x41
+    offset += 1
+    code = body[offset]
+    if code == 0x52:
+        first = body[offset + 1]
+        offset += 2
+    elif code == 0x70:
+        (first,) = _U32(body, offset + 1)
+        offset += 5
+    elif code == 0x43:
+        first = 0
+        offset += 1
+    else:
+        return None
+    code = body[offset]
+    last: int | None
+    if code == 0x52:
+        last = body[offset + 1]
+        offset += 2
+    elif code == 0x70:
+        (last,) = _U32(body, offset + 1)
+        offset += 5
+    elif code == 0x40:
+        last = None
+        offset += 1
+    elif code == 0x43:
+        last = 0
+        offset += 1
+    else:
+        return None
+    tail = bytes(body[offset:end])
+    if offset > end or len(tail) > _TAIL_BYTES_MAX:
+        return None
+    flags = _disposition_tail(tail, count)
+    if flags is None:
+        return None
+    return Disposition(role, first, last, *flags), end
+
+
+def decode_flow(body: Wire) -> tuple[Flow, int] | None:
+    """The flow of a body that begins with 00 53 13."""
+    if body[3] == 0xC0:
+        count, offset, end = body[5], 6, 5 + body[4]
+    else:
+        count, offset, end = _wide_head(body)
+    if count < 8 or end > len(body):
+        return None
+    numbers: list[Any] = []
+    for _ in range(8):
+        code = body[offset]
+        if code == 0x70:
+            numbers.append(_U32(body, offset + 1)[0])
+            offset += 5
+        elif code == 0x52:
+            numbers.append(body[offset + 1])
+            offset += 2
+        elif code == 0x43:
+            numbers.append(0)
+            offset += 1
+        elif code == 0x40:
+            numbers.append(None)
+            offset += 1
+        else:
+            return None
+    tail = bytes(body[offset:end])
+    if offset > end or len(tail) > _TAIL_BYTES_MAX or None in numbers[1:4]:
+        return None
+    flags = _flow_tail(tail, count)
+    if flags is None:
+        return None
+    return Flow(*numbers, *flags), end
+
+
+def _remembering(cls: type, known: int) -> Callable[[bytes, int], tuple[Any, ...] | None]:
+    """A reader of the fields of `cls` behind the first `known`, which remembers what it read.
+
+    It answers None where the fields do not fill the tail exactly, for the general way to complain.
+    """
+    fields = LAYOUTS[cls].fields
+
+    @lru_cache(maxsize=_TAILS_REMEMBERED)
+    def read(tail: bytes, count: int) -> tuple[Any, ...] | None:
+        values: list[Any] = []
+        offset = 0
+        for index in range(known, len(fields)):
+            value = None
+            if index < count:
+                value, offset = fields[index].kind.read(tail, offset)
+            values.append(fields[index].default if value is None else value)
+        whole = offset == len(tail) and count <= len(fields)
+        return tuple(values) if whole and not any(map(_is_mutable, values)) else None
+
+    return read
+
+
+def _is_mutable(value: object) -> bool:
+    """Whether a value must not be handed out twice."""
+    return isinstance(value, dict) or (
+        isinstance(value, Modified) and value.message_annotations is not None
+    )
+
+
+_transfer_tail: Final = _remembering(Transfer, 3)
+_disposition_tail: Final = _remembering(Disposition, 3)
+_flow_tail: Final = _remembering(Flow, 8)
+
+
+def encode_state(state: DeliveryState) -> bytes:
+    """A delivery state as bytes, for `encode_disposition_frame`."""
+    return STATE.write(state)
+
+
+ACCEPTED_BYTES: Final = encode_state(Accepted())
+RELEASED_BYTES: Final = encode_state(Released())
+
+# Numbers are written in their widest form, so that one struct packs the frame up to the tag.
+_TRANSFER: Final = struct.Struct(">IBBH4sBBBIBIBB").pack
+_TRANSFER_FLAGS: Final = {
+    (settled, more): bytes((0x42 - settled, 0x42 - more, 0x40, 0x40, 0x42, 0x42, 0x42))
+    for settled in (False, True)
+    for more in (False, True)
+}
+
+
+def encode_transfer_frame(
+    channel: int,
+    handle: int,
+    delivery_id: int,
+    delivery_tag: bytes,
+    message_format: int,
+    settled: bool,
+    payload: bytes | memoryview,
+    more: bool = False,
+) -> bytes:
+    """A whole transfer frame around its part of a message."""
+    form = b"\x70" + message_format.to_bytes(4, "big") if message_format else b"\x43"
+    tag_size = len(delivery_tag)
+    size = 20 + len(form) + tag_size
+    return b"".join(
+        (
+            _TRANSFER(
+                13 + size + len(payload),
+                2,
+                0,
+                channel,
+                b"\x00\x53\x14\xc0",
+                size,
+                11,
+                0x70,
+                handle,
+                0x70,
+                delivery_id,
+                0xA0,
+                tag_size,
+            ),
+            delivery_tag,
+            form,
+            _TRANSFER_FLAGS[settled, more],
+            payload,
+        )
+    )
+
+
+_DISPOSITION: Final = struct.Struct(">IBBH4sBBBBIBIB").pack
+_STATE_BYTES_MAX: Final = 255 - 14
+"""Longest state for which the fields of a disposition still fit a list with a size of one byte."""
+
+
+def encode_disposition_frame(
+    channel: int, role: bool, first: int, last: int, settled: bool, state_bytes: bytes
+) -> bytes:
+    """A whole disposition frame for the deliveries `first` to `last`."""
+    state_size = len(state_bytes)
+    if state_size > _STATE_BYTES_MAX:
+        return _long_disposition_frame(channel, role, first, last, settled, state_bytes)
+    head = _DISPOSITION(
+        27 + state_size,
+        2,
+        0,
+        channel,
+        b"\x00\x53\x15\xc0",
+        14 + state_size,
+        6,
+        0x41 if role else 0x42,
+        0x70,
+        first,
+        0x70,
+        last,
+        0x41 if settled else 0x42,
+    )
+    return head + state_bytes + b"\x42"
+
+
+def _long_disposition_frame(
+    channel: int, role: bool, first: int, last: int, settled: bool, state_bytes: bytes
+) -> bytes:
+    fields = [encoding.write(role), encoding.uint(first), encoding.uint(last)]
+    fields += [encoding.write(settled), state_bytes, b"\x42"]
+    body = b"\x00\x53\x15" + encoding.list_of(fields)
+    return struct.pack(">IBBH", 8 + len(body), 2, 0, channel) + body

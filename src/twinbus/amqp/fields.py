@@ -1,0 +1,103 @@
+"""Field types of AMQP composites: how one field of a performative is read and written.
+
+A `Kind` reads a value at an offset and checks its type, so that a performative that was decoded
+holds what its annotations say; and it writes the Python value as the type the AMQP specification
+gives the field, so that callers use plain ints and strs. Null is None for every kind.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from twinbus.amqp import encoding
+from twinbus.amqp.decoding import READERS
+from twinbus.amqp.skipping import Wire
+from twinbus.amqp.values import Array, DecodeError, EncodeError
+
+NULL: Final = b"\x40"
+
+
+class Kind:
+    """One field type."""
+
+    __slots__ = ("accepts", "name", "write_value")
+
+    def __init__(
+        self, name: str, accepts: Callable[[Any], bool], write_value: Callable[[Any], bytes]
+    ) -> None:
+        self.name = name
+        self.accepts = accepts
+        self.write_value = write_value
+
+    def read(self, data: Wire, offset: int) -> tuple[Any, int]:
+        """The field's value at `offset` and the offset behind it."""
+        value, end = READERS[data[offset]](data, offset + 1, 0)
+        if value is not None and not self.accepts(value):
+            raise DecodeError(f"{value!r:.80} is not a {self.name}")
+        return value, end
+
+    def write(self, value: object) -> bytes:
+        """The field's encoding, null for None."""
+        if value is None:
+            return NULL
+        try:
+            return self.write_value(value)
+        except (struct.error, TypeError, AttributeError, OverflowError, UnicodeEncodeError):
+            raise EncodeError(f"{value!r:.80} cannot be written as {self.name}") from None
+
+
+class Multiple(Kind):
+    """Symbols: on the wire null, one symbol or an array of them; here None or a list of str."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__("symbol or array of symbols", _is_symbols, _write_symbols)
+
+    def read(self, data: Wire, offset: int) -> tuple[Any, int]:
+        value, end = super().read(data, offset)
+        return ([value] if isinstance(value, str) else value), end
+
+
+def _is_symbols(value: object) -> bool:
+    if isinstance(value, Array):
+        return all(isinstance(item, str) for item in value)
+    return isinstance(value, str)
+
+
+def _write_symbols(value: list[str]) -> bytes:
+    # Always an array, even of one: pyamqp iterates over what it reads here.
+    return encoding.write(Array(value, 0xB3))
+
+
+def _unsigned(name: str, bits: int, write: Callable[[Any], bytes]) -> Kind:
+    limit = 1 << bits
+
+    def accepts(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
+
+    return Kind(name, accepts, write)
+
+
+def _instance_of(*types: type) -> Callable[[object], bool]:
+    def accepts(value: object) -> bool:
+        return isinstance(value, types)
+
+    return accepts
+
+
+BOOLEAN: Final = Kind("boolean", _instance_of(bool), lambda value: b"\x41" if value else b"\x42")
+UBYTE: Final = _unsigned("ubyte", 8, lambda value: bytes((0x50, value)))
+USHORT: Final = _unsigned("ushort", 16, lambda value: struct.pack(">BH", 0x60, value))
+UINT: Final = _unsigned("uint", 32, encoding.uint)
+ULONG: Final = _unsigned("ulong", 64, encoding.ulong)
+BINARY: Final = Kind("binary", _instance_of(bytes), encoding.binary)
+# Symbols and strings are taken for each other on reading: peers do mix them up.
+STRING: Final = Kind("string", _instance_of(str), encoding.string)
+SYMBOL: Final = Kind("symbol", _instance_of(str), encoding.symbol)
+SYMBOLS: Final = Multiple()
+FIELDS: Final = Kind("map", _instance_of(dict), encoding.symbolic_map)
+MAP: Final = Kind("map", _instance_of(dict), encoding.write)
+ANY: Final = Kind("value", lambda value: True, encoding.write)

@@ -1,0 +1,212 @@
+"""The frames two peers exchange, as values.
+
+Fields have the names and the order of the AMQP 1.0 specification. A null field reads as the default
+written here; a field that the specification demands is never None after reading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from twinbus.amqp import fields
+from twinbus.amqp.composites import define
+from twinbus.amqp.states import (
+    ERROR,
+    SOURCE,
+    STATE,
+    TARGET,
+    Coordinator,
+    DeliveryState,
+    Error,
+    Source,
+    Target,
+)
+
+Map = dict[Any, Any]
+
+
+@dataclass(slots=True)
+class Open:
+    """Begins a connection."""
+
+    container_id: str = ""
+    hostname: str | None = None
+    max_frame_size: int | None = None
+    channel_max: int | None = None
+    idle_time_out: int | None = None
+    outgoing_locales: list[str] | None = None
+    incoming_locales: list[str] | None = None
+    offered_capabilities: list[str] | None = None
+    desired_capabilities: list[str] | None = None
+    properties: Map | None = None
+
+
+@dataclass(slots=True)
+class Begin:
+    """Begins a session."""
+
+    remote_channel: int | None = None
+    next_outgoing_id: int = 0
+    incoming_window: int = 0
+    outgoing_window: int = 0
+    handle_max: int | None = None
+    offered_capabilities: list[str] | None = None
+    desired_capabilities: list[str] | None = None
+    properties: Map | None = None
+
+
+@dataclass(slots=True)
+class Attach:
+    """Attaches a link; `role` is True for the receiving end."""
+
+    name: str = ""
+    handle: int = 0
+    role: bool = False
+    snd_settle_mode: int | None = None
+    rcv_settle_mode: int | None = None
+    source: Source | None = None
+    target: Target | Coordinator | None = None
+    unsettled: Map | None = None
+    incomplete_unsettled: bool = False
+    initial_delivery_count: int | None = None
+    max_message_size: int | None = None
+    offered_capabilities: list[str] | None = None
+    desired_capabilities: list[str] | None = None
+    properties: Map | None = None
+
+
+@dataclass(slots=True)
+class Flow:
+    """Tells windows of the session and, with a handle, the credit of a link."""
+
+    next_incoming_id: int | None = None
+    incoming_window: int = 0
+    next_outgoing_id: int = 0
+    outgoing_window: int = 0
+    handle: int | None = None
+    delivery_count: int | None = None
+    link_credit: int | None = None
+    available: int | None = None
+    drain: bool = False
+    echo: bool = False
+    properties: Map | None = None
+
+
+@dataclass(slots=True)
+class Transfer:
+    """Carries a message or a part of one.
+
+    `settled` reads False where it is null: of a message in parts, any part that says True decides.
+    """
+
+    handle: int = 0
+    delivery_id: int | None = None
+    delivery_tag: bytes | None = None
+    message_format: int | None = None
+    settled: bool = False
+    more: bool = False
+    rcv_settle_mode: int | None = None
+    state: DeliveryState | None = None
+    resume: bool = False
+    aborted: bool = False
+    batchable: bool = False
+
+
+@dataclass(slots=True)
+class Disposition:
+    """Tells the state of the deliveries `first` to `last`; `last` is None for one alone."""
+
+    role: bool = False
+    first: int = 0
+    last: int | None = None
+    settled: bool = False
+    state: DeliveryState | None = None
+    batchable: bool = False
+
+
+@dataclass(slots=True)
+class Detach:
+    """Detaches a link, and ends it when `closed`."""
+
+    handle: int = 0
+    closed: bool = False
+    error: Error | None = None
+
+
+@dataclass(slots=True)
+class End:
+    """Ends a session."""
+
+    error: Error | None = None
+
+
+@dataclass(slots=True)
+class Close:
+    """Ends a connection."""
+
+    error: Error | None = None
+
+
+@dataclass(slots=True)
+class SaslMechanisms:
+    """The ways to authenticate that the server offers."""
+
+    sasl_server_mechanisms: list[str] | None = None
+
+
+@dataclass(slots=True)
+class SaslInit:
+    """The way the client chose."""
+
+    mechanism: str = ""
+    initial_response: bytes | None = None
+    hostname: str | None = None
+
+
+@dataclass(slots=True)
+class SaslOutcome:
+    """Whether the client is let in: code 0."""
+
+    code: int = 0
+    additional_data: bytes | None = None
+
+
+Performative = (
+    Open
+    | Begin
+    | Attach
+    | Flow
+    | Transfer
+    | Disposition
+    | Detach
+    | End
+    | Close
+    | SaslMechanisms
+    | SaslInit
+    | SaslOutcome
+)
+
+_STR, _SYM, _SYMS, _FIELDS = fields.STRING, fields.SYMBOL, fields.SYMBOLS, fields.FIELDS
+_BOOL, _UBYTE, _USHORT, _UINT = fields.BOOLEAN, fields.UBYTE, fields.USHORT, fields.UINT
+
+# fmt: off
+define(Open, "open", 0x10, _STR, _STR, _UINT, _USHORT, _UINT, _SYMS, _SYMS, _SYMS, _SYMS, _FIELDS,
+       required="container_id")
+define(Begin, "begin", 0x11, _USHORT, _UINT, _UINT, _UINT, _UINT, _SYMS, _SYMS, _FIELDS,
+       required="next_outgoing_id incoming_window outgoing_window")
+define(Attach, "attach", 0x12, _STR, _UINT, _BOOL, _UBYTE, _UBYTE, SOURCE, TARGET, fields.MAP,
+       _BOOL, _UINT, fields.ULONG, _SYMS, _SYMS, _FIELDS, required="name handle role")
+define(Flow, "flow", 0x13, *(_UINT,) * 8, _BOOL, _BOOL, _FIELDS,
+       required="incoming_window next_outgoing_id outgoing_window")
+define(Transfer, "transfer", 0x14, _UINT, _UINT, fields.BINARY, _UINT, _BOOL, _BOOL, _UBYTE, STATE,
+       _BOOL, _BOOL, _BOOL, required="handle")
+define(Disposition, "disposition", 0x15, _BOOL, _UINT, _UINT, _BOOL, STATE, _BOOL,
+       required="role first")
+define(Detach, "detach", 0x16, _UINT, _BOOL, ERROR, required="handle")
+define(End, "end", 0x17, ERROR)
+define(Close, "close", 0x18, ERROR)
+define(SaslMechanisms, "sasl-mechanisms", 0x40, _SYMS, required="sasl_server_mechanisms")
+define(SaslInit, "sasl-init", 0x41, _SYM, fields.BINARY, _STR, required="mechanism")
+define(SaslOutcome, "sasl-outcome", 0x44, _UBYTE, fields.BINARY, required="code")
+# fmt: on

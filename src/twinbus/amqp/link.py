@@ -1,0 +1,197 @@
+"""Links of a session: one that sends deliveries and one that receives them, for either end.
+
+    ours:   attach -----------> open <-- peer's attach          detach / refuse --> closed
+    peer's: peer's attach --> offered --accept--> open
+
+A link writes its frames through its session; only the session knows channels and windows.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from twinbus.amqp.performatives import Attach, Coordinator, Detach, Error, Flow, Source, Target
+from twinbus.amqp.types import Symbol, UInt, ULong
+
+if TYPE_CHECKING:
+    from twinbus.amqp.session import Session
+
+SERIAL_MASK = 0xFFFF_FFFF
+"""Delivery ids and counts are 32-bit serial numbers that wrap."""
+
+SETTLED = 1
+"""snd-settle-mode of a link whose deliveries are all settled by the sender."""
+
+MAX_MESSAGE_BYTES = 100 * 1024 * 1024
+"""Largest delivery joined from frames unless the owner sets less; Azure Premium's own limit."""
+
+
+class LinkState(Enum):
+    """Where a link stands."""
+
+    ATTACHING = "attaching"
+    OFFERED = "offered"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class Link:
+    """What both directions share: name, handles, termini, and the way to attach and detach."""
+
+    sends = False
+    """True for a link on which this end is the sender."""
+
+    def __init__(self, session: Session, name: str, handle: int) -> None:
+        self.session = session
+        self.name = name
+        self.handle = handle
+        self.state = LinkState.OFFERED
+        self.source: Source | None = None
+        self.target: Target | Coordinator | None = None
+        self.snd_settle_mode = 2
+        self.rcv_settle_mode = 0
+        self.properties: dict[object, object] = {}
+        self.max_message_size = 0
+        """The peer's limit; 0: none."""
+        self.owner: object = None
+        """Whatever the application ties to this link; the engine never looks at it."""
+
+    def __repr__(self) -> str:
+        direction = "to" if self.sends else "from"
+        return f"<{self.state.value} link {self.name!r} {direction} the peer, handle {self.handle}>"
+
+    def remember(self, attach: Attach) -> None:
+        """Take over what the peer's ATTACH says."""
+        self.source = attach.source
+        self.target = attach.target
+        if attach.snd_settle_mode is not None:
+            self.snd_settle_mode = attach.snd_settle_mode
+        if attach.rcv_settle_mode is not None:
+            self.rcv_settle_mode = attach.rcv_settle_mode
+        self.properties = attach.properties or {}
+        self.max_message_size = attach.max_message_size or 0
+
+    def accept(
+        self,
+        *,
+        source: Source | None = None,
+        max_message_size: int = 0,
+        properties: dict[object, object] | None = None,
+    ) -> None:
+        """Answer the peer's attach; its termini are echoed unless `source` replaces one."""
+        assert self.state is LinkState.OFFERED, self
+        self.state = LinkState.OPEN
+        self._attach(source or self.source, self.target, max_message_size, properties)
+
+    def refuse(self, condition: str, description: str) -> None:
+        """Turn the peer's attach down: an ATTACH with a null terminus, then a closing DETACH.
+
+        With a non-null terminus the Python SDK believes that it is attached (AMQP.md 2.2).
+        """
+        assert self.state is LinkState.OFFERED, self
+        source = None if self.sends else self.source
+        target = self.target if self.sends else None
+        self._attach(source, target, 0, None)
+        self.detach(condition, description)
+
+    def detach(self, condition: str | None = None, description: str | None = None) -> None:
+        """Close the link, with an error if one is named."""
+        if self.state is LinkState.CLOSED:
+            return
+        error = Error(condition=Symbol(condition), description=description) if condition else None
+        self.state = LinkState.CLOSED
+        self.session.write(Detach(handle=UInt(self.handle), closed=True, error=error))
+        self.session.forget(self)
+
+    def _attach(
+        self,
+        source: Source | None,
+        target: Target | Coordinator | None,
+        max_message_size: int,
+        properties: dict[object, object] | None,
+    ) -> None:
+        self.session.write(
+            Attach(
+                name=self.name,
+                handle=UInt(self.handle),
+                role=not self.sends,
+                snd_settle_mode=self.snd_settle_mode,
+                rcv_settle_mode=self.rcv_settle_mode,
+                source=source,
+                target=target,
+                # Null makes the Python SDK detach at once (AMQP.md 2.2).
+                initial_delivery_count=UInt(0) if self.sends else None,
+                max_message_size=ULong(max_message_size) if max_message_size else None,
+                properties=properties,
+            )
+        )
+
+
+class SenderLink(Link):
+    """A link on which this end sends, as far as the peer's credit goes."""
+
+    sends = True
+
+    def __init__(self, session: Session, name: str, handle: int) -> None:
+        super().__init__(session, name, handle)
+        self.delivery_count = 0
+        self.credit = 0
+        self.drain = False
+        """The peer asked to be sent what is ready and then to have its credit taken back."""
+
+    def take_flow(self, flow: Flow) -> None:
+        """Take the peer's credit. `max`: pyamqp lowers its credit with a stale count."""
+        base = flow.delivery_count if flow.delivery_count is not None else 0
+        granted = (base + (flow.link_credit or 0) - self.delivery_count) & SERIAL_MASK
+        self.credit = granted if granted < 1 << 31 else 0
+        self.drain = bool(flow.drain)
+
+    def send(
+        self, payload: bytes, tag: bytes, *, settled: bool = False, message_format: int = 0
+    ) -> int:
+        """Send one delivery, using one credit; returns its delivery id."""
+        assert self.credit > 0, self
+        self.credit -= 1
+        self.delivery_count = (self.delivery_count + 1) & SERIAL_MASK
+        return self.session.send_transfer(self, payload, tag, settled, message_format)
+
+    def drained(self) -> None:
+        """Give back the credit that is left, as a draining peer waits for."""
+        self.delivery_count = (self.delivery_count + self.credit) & SERIAL_MASK
+        self.credit = 0
+        self.drain = False
+        self.session.write_flow(
+            handle=self.handle, delivery_count=self.delivery_count, link_credit=0, drain=True
+        )
+
+
+class ReceiverLink(Link):
+    """A link on which the peer sends; this end grants credit and joins frames to deliveries."""
+
+    def __init__(self, session: Session, name: str, handle: int) -> None:
+        super().__init__(session, name, handle)
+        self.delivery_count = 0
+        self.credit = 0
+        self.limit_bytes = MAX_MESSAGE_BYTES
+        self.partial: list[bytes] = []
+        self.partial_bytes = 0
+        self.partial_start: tuple[int, bytes, int, bool] | None = None
+        """Delivery id, tag, format and settled of a delivery whose frames are still coming."""
+
+    def grant(self, credit: int, *, drain: bool = False) -> None:
+        """Let the peer send up to `credit` deliveries from now on."""
+        self.credit = credit
+        self.session.write_flow(
+            handle=self.handle,
+            delivery_count=self.delivery_count,
+            link_credit=credit,
+            drain=drain,
+        )
+
+    def take_flow(self, flow: Flow) -> None:
+        """Follow a sender that gave credit back after a drain."""
+        if flow.delivery_count is not None:
+            skipped = (flow.delivery_count - self.delivery_count) & SERIAL_MASK
+            self.delivery_count = flow.delivery_count
+            self.credit = max(0, self.credit - skipped)

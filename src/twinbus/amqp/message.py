@@ -1,0 +1,363 @@
+"""A message as its sections, each left as the bytes it came in.
+
+The broker moves messages whose bodies it never looks at, so splitting and joining copy bytes and
+decode nothing. What must be known is decoded section by section, by who asks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from twinbus.amqp import encoding, fields
+from twinbus.amqp.composites import define, read_composite, write_composite
+from twinbus.amqp.decoding import MALFORMED, decode, malformed
+from twinbus.amqp.skipping import Wire, skip
+from twinbus.amqp.values import DecodeError, Described, Symbol, ULong
+
+HEADER: Final = 0x70
+DELIVERY_ANNOTATIONS: Final = 0x71
+MESSAGE_ANNOTATIONS: Final = 0x72
+PROPERTIES: Final = 0x73
+APPLICATION_PROPERTIES: Final = 0x74
+DATA: Final = 0x75
+SEQUENCE: Final = 0x76
+VALUE: Final = 0x77
+FOOTER: Final = 0x78
+
+BATCH_FORMAT: Final = 0x80013700
+"""Message format of a transfer whose data sections are whole messages."""
+
+_U32 = struct.Struct(">I").unpack_from
+
+
+class Sections:
+    """The raw, whole encoding of each section, b"" where absent; `body` is all body sections."""
+
+    __slots__ = (
+        "application_properties",
+        "body",
+        "delivery_annotations",
+        "footer",
+        "header",
+        "message_annotations",
+        "properties",
+    )
+
+    def __init__(
+        self,
+        header: bytes = b"",
+        delivery_annotations: bytes = b"",
+        message_annotations: bytes = b"",
+        properties: bytes = b"",
+        application_properties: bytes = b"",
+        body: bytes = b"",
+        footer: bytes = b"",
+    ) -> None:
+        self.header = header
+        self.delivery_annotations = delivery_annotations
+        self.message_annotations = message_annotations
+        self.properties = properties
+        self.application_properties = application_properties
+        self.body = body
+        self.footer = footer
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sections):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        present = (f"{name}: {len(getattr(self, name))} B" for name in self.__slots__)
+        return f"<sections {', '.join(present)}>"
+
+
+_LISTS: Final = frozenset((0x45, 0xC0, 0xD0))
+_MAPS: Final = frozenset((0xC1, 0xD1))
+_BINARIES: Final = frozenset((0xA0, 0xB0))
+_CONTENT: Final = {
+    HEADER: _LISTS,
+    DELIVERY_ANNOTATIONS: _MAPS,
+    MESSAGE_ANNOTATIONS: _MAPS,
+    PROPERTIES: _LISTS,
+    APPLICATION_PROPERTIES: _MAPS,
+    DATA: _BINARIES,
+    SEQUENCE: _LISTS,
+    VALUE: frozenset(range(256)),
+    FOOTER: _MAPS,
+}
+"""Format codes a section's content may have."""
+
+_LONG_HEAD_BYTES: Final = 8
+_SHORT_HEADS: Final = frozenset(
+    0x00530000 | code << 8 | form
+    for code, forms in _CONTENT.items()
+    for form in forms & {0xA0, 0xC0, 0xC1}
+)
+_LONG_HEADS: Final = frozenset(head + 0x10 for head in _SHORT_HEADS)
+"""How nearly every section begins: 00 53, its code, a content with a size of one byte or four."""
+
+_SYMBOLIC: Final = {
+    "amqp:header:list": HEADER,
+    "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
+    "amqp:properties:list": PROPERTIES,
+    "amqp:application-properties:map": APPLICATION_PROPERTIES,
+    "amqp:data:binary": DATA,
+    "amqp:amqp-sequence:list": SEQUENCE,
+    "amqp:amqp-value:*": VALUE,
+    "amqp:footer:map": FOOTER,
+}
+
+
+def split(data: bytes) -> Sections:
+    """The sections of an encoded message, found by skipping."""
+    raw = [b""] * 9
+    body_start = body_end = previous = offset = 0
+    size = len(data)
+    while offset < size:
+        code, end = _extent(data, offset, size)
+        if code < DATA or code == FOOTER:
+            # The Python SDK writes delivery annotations last, so they may stand anywhere.
+            if raw[code - HEADER] or (code < previous and code != DELIVERY_ANNOTATIONS):
+                raise _out_of_order(code, offset)
+            raw[code - HEADER] = data[offset:end]
+        elif previous < DATA:
+            body_start, body_end = offset, end
+        elif code == previous and code != VALUE and offset == body_end:
+            body_end = end
+        else:
+            raise _out_of_order(code, offset)
+        if code != DELIVERY_ANNOTATIONS:
+            previous = code
+        offset = end
+    return Sections(raw[0], raw[1], raw[2], raw[3], raw[4], data[body_start:body_end], raw[8])
+
+
+def _extent(data: bytes, offset: int, size: int) -> tuple[int, int]:
+    """Which section begins at `offset`, and the offset behind it."""
+    if offset + _LONG_HEAD_BYTES < size:
+        (head,) = _U32(data, offset)
+        end = 0
+        if head in _SHORT_HEADS:
+            end = offset + 5 + data[offset + 4]
+        elif head in _LONG_HEADS:
+            end = offset + _LONG_HEAD_BYTES + _U32(data, offset + 4)[0]
+        if 0 < end <= size:
+            return head >> 8 & 0xFF, end
+    code, content = section_at(data, offset)
+    return code, skip(data, content)
+
+
+def join(sections: Sections) -> bytes:
+    """The encoded message, its sections in the order of the specification."""
+    return b"".join(
+        (
+            sections.header,
+            sections.delivery_annotations,
+            sections.message_annotations,
+            sections.properties,
+            sections.application_properties,
+            sections.body,
+            sections.footer,
+        )
+    )
+
+
+def section_at(data: Wire, offset: int) -> tuple[int, int]:
+    """Which section begins at `offset`, and where its content does; DecodeError if none does."""
+    try:
+        if data[offset] == 0 and data[offset + 1] == 0x53:
+            code, content = data[offset + 2], offset + 3
+        elif data[offset] == 0:
+            descriptor, content = decode(data, offset + 1)
+            known = isinstance(descriptor, (ULong, str))
+            code = _SYMBOLIC.get(descriptor, descriptor) if known else -1
+        else:
+            raise DecodeError(
+                f"byte {offset} is 0x{data[offset]:02x}, where a section should begin"
+            )
+        if code in _CONTENT and data[content] in _CONTENT[code]:
+            return code, content
+    except IndexError:
+        raise DecodeError(f"the section at byte {offset} has no content") from None
+    if code not in _CONTENT:
+        raise DecodeError(f"the section at byte {offset} is none of a message's sections")
+    raise DecodeError(
+        f"the {_section_name(code)} at byte {offset} has content of type 0x{data[content]:02x}"
+    )
+
+
+def _section_name(code: int) -> str:
+    return next(name for name, known in _SYMBOLIC.items() if known == code).split(":")[1]
+
+
+def _out_of_order(code: int, offset: int) -> DecodeError:
+    return DecodeError(f"the {_section_name(code)} section at byte {offset} is out of order")
+
+
+@dataclass(slots=True)
+class Header:
+    """How a message is to be carried; null fields read as None."""
+
+    durable: bool | None = None
+    priority: int | None = None
+    ttl: int | None = None
+    first_acquirer: bool | None = None
+    delivery_count: int | None = None
+
+
+@dataclass(slots=True)
+class Properties:
+    """What a message is and where it belongs. Message ids are str, ulong (int), uuid or bytes."""
+
+    message_id: str | int | UUID | bytes | None = None
+    user_id: bytes | None = None
+    to: str | None = None
+    subject: str | None = None
+    reply_to: str | None = None
+    correlation_id: str | int | UUID | bytes | None = None
+    content_type: str | None = None
+    content_encoding: str | None = None
+    absolute_expiry_time: int | None = None
+    creation_time: int | None = None
+    group_id: str | None = None
+    group_sequence: int | None = None
+    reply_to_group_id: str | None = None
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, (str, bytes, UUID)) or type(value) is ULong
+
+
+def _write_id(value: object) -> bytes:
+    return encoding.ulong(value) if isinstance(value, int) else encoding.write(value)
+
+
+def _is_timestamp(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _write_timestamp(value: int) -> bytes:
+    return struct.pack(">Bq", 0x83, value)
+
+
+_ID = fields.Kind("message id", _is_id, _write_id)
+_TIMESTAMP = fields.Kind("timestamp", _is_timestamp, _write_timestamp)
+_STR, _SYM = fields.STRING, fields.SYMBOL
+
+# fmt: off
+define(Header, "header", HEADER,
+       fields.BOOLEAN, fields.UBYTE, fields.UINT, fields.BOOLEAN, fields.UINT)
+define(Properties, "properties", PROPERTIES,
+       _ID, fields.BINARY, _STR, _STR, _STR, _ID, _SYM, _SYM, _TIMESTAMP, _TIMESTAMP,
+       _STR, fields.UINT, _STR)
+# fmt: on
+
+
+def decode_header(raw: bytes) -> Header:
+    """The header of a raw section; an empty one for b""."""
+    return _read_section(raw, Header) if raw else Header()
+
+
+def decode_properties(raw: bytes) -> Properties:
+    """The properties of a raw section; empty ones for b""."""
+    return _read_section(raw, Properties) if raw else Properties()
+
+
+def _read_section(raw: bytes, cls: type) -> Any:
+    try:
+        value, _ = read_composite(raw, 0)
+    except MALFORMED as error:
+        raise malformed(error, raw) from None
+    if not isinstance(value, cls):
+        raise DecodeError(f"{value!r:.80} is not a {cls.__name__.lower()} section")
+    return value
+
+
+def decode_map(raw: bytes) -> dict[Any, Any]:
+    """The map of a raw annotations, application-properties or footer section; {} for b""."""
+    if not raw:
+        return {}
+    _, content = section_at(raw, 0)
+    value, _ = decode(raw, content)
+    if not isinstance(value, dict):
+        raise DecodeError(f"{value!r:.80} is not a map")
+    return value
+
+
+def encode_header(header: Header) -> bytes:
+    """The header as a raw section."""
+    return write_composite(header)
+
+
+def encode_properties(properties: Properties) -> bytes:
+    """The properties as a raw section."""
+    return write_composite(properties)
+
+
+def encode_map_section(code: int, entries: dict[Any, Any]) -> bytes:
+    """A raw section around a map; keys of annotations are written as symbols, of application
+    properties as strings."""
+    key_type = str if code == APPLICATION_PROPERTIES else Symbol
+    keyed = {key_type(key) if isinstance(key, str) else key: entries[key] for key in entries}
+    return bytes((0x00, 0x53, code)) + encoding.encode(keyed)
+
+
+def data_sections(body: bytes) -> Iterator[bytes]:
+    """The content of each data section of a body: the messages of a batch."""
+    offset = 0
+    while offset < len(body):
+        code, content = section_at(body, offset)
+        if code != DATA:
+            raise DecodeError(
+                f"the body has an {_section_name(code)} section among its data sections"
+            )
+        offset = skip(body, content)
+        yield body[content + (2 if body[content] == 0xA0 else 5) : offset]
+
+
+def decode_value(body: bytes) -> Any:
+    """The value of a body that is one amqp-value section."""
+    code, content = section_at(body, 0)
+    if code != VALUE:
+        raise DecodeError(f"the body is an {_section_name(code)} section, not an amqp-value")
+    value, _ = decode(body, content)
+    return value
+
+
+_ABSENT: Final = object()
+
+
+def encode_message(
+    *,
+    header: Header | None = None,
+    delivery_annotations: dict[Any, Any] | None = None,
+    message_annotations: dict[Any, Any] | None = None,
+    properties: Properties | None = None,
+    application_properties: dict[Any, Any] | None = None,
+    value: object = _ABSENT,
+    data: bytes | None = None,
+) -> bytes:
+    """A whole message from its parts; the body is `value`, or `data`, or absent."""
+    parts = [encode_header(header)] if header is not None else []
+    for code, entries in (
+        (DELIVERY_ANNOTATIONS, delivery_annotations),
+        (MESSAGE_ANNOTATIONS, message_annotations),
+    ):
+        if entries:
+            parts.append(encode_map_section(code, entries))
+    if properties is not None:
+        parts.append(encode_properties(properties))
+    if application_properties:
+        parts.append(encode_map_section(APPLICATION_PROPERTIES, application_properties))
+    if data is not None:
+        parts.append(encoding.encode(Described(ULong(DATA), data)))
+    elif value is not _ABSENT:
+        parts.append(encoding.encode(Described(ULong(VALUE), value)))
+    return b"".join(parts)

@@ -1,0 +1,366 @@
+"""A session: the windows of one channel, its links, and the settlement of what they carry.
+
+Transfers that the peer's window does not yet allow wait here in order. Dispositions of consecutive
+deliveries are joined into ranges, because a client that sends a thousand messages reads one range
+faster than a thousand frames.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from twinbus.amqp.events import (
+    Attached,
+    CreditChanged,
+    DeliveryArrived,
+    Detached,
+    Disposed,
+    Event,
+)
+from twinbus.amqp.link import SERIAL_MASK, Link, LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.performatives import (
+    Attach,
+    Begin,
+    Detach,
+    Disposition,
+    Error,
+    Flow,
+    Source,
+    Target,
+    Transfer,
+    encode_disposition_frame,
+    encode_frame,
+    encode_transfer_frame,
+)
+from twinbus.amqp.types import Symbol, UInt
+
+if TYPE_CHECKING:
+    from twinbus.amqp.connection import Connection
+
+INCOMING_WINDOW = 65_535
+"""Transfers the peer may send before we renew the window; renewed when half is used."""
+
+OUTGOING_WINDOW = 65_535
+HANDLE_MAX = 65_535
+TRANSFER_OVERHEAD = 64
+"""Bytes of a frame that a transfer's own performative may take; the rest carries payload."""
+
+HALF_SERIAL = 1 << 31
+
+
+class Session:
+    """One session of a connection, ours or the peer's."""
+
+    def __init__(self, connection: Connection, channel: int) -> None:
+        self.connection = connection
+        self.channel = channel
+        self.remote_channel: int | None = None
+        self.begun = False
+        """Both BEGINs were exchanged."""
+        self.links: dict[int, Link] = {}
+        self.owner: object = None
+        self._by_remote_handle: dict[int, Link] = {}
+        self._attaching: dict[tuple[str, bool], Link] = {}
+        self._next_outgoing_id = 0
+        self._next_delivery_id = 0
+        self._next_incoming_id = 0
+        self._incoming_window = INCOMING_WINDOW
+        self._remote_incoming_window = 0
+        self._blocked: deque[bytes] = deque()
+        self._next_handle = 0
+        self._free_handles: list[int] = []
+        self._unsettled: dict[int, tuple[SenderLink, bytes]] = {}
+        self._pending: tuple[bool, int, int, bytes] | None = None
+        self._handlers: dict[type, Callable[..., None]] = {
+            Transfer: self._on_transfer,
+            Disposition: self._on_disposition,
+            Flow: self._on_flow,
+            Attach: self._on_attach,
+            Detach: self._on_detach,
+        }
+
+    def __repr__(self) -> str:
+        return f"<session on channel {self.channel}, {len(self.links)} links>"
+
+    # What the owner does
+
+    def attach_sender(self, name: str, *, source: Source, target: Target, settled: bool = False,
+                      properties: dict[object, object] | None = None) -> SenderLink:
+        """Attach a link on which we send to `target`; it is open once `Attached` says so."""
+        link = SenderLink(self, name, self._new_handle())
+        link.snd_settle_mode = 1 if settled else 0
+        self._attach(link, source, target, properties)
+        return link
+
+    def attach_receiver(self, name: str, *, source: Source, target: Target, settled: bool = False,
+                        properties: dict[object, object] | None = None) -> ReceiverLink:
+        """Attach a link on which we receive from `source`; `settled` asks for receive-and-delete."""
+        link = ReceiverLink(self, name, self._new_handle())
+        link.snd_settle_mode = 1 if settled else 0
+        self._attach(link, source, target, properties)
+        return link
+
+    def settle(self, first: int, last: int, state: bytes, *, as_receiver: bool) -> None:
+        """Settle deliveries `first` to `last` with an encoded state; neighbours are joined."""
+        pending = self._pending
+        if pending is not None:
+            role, low, high, pending_state = pending
+            if role == as_receiver and state == pending_state and first == high + 1:
+                self._pending = (role, low, last, state)
+                return
+            self.flush()
+        self._pending = (as_receiver, first, last, state)
+
+    def dispose(self, first: int, last: int, state: bytes) -> None:
+        """As a receiver, tell an outcome without settling: the peer's settlement confirms it."""
+        self._put(encode_disposition_frame(self.channel, True, first, last, False, state))
+
+    def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
+        """Deliveries we sent in that range and have not settled: id, link and tag, taken out."""
+        unsettled = self._unsettled
+        span = (last - first) & SERIAL_MASK
+        ids: list[int]
+        if span < len(unsettled):
+            ids = [n & SERIAL_MASK for n in range(first, first + span + 1)]
+        else:
+            ids = [n for n in unsettled if (n - first) & SERIAL_MASK <= span]
+        taken = []
+        for delivery_id in ids:
+            entry = unsettled.pop(delivery_id, None)
+            if entry is not None:
+                taken.append((delivery_id, entry[0], entry[1]))
+        return taken
+
+    def end(self, condition: str | None = None, description: str | None = None) -> None:
+        """End the session, with an error if one is named."""
+        self.flush()
+        error = Error(condition=Symbol(condition), description=description) if condition else None
+        self.connection.end_session(self, error)
+
+    def flush(self) -> None:
+        """Write the range of dispositions that is still being joined."""
+        if self._pending is not None:
+            role, first, last, state = self._pending
+            self._pending = None
+            self._put(encode_disposition_frame(self.channel, role, first, last, True, state))
+
+    # What links do
+
+    def write(self, performative: Attach | Detach) -> None:
+        """Write a link's frame."""
+        self.flush()
+        self._put(encode_frame(self.channel, performative))
+
+    def write_flow(self, *, handle: int | None = None, delivery_count: int | None = None,
+                   link_credit: int | None = None, drain: bool = False) -> None:
+        """Write a FLOW; without a handle it speaks of the session alone."""
+        self._incoming_window = INCOMING_WINDOW
+        flow = Flow(
+            next_incoming_id=UInt(self._next_incoming_id) if self.begun else None,
+            incoming_window=UInt(INCOMING_WINDOW),
+            next_outgoing_id=UInt(self._next_outgoing_id),
+            outgoing_window=UInt(OUTGOING_WINDOW),
+            handle=None if handle is None else UInt(handle),
+            delivery_count=None if delivery_count is None else UInt(delivery_count),
+            link_credit=None if link_credit is None else UInt(link_credit),
+            drain=drain,
+            echo=False,
+        )
+        self._put(encode_frame(self.channel, flow))
+
+    def send_transfer(
+        self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, message_format: int
+    ) -> int:
+        """Write one delivery as as many frames as the peer's frame size asks for."""
+        delivery_id = self._next_delivery_id
+        self._next_delivery_id = (delivery_id + 1) & SERIAL_MASK
+        if not settled:
+            self._unsettled[delivery_id] = (link, tag)
+        room = self.connection.remote_max_frame_size - TRANSFER_OVERHEAD
+        start, size = 0, len(payload)
+        while True:
+            more = size - start > room
+            part = payload[start : start + room] if more or start else payload
+            self._put_transfer(
+                encode_transfer_frame(
+                    self.channel, link.handle, delivery_id, tag, message_format, settled, part, more
+                )
+            )
+            start += room
+            if not more:
+                return delivery_id
+
+    def forget(self, link: Link) -> None:
+        """Drop a link that this end closed; the peer's own DETACH may still come."""
+        if self.links.pop(link.handle, None) is not None:
+            self._free_handles.append(link.handle)
+        if link.sends:
+            self._unsettled = {n: e for n, e in self._unsettled.items() if e[0] is not link}
+
+    # What the connection does
+
+    def take_begin(self, begin: Begin, remote_channel: int) -> None:
+        """Take the peer's BEGIN."""
+        self.remote_channel = remote_channel
+        self.begun = True
+        self._next_incoming_id = begin.next_outgoing_id or 0
+        self._remote_incoming_window = begin.incoming_window or 0
+
+    def begin(self) -> Begin:
+        """Our BEGIN for this session."""
+        return Begin(
+            remote_channel=self.remote_channel,
+            next_outgoing_id=UInt(self._next_outgoing_id),
+            incoming_window=UInt(INCOMING_WINDOW),
+            outgoing_window=UInt(OUTGOING_WINDOW),
+            handle_max=UInt(HANDLE_MAX),
+        )
+
+    def take(self, performative: object, payload: bytes, events: list[Event]) -> None:
+        """Take one frame of this channel."""
+        handler = self._handlers.get(type(performative))
+        if handler is None:
+            raise self.connection.violation(f"unexpected {type(performative).__name__} frame")
+        handler(performative, payload, events)
+
+    def _on_transfer(self, transfer: Transfer, payload: bytes, events: list[Event]) -> None:
+        self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL_MASK
+        self._incoming_window -= 1
+        if self._incoming_window < INCOMING_WINDOW // 2:
+            self.write_flow()
+        link = self._by_remote_handle.get(transfer.handle)
+        # A link we have closed may still get what the peer sent before it read our DETACH.
+        if not isinstance(link, ReceiverLink) or link.state is LinkState.CLOSED:
+            return
+        if link.partial_start is None:
+            if transfer.delivery_id is None:
+                raise self.connection.violation("a delivery's first transfer has no delivery-id")
+            if not transfer.more:  # The common case: one frame, one delivery.
+                if not transfer.aborted:
+                    self._deliver(
+                        link, transfer.delivery_id, transfer.delivery_tag or b"",
+                        transfer.message_format or 0, bool(transfer.settled), payload, events,
+                    )
+                return
+            link.partial_start = (
+                transfer.delivery_id, transfer.delivery_tag or b"",
+                transfer.message_format or 0, bool(transfer.settled),
+            )
+        self._join(link, transfer, payload, events)
+
+    def _join(
+        self, link: ReceiverLink, transfer: Transfer, payload: bytes, events: list[Event]
+    ) -> None:
+        assert link.partial_start is not None
+        link.partial.append(payload)
+        link.partial_bytes += len(payload)
+        if transfer.more and not transfer.aborted and link.partial_bytes <= link.limit_bytes:
+            return
+        delivery_id, tag, message_format, settled = link.partial_start
+        whole = b"".join(link.partial)
+        link.partial, link.partial_bytes, link.partial_start = [], 0, None
+        if not transfer.aborted:
+            settled = settled or bool(transfer.settled)
+            self._deliver(link, delivery_id, tag, message_format, settled, whole, events)
+
+    def _deliver(
+        self, link: ReceiverLink, delivery_id: int, tag: bytes, message_format: int,
+        settled: bool, payload: bytes, events: list[Event],
+    ) -> None:
+        if len(payload) > link.limit_bytes:
+            link.detach(
+                "amqp:link:message-size-exceeded",
+                f"the message is larger than the {link.limit_bytes} bytes this link takes",
+            )
+            events.append(Detached(link, None, True))
+            return
+        link.delivery_count = (link.delivery_count + 1) & SERIAL_MASK
+        link.credit -= 1
+        events.append(DeliveryArrived(link, delivery_id, tag, message_format, settled, payload))
+
+    def _on_disposition(
+        self, disposition: Disposition, payload: bytes, events: list[Event]
+    ) -> None:
+        first = disposition.first
+        if first is None:
+            raise self.connection.violation("a disposition without 'first'")
+        last = disposition.last if disposition.last is not None else first
+        if (last - first) & SERIAL_MASK >= HALF_SERIAL:
+            raise self.connection.violation(f"a disposition from {first} back to {last}")
+        events.append(
+            Disposed(
+                self, bool(disposition.role), first, last, bool(disposition.settled),
+                disposition.state,
+            )
+        )
+
+    def _on_flow(self, flow: Flow, payload: bytes, events: list[Event]) -> None:
+        base = flow.next_incoming_id if flow.next_incoming_id is not None else 0
+        window = (base + (flow.incoming_window or 0) - self._next_outgoing_id) & SERIAL_MASK
+        self._remote_incoming_window = window if window < HALF_SERIAL else 0
+        self._release_blocked()
+        if flow.handle is not None:
+            link = self._by_remote_handle.get(flow.handle)
+            if isinstance(link, SenderLink) and link.state is not LinkState.CLOSED:
+                link.take_flow(flow)
+                events.append(CreditChanged(link))
+            elif isinstance(link, ReceiverLink):
+                link.take_flow(flow)
+        if flow.echo:
+            self.write_flow()
+
+    def _on_attach(self, attach: Attach, payload: bytes, events: list[Event]) -> None:
+        # The peer's role names its own end: a peer that receives makes us the sender.
+        link = self._attaching.pop((attach.name, bool(attach.role)), None)
+        if link is not None:
+            link.state = LinkState.OPEN
+        else:
+            kind = SenderLink if attach.role else ReceiverLink
+            link = kind(self, attach.name, self._new_handle())
+            self.links[link.handle] = link
+        link.remember(attach)
+        if isinstance(link, ReceiverLink):
+            link.delivery_count = attach.initial_delivery_count or 0
+        self._by_remote_handle[attach.handle] = link
+        events.append(Attached(link))
+
+    def _on_detach(self, detach: Detach, payload: bytes, events: list[Event]) -> None:
+        link = self._by_remote_handle.pop(detach.handle, None)
+        if link is None:
+            return
+        if link.state is not LinkState.CLOSED:
+            link.detach()
+            events.append(Detached(link, detach.error, bool(detach.closed)))
+
+    def _attach(
+        self, link: Link, source: Source, target: Target,
+        properties: dict[object, object] | None,
+    ) -> None:
+        link.state = LinkState.ATTACHING
+        link.source, link.target = source, target
+        self.links[link.handle] = link
+        self._attaching[(link.name, link.sends)] = link
+        link._attach(source, target, 0, properties)
+
+    def _new_handle(self) -> int:
+        if self._free_handles:
+            return self._free_handles.pop()
+        self._next_handle += 1
+        if self._next_handle > HANDLE_MAX:
+            raise self.connection.violation(f"more than {HANDLE_MAX} links on one session")
+        return self._next_handle - 1
+
+    def _put_transfer(self, frame: bytes) -> None:
+        self._blocked.append(frame)
+        self._release_blocked()
+
+    def _release_blocked(self) -> None:
+        while self._blocked and self._remote_incoming_window > 0:
+            self._remote_incoming_window -= 1
+            self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL_MASK
+            self._put(self._blocked.popleft())
+
+    def _put(self, frame: bytes) -> None:
+        self.connection.put(frame)

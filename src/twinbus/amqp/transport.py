@@ -1,0 +1,126 @@
+"""A client's AMQP connection on asyncio: a socket (TCP or TLS) around the sans-IO `Connection`.
+
+    transport = await connect(connection, host, port, on_event)
+    session = connection.begin(); transport.flush()
+
+Events are handed to `on_event` as they come. Whatever the owner does to the connection outside of
+`on_event` goes out with `flush`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import cast
+
+from twinbus.amqp.connection import Connection, Phase
+from twinbus.amqp.events import Closed, Event
+from twinbus.amqp.performatives import Error
+from twinbus.amqp.types import Symbol
+
+
+class ClientTransport(asyncio.Protocol):
+    """One socket; made by `connect`."""
+
+    def __init__(self, connection: Connection, on_event: Callable[[Event], None]) -> None:
+        self._connection = connection
+        self._on_event = on_event
+        self._socket: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended = asyncio.get_running_loop().create_future()
+        self.writable = asyncio.Event()
+        """Set while the peer reads as fast as we write; a bulk sender waits for it."""
+        self.writable.set()
+
+    def flush(self) -> None:
+        """Write what the connection has to say; close the socket once it has said CLOSE."""
+        if self._socket is None:
+            return
+        data = self._connection.take_output(_now_ms())
+        if data:
+            self._socket.write(data)
+        if self._connection.phase is Phase.CLOSED:
+            self._socket.close()
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Close the connection, wait for the peer's own CLOSE, and let the socket go."""
+        self._connection.close()
+        self.flush()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ended), timeout_s)
+        except TimeoutError:
+            if self._socket is not None:
+                self._socket.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Speak first, as a client does."""
+        self._socket = cast(asyncio.Transport, transport)
+        self.flush()
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on what happened, then answer."""
+        for event in self._connection.receive(data, _now_ms()):
+            self._on_event(event)
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the owner, unless the peer said CLOSE and it knows already."""
+        self._socket = None
+        self.writable.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._ended.done():
+            self._ended.set_result(None)
+        if self._connection.phase is not Phase.CLOSED:
+            self._connection.phase = Phase.CLOSED
+            text = f"the connection was lost: {exc or 'the peer hung up'}"
+            condition = Symbol("amqp:connection:forced")
+            self._on_event(Closed(Error(condition=condition, description=text)))
+
+    def pause_writing(self) -> None:
+        """The socket's buffer is full."""
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self.writable.set()
+
+    def _arm(self) -> None:
+        deadline_ms = self._connection.next_deadline_ms()
+        wait_s = max(0.01, (deadline_ms - _now_ms()) / 1000) if deadline_ms else 1.0
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        for event in self._connection.run_timers(_now_ms()):
+            self._on_event(event)
+        self.flush()
+        self._arm()
+
+
+async def connect(
+    connection: Connection,
+    host: str,
+    port: int,
+    on_event: Callable[[Event], None],
+    *,
+    tls: ssl.SSLContext | None = None,
+) -> ClientTransport:
+    """Open the socket and send the first bytes; `Opened` follows through `on_event`."""
+    loop = asyncio.get_running_loop()
+    _, protocol = await loop.create_connection(
+        lambda: ClientTransport(connection, on_event),
+        host,
+        port,
+        ssl=tls,
+        server_hostname=host if tls else None,
+    )
+    return protocol
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,59 @@
+"""Due times, earliest first: an index over facts that are kept elsewhere.
+
+An entry is only a hint. Whether it still holds is asked of its owner when it comes up, so that
+cancelling costs nothing; entries that no longer hold are swept out once they could be the majority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bytes, int, str)
+
+SWEEP_FLOOR = 64
+"""Entries below which sweeping is not worth its while."""
+
+
+class Deadlines(Generic[K]):
+    """Keys with a due time; `due_of` tells a key's present due time, 0 when it waits no more."""
+
+    __slots__ = ("_due_of", "_heap", "_sweep_at")
+
+    def __init__(self, due_of: Callable[[K], int]) -> None:
+        self._due_of: Callable[[K], int] = due_of
+        self._heap: list[tuple[int, K]] = []
+        self._sweep_at = SWEEP_FLOOR
+
+    def __len__(self) -> int:
+        """Entries held, those that no longer hold included."""
+        return len(self._heap)
+
+    def add(self, due_ms: int, key: K) -> None:
+        """Note that `key` is due at `due_ms`; its owner must say the same when asked."""
+        heappush(self._heap, (due_ms, key))
+        if len(self._heap) > self._sweep_at:
+            self._sweep()
+
+    def pop(self, now_ms: int) -> K | None:
+        """One key that is due by now, or None."""
+        heap = self._heap
+        while heap and heap[0][0] <= now_ms:
+            due_ms, key = heappop(heap)
+            if self._due_of(key) == due_ms:
+                return key
+        return None
+
+    def next_ms(self) -> int:
+        """The earliest due time, 0 if there is none."""
+        heap = self._heap
+        while heap and self._due_of(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else 0
+
+    def _sweep(self) -> None:
+        due_of = self._due_of
+        self._heap = [entry for entry in self._heap if due_of(entry[1]) == entry[0]]
+        heapify(self._heap)
+        self._sweep_at = max(SWEEP_FLOOR, 2 * len(self._heap))

@@ -1,0 +1,54 @@
+"""Message ids accepted of late: a message whose id is among them is a duplicate."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from twinbus.broker.journal import Journal
+
+
+class DuplicateHistory:
+    """The ids of one entity within its duplicate detection window, which begins at acceptance."""
+
+    __slots__ = ("_entity_id", "_first_seen", "_journal", "_oldest", "window_ms")
+
+    def __init__(self, entity_id: int, journal: Journal, window_ms: int) -> None:
+        self._entity_id = entity_id
+        self._journal = journal
+        self.window_ms = window_ms
+        self._first_seen: dict[str, int] = {}
+        self._oldest: deque[tuple[int, str]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._first_seen)
+
+    def accept(self, message_id: str, now_ms: int) -> bool:
+        """Remember an id; false if it was accepted before, within the window."""
+        seen_ms = self._first_seen.get(message_id)
+        if seen_ms is not None and now_ms < seen_ms + self.window_ms:
+            return False
+        self._first_seen[message_id] = now_ms
+        self._oldest.append((now_ms, message_id))
+        self._journal.put_message_id(self._entity_id, message_id, now_ms)
+        return True
+
+    def forget_old(self, now_ms: int, limit: int) -> int:
+        """Drop up to `limit` ids that left the window; returns how many."""
+        oldest, count = self._oldest, 0
+        while oldest and count < limit and oldest[0][0] + self.window_ms <= now_ms:
+            seen_ms, message_id = oldest.popleft()
+            count += 1
+            # An id accepted again after its window has a later entry, which rules.
+            if self._first_seen.get(message_id) == seen_ms:
+                del self._first_seen[message_id]
+                self._journal.put_message_id(self._entity_id, message_id, None)
+        return count
+
+    def next_ms(self) -> int:
+        """When the oldest id leaves the window, 0 if there is none."""
+        return self._oldest[0][0] + self.window_ms if self._oldest else 0
+
+    def restore(self, first_seen: dict[str, int]) -> None:
+        """Take the ids back from the store."""
+        self._first_seen = dict(first_seen)
+        self._oldest = deque(sorted((seen_ms, name) for name, seen_ms in first_seen.items()))

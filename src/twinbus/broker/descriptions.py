@@ -1,0 +1,149 @@
+"""What an administrator asked for: the settings of queues, topics, subscriptions and rules.
+
+Plain frozen values with Azure Service Bus's defaults. Durations are whole milliseconds; `FOREVER_MS`
+stands for Azure's largest duration and is never added to a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FOREVER_MS = 922_337_203_685_477
+"""TimeSpan.MaxValue (10,675,199 days), which Azure prints as P10675199DT2H48M5.4775807S."""
+
+MAX_DELIVERY_COUNT_LIMIT = 2_147_483_647
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuthorizationRule:
+    """A shared access rule: who holds one of its keys may do what `rights` says."""
+
+    key_name: str
+    primary_key: str
+    secondary_key: str = ""
+    rights: frozenset[str] = frozenset()
+    """Of "Manage", "Send", "Listen"."""
+    created_at_ms: int = 0
+    modified_at_ms: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueDescription:
+    """Settings of a queue."""
+
+    lock_duration_ms: int = 60_000
+    max_size_mb: int = 1024
+    requires_duplicate_detection: bool = False
+    requires_session: bool = False
+    default_ttl_ms: int = FOREVER_MS
+    dead_letter_on_expiration: bool = False
+    duplicate_detection_window_ms: int = 600_000
+    max_delivery_count: int = 10
+    enable_batched_operations: bool = True
+    status: str = "Active"
+    """Active, Disabled, SendDisabled or ReceiveDisabled."""
+    forward_to: str | None = None
+    forward_dead_letters_to: str | None = None
+    user_metadata: str | None = None
+    auto_delete_on_idle_ms: int = FOREVER_MS
+    enable_partitioning: bool = False
+    enable_express: bool = False
+    max_message_size_kb: int = 256
+    authorization_rules: tuple[AuthorizationRule, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicDescription:
+    """Settings of a topic."""
+
+    max_size_mb: int = 1024
+    requires_duplicate_detection: bool = False
+    default_ttl_ms: int = FOREVER_MS
+    duplicate_detection_window_ms: int = 600_000
+    enable_batched_operations: bool = True
+    status: str = "Active"
+    user_metadata: str | None = None
+    auto_delete_on_idle_ms: int = FOREVER_MS
+    support_ordering: bool = True
+    enable_partitioning: bool = False
+    enable_express: bool = False
+    max_message_size_kb: int = 256
+    filtering_before_publishing: bool = False
+    authorization_rules: tuple[AuthorizationRule, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubscriptionDescription:
+    """Settings of a subscription."""
+
+    lock_duration_ms: int = 60_000
+    requires_session: bool = False
+    default_ttl_ms: int = FOREVER_MS
+    dead_letter_on_expiration: bool = False
+    dead_letter_on_filter_error: bool = True
+    max_delivery_count: int = 10
+    enable_batched_operations: bool = True
+    status: str = "Active"
+    forward_to: str | None = None
+    forward_dead_letters_to: str | None = None
+    user_metadata: str | None = None
+    auto_delete_on_idle_ms: int = FOREVER_MS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SqlFilter:
+    """A SQL condition over a message's properties."""
+
+    expression: str
+    parameters: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrueFilter:
+    """Takes every message; the filter of a new subscription's `$Default` rule."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FalseFilter:
+    """Takes no message."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorrelationFilter:
+    """Takes a message whose named properties all equal these."""
+
+    correlation_id: str | None = None
+    message_id: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    label: str | None = None
+    session_id: str | None = None
+    reply_to_session_id: str | None = None
+    content_type: str | None = None
+    properties: tuple[tuple[str, object], ...] = ()
+
+
+Filter = SqlFilter | TrueFilter | FalseFilter | CorrelationFilter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SqlAction:
+    """SET and REMOVE statements applied to a message that the rule's filter took."""
+
+    expression: str
+    parameters: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuleDescription:
+    """One rule of a subscription."""
+
+    name: str
+    filter: Filter = field(default_factory=TrueFilter)
+    action: SqlAction | None = None
+    created_at_ms: int = 0
+
+
+DEFAULT_RULE = "$Default"
+
+Description = QueueDescription | TopicDescription | SubscriptionDescription

@@ -1,0 +1,129 @@
+"""The broker inside a program: start namespaces, get their connection strings, stop them.
+
+    with EmbeddedBroker("contoso", "contoso-dr") as broker:
+        client = ServiceBusClient.from_connection_string(broker.connection_string("contoso"))
+
+It runs on a thread and an event loop of its own, so it serves sync and async programs alike.
+`twinbus serve` is this class with a command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.faults import Fault
+from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt
+from twinbus.errors import BrokerStartError
+
+T = TypeVar("T")
+
+STOP_TIMEOUT_S = 30.0
+"""A commit in flight and the goodbyes take milliseconds; past this something is stuck."""
+
+
+class EmbeddedBroker:
+    """One or more namespaces served from this process until the `with` block ends."""
+
+    def __init__(
+        self,
+        *namespaces: str,
+        data: str | Path | None = None,
+        host: str = "localhost",
+        key: str = DEFAULT_KEY,
+        rules: Iterable[AuthorizationRule] = (),
+        fault_seed: int = 0,
+    ) -> None:
+        """Namespaces are "name" or "name:port"; without `data` all is kept in memory."""
+        self._host = BrokerHost(
+            [NamespaceAt.parse(text) for text in namespaces or ("twinbus",)],
+            data=None if data is None else Path(data),
+            host=host,
+            key=key,
+            rules=tuple(rules),
+            fault_seed=fault_seed,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> EmbeddedBroker:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Serve; returns when every port is open. BrokerStartError says what stood in the way."""
+        if self._thread is not None:
+            raise BrokerStartError("this broker was started already; make a new EmbeddedBroker")
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="twinbus-broker", daemon=True
+        )
+        self._thread.start()
+        started.result()
+
+    def stop(self) -> None:
+        """Stop serving: what was acknowledged stays, clients are told, threads and sockets end."""
+        if self._loop is None or self._thread is None or not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(STOP_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the broker did not stop within {STOP_TIMEOUT_S:.0f} s")
+
+    def connection_string(self, namespace: str | None = None) -> str:
+        """What to give to a Service Bus client; the first namespace unless one is named."""
+        return self._host.connection_string(namespace)
+
+    def port(self, namespace: str | None = None) -> int:
+        """The port in use."""
+        return self._host.port(namespace)
+
+    def add_fault(self, fault: Fault, namespace: str | None = None) -> int:
+        """Misbehave from now on; returns the number to remove the fault by."""
+        return self._call(lambda: self._host.server(namespace).faults.add(fault))
+
+    def remove_fault(self, fault_id: int, namespace: str | None = None) -> bool:
+        """End one fault; false when there is none of that number."""
+        return self._call(lambda: self._host.server(namespace).faults.remove(fault_id))
+
+    def clear_faults(self, namespace: str | None = None) -> None:
+        """Behave again."""
+        self._call(lambda: self._host.server(namespace).faults.clear())
+
+    def _call(self, action: Callable[[], T]) -> T:
+        if self._loop is None:
+            raise BrokerStartError("the broker is not running; use it as a context manager")
+
+        async def on_loop() -> T:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result()
+
+    def _run(self, started: Future[None]) -> None:
+        try:
+            asyncio.run(self._serve(started))
+        except BaseException as error:
+            if not started.done():
+                started.set_exception(error)
+            else:
+                raise
+
+    async def _serve(self, started: Future[None]) -> None:
+        self._stopping = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        await self._host.start()
+        started.set_result(None)
+        try:
+            await self._stopping.wait()
+        finally:
+            await self._host.close()
+
+

@@ -1,0 +1,231 @@
+"""Misbehaviour on request: which operations of the broker shall fail, how, how often, how long.
+
+Pure: the shell asks `decide` before each operation and performs what the returned fault says.
+
+    kind                 stage    what the shell then does
+    refuse_attach        attach   refuses the link with the condition
+    refuse_send          send     rejects the message with the condition
+    throttle             send     rejects the message as server-busy
+    drop_before_commit   send     cuts the connection; the message is not stored
+    drop_after_commit    send     stores the message and cuts the connection unacknowledged
+    delay                any      waits `delay_ms`, then goes on
+    hang                 any      never answers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
+
+Stage = Literal["attach", "send", "receive", "connect"]
+
+_EVERY_STAGE: frozenset[Stage] = frozenset(("connect", "attach", "send", "receive"))
+_SEND: frozenset[Stage] = frozenset(("send",))
+
+STAGES_BY_KIND: dict[str, frozenset[Stage]] = {
+    "refuse_attach": frozenset(("attach",)),
+    "refuse_send": _SEND,
+    "throttle": _SEND,
+    "delay": _EVERY_STAGE,
+    "hang": _EVERY_STAGE,
+    "drop_before_commit": _SEND,
+    "drop_after_commit": _SEND,
+}
+
+DELAY_MS_MAX = 3_600_000
+"""An hour: more is a hang, and `hang` says so."""
+
+FAULTS_MAX = 1000
+"""Every operation walks the list, so it stays short."""
+
+DEFAULT_CONDITION = "amqp:internal-error"
+"""A failure that clients read as the service being unable to answer."""
+
+THROTTLE_CONDITION = "com.microsoft:server-busy"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One way to misbehave; unless `count` or `until_ms` bounds it, it stays until removed."""
+
+    kind: str
+    entity: str | None = None
+    """Path of an entity, `prefix/*` for all paths below one, None for the whole namespace."""
+    condition: str = ""
+    """AMQP error condition of a refusal; empty: the kind's default."""
+    description: str = ""
+    count: int | None = None
+    until_ms: int | None = None
+    delay_ms: int = 0
+    probability: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in STAGES_BY_KIND:
+            known = ", ".join(STAGES_BY_KIND)
+            raise ArgumentInvalid(f"fault kind {self.kind!r} is unknown; use one of {known}")
+        if self.count is not None and self.count < 1:
+            raise ArgumentOutOfRange(f"count of a fault is 1 or more, not {self.count}")
+        if not 0.0 < self.probability <= 1.0:
+            raise ArgumentOutOfRange(
+                f"probability of a fault is above 0 and at most 1, not {self.probability}"
+            )
+        least_ms = 1 if self.kind == "delay" else 0
+        if not least_ms <= self.delay_ms <= DELAY_MS_MAX:
+            raise ArgumentOutOfRange(
+                f"delay_ms of a {self.kind} fault is {least_ms}..{DELAY_MS_MAX}, "
+                f"not {self.delay_ms}"
+            )
+        default = THROTTLE_CONDITION if self.kind == "throttle" else DEFAULT_CONDITION
+        # A frozen dataclass fills its own defaults this way; they depend on the kind.
+        object.__setattr__(self, "condition", self.condition or default)
+        object.__setattr__(
+            self,
+            "description",
+            self.description or f"the broker was told to misbehave: {self.kind}",
+        )
+
+    def applies_to(self, stage: Stage, path: str) -> bool:
+        """Whether an operation on `path` is one that this fault is about."""
+        if stage not in STAGES_BY_KIND[self.kind]:
+            return False
+        if self.entity is None:
+            return True
+        entity, path = self.entity.lower(), path.lower()
+        if entity.endswith("/*"):
+            return path.startswith(entity[:-1])
+        return path == entity
+
+
+class FaultPlan:
+    """The faults in force, in the order they were asked for; the first that applies is the one."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        """`draw` gives numbers in [0, 1); the shell seeds it, so that a run can be repeated."""
+        self._draw = draw
+        self._faults: dict[int, Fault] = {}
+        self._last_id = 0
+
+    def add(self, fault: Fault) -> int:
+        """Put a fault in force; returns the id that removes it."""
+        if len(self._faults) >= FAULTS_MAX:
+            raise ArgumentOutOfRange(f"{FAULTS_MAX} faults are in force already; remove some first")
+        self._last_id += 1
+        self._faults[self._last_id] = fault
+        return self._last_id
+
+    def remove(self, fault_id: int) -> bool:
+        """Take one fault back; False when it is gone already."""
+        return self._faults.pop(fault_id, None) is not None
+
+    def clear(self) -> None:
+        """Behave again."""
+        self._faults.clear()
+
+    def list(self, now_ms: int) -> dict[int, Fault]:
+        """The faults still in force by id, with the count that is left of each."""
+        self._forget_expired(now_ms)
+        return dict(self._faults)
+
+    def decide(self, stage: Stage, path: str, now_ms: int) -> Fault | None:
+        """The fault that this operation meets, or None. A counted fault is used up by it."""
+        if not self._faults:
+            return None
+        self._forget_expired(now_ms)
+        for fault_id, fault in self._faults.items():
+            if fault.applies_to(stage, path) and self._strikes(fault):
+                self._use_up(fault_id, fault)
+                return fault
+        return None
+
+    def _strikes(self, fault: Fault) -> bool:
+        return fault.probability >= 1.0 or self._draw() < fault.probability
+
+    def _use_up(self, fault_id: int, fault: Fault) -> None:
+        if fault.count is None:
+            return
+        if fault.count == 1:
+            del self._faults[fault_id]
+        else:
+            self._faults[fault_id] = replace(fault, count=fault.count - 1)
+
+    def _forget_expired(self, now_ms: int) -> None:
+        expired = [
+            fault_id
+            for fault_id, fault in self._faults.items()
+            if fault.until_ms is not None and fault.until_ms <= now_ms
+        ]
+        for fault_id in expired:
+            del self._faults[fault_id]
+
+
+def fault_from_json(document: object, now_ms: int) -> Fault:
+    """The fault that a JSON object describes; `for_ms` in it counts from now."""
+    if not isinstance(document, dict):
+        raise ArgumentInvalid(
+            'a fault is a JSON object such as {"kind": "hang", "entity": "orders", "for_ms": 60000}'
+        )
+    known = {
+        "kind",
+        "entity",
+        "condition",
+        "description",
+        "count",
+        "until_ms",
+        "for_ms",
+        "delay_ms",
+        "probability",
+    }
+    if unknown := sorted(str(key) for key in document if key not in known):
+        raise ArgumentInvalid(
+            f"a fault has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+        )
+    until_ms, for_ms = _typed(document, "until_ms", int), _typed(document, "for_ms", int)
+    if for_ms is not None:
+        if for_ms < 1:
+            raise ArgumentOutOfRange(f"for_ms of a fault is 1 or more, not {for_ms}")
+        until_ms = now_ms + for_ms
+    probability = document.get("probability", 1.0)
+    if isinstance(probability, bool) or not isinstance(probability, int | float):
+        raise ArgumentInvalid(f"probability of a fault is a number, not {probability!r}")
+    return Fault(
+        kind=_typed(document, "kind", str) or "",
+        entity=_typed(document, "entity", str),
+        condition=_typed(document, "condition", str) or "",
+        description=_typed(document, "description", str) or "",
+        count=_typed(document, "count", int),
+        until_ms=until_ms,
+        delay_ms=_typed(document, "delay_ms", int) or 0,
+        probability=float(probability),
+    )
+
+
+def fault_to_json(fault_id: int, fault: Fault) -> dict[str, object]:
+    """The fault as the administrator sees it."""
+    return {
+        "id": fault_id,
+        "kind": fault.kind,
+        "entity": fault.entity,
+        "condition": fault.condition,
+        "description": fault.description,
+        "count": fault.count,
+        "until_ms": fault.until_ms,
+        "delay_ms": fault.delay_ms,
+        "probability": fault.probability,
+    }
+
+
+_T = TypeVar("_T", str, int)
+
+
+def _typed(document: Mapping[str, object], key: str, kind: type[_T]) -> _T | None:
+    value = document.get(key)
+    if value is None:
+        return None
+    # JSON's true is an int to Python, but not to a person.
+    if isinstance(value, bool) or not isinstance(value, kind):
+        wanted = "a string" if kind is str else "a whole number"
+        raise ArgumentInvalid(f"{key} of a fault is {wanted}, not {value!r}")
+    return value

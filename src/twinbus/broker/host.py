@@ -1,0 +1,168 @@
+"""Several namespaces in one process: a store, a server and a port for each, started and stopped together."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.http import HttpHost
+from twinbus.broker.listener import Listener
+from twinbus.broker.lmdb_store import LmdbStore
+from twinbus.broker.sas import ALL_RIGHTS
+from twinbus.broker.server import BrokerServer
+from twinbus.broker.store import MemoryStore, Store
+from twinbus.errors import BrokerStartError
+
+DEFAULT_RULE_NAME = "RootManageSharedAccessKey"
+DEFAULT_KEY = "SAS_KEY_VALUE"
+"""What every Service Bus emulator uses. Known to all, so it is good on loopback only."""
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]|[A-Za-z]")
+PORT_MAX = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceAt:
+    """A namespace's name and the port to serve it on; 0 picks a free one."""
+
+    name: str
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> NamespaceAt:
+        """Read "contoso:5672" or "contoso"."""
+        name, _, port = text.partition(":")
+        if not NAME.fullmatch(name):
+            raise BrokerStartError(
+                f"{name!r} is no namespace name: 1 to 50 letters, digits and hyphens, starting "
+                "with a letter and not ending with a hyphen; for example contoso:5672"
+            )
+        if port and not (port.isascii() and port.isdigit() and int(port) <= PORT_MAX):
+            raise BrokerStartError(
+                f"{port!r} is no port: give 0 (pick a free one) to {PORT_MAX}, as in {name}:5672"
+            )
+        return cls(name, int(port or 0))
+
+
+def parse_rule(text: str) -> AuthorizationRule:
+    """Read "NAME:KEY:Send,Listen"."""
+    parts = text.split(":")
+    shape = "give NAME:KEY:RIGHTS with rights of Send, Listen, Manage, as in sender:secret:Send"
+    if len(parts) != 3 or not all(parts):
+        raise BrokerStartError(f"{_masked(parts)!r} is no rule: {shape}")
+    name, key, rights = parts
+    wanted = frozenset(right.strip().capitalize() for right in rights.split(","))
+    if not wanted <= ALL_RIGHTS:
+        unknown = ", ".join(sorted(wanted - ALL_RIGHTS))
+        raise BrokerStartError(f"rule {name!r}: {unknown!r} is no right: {shape}")
+    return AuthorizationRule(key_name=name, primary_key=key, rights=wanted)
+
+
+def _masked(parts: list[str]) -> str:
+    """A rule's text as it may be printed: the key is a secret."""
+    return ":".join("***" if place == 1 else part for place, part in enumerate(parts))
+
+
+class BrokerHost:
+    """The namespaces of one process."""
+
+    def __init__(
+        self,
+        namespaces: Sequence[NamespaceAt],
+        *,
+        data: Path | None,
+        host: str = "localhost",
+        key: str = DEFAULT_KEY,
+        rules: Sequence[AuthorizationRule] = (),
+        fault_seed: int = 0,
+    ) -> None:
+        names = [namespace.name.lower() for namespace in namespaces]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise BrokerStartError(f"the namespace {twice!r} is named twice; name each once")
+        if key == DEFAULT_KEY and not _is_loopback(host):
+            raise BrokerStartError(
+                f"the default key is known to everyone, so {host!r} would be open to the network; "
+                "give a key of your own (--key), or listen on localhost"
+            )
+        root = AuthorizationRule(key_name=DEFAULT_RULE_NAME, primary_key=key, rights=ALL_RIGHTS)
+        self._namespaces = tuple(namespaces)
+        self._data = data
+        self._host = host
+        self._key = key
+        self._rules = (root, *rules)
+        self._fault_seed = fault_seed
+        self._servers: dict[str, BrokerServer] = {}
+        self._https: dict[str, HttpHost] = {}
+        self._listeners: dict[str, Listener] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The namespaces, in the order given."""
+        return tuple(namespace.name for namespace in self._namespaces)
+
+    async def start(self) -> None:
+        """Open every store and every port; on any failure nothing stays open."""
+        try:
+            for namespace in self._namespaces:
+                await self._start(namespace)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop listening, commit what is under way, tell the clients, close the stores."""
+        for listener in self._listeners.values():
+            await listener.close()
+        for server in self._servers.values():
+            await server.close()
+        for http in self._https.values():
+            await http.close()
+        self._listeners.clear()
+        self._servers.clear()
+        self._https.clear()
+
+    def server(self, name: str | None = None) -> BrokerServer:
+        """The running server of a namespace, the first unless one is named."""
+        return self._servers[name or self.names[0]]
+
+    def port(self, name: str | None = None) -> int:
+        """The port in use."""
+        return self._listeners[name or self.names[0]].port
+
+    def connection_string(self, name: str | None = None) -> str:
+        """What to give to a Service Bus client, with the right to manage."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return (
+            f"Endpoint=sb://{host}:{self.port(name)};SharedAccessKeyName={DEFAULT_RULE_NAME};"
+            f"SharedAccessKey={self._key};UseDevelopmentEmulator=true;"
+        )
+
+    async def _start(self, namespace: NamespaceAt) -> None:
+        server = BrokerServer(
+            namespace.name,
+            self._open_store(namespace.name),
+            self._rules,
+            fault_seed=self._fault_seed,
+        )
+        self._servers[namespace.name] = server
+        http = self._https[namespace.name] = HttpHost(server)
+        listener = Listener(self._host, namespace.port, server.peer, http)
+        await listener.start()
+        self._listeners[namespace.name] = listener
+
+    def _open_store(self, name: str) -> Store:
+        return MemoryStore() if self._data is None else LmdbStore(self._data / name)
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,155 @@
+"""HTTP on the broker's port: health, the administration API, faults, and AMQP over WebSocket.
+
+A Starlette application hosted connection by connection on uvicorn's HTTP protocol, because the
+listener has accepted the connection already and uvicorn's own server would want the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from twinbus.broker import websocket as amqp_over_websocket
+from twinbus.broker.admin import (
+    AdminRequest,
+    AdminResponse,
+    BrokerServices,
+    respond,
+    respond_faults,
+)
+from twinbus.broker.atom import ERROR_CONTENT_TYPE, render_error
+
+BODY_BYTES_MAX = 1024 * 1024
+"""A description with all its rules takes a few kilobytes."""
+
+KEEP_ALIVE_S = 75
+"""Longer than clients keep an idle connection: they close it, never the broker mid-request."""
+
+WEBSOCKET_MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""A client may put many AMQP frames into one message; none comes near this."""
+
+CLOSE_TIMEOUT_S = 2.0
+"""How long requests under way may take to finish when the broker stops."""
+
+_EVERY_METHOD = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
+
+
+class HttpHost:
+    """Makes a protocol for each HTTP connection of one namespace, and ends them all on close."""
+
+    def __init__(self, services: BrokerServices) -> None:
+        # Access log and log configuration are process-wide switches of uvicorn. A program that
+        # embeds the broker may run uvicorn for itself, so they stay as they are; the protocols'
+        # own switch is used instead.
+        self._config = uvicorn.Config(
+            application(services),
+            http="h11",
+            ws="wsproto",
+            ws_max_size=WEBSOCKET_MESSAGE_BYTES_MAX,
+            ws_ping_interval=None,  # AMQP has its own idle timeout
+            ws_per_message_deflate=False,
+            lifespan="off",
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        self._config.load()
+        self._state = ServerState()
+
+    def __call__(self) -> asyncio.Protocol:
+        """A protocol for one accepted connection."""
+        protocol = H11Protocol(self._config, self._state, {})
+        protocol.access_log = False
+        return protocol
+
+    async def close(self) -> None:
+        """Let requests under way finish, then close every connection.
+
+        AMQP over WebSocket ends when its AMQP peer does, so say goodbye to the peers first.
+        """
+        for connection in list(self._state.connections):
+            if isinstance(connection, H11Protocol):
+                connection.shutdown()
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=CLOSE_TIMEOUT_S)
+        for connection in list(self._state.connections):
+            connection.shutdown()
+
+
+def http_factory(services: BrokerServices) -> HttpHost:
+    """What a listener calls for each HTTP connection; close it when the listener is closed."""
+    return HttpHost(services)
+
+
+def application(services: BrokerServices) -> Starlette:
+    """The ASGI application of one namespace."""
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok", "namespace": services.namespace.name})
+
+    async def faults(request: Request) -> Response:
+        return await _carry_out(services, request, respond_faults)
+
+    async def administration(request: Request) -> Response:
+        return await _carry_out(services, request, respond)
+
+    async def amqp(websocket: WebSocket) -> None:
+        await amqp_over_websocket.serve(websocket, services.peer)
+
+    return Starlette(
+        routes=[
+            Route("/health", health, methods=["GET"]),
+            Route("/$faults", faults, methods=_EVERY_METHOD),
+            Route("/$faults/{fault_id}", faults, methods=_EVERY_METHOD),
+            WebSocketRoute("/$servicebus/websocket", amqp),
+            WebSocketRoute("/$servicebus/websocket/", amqp),
+            Route("/{path:path}", administration, methods=_EVERY_METHOD),
+        ]
+    )
+
+
+Answer = Callable[[BrokerServices, AdminRequest], Awaitable[AdminResponse]]
+
+
+async def _carry_out(services: BrokerServices, request: Request, answer: Answer) -> Response:
+    try:
+        body = await _read_body(request)
+    except ClientDisconnect:
+        return Response(status_code=400)
+    if body is None:
+        detail = f"the request body is longer than {BODY_BYTES_MAX} bytes"
+        return Response(render_error(413, detail), 413, media_type=ERROR_CONTENT_TYPE)
+    answered = await answer(services, _admin_request(request, body))
+    return Response(answered.body, answered.status, media_type=answered.content_type)
+
+
+async def _read_body(request: Request) -> bytes | None:
+    """The whole body, or None when it is too long."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            return None
+    return bytes(body)
+
+
+def _admin_request(request: Request, body: bytes) -> AdminRequest:
+    raw_path = request.scope.get("raw_path") or request.scope["path"].encode()
+    return AdminRequest(
+        method=request.method,
+        raw_path=raw_path.decode("latin-1"),
+        query=dict(request.query_params),
+        headers={name.lower(): value for name, value in request.headers.items()},
+        body=body,
+    )

@@ -1,0 +1,129 @@
+"""What the engine needs of a disk: a port that collects changes, and payloads read back.
+
+The engine changes its memory at once and notes each durable change here. The shell commits what was
+noted as one group and lets nothing out (no acknowledgement, no delivery) before that commit is done,
+so memory may run ahead of the disk but no client ever sees it do so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+
+class State(IntEnum):
+    """Where a message stands; the numbers are those of `x-opt-message-state`."""
+
+    ACTIVE = 0
+    DEFERRED = 1
+    SCHEDULED = 2
+
+
+class StoredMessage:
+    """The index entry of one message: everything the engine decides by. The payload stays in the store."""
+
+    __slots__ = (
+        "dead_letter_source",
+        "delivery_count",
+        "enqueued_at_ms",
+        "enqueued_sequence_number",
+        "expires_at_ms",
+        "lock_token",
+        "message_id",
+        "overrides",
+        "scheduled_for_ms",
+        "sequence_number",
+        "session_id",
+        "size_bytes",
+        "state",
+        "ttl_ms",
+    )
+
+    def __init__(
+        self,
+        sequence_number: int,
+        *,
+        enqueued_at_ms: int,
+        size_bytes: int,
+        message_id: str | None = None,
+        session_id: str | None = None,
+        ttl_ms: int = 0,
+        expires_at_ms: int = 0,
+        scheduled_for_ms: int = 0,
+        state: State = State.ACTIVE,
+        delivery_count: int = 0,
+        enqueued_sequence_number: int = 0,
+        dead_letter_source: str | None = None,
+        overrides: dict[str, object] | None = None,
+    ) -> None:
+        self.sequence_number = sequence_number
+        self.enqueued_at_ms = enqueued_at_ms
+        self.size_bytes = size_bytes
+        self.message_id = message_id
+        self.session_id = session_id
+        self.ttl_ms = ttl_ms
+        """Time to live the message was enqueued with; 0: none."""
+        self.expires_at_ms = expires_at_ms
+        """0: never."""
+        self.scheduled_for_ms = scheduled_for_ms
+        """0: not scheduled."""
+        self.state = state
+        self.delivery_count = delivery_count
+        self.enqueued_sequence_number = enqueued_sequence_number
+        self.dead_letter_source = dead_letter_source
+        self.overrides = overrides
+        """Application properties that settlement added or changed (DeadLetterReason and the like)."""
+        self.lock_token: bytes | None = None
+        """Set while a receiver holds the message. Never stored: a restart frees all locks."""
+
+    def __repr__(self) -> str:
+        return f"<{self.state.name.lower()} message {self.sequence_number}, delivered {self.delivery_count} times>"
+
+
+@dataclass(slots=True)
+class EntityImage:
+    """One entity as the store holds it, handed to the engine at start."""
+
+    entity_id: int
+    kind: str
+    """queue, topic, subscription, or dead-letter (the sub-queue of the entity before it)."""
+    path: str
+    description: dict[str, object]
+    last_sequence_number: int = 0
+    messages: list[StoredMessage] = field(default_factory=list)
+    """In order of sequence number."""
+    session_states: dict[str, bytes] = field(default_factory=dict)
+    message_ids: dict[str, int] = field(default_factory=dict)
+    """Duplicate detection: message id to the time (ms) it was first accepted."""
+
+
+class Journal(Protocol):
+    """Collects the changes of one loop tick; the shell commits them together."""
+
+    def put_entity(self, entity_id: int, kind: str, path: str, description: dict[str, object]) -> None:
+        """Create or replace the entity's own record. `description` is JSON-ready."""
+
+    def drop_entity(self, entity_id: int) -> None:
+        """Remove the entity's record and everything stored under its id."""
+
+    def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
+        """Store a new message; also raises the entity's last sequence number to the message's."""
+
+    def amend(self, entity_id: int, message: StoredMessage) -> None:
+        """Store the message's changed state, delivery count and overrides; the payload stays as it is."""
+
+    def remove(self, entity_id: int, message: StoredMessage) -> None:
+        """Forget a message."""
+
+    def move(self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage) -> None:
+        """Re-key a message: the old (entity, number) goes, the same payload is put as `message` under the new one."""
+
+    def payload(self, entity_id: int, sequence_number: int) -> bytes:
+        """The stored payload of a message that was put (committed or not)."""
+
+    def put_session_state(self, entity_id: int, session_id: str, state: bytes | None) -> None:
+        """Store a session's state; None removes it."""
+
+    def put_message_id(self, entity_id: int, message_id: str, first_seen_ms: int | None) -> None:
+        """Remember an id for duplicate detection; None forgets it."""

@@ -1,0 +1,275 @@
+"""One port for everything: gives each connection to the protocol that its first bytes ask for.
+
+    AMQP          -> amqp_factory
+    an HTTP verb  -> http_factory (administration, health, AMQP over WebSocket)
+    0x16, TLS     -> closed, with a line in the log that says to use plain text
+    anything else -> answered with the AMQP header, as AMQP 1.0 (2.2) asks, and closed
+
+The bytes are only peeked at, so the chosen protocol reads its connection from the first byte on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from enum import Enum
+
+_log = logging.getLogger(__name__)
+
+SNIFF_LIMIT_S = 10.0
+"""A client that says nothing for so long is not going to."""
+
+SNIFFING_MAX = 512
+"""Silent connections kept at a time; past it the longest silent one goes."""
+
+BACKLOG = 1024
+ACCEPT_RETRY_S = 1.0
+"""Pause after the process ran out of file descriptors: accepting at once would only spin."""
+
+AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
+HTTP_VERBS = (b"GET ", b"PUT ", b"POST ", b"DELETE ", b"HEAD ", b"OPTIONS ", b"PATCH ")
+TLS_HANDSHAKE = 0x16
+PEEK_BYTES = 8
+
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class ListenError(Exception):
+    """The address cannot be listened on; the text says why and what to do."""
+
+
+class Speech(Enum):
+    """What a client speaks, by its first bytes."""
+
+    AMQP = "AMQP"
+    HTTP = "HTTP"
+    TLS = "TLS"
+    UNKNOWN = "unknown"
+
+
+def recognise(first: bytes) -> Speech:
+    """The protocol that `first` begins, or could still become: one byte is enough to choose.
+
+    Should the rest not follow, the chosen protocol refuses it in its own way.
+    """
+    if first[:1] == bytes((TLS_HANDSHAKE,)):
+        return Speech.TLS
+    if AMQP_HEADER.startswith(first[:4]):
+        return Speech.AMQP
+    if any(verb.startswith(first[: len(verb)]) for verb in HTTP_VERBS):
+        return Speech.HTTP
+    return Speech.UNKNOWN
+
+
+class Listener:
+    """Listens on one port until closed."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        amqp_factory: Callable[[], asyncio.BaseProtocol],
+        http_factory: Callable[[], asyncio.BaseProtocol],
+    ) -> None:
+        self.host = host
+        self.port = port
+        """The port asked for; once started, the port in use (0 asks for a free one)."""
+        self._factories = {Speech.AMQP: amqp_factory, Speech.HTTP: http_factory}
+        self._sockets: list[socket.socket] = []
+        self._sniffing: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._handovers: set[asyncio.Task[None]] = set()
+        self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
+
+    async def start(self) -> None:
+        """Listen on every address of the host; ListenError when there is none to be had."""
+        self._loop = asyncio.get_running_loop()
+        self._sockets = _bind(self.host, self.port, await self._addresses())
+        self.port = self._sockets[0].getsockname()[1]
+        for listening in self._sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    async def close(self) -> None:
+        """Stop listening. Connections already handed over go on; silent ones are closed."""
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+            listening.close()
+        self._sockets.clear()
+        for pause in self._pauses.values():
+            pause.cancel()
+        self._pauses.clear()
+        for waiting in list(self._sniffing):
+            self._forget(waiting)
+            waiting.close()
+        if self._handovers:
+            await asyncio.wait(self._handovers)
+
+    async def _addresses(self) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+        try:
+            found = await self._loop.getaddrinfo(
+                self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+        except socket.gaierror as error:
+            raise ListenError(
+                f"cannot listen on {self.host}:{self.port}: the host is unknown "
+                f"({error.strerror}); use localhost or an address of this machine"
+            ) from error
+        unique = {(family, address[:2]): None for family, _, _, _, address in found}
+        return [(family, (str(address[0]), int(address[1]))) for family, address in unique]
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(BACKLOG):
+            try:
+                connection, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._accept_failed(listening, error)
+                return
+            self._sniff(connection)
+
+    def _accept_failed(self, listening: socket.socket, error: OSError) -> None:
+        if error.errno not in _OUT_OF_DESCRIPTORS:
+            _log.error("%s:%s: accepting a connection failed: %s", self.host, self.port, error)
+            return
+        _log.error(
+            "%s:%s: no more connections can be opened (%s), trying again in %g s; raise the limit "
+            "of open files (ulimit -n)", self.host, self.port, error.strerror, ACCEPT_RETRY_S,
+        )  # fmt: skip
+        self._loop.remove_reader(listening)
+        self._pauses[listening] = self._loop.call_later(ACCEPT_RETRY_S, self._resume, listening)
+
+    def _resume(self, listening: socket.socket) -> None:
+        del self._pauses[listening]
+        self._loop.add_reader(listening, self._accept, listening)
+
+    def _sniff(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        # Frames are written whole; waiting to fill a packet would only add latency to each answer.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self._sniffing) >= SNIFFING_MAX:
+            self._drop(next(iter(self._sniffing)), f"{SNIFFING_MAX} connections are silent at once")
+        limit = self._loop.call_later(
+            SNIFF_LIMIT_S, self._drop, connection, f"it said nothing for {SNIFF_LIMIT_S:g} s"
+        )
+        self._sniffing[connection] = limit
+        self._loop.add_reader(connection, self._peek, connection)
+
+    def _peek(self, connection: socket.socket) -> None:
+        try:
+            first = connection.recv(PEEK_BYTES, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        self._forget(connection)
+        if not first:
+            # Opened and closed again, as a port check does: nothing to tell.
+            connection.close()
+            return
+        speech = recognise(first)
+        factory = self._factories.get(speech)
+        if factory is None:
+            self._refuse(connection, speech, first)
+        else:
+            handover = self._loop.create_task(self._hand_over(connection, factory))
+            self._handovers.add(handover)
+            handover.add_done_callback(self._handovers.discard)
+
+    async def _hand_over(
+        self, connection: socket.socket, factory: Callable[[], asyncio.BaseProtocol]
+    ) -> None:
+        try:
+            await self._loop.connect_accepted_socket(factory, connection)
+        except OSError as error:
+            _log.info("%s:%s: a connection broke off at once: %s", self.host, self.port, error)
+            connection.close()
+
+    def _refuse(self, connection: socket.socket, speech: Speech, first: bytes) -> None:
+        if speech is Speech.TLS:
+            _log.warning(
+                "%s:%s: closed a TLS connection from %s: this port speaks plain text; put "
+                "UseDevelopmentEmulator=true into the connection string",
+                self.host, self.port, _peer(connection),
+            )  # fmt: skip
+        else:
+            _log.warning(
+                "%s:%s: closed a connection from %s that speaks neither AMQP nor HTTP: "
+                "it began with %r",
+                self.host, self.port, _peer(connection), first,
+            )  # fmt: skip
+            try:
+                connection.send(AMQP_HEADER)
+                # Reading what was sent keeps the close from resetting the answer away.
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1 << 16)
+            except OSError:
+                pass
+        connection.close()
+
+    def _drop(self, connection: socket.socket, why: str) -> None:
+        _log.info(
+            "%s:%s: closed a connection from %s: %s", self.host, self.port, _peer(connection), why
+        )
+        self._forget(connection)
+        connection.close()
+
+    def _forget(self, connection: socket.socket) -> None:
+        self._loop.remove_reader(connection)
+        self._sniffing.pop(connection).cancel()
+
+
+def _bind(
+    host: str, port: int, addresses: list[tuple[socket.AddressFamily, tuple[str, int]]]
+) -> list[socket.socket]:
+    """Listening sockets on all the addresses that can be bound, every one with the same port."""
+    bound: list[socket.socket] = []
+    failure: OSError | None = None
+    for family, (address, _) in addresses:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind((address, port))
+            listening.listen(BACKLOG)
+        except OSError as error:
+            listening.close()
+            failure = error
+            if error.errno == errno.EADDRNOTAVAIL:
+                # localhost often has an IPv6 address on machines that have no IPv6.
+                continue
+            break
+        listening.setblocking(False)
+        bound.append(listening)
+        port = listening.getsockname()[1]
+    if bound and (failure is None or failure.errno == errno.EADDRNOTAVAIL):
+        return bound
+    for listening in bound:
+        listening.close()
+    raise _listen_error(host, port, failure) from failure
+
+
+def _listen_error(host: str, port: int, failure: OSError | None) -> ListenError:
+    where = f"cannot listen on {host}:{port}"
+    if failure is None:
+        return ListenError(f"{where}: the host has no address; use localhost or 127.0.0.1")
+    if failure.errno == errno.EADDRINUSE:
+        return ListenError(f"{where}: another program has the port; stop it or choose another port")
+    if failure.errno == errno.EACCES:
+        return ListenError(f"{where}: this user may not open the port; choose one above 1023")
+    if failure.errno == errno.EADDRNOTAVAIL:
+        return ListenError(
+            f"{where}: the address is not one of this machine; use localhost or 0.0.0.0"
+        )
+    return ListenError(f"{where}: {failure.strerror}")
+
+
+def _peer(connection: socket.socket) -> str:
+    try:
+        host, port = connection.getpeername()[:2]
+    except OSError:
+        return "a client that has gone"
+    return f"{host}:{port}"

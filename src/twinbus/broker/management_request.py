@@ -1,0 +1,176 @@
+"""Requests to a `$management` node, and responses, as AMQP messages.
+
+request   application properties: operation, associated-link-name; body: a map of arguments
+response  application properties: statusCode, statusDescription, errorCondition; body: a map
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from twinbus.amqp.message import (
+    Properties,
+    Sections,
+    decode_map,
+    decode_properties,
+    decode_value,
+    encode_message,
+)
+from twinbus.amqp.types import DecodeError, Int, Symbol
+from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange, MalformedMessage, Refusal
+
+ITEMS_MAX = 4000
+"""Lock tokens, sequence numbers or messages in one request; Azure's limit for a batch delete."""
+
+INT_MAX = 2**31 - 1
+
+
+class Request:
+    """One request: what to do, with which arguments, and through which of the client's links."""
+
+    __slots__ = ("_arguments", "link_name", "operation")
+
+    def __init__(self, sections: Sections) -> None:
+        """Read a request; `MalformedMessage` if it is none."""
+        try:
+            headers = decode_map(sections.application_properties)
+            body = decode_value(sections.body) if sections.body else {}
+        except DecodeError as error:
+            raise MalformedMessage(f"The request cannot be read: {error}") from error
+        if not isinstance(body, dict):
+            raise MalformedMessage("The body of a management request must be a map.")
+        self._arguments: dict[str, Any] = {str(name): value for name, value in body.items()}
+        self.operation = text_of(headers.get("operation")) or ""
+        self.link_name = text_of(headers.get("associated-link-name"))
+
+    def get(self, name: str) -> Any:
+        """The argument as it was sent; None if it was not."""
+        return self._arguments.get(name)
+
+    def text(self, name: str) -> str:
+        """An argument that must be a string."""
+        value = self.optional_text(name)
+        if value is None:
+            raise self._invalid(name, "a string")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """An argument that may be absent or null."""
+        value = self.get(name)
+        if value is None:
+            return None
+        text = text_of(value)
+        if text is None:
+            raise self._invalid(name, "a string")
+        return text
+
+    def integer(self, name: str, default: int | None = None, minimum: int = -(2**63)) -> int:
+        """An argument that must be an integer; `default` stands for an absent one."""
+        value = self.get(name)
+        if value is None:
+            value = default
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._invalid(name, "an integer")
+        if value < minimum:
+            raise ArgumentOutOfRange(
+                f"{name} of {self.operation} must be at least {minimum}, not {value}."
+            )
+        return int(value)
+
+    def integers(self, name: str) -> list[int]:
+        """An argument that must be an array of integers."""
+        values = self.items(name)
+        if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+            raise self._invalid(name, "an array of integers")
+        return [int(value) for value in values]
+
+    def lock_tokens(self) -> list[bytes]:
+        """The argument lock-tokens, as the delivery tags they stand for.
+
+        A delivery tag is the little-endian form of the GUID that requests carry as an AMQP uuid.
+        """
+        tokens = [_guid(value) for value in self.items("lock-tokens")]
+        known = [token.bytes_le for token in tokens if token is not None]
+        if len(known) != len(tokens):
+            raise self._invalid("lock-tokens", "an array of uuids")
+        return known
+
+    def items(self, name: str) -> list[Any]:
+        """An argument that must be a list or array, not empty, of bounded length."""
+        values = self.get(name)
+        if not isinstance(values, list) or not values:
+            raise self._invalid(name, "a list that is not empty")
+        if len(values) > ITEMS_MAX:
+            raise ArgumentOutOfRange(
+                f"{name} of {self.operation} has {len(values)} entries, the limit is {ITEMS_MAX}; "
+                "send several requests."
+            )
+        return values
+
+    def table(self, name: str) -> dict[str, Any]:
+        """An argument that must be a map; absent or null is an empty one."""
+        value = self.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self._invalid(name, "a map")
+        return {str(key): entry for key, entry in value.items()}
+
+    def _invalid(self, name: str, expected: str) -> ArgumentInvalid:
+        given = type(self.get(name)).__name__ if name in self._arguments else "nothing"
+        return ArgumentInvalid(f"{name} of {self.operation} must be {expected}; got {given}.")
+
+
+def correlation_id(sections: Sections) -> Any:
+    """The id that the response must bear, in the request's own AMQP type."""
+    try:
+        return decode_properties(sections.properties).message_id
+    except DecodeError as error:
+        raise MalformedMessage(f"The properties of the request cannot be read: {error}") from error
+
+
+def success(request_id: Any, body: dict[str, Any] | None) -> bytes:
+    """The response to a request that was carried out; None: there is nothing to tell (204)."""
+    headers = {
+        "statusCode": Int(204 if body is None else 200),
+        "statusDescription": "No Content" if body is None else "OK",
+    }
+    return _response(request_id, headers, {} if body is None else body)
+
+
+def failure(request_id: Any, refusal: Refusal) -> bytes:
+    """The response to a request that was refused."""
+    headers = {
+        "statusCode": Int(refusal.status),
+        "statusDescription": refusal.description,
+        "errorCondition": Symbol(refusal.condition),
+    }
+    return _response(request_id, headers, {})
+
+
+def _response(request_id: Any, headers: dict[str, Any], body: dict[str, Any]) -> bytes:
+    properties = Properties(correlation_id=request_id)
+    return encode_message(properties=properties, application_properties=headers, value=body)
+
+
+def page(values: Iterable[Any], skip: int, top: int) -> list[Any]:
+    """The values of one page of a listing."""
+    return list(values)[skip : skip + top]
+
+
+def text_of(value: object) -> str | None:
+    """A string of the wire, which some SDKs send as binary; None if it is neither."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return str(value) if isinstance(value, str) else None
+
+
+def _guid(value: object) -> UUID | None:
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(str(value)) if isinstance(value, str) else None
+    except ValueError:
+        return None

@@ -1,0 +1,70 @@
+"""Names of entities: what may be one, and how an address names an entity or a part of it."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote, urlsplit
+
+from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
+
+PATH_LENGTH_MAX = 260
+NAME_LENGTH_MAX = 50
+"""Of a subscription or a rule. Both limits are Azure's."""
+
+SUBSCRIPTIONS = "Subscriptions"
+DEAD_LETTER = "$DeadLetterQueue"
+TRANSFER_DEAD_LETTER = "$Transfer/$DeadLetterQueue"
+
+_PATH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._~/-]*[A-Za-z0-9_])?")
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
+_RULE_NAME = re.compile(r"[A-Za-z0-9_$](?:[A-Za-z0-9._$-]*[A-Za-z0-9_])?")
+
+
+def check_path(kind: str, path: str) -> None:
+    """Refuse a path that no queue or topic can have."""
+    _check_length(f"path of the {kind}", path, PATH_LENGTH_MAX)
+    parts = path.lower().split("/")
+    if not _PATH.fullmatch(path) or "" in parts or SUBSCRIPTIONS.lower() in parts[1:]:
+        raise ArgumentInvalid(
+            f"{path!r} cannot be the path of a {kind}: use letters, digits, '.', '-', '_', '~' and "
+            "single '/' between parts, with a letter, digit or '_' at both ends, and no part "
+            f"named {SUBSCRIPTIONS!r} after the first"
+        )
+
+
+def check_name(kind: str, name: str) -> None:
+    """Refuse a name that no subscription or rule can have."""
+    _check_length(f"name of the {kind}", name, NAME_LENGTH_MAX)
+    pattern = _RULE_NAME if kind == "rule" else _NAME
+    if not pattern.fullmatch(name):
+        raise ArgumentInvalid(
+            f"{name!r} cannot be the name of a {kind}: use letters, digits, '.', '-' and '_', with "
+            "a letter, digit or '_' at both ends"
+        )
+
+
+def _check_length(what: str, text: str, limit: int) -> None:
+    if not 0 < len(text) <= limit:
+        raise ArgumentOutOfRange(f"the {what} has {len(text)} characters, not 1 to {limit}")
+
+
+def subscription_path(topic: str, name: str) -> str:
+    """The path of a topic's subscription."""
+    return f"{topic}/{SUBSCRIPTIONS}/{name}"
+
+
+def dead_letter_path(path: str) -> str:
+    """The path of an entity's dead-letter queue."""
+    return f"{path}/{DEAD_LETTER}"
+
+
+def transfer_dead_letter_path(path: str) -> str:
+    """The path under which Azure keeps what an entity could not forward."""
+    return f"{path}/{TRANSFER_DEAD_LETTER}"
+
+
+def address_key(address: str) -> str:
+    """What an address is looked up by: `amqps://host:5672/Orders` and `orders` have the same."""
+    if "://" in address:
+        address = unquote(urlsplit(address).path)
+    return address.strip("/").lower()

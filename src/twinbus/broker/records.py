@@ -1,0 +1,237 @@
+"""The layout of what a store writes: one key and one value for each fact, as bytes. Pure.
+
+A key is one byte of kind, eight of entity id and, for all but one-per-entity kinds, what tells the
+facts of an entity apart: a message's sequence number, or a digest of a session or message id (ids
+may be longer than a key can be; the value holds the id itself). Numbers in keys are big-endian, so
+that the order of keys is the order of entities and, within one, of sequence numbers.
+
+    E entity          json: kind, path, description
+    C counter         the entity's last sequence number
+    M message         fixed head, message id, session id, dead-letter source, overrides, payload
+    A amendment       what changed since the message was put: state, delivery count, overrides
+    S session state   session id, state
+    D duplicate       time first seen, message id
+    X dropped         the entity is gone, what it held is being swept away
+    F format          the version of this layout, once per store
+
+Ids and paths are valid UTF-8, as everything read from the wire is.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from hashlib import blake2b
+
+from twinbus.amqp.types import decode, encode
+from twinbus.broker.journal import State, StoredMessage
+
+FORMAT_VERSION = 1
+"""Raised when a store written today could not be read by yesterday's code."""
+
+FORMAT_KEY = b"F"
+ENTITY, COUNTER, MESSAGE, AMENDMENT, SESSION, DUPLICATE, DROPPED = b"ECMASDX"
+HELD_KINDS = (MESSAGE, AMENDMENT, SESSION, DUPLICATE, COUNTER)
+"""What an entity holds, and what goes with it."""
+
+_DIGEST_BYTES = 16
+"""A collision would join two ids; at 128 bits that needs some 10^19 ids in one entity."""
+
+_STATES = (State.ACTIVE, State.DEFERRED, State.SCHEDULED)
+_NUMBERED_KEY = struct.Struct(">BQQ")
+_ENTITY_KEY = struct.Struct(">BQ")
+_NUMBER = struct.Struct("<Q")
+_TIME = struct.Struct("<q")
+_FORMAT = struct.Struct("<I")
+_MESSAGE_HEAD = struct.Struct("<qQqqqQBIIIII")
+_LENGTHS = struct.Struct("<IIII")
+_LENGTHS_AT = _MESSAGE_HEAD.size - _LENGTHS.size
+_AMENDMENT_HEAD = struct.Struct("<BI")
+
+Data = bytes | memoryview
+
+
+def message_key(entity_id: int, sequence_number: int) -> bytes:
+    return _NUMBERED_KEY.pack(MESSAGE, entity_id, sequence_number)
+
+
+def amendment_key(entity_id: int, sequence_number: int) -> bytes:
+    return _NUMBERED_KEY.pack(AMENDMENT, entity_id, sequence_number)
+
+
+def entity_key(kind: int, entity_id: int) -> bytes:
+    """The key of a one-per-entity fact, and the prefix of all keys of a kind within an entity."""
+    return _ENTITY_KEY.pack(kind, entity_id)
+
+
+def named_key(kind: int, entity_id: int, name: str) -> bytes:
+    """The key of a session's state or of a message id."""
+    return (
+        _ENTITY_KEY.pack(kind, entity_id)
+        + blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest()
+    )
+
+
+def key_numbers(key: Data) -> tuple[int, int]:
+    """Entity id and sequence number of a message's or an amendment's key."""
+    _, entity_id, sequence_number = _NUMBERED_KEY.unpack(key)
+    return entity_id, sequence_number
+
+
+def key_entity(key: Data) -> int:
+    return int(_ENTITY_KEY.unpack_from(key)[1])
+
+
+def pack_message(message: StoredMessage, payload: bytes) -> bytes:
+    """The whole record of a message. A length of 0 is None, else the length is one too high."""
+    texts = b""
+    id_length = session_length = source_length = overrides_length = 0
+    if message.message_id is not None:
+        texts = message.message_id.encode()
+        id_length = len(texts) + 1
+    if message.session_id is not None:
+        text = message.session_id.encode()
+        session_length = len(text) + 1
+        texts += text
+    if message.dead_letter_source is not None:
+        text = message.dead_letter_source.encode()
+        source_length = len(text) + 1
+        texts += text
+    if message.overrides is not None:
+        text = encode(message.overrides)
+        overrides_length = len(text) + 1
+        texts += text
+    head = _MESSAGE_HEAD.pack(
+        message.enqueued_at_ms,
+        message.size_bytes,
+        message.ttl_ms,
+        message.expires_at_ms,
+        message.scheduled_for_ms,
+        message.enqueued_sequence_number,
+        message.state,
+        message.delivery_count,
+        id_length,
+        session_length,
+        source_length,
+        overrides_length,
+    )
+    return head + texts + payload
+
+
+def unpack_message(sequence_number: int, record: Data) -> StoredMessage:
+    """The message as it was put; its payload is left where it is."""
+    (
+        enqueued_at_ms,
+        size_bytes,
+        ttl_ms,
+        expires_at_ms,
+        scheduled_for_ms,
+        enqueued_sequence_number,
+        state,
+        delivery_count,
+        id_length,
+        session_length,
+        source_length,
+        overrides_length,
+    ) = _MESSAGE_HEAD.unpack_from(record)
+    at = _MESSAGE_HEAD.size
+    message_id = session_id = source = overrides = None
+    if id_length:
+        message_id = str(record[at : at + id_length - 1], "utf-8")
+        at += id_length - 1
+    if session_length:
+        session_id = str(record[at : at + session_length - 1], "utf-8")
+        at += session_length - 1
+    if source_length:
+        source = str(record[at : at + source_length - 1], "utf-8")
+        at += source_length - 1
+    if overrides_length:
+        overrides = _overrides(record[at : at + overrides_length - 1])
+    return StoredMessage(
+        sequence_number,
+        enqueued_at_ms=enqueued_at_ms,
+        size_bytes=size_bytes,
+        message_id=message_id,
+        session_id=session_id,
+        ttl_ms=ttl_ms,
+        expires_at_ms=expires_at_ms,
+        scheduled_for_ms=scheduled_for_ms,
+        state=_STATES[state],
+        delivery_count=delivery_count,
+        enqueued_sequence_number=enqueued_sequence_number,
+        dead_letter_source=source,
+        overrides=overrides,
+    )
+
+
+def payload_of(record: Data) -> bytes:
+    """A copy of the payload alone."""
+    at = _MESSAGE_HEAD.size
+    for length in _LENGTHS.unpack_from(record, _LENGTHS_AT):
+        if length:
+            at += length - 1
+    return bytes(record[at:])
+
+
+def pack_amendment(message: StoredMessage) -> bytes:
+    head = _AMENDMENT_HEAD.pack(message.state, message.delivery_count)
+    return head if message.overrides is None else head + encode(message.overrides)
+
+
+def apply_amendment(message: StoredMessage, record: Data) -> None:
+    state, message.delivery_count = _AMENDMENT_HEAD.unpack_from(record)
+    message.state = _STATES[state]
+    rest = record[_AMENDMENT_HEAD.size :]
+    message.overrides = _overrides(rest) if len(rest) else None
+
+
+def _overrides(data: Data) -> dict[str, object]:
+    value, _ = decode(bytes(data))
+    assert isinstance(value, dict)
+    return value
+
+
+def pack_entity(kind: str, path: str, description: dict[str, object]) -> bytes:
+    return json.dumps([kind, path, description], separators=(",", ":")).encode()
+
+
+def unpack_entity(record: Data) -> tuple[str, str, dict[str, object]]:
+    """Kind, path and description."""
+    kind, path, description = json.loads(bytes(record))
+    return kind, path, description
+
+
+def pack_number(number: int) -> bytes:
+    return _NUMBER.pack(number)
+
+
+def unpack_number(record: Data) -> int:
+    return int(_NUMBER.unpack(record)[0])
+
+
+def pack_session_state(session_id: str, state: bytes) -> bytes:
+    name = session_id.encode()
+    return _FORMAT.pack(len(name)) + name + state
+
+
+def unpack_session_state(record: Data) -> tuple[str, bytes]:
+    """Session id and state."""
+    end = _FORMAT.size + _FORMAT.unpack_from(record)[0]
+    return str(record[_FORMAT.size : end], "utf-8"), bytes(record[end:])
+
+
+def pack_duplicate(message_id: str, first_seen_ms: int) -> bytes:
+    return _TIME.pack(first_seen_ms) + message_id.encode()
+
+
+def unpack_duplicate(record: Data) -> tuple[str, int]:
+    """Message id and the time it was first seen."""
+    return str(record[_TIME.size :], "utf-8"), _TIME.unpack_from(record)[0]
+
+
+def pack_format() -> bytes:
+    return _FORMAT.pack(FORMAT_VERSION)
+
+
+def unpack_format(record: Data) -> int:
+    return int(_FORMAT.unpack(record)[0])

@@ -1,0 +1,84 @@
+"""Why the broker says no: one exception, carrying the AMQP condition a client will see.
+
+Core code raises a `Refusal`; the AMQP shell turns it into a rejected delivery, a detach or a
+management status, the administration shell into an HTTP status. The condition decides which
+exception of the official SDK the user gets, so each one here is a condition that SDK knows.
+"""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    """A request that the broker will not carry out, and why."""
+
+    condition = "amqp:internal-error"
+    status = 500
+    """HTTP status, which is also the status code of a management response."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(description)
+        self.description = description
+
+
+class EntityNotFound(Refusal):
+    condition, status = "amqp:not-found", 404
+
+
+class EntityAlreadyExists(Refusal):
+    condition, status = "com.microsoft:entity-already-exists", 409
+
+
+class EntityDisabled(Refusal):
+    condition, status = "com.microsoft:entity-disabled", 403
+
+
+class QuotaExceeded(Refusal):
+    condition, status = "amqp:resource-limit-exceeded", 403
+
+
+class MessageTooLarge(Refusal):
+    condition, status = "amqp:link:message-size-exceeded", 413
+
+
+class NotAllowed(Refusal):
+    condition, status = "amqp:not-allowed", 400
+
+
+class ArgumentInvalid(Refusal):
+    condition, status = "com.microsoft:argument-error", 400
+
+
+class ArgumentOutOfRange(Refusal):
+    condition, status = "com.microsoft:argument-out-of-range", 400
+
+
+class MessageNotFound(Refusal):
+    condition, status = "com.microsoft:message-not-found", 404
+
+
+class MessageLockLost(Refusal):
+    condition, status = "com.microsoft:message-lock-lost", 410
+
+
+class SessionLockLost(Refusal):
+    condition, status = "com.microsoft:session-lock-lost", 410
+
+
+class SessionCannotBeLocked(Refusal):
+    condition, status = "com.microsoft:session-cannot-be-locked", 410
+
+
+class OperationTimedOut(Refusal):
+    condition, status = "com.microsoft:timeout", 408
+
+
+class ServerBusy(Refusal):
+    condition, status = "com.microsoft:server-busy", 503
+
+
+class Unauthorized(Refusal):
+    condition, status = "amqp:unauthorized-access", 401
+
+
+class MalformedMessage(Refusal):
+    condition, status = "amqp:decode-error", 400

@@ -1,0 +1,213 @@
+"""Who may do what: shared access signatures checked against a namespace's and its entities' rules.
+
+A token names an audience (a URI whose path covers an entity and everything below it), a rule and an
+expiry, signed with one of the rule's keys. Clients present the same token on `$cbs` and in the HTTP
+Authorization header. Pure: the time is an argument.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import quote_plus, unquote, unquote_plus, urlsplit
+
+from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.refusals import Unauthorized
+
+LISTEN, SEND, MANAGE = "Listen", "Send", "Manage"
+ALL_RIGHTS = frozenset({LISTEN, SEND, MANAGE})
+
+TOKEN_LENGTH_MAX = 8192
+"""Characters. A real token has a few hundred; the limit bounds the work done for a stranger."""
+
+_SCHEME = "SharedAccessSignature "
+_FIELDS = ("sr", "sig", "se", "skn")
+_EXPIRY_DIGITS_MAX = 15
+"""Seconds since 1970 in 15 digits reach past the year 30,000,000: enough for "never expires"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """What a verified token allows: some rights, on an entity and all below it, for a time."""
+
+    path: str
+    """Lower case, no leading or trailing slash; "" is the whole namespace."""
+    rights: frozenset[str]
+    expires_at_s: float
+    rule_name: str
+
+    def allows(self, address: str, right: str) -> bool:
+        """Whether `right` is granted on the node at `address` ("orders", "orders/$management")."""
+        return right in self.rights and covers(self.path, address)
+
+    def is_expired(self, now_s: float) -> bool:
+        """Whether the grant has ended at `now_s`."""
+        return now_s >= self.expires_at_s
+
+
+def covers(granted_path: str, address: str) -> bool:
+    """Whether `address` is `granted_path` or lies below it; whole segments, any letter case."""
+    if not granted_path:
+        return True
+    path = address.strip("/").lower()
+    return path == granted_path or path.startswith(granted_path + "/")
+
+
+def _no_entity_rules(_path: str) -> Iterable[AuthorizationRule]:
+    return ()
+
+
+class AccessPolicy:
+    """The rules of one namespace, and through `entity_rules` those of its entities."""
+
+    def __init__(
+        self,
+        rules: Iterable[AuthorizationRule],
+        entity_rules: Callable[[str], Iterable[AuthorizationRule]] = _no_entity_rules,
+    ) -> None:
+        """`entity_rules(path)` gives the rules of the entity at `path`, if there is one."""
+        self.rules = {rule.key_name: rule for rule in rules}
+        self._entity_rules = entity_rules
+
+    def verify(self, token: str, now_s: float) -> Grant:
+        """The grant that `token` is worth at `now_s`; `Unauthorized` says why it is worth none."""
+        fields = _parse(token)
+        path = _audience_path(unquote_plus(fields["sr"]))
+        expires_at_s = _expiry(fields["se"])
+        name, candidates = self._named(fields["skn"], path)
+        if not candidates:
+            raise Unauthorized(
+                f"No shared access rule is named {name!r}, neither on the namespace nor on "
+                f"{path or 'an entity'!r}; check SharedAccessKeyName."
+            )
+        signature = _signature(fields["sig"])
+        rule = next((rule for rule in candidates if _signed_by(rule, fields, signature)), None)
+        if rule is None:
+            raise Unauthorized(
+                f"The signature does not match a key of the shared access rule {name!r}; "
+                "check SharedAccessKey."
+            )
+        if now_s >= expires_at_s:
+            raise Unauthorized(
+                f"The token of rule {name!r} expired at {_utc(expires_at_s)}, "
+                f"{now_s - expires_at_s:.0f} s ago; present a new one (or check the clocks)."
+            )
+        rights = ALL_RIGHTS if MANAGE in rule.rights else rule.rights
+        return Grant(path=path, rights=rights, expires_at_s=expires_at_s, rule_name=rule.key_name)
+
+    def _named(self, encoded_name: str, path: str) -> tuple[str, list[AuthorizationRule]]:
+        # The Python SDK encodes the rule's name twice, the others once. An exact match wins, so a
+        # name that really holds a percent sign still works.
+        once = unquote_plus(encoded_name)
+        for name in dict.fromkeys((once, unquote_plus(once))):
+            found = [rule for rule in self._in_reach(path) if rule.key_name == name]
+            if found:
+                return name, found
+        return once, []
+
+    def _in_reach(self, path: str) -> Iterable[AuthorizationRule]:
+        """The namespace's rules and those of each entity that holds `path`."""
+        yield from self.rules.values()
+        parts = path.split("/") if path else []
+        for length in range(len(parts), 0, -1):
+            yield from self._entity_rules("/".join(parts[:length]))
+
+
+def sign(audience: str, rule_name: str, key: str, expires_at_s: int) -> str:
+    """A token for `audience` (a URI such as sb://localhost/orders), valid until `expires_at_s`."""
+    resource = quote_plus(audience)
+    signature = base64.b64encode(_digest(key, resource, str(expires_at_s))).decode("ascii")
+    return (
+        f"{_SCHEME}sr={resource}&sig={quote_plus(signature)}"
+        f"&se={expires_at_s}&skn={quote_plus(rule_name)}"
+    )
+
+
+def _parse(token: str) -> dict[str, str]:
+    """The four fields of a token, still url-encoded."""
+    if len(token) > TOKEN_LENGTH_MAX:
+        raise Unauthorized(
+            f"The token has {len(token)} characters, the limit is {TOKEN_LENGTH_MAX}."
+        )
+    if not token.startswith(_SCHEME):
+        raise Unauthorized(_not_a_signature(token))
+    fields: dict[str, str] = {}
+    for pair in token[len(_SCHEME) :].strip().split("&"):
+        key, _, value = pair.partition("=")
+        if key in fields:
+            raise Unauthorized(f"The shared access signature has the field {key!r} twice.")
+        fields[key] = value
+    missing = [key for key in _FIELDS if not fields.get(key)]
+    if missing:
+        raise Unauthorized(
+            f"The shared access signature lacks {', '.join(missing)}; "
+            "it needs sr (audience), sig, se (expiry) and skn (rule name)."
+        )
+    return fields
+
+
+def _not_a_signature(token: str) -> str:
+    if token.startswith(("Bearer ", "eyJ")):
+        return (
+            "JSON web tokens are not accepted: this broker has no Microsoft Entra tenant to check "
+            "them with. Use a shared access key (a connection string)."
+        )
+    return (
+        "The token is not a shared access signature: it must begin with 'SharedAccessSignature '."
+    )
+
+
+def _audience_path(audience: str) -> str:
+    """The path part of an audience URI; its scheme and host are whatever the client dialled."""
+    try:
+        parts = urlsplit(audience)
+        is_address = bool(parts.scheme and parts.hostname)
+    except ValueError:
+        parts, is_address = None, False
+    if parts is None or not is_address:
+        raise Unauthorized(
+            f"The audience {audience[:200]!r} is no URI; expected one like sb://host/entity."
+        )
+    return unquote(parts.path).strip("/").lower()
+
+
+def _expiry(text: str) -> float:
+    if not (text.isascii() and text.isdigit()) or len(text) > _EXPIRY_DIGITS_MAX:
+        raise Unauthorized(
+            f"The token's expiry se={text[:40]!r} is no whole number of seconds since 1970."
+        )
+    return float(text)
+
+
+def _signature(encoded: str) -> bytes:
+    # `unquote`, not `unquote_plus`: a plus sign that a client left unencoded is base64, no space.
+    try:
+        return base64.b64decode(unquote(encoded), validate=True)
+    except (binascii.Error, ValueError):
+        raise Unauthorized("The token's signature (sig) is not base64.") from None
+
+
+def _signed_by(rule: AuthorizationRule, fields: dict[str, str], signature: bytes) -> bool:
+    # The signed text is the audience as encoded by the signer. That is what stands in the token,
+    # except where a library re-encoded it on the way (other letter case of the %-escapes).
+    resources = {fields["sr"], quote_plus(unquote_plus(fields["sr"]))}
+    matched = False
+    for key in (rule.primary_key, rule.secondary_key):
+        for resource in resources:
+            if key and hmac.compare_digest(_digest(key, resource, fields["se"]), signature):
+                matched = True
+    return matched
+
+
+def _digest(key: str, resource: str, expiry: str) -> bytes:
+    text = f"{resource}\n{expiry}".encode()
+    return hmac.new(key.encode(), text, hashlib.sha256).digest()
+
+
+def _utc(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

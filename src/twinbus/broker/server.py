@@ -1,0 +1,187 @@
+"""One namespace, served: the engine, its store, its clients, and the order in which things leave.
+
+Each loop tick: peers act on what arrived, the dispatcher hands out messages, then everything the
+peers have to say waits for one group commit of all that the tick changed. So an acknowledgement is
+never on the wire before its message is on disk, whoever sends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterable
+
+from twinbus.broker.commit import GroupCommit
+from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.dispatch import Dispatcher
+from twinbus.broker.faults import FaultPlan
+from twinbus.broker.namespace import Namespace
+from twinbus.broker.peer import Peer
+from twinbus.broker.queue import Queue
+from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, Refusal
+from twinbus.broker.sas import AccessPolicy
+from twinbus.broker.store import Store
+from twinbus.broker.tokens import LockTokens
+
+log = logging.getLogger("twinbus.broker")
+
+PENDING_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes that may wait for the disk before the broker stops reading from its clients."""
+
+TIMER_FLOOR_S = 0.001
+"""Timers fire at most this often; deadlines are whole milliseconds."""
+
+
+class BrokerServer:
+    """The running broker of one namespace."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        rules: Iterable[AuthorizationRule],
+        *,
+        fault_seed: int = 0,
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.loop = asyncio.get_running_loop()
+        self.peers: set[Peer] = set()
+        self.faults = FaultPlan(random.Random(fault_seed).random)
+        self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
+        self.policy = AccessPolicy(rules, self._entity_rules)
+        self.dispatcher = Dispatcher(self.wake)
+        self._to_collect: dict[Peer, None] = {}
+        self._tick_scheduled = False
+        self._reading_paused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
+        self.namespace = self._restore()
+        self._arm_timer()
+
+    def now_ms(self) -> int:
+        """The time, as the whole broker sees it."""
+        return time.time_ns() // 1_000_000
+
+    def peer(self) -> Peer:
+        """A protocol for a new AMQP connection."""
+        return Peer(self)
+
+    def collect(self, peer: Peer) -> None:
+        """Collect this peer's output at the end of the tick."""
+        self._to_collect[peer] = None
+        self.wake()
+
+    def wake(self) -> None:
+        """Have a tick at the end of this loop iteration."""
+        if not self._tick_scheduled:
+            self._tick_scheduled = True
+            self.loop.call_soon(self._tick)
+
+    def require_space(self) -> None:
+        """Refuse a send while the disk is nearly full: even taking messages out needs some room."""
+        reason = self.store.low_on_space()
+        if reason is not None:
+            raise QuotaExceeded(reason)
+
+    async def close(self) -> None:
+        """Commit what is under way, say goodbye to the clients, close the store."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.commit.close()
+        for peer in list(self.peers):
+            peer.close("amqp:connection:forced", "the broker is shutting down")
+        self.store.close()
+
+    # The tick
+
+    def _tick(self) -> None:
+        self._tick_scheduled = False
+        now_ms = self.now_ms()
+        self.dispatcher.run(now_ms)
+        peers, self._to_collect = self._to_collect, {}
+        for peer in peers:
+            action = peer.collect_output(now_ms)
+            if action is not None:
+                self.commit.after_commit(action)
+        self._hold_back()
+        self._arm_timer()
+
+    def _hold_back(self) -> None:
+        if self._reading_paused or self.commit.pending_bytes < PENDING_BYTES_MAX:
+            return
+        self._reading_paused = True
+        for peer in self.peers:
+            peer.pause_reading()
+        self.commit.after_commit(self._read_again)
+
+    def _read_again(self) -> None:
+        self._reading_paused = False
+        for peer in self.peers:
+            peer.resume_reading()
+
+    def _arm_timer(self) -> None:
+        deadline_ms = self.namespace.next_deadline_ms()
+        if not deadline_ms or (self._timer is not None and self._timer_at_ms <= deadline_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_ms = deadline_ms
+        wait_s = max(TIMER_FLOOR_S, (deadline_ms - self.now_ms()) / 1000)
+        self._timer = self.loop.call_later(wait_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.namespace.run_timers(self.now_ms())
+        self.wake()
+
+    # The engine
+
+    def _restore(self) -> Namespace:
+        namespace = Namespace(
+            self.name,
+            self.store,
+            LockTokens(),
+            notify=self._on_ready,
+            deleted=self._on_deleted,
+            in_use=self._in_use,
+        )
+        namespace.restore(self.store.recover())
+        return namespace
+
+    def _on_ready(self, queue: Queue) -> None:
+        self.dispatcher.ready(queue)
+
+    def _on_deleted(self, path: str) -> None:
+        gone = EntityNotFound(f"the entity {path!r} was deleted")
+        for peer in self.peers:
+            for link in peer.links_on(path):
+                peer.detach(link, gone)
+
+    def _in_use(self, path: str) -> bool:
+        return any(peer.links_on(path) for peer in self.peers)
+
+    def _entity_rules(self, path: str) -> Iterable[AuthorizationRule]:
+        try:
+            description = self.namespace.resolve(path).description
+        except Refusal:
+            return ()
+        return getattr(description, "authorization_rules", ())
+
+    def _on_commit_failure(self, error: Exception) -> None:
+        """Nothing since the last commit was stored: tell every client, start again from the disk.
+
+        Memory ran ahead of the disk, but no client saw it do so: acknowledgements wait for commits.
+        """
+        log.error("%s: %s; every client is disconnected, nothing acknowledged is lost", self.name, error)
+        for peer in list(self.peers):
+            peer.close("amqp:resource-limit-exceeded", f"the message was not stored: {error}")
+        self.dispatcher = Dispatcher(self.wake)
+        self._to_collect.clear()
+        self._read_again()
+        self.namespace = self._restore()
+        self._arm_timer()
+
+

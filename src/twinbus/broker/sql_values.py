@@ -1,0 +1,324 @@
+"""Values and operators of rule expressions: C#'s operators under SQL's three-valued logic.
+
+Azure Service Bus binds operators as C# does, so a comparison of a string with a number is an error
+of the message at hand, not false. `None` is SQL's unknown: an absent property, or NULL. Whatever
+touches an unknown is unknown.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import TypeGuard
+
+from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.broker.refusals import ArgumentInvalid
+
+INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
+"""System.Int64, in which Azure computes."""
+
+TEXT_LENGTH_MAX = 65_536
+"""Characters that a concatenation may reach: more would not fit into a message's properties."""
+
+_TICKS_PER_MS = 10_000
+_TICKS_AT_1970 = 621_355_968_000_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class FilterError(ArgumentInvalid):
+    """A rule that cannot be evaluated against this message; its subscription decides what then."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Instant:
+    """A point in time, unix milliseconds."""
+
+    ms: int
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Duration:
+    """A length of time in milliseconds."""
+
+    ms: int
+
+
+Value = bool | int | float | str | bytes | uuid.UUID | Instant | Duration | None
+
+
+def to_value(raw: object) -> Value:
+    """What an expression sees of a property or parameter; a type it cannot handle is unknown."""
+    if type(raw) in _KINDS:
+        return raw  # type: ignore[return-value]
+    match raw:
+        case Timestamp():
+            return Instant(int(raw))
+        case int():
+            return int(raw)
+        case float():
+            return float(raw)
+        case str():
+            return str(raw)
+        case datetime():
+            aware = raw if raw.tzinfo else raw.replace(tzinfo=UTC)
+            return Instant((aware - _EPOCH) // timedelta(milliseconds=1))
+        case timedelta():
+            return Duration(raw // timedelta(milliseconds=1))
+        case Described():
+            return _from_described(raw)
+    return None
+
+
+def _from_described(raw: Described) -> Value:
+    """The .NET types that AMQP lacks travel as described values."""
+    match str(raw.descriptor), raw.value:
+        case "com.microsoft:timespan", int(ticks):
+            return Duration(ticks // _TICKS_PER_MS)
+        case "com.microsoft:datetime-offset", int(ticks):
+            return Instant((ticks - _TICKS_AT_1970) // _TICKS_PER_MS)
+        case "com.microsoft:uri", str(text):
+            return text
+    return None
+
+
+def to_amqp(value: Value) -> object:
+    """The AMQP form of a value."""
+    match value:
+        case Instant(ms):
+            return Timestamp(ms)
+        case Duration(ms):
+            return Described(Symbol("com.microsoft:timespan"), ms * _TICKS_PER_MS)
+    return value
+
+
+_KINDS: dict[type, str] = {
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    uuid.UUID: "guid",
+    bytes: "binary",
+    Instant: "time",
+    Duration: "duration",
+    type(None): "null",
+}
+
+
+def kind_of(value: Value) -> str:
+    """The name of a value's kind; two values can be compared when theirs are the same."""
+    return _KINDS[type(value)]
+
+
+def equals(left: Value, right: Value) -> bool | None:
+    """`left = right`."""
+    if left is None or right is None:
+        return None
+    pair = _matched(left, right)
+    if pair is None:
+        raise _unfit("=", left, right)
+    return bool(pair[0] == pair[1])
+
+
+def same(left: Value, right: Value) -> bool:
+    """Equality without errors, for correlation filters: another kind is simply another value."""
+    if left is None or right is None:
+        return left is right
+    pair = _matched(left, right)
+    return pair is not None and bool(pair[0] == pair[1])
+
+
+def _matched(left: Value, right: Value) -> tuple[Value, Value] | None:
+    if kind_of(left) == kind_of(right):
+        return left, right
+    # A guid is written as a string in every expression, there being no guid literal.
+    if isinstance(left, uuid.UUID) and isinstance(right, str):
+        return str(left), right.strip("{}").lower()
+    if isinstance(left, str) and isinstance(right, uuid.UUID):
+        return left.strip("{}").lower(), str(right)
+    return None
+
+
+_ORDERED = {"number", "string", "time", "duration"}
+_COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+def orders(sign: str) -> Callable[[Value, Value], bool | None]:
+    """The comparison written `sign`: < <= > >=."""
+    holds = _COMPARISONS[sign]
+
+    def compare(left: Value, right: Value) -> bool | None:
+        if left is None or right is None:
+            return None
+        if kind_of(left) != kind_of(right) or kind_of(left) not in _ORDERED:
+            raise _unfit(sign, left, right)
+        return bool(holds(left, right))
+
+    return compare
+
+
+def _unfit(sign: str, left: Value, right: Value) -> FilterError:
+    return FilterError(
+        f"Operator {sign} cannot be applied to a {kind_of(left)} and a {kind_of(right)}."
+    )
+
+
+def arithmetic(sign: str, left: Value, right: Value) -> Value:
+    """`left sign right` for + - * / %."""
+    if left is None or right is None:
+        return None
+    if sign == "+" and (isinstance(left, str) or isinstance(right, str)):
+        return _joined(to_text(left), to_text(right))
+    if not (_is_number(left) and _is_number(right)):
+        raise _unfit(sign, left, right)
+    if isinstance(left, int) and isinstance(right, int):
+        return _integer(sign, left, right)
+    return _floating(sign, float(left), float(right))
+
+
+def signed(sign: str, value: Value) -> Value:
+    """`+ value` or `- value`."""
+    if value is None:
+        return None
+    if not _is_number(value):
+        raise FilterError(f"Operator {sign} cannot be applied to a {kind_of(value)}.")
+    if sign == "+":
+        return value
+    return -value if isinstance(value, float) else _in_range(-value)
+
+
+def _is_number(value: Value) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _integer(sign: str, left: int, right: int) -> int:
+    if sign in "/%":
+        if right == 0:
+            raise FilterError(f"Division by zero in {left} {sign} 0.")
+        # C# truncates toward zero where Python floors.
+        quotient = abs(left) // abs(right)
+        quotient = -quotient if (left < 0) != (right < 0) else quotient
+        return _in_range(quotient if sign == "/" else left - quotient * right)
+    match sign:
+        case "+":
+            return _in_range(left + right)
+        case "-":
+            return _in_range(left - right)
+    return _in_range(left * right)
+
+
+def _in_range(value: int) -> int:
+    if not INTEGER_MIN <= value <= INTEGER_MAX:
+        raise FilterError("The result of an operation does not fit into 64 bits.")
+    return value
+
+
+def _floating(sign: str, left: float, right: float) -> float:
+    match sign:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+        case "/":
+            if right == 0.0:
+                return (
+                    math.nan if left == 0.0 or math.isnan(left) else _signed_infinity(left, right)
+                )
+            return left / right
+    if right == 0.0 or math.isinf(left):
+        return math.nan
+    return math.fmod(left, right)
+
+
+def _signed_infinity(left: float, right: float) -> float:
+    return math.copysign(math.inf, left) * math.copysign(1.0, right)
+
+
+def _joined(left: str, right: str) -> str:
+    if len(left) + len(right) > TEXT_LENGTH_MAX:
+        raise FilterError(
+            f"A concatenation of {len(left) + len(right)} characters is over the limit of "
+            f"{TEXT_LENGTH_MAX}."
+        )
+    return left + right
+
+
+def to_text(value: Value) -> str:
+    """A known value as text, the way C# prints it."""
+    match value:
+        case bool():
+            return "True" if value else "False"
+        case float() if value.is_integer() and abs(value) < 1e15:
+            return str(int(value))
+        case bytes():
+            raise FilterError("A binary property cannot be used as text.")
+        case Instant(ms):
+            return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        case Duration(ms):
+            return str(timedelta(milliseconds=ms))
+    return str(value)
+
+
+def like(text: Value, pattern: Value, escape: Value = "") -> bool | None:
+    """`text LIKE pattern ESCAPE escape`."""
+    if text is None or pattern is None or escape is None:
+        return None
+    for operand in (text, pattern, escape):
+        if not isinstance(operand, str):
+            raise FilterError(f"LIKE needs strings, not a {kind_of(operand)}.")
+    return like_pattern(str(pattern), str(escape))(str(text))
+
+
+@lru_cache(maxsize=512)
+def like_pattern(pattern: str, escape: str) -> Callable[[str], bool]:
+    """A matcher for one LIKE pattern; `FilterError` if pattern or escape is malformed.
+
+    The pattern is cut at its percent signs and the pieces are found from left to right, each as
+    early as it can be: no backtracking, so no pattern is slow.
+    """
+    cut = _cut(pattern, escape)
+    head, *rest = [re.compile("".join(items), re.DOTALL) for items in cut]
+    if not rest:
+        return lambda text: head.fullmatch(text) is not None
+    *middle, tail = rest
+    # Each item of a piece takes one character.
+    tail_length = len(cut[-1])
+
+    def matches(text: str) -> bool:
+        found = head.match(text)
+        for piece in middle:
+            if found is None:
+                return False
+            found = piece.search(text, found.end())
+        if found is None:
+            return False
+        start = len(text) - tail_length
+        return start >= found.end() and tail.fullmatch(text, start) is not None
+
+    return matches
+
+
+def _cut(pattern: str, escape: str) -> list[list[str]]:
+    """The pieces between the pattern's percent signs, each a list of one-character regexes."""
+    if len(escape) > 1:
+        raise FilterError(f"ESCAPE takes one character, not {escape!r}.")
+    pieces: list[list[str]] = [[]]
+    characters = iter(pattern)
+    for character in characters:
+        if escape and character == escape:
+            literal = next(characters, None)
+            if literal is None:
+                raise FilterError(f"The LIKE pattern {pattern!r} ends in its escape character.")
+            pieces[-1].append(re.escape(literal))
+        elif character == "%":
+            pieces.append([])
+        else:
+            pieces[-1].append("." if character == "_" else re.escape(character))
+    return pieces

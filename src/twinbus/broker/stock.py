@@ -1,0 +1,92 @@
+"""The messages of one entity, in order of their numbers, with what is counted about them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from twinbus.broker.journal import State, StoredMessage
+
+DEFERRED, SCHEDULED = State.DEFERRED, State.SCHEDULED
+
+ORDER_SLACK = 64
+"""Numbers of removed messages that the browsing order may carry beyond one for each left."""
+
+
+class Stock:
+    """Every message of one entity, whatever its state."""
+
+    __slots__ = ("_order", "deferred_count", "messages", "scheduled_count", "size_bytes")
+
+    def __init__(self) -> None:
+        self.messages: dict[int, StoredMessage] = {}
+        """By sequence number, in ascending order, since each new number is the highest yet."""
+        self.size_bytes = 0
+        self.deferred_count = 0
+        self.scheduled_count = 0
+        self._order: list[int] | None = None
+        """Ascending numbers, to start browsing anywhere; made when needed, may hold old ones."""
+
+    def add(self, message: StoredMessage) -> None:
+        """Take in a message under a number higher than any before."""
+        number = message.sequence_number
+        self.messages[number] = message
+        self.size_bytes += message.size_bytes
+        if message.state is SCHEDULED:
+            self.scheduled_count += 1
+        elif message.state is DEFERRED:
+            self.deferred_count += 1
+        order = self._order
+        if order is not None:
+            order.append(number)
+            if len(order) > 2 * len(self.messages) + ORDER_SLACK:
+                self._order = None
+
+    def remove(self, message: StoredMessage) -> None:
+        """Let a message go."""
+        del self.messages[message.sequence_number]
+        self.size_bytes -= message.size_bytes
+        if message.state is SCHEDULED:
+            self.scheduled_count -= 1
+        elif message.state is DEFERRED:
+            self.deferred_count -= 1
+
+    def defer(self, message: StoredMessage) -> None:
+        """Set a message aside."""
+        if message.state is not DEFERRED:
+            message.state = DEFERRED
+            self.deferred_count += 1
+
+    def from_number(self, sequence_number: int) -> Iterator[StoredMessage]:
+        """The messages from that number on, in order."""
+        order = self._order
+        if order is None or len(order) > 2 * len(self.messages) + ORDER_SLACK:
+            order = self._order = list(self.messages)
+        messages = self.messages
+        for index in range(bisect_left(order, sequence_number), len(order)):
+            message = messages.get(order[index])
+            if message is not None:
+                yield message
+
+
+def first_number(message: StoredMessage) -> int:
+    """The number a message had where it first came in."""
+    return message.enqueued_sequence_number or message.sequence_number
+
+
+def copy_of(message: StoredMessage) -> StoredMessage:
+    """The same message as another entry, to be moved; it has no number of its own yet."""
+    return StoredMessage(
+        0,
+        enqueued_at_ms=message.enqueued_at_ms,
+        size_bytes=message.size_bytes,
+        message_id=message.message_id,
+        session_id=message.session_id,
+        ttl_ms=message.ttl_ms,
+        expires_at_ms=message.expires_at_ms,
+        scheduled_for_ms=message.scheduled_for_ms,
+        state=message.state,
+        delivery_count=message.delivery_count,
+        dead_letter_source=message.dead_letter_source,
+        overrides=message.overrides,
+    )

@@ -1,0 +1,157 @@
+"""AMQP over WebSocket: one binary stream, so the AMQP protocol runs on it as on a socket.
+
+`serve` runs one connection: frames received go to the protocol, bytes it writes go out as frames.
+Both directions push back: the protocol is told to pause when the client reads too slowly, and no
+frame is taken from the client while the protocol has paused reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from starlette.websockets import WebSocket
+
+SUBPROTOCOL = "AMQPWSB10"
+"""The name AMQP's WebSocket binding has in Service Bus; Azure's SDKs ask for it."""
+
+HIGH_WATER_BYTES = 256 * 1024
+LOW_WATER_BYTES = 64 * 1024
+
+FRAME_BYTES_MAX = 64 * 1024
+"""Bytes put into one WebSocket frame, so that a slow client frees the buffer step by step."""
+
+_GOING_AWAY = 1001
+_NORMAL_CLOSURE = 1000
+_PROTOCOL_ERROR = 1002
+_UNACCEPTABLE_DATA = 1003
+
+
+class WebSocketTransport(asyncio.Transport):
+    """What the AMQP protocol sees of a WebSocket: an asyncio transport."""
+
+    def __init__(self, protocol: asyncio.Protocol, extra: dict[str, Any]) -> None:
+        super().__init__(extra)
+        self._protocol = protocol
+        self._buffer = bytearray()
+        self._something_to_do = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._closing = False
+        self._protocol_paused = False
+        self._high_bytes, self._low_bytes = HIGH_WATER_BYTES, LOW_WATER_BYTES
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue bytes for the client."""
+        if self._closing:
+            return
+        self._buffer += data
+        self._something_to_do.set()
+        if len(self._buffer) > self._high_bytes and not self._protocol_paused:
+            self._protocol_paused = True
+            self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Queue several pieces at once."""
+        self.write(b"".join(list_of_data))
+
+    def close(self) -> None:
+        """Close once everything written has gone out."""
+        self._closing = True
+        self._something_to_do.set()
+
+    def abort(self) -> None:
+        """Close and drop what has not gone out."""
+        self._buffer.clear()
+        self.close()
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    def is_reading(self) -> bool:
+        return self._may_read.is_set() and not self._closing
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._buffer)
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low_bytes, self._high_bytes
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high_bytes = HIGH_WATER_BYTES if high is None else high
+        self._low_bytes = self._high_bytes // 4 if low is None else low
+
+    async def readable(self) -> None:
+        """Wait until the protocol takes more."""
+        await self._may_read.wait()
+
+    async def next_frame(self) -> bytes | None:
+        """The next bytes to send; None when closed and all is out."""
+        while not self._buffer:
+            if self._closing:
+                return None
+            self._something_to_do.clear()
+            await self._something_to_do.wait()
+        frame = bytes(self._buffer[:FRAME_BYTES_MAX])
+        del self._buffer[: len(frame)]
+        if self._protocol_paused and len(self._buffer) <= self._low_bytes:
+            self._protocol_paused = False
+            self._protocol.resume_writing()
+        return frame
+
+
+async def serve(websocket: WebSocket, amqp_factory: Callable[[], asyncio.Protocol]) -> None:
+    """Speak AMQP on a WebSocket until either side ends it."""
+    if SUBPROTOCOL not in websocket.scope.get("subprotocols", ()):
+        await websocket.close(_PROTOCOL_ERROR, f"ask for the subprotocol {SUBPROTOCOL}")
+        return
+    await websocket.accept(subprotocol=SUBPROTOCOL)
+    protocol = amqp_factory()
+    transport = WebSocketTransport(
+        protocol,
+        {"peername": websocket.scope.get("client"), "sockname": websocket.scope.get("server")},
+    )
+    protocol.connection_made(transport)
+    error: Exception | None = None
+    sending = asyncio.create_task(_send(websocket, transport))
+    receiving = asyncio.create_task(_receive(websocket, transport, protocol))
+    try:
+        await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        transport.abort()
+        for task in (sending, receiving):
+            task.cancel()
+        results = await asyncio.gather(sending, receiving, return_exceptions=True)
+        error = next((result for result in results if isinstance(result, Exception)), None)
+        protocol.connection_lost(error)
+
+
+async def _send(websocket: WebSocket, transport: WebSocketTransport) -> None:
+    while (frame := await transport.next_frame()) is not None:
+        await websocket.send_bytes(frame)
+    await websocket.close(_NORMAL_CLOSURE)
+
+
+async def _receive(
+    websocket: WebSocket, transport: WebSocketTransport, protocol: asyncio.Protocol
+) -> None:
+    while True:
+        await transport.readable()
+        message = await websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        data = message.get("bytes")
+        if data is None:
+            await websocket.close(_UNACCEPTABLE_DATA, "AMQP travels in binary frames")
+            return
+        protocol.data_received(data)

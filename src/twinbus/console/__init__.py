@@ -1,0 +1,1 @@
+"""The command line: `twinbus serve` and what follows it."""

@@ -1,0 +1,81 @@
+"""`twinbus`: the command line. Each command parses, calls one function, prints, and exits with a meaning.
+
+Exit status: 0 done, 1 it could not be done (one line on stderr says why), 2 it was asked for wrongly.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twinbus.errors import BrokerStartError, TwinbusError
+
+app = typer.Typer(
+    name="twinbus",
+    help="Keep sending while a Service Bus namespace is down.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def twinbus() -> None:
+    """Keep sending while a Service Bus namespace is down."""
+
+
+@app.command(
+    epilog="Example: twinbus serve contoso:5672 contoso-dr:5673 --data ./bus",
+)
+def serve(
+    namespaces: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME:PORT...", help="Namespaces; port 0 picks a free one."),
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="Directory to keep everything in.", metavar="DIR")
+    ] = None,
+    ephemeral: Annotated[
+        bool, typer.Option("--ephemeral", help="Keep all in memory; gone when it stops.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="Key of the rule RootManageSharedAccessKey.", envvar="TWINBUS_KEY", metavar="KEY"
+        ),
+    ] = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="A further rule, NAME:KEY:Send,Listen. Repeatable.", metavar="RULE"),
+    ] = None,
+    fault_seed: Annotated[
+        int, typer.Option(help="Seed of faults that strike by chance.", metavar="N")
+    ] = 0,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Log errors only, not each connection and refusal.")
+    ] = False,
+) -> None:
+    """Serve namespaces that every Service Bus client can use, until Ctrl-C or SIGTERM."""
+    from twinbus.console.serve import run
+
+    if (data is None) == (not ephemeral):
+        raise BrokerStartError(
+            "say where to keep messages: --data DIR, or --ephemeral to keep them in memory only"
+        )
+    run(namespaces, data=data, host=host, key=key, rules=rule or [], seed=fault_seed, quiet=quiet)
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line, not a traceback."""
+    try:
+        app()
+    except BrokerStartError as error:
+        typer.echo(f"twinbus: {error}", err=True)
+        raise SystemExit(2) from None
+    except TwinbusError as error:
+        typer.echo(f"twinbus: {error}", err=True)
+        raise SystemExit(1) from None

@@ -1,0 +1,246 @@
+"""How a pair behaves: every option of SPEC 1, its default and its range.
+
+Durations are seconds or a timedelta, and are kept as given; the same name with `_s` behind it is
+the duration in seconds, which is what the rest of Twinbus reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from pathlib import PurePath
+from typing import Literal
+
+__all__ = ["LEDGER_VARIABLE", "SendAvailabilityOptions", "Verdict"]
+
+Duration = timedelta | float
+"""Seconds, or a timedelta."""
+
+LEDGER_VARIABLE = "TWINBUS_LEDGER"
+"""Environment variable that says where the ledger goes when the option does not."""
+
+DAY_S = 86_400.0
+
+BACKLOG_QUEUE_COUNT_MAX = 100
+FAILOVER_INTERVAL_MAX_S = 3_600.0
+PING_INTERVAL_MAX_S = 1_800.0
+HEALTHY_PINGS_MAX = 10
+SYPHON_POLL_MAX_S = 900.0
+UNDELIVERABLE_GRACE_MAX_S = 30 * DAY_S
+ATTEMPT_TIMEOUT_MIN_S, ATTEMPT_TIMEOUT_MAX_S = 0.1, 60.0
+
+RETRY_TOTAL_MAX = 1_000
+"""The SDK names no bound. Past a thousand a caller wants its own loop, not ours."""
+
+BACKOFF_MAX_S = 3_600.0
+"""The SDK names no bound. An hour between two attempts of one call is beyond any use."""
+
+MESSAGE_SIZE_LIMIT_MIN, MESSAGE_SIZE_LIMIT_MAX = 1_024, 100 * 1_024 * 1_024
+"""From what the aliases alone may need to the largest message of a Premium namespace."""
+
+
+class Verdict(Enum):
+    """What one failed attempt says about its entity."""
+
+    COUNTS = "counts"
+    """The entity cannot be reached or cannot answer: evidence for a failover."""
+    IGNORED = "ignored"
+    """The entity answered, or the fault is the caller's: no evidence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SendAvailabilityOptions:
+    """How sends survive the loss of the primary namespace."""
+
+    backlog_queue_count: int = 10
+    """Backlog queues to create and use in the secondary, 1 to 100."""
+
+    failover_interval: Duration = 60.0
+    """Time without a successful send, after a counting failure, before the entity fails over.
+    0: at once."""
+
+    ping_primary_interval: Duration = 60.0
+    """Time between pings of a failed-over entity, 1 s to 30 min."""
+
+    ping_mode: Literal["message", "link"] = "message"
+    """link: only attach to the entity, for a service that would deliver pings."""
+
+    healthy_pings: int = 1
+    """Answered pings in a row before the entity is healthy again; more damp a flapping primary."""
+
+    enable_syphon: bool = False
+    """Run the syphon inside this application."""
+
+    syphon_poll: Duration = 900.0
+    """Length of one long-poll receive of the syphon, 1 s to 15 min."""
+
+    undeliverable_grace: Duration = 21_600.0
+    """How long the syphon keeps trying a missing destination before it dead-letters."""
+
+    ttl_policy: Literal["full", "remaining"] = "full"
+    """What the syphon restores: the whole original time to live, or what is left of it."""
+
+    session_order: Literal["relaxed", "strict"] = "relaxed"
+    """strict: a session's messages keep their order across a failover, as SPEC 3 promises it."""
+
+    attempt_timeout: Duration = 5.0
+    """Bound of one attempt: a send, a divert, a ping."""
+
+    retry_total: int = 3
+    """Further attempts of one send after its first failed."""
+
+    retry_backoff_factor: Duration = 0.8
+    """Back-off before retry n is this times 2 to the power of n, as in the SDK."""
+
+    retry_backoff_max: Duration = 120.0
+    """Longest back-off between two attempts."""
+
+    create_backlog_queues: bool = True
+    """False: an administrator made them, and this application needs no Manage right."""
+
+    require_secondary: bool = False
+    """True: pairing fails when the secondary cannot be reached."""
+
+    accept_drift: bool = False
+    """Use backlog queues with an unsafe description all the same."""
+
+    strict_guards: bool = False
+    """Refuse oversize messages and reserved property names while healthy too."""
+
+    message_size_limit: int | None = None
+    """Size in bytes that a backlog queue takes. None: asked from the link."""
+
+    ledger: str | PurePath | None = None
+    """Directory (or Hadoop URL, for Spark jobs) of the ledger. None: `$TWINBUS_LEDGER`, and without
+    it no ledger. An empty string: no ledger, whatever the environment says."""
+
+    classify: Callable[[BaseException], Verdict] | None = None
+    """Replaces the built-in answer to whether a failure counts."""
+
+    def __post_init__(self) -> None:
+        _require_count("backlog_queue_count", self.backlog_queue_count, 1, BACKLOG_QUEUE_COUNT_MAX)
+        _require_count("healthy_pings", self.healthy_pings, 1, HEALTHY_PINGS_MAX)
+        _require_count("retry_total", self.retry_total, 0, RETRY_TOTAL_MAX)
+        if self.message_size_limit is not None:
+            limits = MESSAGE_SIZE_LIMIT_MIN, MESSAGE_SIZE_LIMIT_MAX
+            _require_count("message_size_limit", self.message_size_limit, *limits)
+        for option, low, high in _DURATIONS:
+            _require_duration(option, getattr(self, option), low, high)
+        for option, choices in _CHOICES.items():
+            _require_choice(option, getattr(self, option), choices)
+        for option in _SWITCHES:
+            _require_switch(option, getattr(self, option))
+        _require_ledger(self.ledger)
+        if self.classify is not None and not callable(self.classify):
+            raise ValueError(
+                f"classify must be None or a callable (error) -> Verdict; got {self.classify!r}"
+            )
+
+    @property
+    def failover_interval_s(self) -> float:
+        """`failover_interval` in seconds."""
+        return _seconds(self.failover_interval)
+
+    @property
+    def ping_primary_interval_s(self) -> float:
+        """`ping_primary_interval` in seconds."""
+        return _seconds(self.ping_primary_interval)
+
+    @property
+    def syphon_poll_s(self) -> float:
+        """`syphon_poll` in seconds."""
+        return _seconds(self.syphon_poll)
+
+    @property
+    def undeliverable_grace_s(self) -> float:
+        """`undeliverable_grace` in seconds."""
+        return _seconds(self.undeliverable_grace)
+
+    @property
+    def attempt_timeout_s(self) -> float:
+        """`attempt_timeout` in seconds."""
+        return _seconds(self.attempt_timeout)
+
+    @property
+    def retry_backoff_factor_s(self) -> float:
+        """`retry_backoff_factor` in seconds."""
+        return _seconds(self.retry_backoff_factor)
+
+    @property
+    def retry_backoff_max_s(self) -> float:
+        """`retry_backoff_max` in seconds."""
+        return _seconds(self.retry_backoff_max)
+
+    def ledger_location(self, environment: Mapping[str, str]) -> str | None:
+        """Where the ledger goes in this environment; None: there is none."""
+        if self.ledger is None:
+            return environment.get(LEDGER_VARIABLE) or None
+        return str(self.ledger) or None
+
+
+_DURATIONS: tuple[tuple[str, float, float], ...] = (
+    ("failover_interval", 0.0, FAILOVER_INTERVAL_MAX_S),
+    ("ping_primary_interval", 1.0, PING_INTERVAL_MAX_S),
+    ("syphon_poll", 1.0, SYPHON_POLL_MAX_S),
+    ("undeliverable_grace", 0.0, UNDELIVERABLE_GRACE_MAX_S),
+    ("attempt_timeout", ATTEMPT_TIMEOUT_MIN_S, ATTEMPT_TIMEOUT_MAX_S),
+    ("retry_backoff_factor", 0.0, BACKOFF_MAX_S),
+    ("retry_backoff_max", 0.0, BACKOFF_MAX_S),
+)
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "ping_mode": ("message", "link"),
+    "ttl_policy": ("full", "remaining"),
+    "session_order": ("relaxed", "strict"),
+}
+
+_SWITCHES = (
+    "enable_syphon",
+    "create_backlog_queues",
+    "require_secondary",
+    "accept_drift",
+    "strict_guards",
+)
+
+
+def _seconds(duration: Duration) -> float:
+    if isinstance(duration, timedelta):
+        return duration.total_seconds()
+    return float(duration)
+
+
+def _require_count(option: str, value: object, low: int, high: int) -> None:
+    # True is an int to Python, but not a number of anything.
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{option} must be a whole number from {low} to {high}; got {value!r}")
+
+
+def _require_duration(option: str, value: object, low: float, high: float) -> None:
+    numeric = isinstance(value, timedelta | int | float) and not isinstance(value, bool)
+    seconds = _seconds(value) if numeric else math.nan  # type: ignore[arg-type]
+    # A comparison with nan is false, so that nan is refused here too.
+    if not low <= seconds <= high:
+        raise ValueError(
+            f"{option} must be from {low:g} to {high:g} seconds, as a number or a timedelta; "
+            f"got {value!r}"
+        )
+
+
+def _require_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        allowed = " or ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{option} must be {allowed}; got {value!r}")
+
+
+def _require_switch(option: str, value: object) -> None:
+    # A wrong type is a ValueError too: SPEC 1 promises one error for every value that is refused.
+    if value is not True and value is not False:
+        raise ValueError(f"{option} must be True or False; got {value!r}")
+
+
+def _require_ledger(value: object) -> None:
+    if value is not None and not isinstance(value, str | PurePath):
+        raise ValueError(f"ledger must be a directory, a URL or None; got {value!r}")

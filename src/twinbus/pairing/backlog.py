@@ -1,0 +1,283 @@
+"""Backlog queues: what they are called, how they must be made, and which of them are in use.
+
+Paths and descriptions are SPEC 2; the rotation, shared by all senders of a pair, is SPEC 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from ipaddress import ip_address
+from typing import Final
+
+__all__ = [
+    "WANTED",
+    "BacklogDescription",
+    "Drift",
+    "KeptChoice",
+    "Rotation",
+    "StrictChoice",
+    "backlog_label",
+    "backlog_paths",
+    "drift_of",
+    "parse_backlog_path",
+]
+
+MARK: Final = "x-servicebus-transfer"
+"""The middle of every backlog queue's path, as the retired .NET library named them."""
+
+LABEL_CHARACTERS: Final = frozenset("-._") | frozenset(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+)
+LABEL_LENGTH_MAX = 200
+"""Leaves room for the mark and an index within the 260 characters of an entity path."""
+
+FOREVER_MS: Final = 922_337_203_685_477
+"""The largest duration Service Bus knows (10,675,199 days): never."""
+
+FIRST_PULL_S: Final = 30.0
+LONGEST_PULL_S: Final = 600.0
+"""A queue that failed rests for the first; each failure right after its return doubles that, up to
+the second (SPEC 3)."""
+
+
+def backlog_label(host: str, port: int, name: str | None = None) -> str:
+    """What the primary's backlog queues are called after (SPEC 2.2)."""
+    if name is not None:
+        if not 0 < len(name) <= LABEL_LENGTH_MAX or not LABEL_CHARACTERS.issuperset(name):
+            raise ValueError(
+                f"name must be 1 to {LABEL_LENGTH_MAX} letters, digits, '-', '.' or '_', "
+                f"because backlog queues are called after it; got {name!r}"
+            )
+        return name
+    host = host.strip("[]").lower()
+    if host == "localhost" or _is_address(host):
+        return f"localhost-{port}"
+    return host.partition(".")[0]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def backlog_paths(label: str, count: int) -> tuple[str, ...]:
+    """The paths of all backlog queues of a label."""
+    return tuple(f"{label}/{MARK}/{index}" for index in range(count))
+
+
+def parse_backlog_path(path: str) -> tuple[str, int] | None:
+    """Label and index of a backlog queue's path; None: it is no such path."""
+    label, mark, index = [*path.rsplit("/", 2), "", ""][:3]
+    # Written as we write it, and no other way: "07" and "+7" are queues of somebody else.
+    if not label or mark.lower() != MARK or not index.isdecimal() or index != str(int(index)):
+        return None
+    return label, int(index)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BacklogDescription:
+    """Those settings of a queue that matter to a backlog; the defaults are what we create."""
+
+    max_size_mb: int = 5_120
+    max_delivery_count: int = 2_147_483_647
+    default_ttl_ms: int = FOREVER_MS
+    auto_delete_on_idle_ms: int = FOREVER_MS
+    lock_duration_ms: int = 60_000
+    dead_letter_on_expiration: bool = True
+    enable_batched_operations: bool = True
+    requires_duplicate_detection: bool = False
+    requires_session: bool = False
+    enable_partitioning: bool = False
+    forward_to: str | None = None
+    forward_dead_letters_to: str | None = None
+    status: str = "Active"
+
+
+WANTED: Final = BacklogDescription()
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One setting that is not what we would have created; never repaired, only reported."""
+
+    setting: str
+    wanted: object
+    found: object
+    danger: str = ""
+    """What would happen to messages; empty: the queue can be used."""
+
+    @property
+    def unsafe(self) -> bool:
+        return bool(self.danger)
+
+    def __str__(self) -> str:
+        danger = f": {self.danger}" if self.danger else ""
+        return f"{self.setting} is {self.found!r}, not {self.wanted!r}{danger}"
+
+
+def drift_of(found: BacklogDescription) -> tuple[Drift, ...]:
+    """How an existing queue differs from what we would have created, setting by setting."""
+    return tuple(
+        Drift(field.name, wanted, actual, _danger(field.name, found))
+        for field in fields(BacklogDescription)
+        if not _same(wanted := getattr(WANTED, field.name), actual := getattr(found, field.name))
+    )
+
+
+def _same(wanted: object, actual: object) -> bool:
+    # Services round the largest duration differently; past 10,000 years all of them mean never.
+    if wanted == FOREVER_MS and isinstance(actual, int):
+        return actual >= FOREVER_MS // 2
+    if isinstance(wanted, str) and isinstance(actual, str):
+        return wanted.lower() == actual.lower()
+    return wanted == actual or (wanted is None and actual == "")
+
+
+def _danger(setting: str, found: BacklogDescription) -> str:
+    if setting == "default_ttl_ms" and found.dead_letter_on_expiration:
+        return ""
+    return DANGERS.get(setting, "")
+
+
+DANGERS: Final = {
+    "requires_duplicate_detection": "it would drop a message whose id it has seen",
+    "requires_session": "it would refuse every message, for none has a session in the backlog",
+    "forward_to": "its messages would go where no syphon looks for them",
+    "forward_dead_letters_to": "what cannot be delivered would go where nobody looks for it",
+    "status": "it does not take messages, or does not give them back",
+    "default_ttl_ms": "its messages would expire, and without dead-lettering they would be gone",
+}
+"""Drift that would lose, refuse or hide messages (SPEC 2.3)."""
+
+
+class _Place:
+    """One backlog queue in the rotation."""
+
+    __slots__ = ("pulled_until", "pulls", "reason")
+
+    def __init__(self) -> None:
+        self.pulled_until: float | None = None
+        self.pulls = 0
+        self.reason = ""
+
+
+class Rotation:
+    """Which backlog queues are in use now; all senders of a pair share what each learns."""
+
+    __slots__ = ("_left_out", "_places")
+
+    def __init__(self, queues: Iterable[str] = ()) -> None:
+        self._places: dict[str, _Place] = {queue: _Place() for queue in queues}
+        self._left_out: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Rotation({sorted(self._places)}, left_out={self._left_out})"
+
+    @property
+    def protected(self) -> bool:
+        """Whether there is any backlog queue to divert to, pulled or not."""
+        return bool(self._places)
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """All queues that were had, pulled or not."""
+        return tuple(self._places)
+
+    def add(self, queue: str) -> None:
+        """Put a queue that was found or created into the rotation."""
+        self._left_out.pop(queue, None)
+        self._places.setdefault(queue, _Place())
+
+    def leave_out(self, queue: str, reason: str) -> None:
+        """Keep a queue out until `add`: it cannot be had, or must not be used."""
+        self._places.pop(queue, None)
+        self._left_out[queue] = reason
+
+    def pull(self, queue: str, reason: str, now: float) -> float | None:
+        """Rest a queue that failed; the time of its return, None if it is not in the rotation."""
+        place = self._places.get(queue)
+        if place is None:
+            return None
+        # Attempts that began before the pull fail after it: one outage is counted once.
+        if place.pulled_until is None or now >= place.pulled_until:
+            rest_s = min(FIRST_PULL_S * 2.0 ** min(place.pulls, 32), LONGEST_PULL_S)
+            place.pulls += 1
+            place.pulled_until = now + rest_s
+            place.reason = reason
+        return place.pulled_until
+
+    def succeeded(self, queue: str) -> None:
+        """The queue took a message: its next failure is a first one, and it need not rest."""
+        place = self._places.get(queue)
+        if place is not None and place.pulls:
+            self._places[queue] = _Place()
+
+    def is_in(self, queue: str, now: float) -> bool:
+        """Whether a sender may use the queue now; a pulled one returns by time alone."""
+        place = self._places.get(queue)
+        return place is not None and (place.pulled_until is None or now >= place.pulled_until)
+
+    def available(self, now: float, without: Collection[str] = ()) -> list[str]:
+        """The queues a sender may choose from now."""
+        return [q for q in self._places if q not in without and self.is_in(q, now)]
+
+    def absences(self, now: float) -> dict[str, str]:
+        """Every queue that is not in use now, and why: for the status and for errors."""
+        pulled = {
+            queue: f"{place.reason} (back in {place.pulled_until - now:.0f} s)"
+            for queue, place in self._places.items()
+            if place.pulled_until is not None and now < place.pulled_until
+        }
+        return {**self._left_out, **pulled}
+
+
+class KeptChoice:
+    """One sender's backlog queue: chosen at random at its first diversion, and kept."""
+
+    __slots__ = ("_pick", "_rotation", "kept")
+
+    def __init__(self, rotation: Rotation, pick: Callable[[Sequence[str]], str]) -> None:
+        self._rotation = rotation
+        self._pick = pick
+        self.kept: str | None = None
+
+    @property
+    def protected(self) -> bool:
+        return self._rotation.protected
+
+    def choose(self, now: float, tried: Collection[str] = ()) -> str | None:
+        """The kept queue while it can be used, else another at random; None: none is left."""
+        if self.kept is None or self.kept in tried or not self._rotation.is_in(self.kept, now):
+            candidates = self._rotation.available(now, tried)
+            self.kept = self._pick(candidates) if candidates else None
+        return self.kept
+
+
+class StrictChoice:
+    """The one backlog queue of a session under strict order (SPEC 3): this, or none."""
+
+    __slots__ = ("_rotation", "queue")
+
+    def __init__(
+        self, rotation: Rotation, paths: Sequence[str], entity_path: str, session_id: str
+    ) -> None:
+        """`paths` are all queues of the pair's options, whether they could be had or not."""
+        self._rotation = rotation
+        # The same queue in every process and after every restart, so not Python's own hash.
+        key = f"{entity_path.lower()}\0{session_id}".encode()
+        digest = hashlib.blake2b(key, digest_size=8).digest()
+        self.queue = paths[int.from_bytes(digest, "big") % len(paths)]
+
+    @property
+    def protected(self) -> bool:
+        return self._rotation.protected
+
+    def choose(self, now: float, tried: Collection[str] = ()) -> str | None:
+        """The session's queue while it can be used; never another."""
+        usable = self.queue not in tried and self._rotation.is_in(self.queue, now)
+        return self.queue if usable else None

@@ -1,0 +1,202 @@
+"""What a failure says about the entity: one table, by the class of the exception (SPEC 3).
+
+An exception is looked up by the names of its classes, the most derived first, so that nothing of
+azure is imported here and an unknown subclass is judged as what it derives from. Two kinds of
+exception are judged by more than their class: one that carries an AMQP condition, and one that the
+SDK made only to wrap another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from twinbus.options import Verdict
+
+__all__ = ["CONDITIONS", "TABLE", "Meaning", "Row", "classify", "meaning_of"]
+
+
+class Meaning(Enum):
+    """What an exception tells of an entity, for sends, diverts and pings alike."""
+
+    UNREACHABLE = "cannot be reached or cannot answer"
+    BUSY = "answers, and asks for patience"
+    UNAUTHORIZED = "answers, and does not let this application in"
+    NOT_FOUND = "does not exist"
+    DISABLED = "is disabled"
+    QUOTA = "is full"
+    MESSAGE = "refuses this message or this call for what it is"
+    OTHER = "nothing"
+
+    @property
+    def counts(self) -> bool:
+        """Evidence for a failover."""
+        return self is Meaning.UNREACHABLE
+
+    @property
+    def retried(self) -> bool:
+        """Waiting may help. All else goes to the caller at once: it will be no truer later."""
+        return self in (Meaning.UNREACHABLE, Meaning.BUSY)
+
+    @property
+    def pulls_queue(self) -> bool:
+        """A backlog queue that says this is pulled from the rotation (SPEC 3, Diverting)."""
+        return self in _OF_THE_QUEUE
+
+    @property
+    def unusable(self) -> bool:
+        """A ping that ends so makes its entity UNUSABLE (SPEC 5)."""
+        return self in (Meaning.NOT_FOUND, Meaning.DISABLED)
+
+
+_OF_THE_QUEUE = frozenset({Meaning.UNREACHABLE, Meaning.NOT_FOUND, Meaning.DISABLED, Meaning.QUOTA})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table in the docs."""
+
+    meaning: Meaning
+    reason: str
+
+
+_RECEIVING = "is about receiving; no send raises it"
+
+TABLE: Final[dict[str, Row]] = {
+    # azure.servicebus.exceptions
+    "OperationTimeoutError": Row(Meaning.UNREACHABLE, "no answer within the attempt's time"),
+    "ServiceBusConnectionError": Row(
+        Meaning.UNREACHABLE, "the connection broke, or the link was detached without a reason in us"
+    ),
+    "ServiceBusCommunicationError": Row(Meaning.UNREACHABLE, "no connection can be made"),
+    "ServiceBusServerBusyError": Row(
+        Meaning.BUSY, "throttling is an answer; sending elsewhere would only dodge the quota"
+    ),
+    "ServiceBusAuthenticationError": Row(
+        Meaning.UNAUTHORIZED, "a credential to mend; the secondary is no way round it"
+    ),
+    "ServiceBusAuthorizationError": Row(
+        Meaning.UNAUTHORIZED, "a right to grant; the secondary is no way round it"
+    ),
+    "MessagingEntityNotFoundError": Row(
+        Meaning.NOT_FOUND, "the namespace answers that there is no such entity"
+    ),
+    "MessagingEntityDisabledError": Row(Meaning.DISABLED, "somebody switched the entity off"),
+    "MessagingEntityAlreadyExistsError": Row(
+        Meaning.OTHER, "an answer to a creation; no send raises it"
+    ),
+    "ServiceBusQuotaExceededError": Row(
+        Meaning.QUOTA, "the entity answers that it is full; its receivers must catch up"
+    ),
+    "MessageSizeExceededError": Row(Meaning.MESSAGE, "too large here is too large everywhere"),
+    "MessageAlreadySettled": Row(Meaning.OTHER, _RECEIVING),
+    "MessageLockLostError": Row(Meaning.OTHER, _RECEIVING),
+    "MessageNotFoundError": Row(
+        Meaning.MESSAGE, "a scheduled message to cancel is not there; the entity answered"
+    ),
+    "SessionLockLostError": Row(Meaning.OTHER, _RECEIVING),
+    "SessionCannotBeLockedError": Row(Meaning.OTHER, _RECEIVING),
+    "AutoLockRenewFailed": Row(Meaning.OTHER, _RECEIVING),
+    "AutoLockRenewTimeout": Row(Meaning.OTHER, _RECEIVING),
+    "ServiceBusError": Row(
+        Meaning.UNREACHABLE, "plain: counts with the condition internal-error or none"
+    ),
+    # azure.core.exceptions, which fetching a token raises
+    "ServiceRequestError": Row(Meaning.UNREACHABLE, "the token service cannot be reached"),
+    "ServiceResponseError": Row(Meaning.UNREACHABLE, "the token service's answer broke off"),
+    "ClientAuthenticationError": Row(
+        Meaning.UNAUTHORIZED, "the token service answers that the credential is not good"
+    ),
+    "HttpResponseError": Row(Meaning.OTHER, "an answer over HTTP, so that something answers"),
+    "AzureError": Row(Meaning.OTHER, "of no known kind, so no evidence of an outage"),
+    # Python's own
+    "TimeoutError": Row(Meaning.UNREACHABLE, "no answer within the attempt's time"),
+    "ConnectionError": Row(Meaning.UNREACHABLE, "the connection was refused, reset or aborted"),
+    "EOFError": Row(Meaning.UNREACHABLE, "the connection ended in the middle"),
+    "FileNotFoundError": Row(Meaning.OTHER, "a file of this machine, not the entity"),
+    "PermissionError": Row(Meaning.OTHER, "this machine forbids it, not the entity"),
+    "OSError": Row(Meaning.UNREACHABLE, "no route, no such host, no TLS: not reached"),
+    "TypeError": Row(Meaning.MESSAGE, "a bad argument"),
+    "ValueError": Row(Meaning.MESSAGE, "a bad argument, or a sender that was closed"),
+    "Exception": Row(Meaning.OTHER, "of no known kind, so no evidence of an outage"),
+    "BaseException": Row(Meaning.OTHER, "the caller stops: a cancellation, an interrupt"),
+}
+"""Every class by name. Looked up along the bases, so that each exception meets some row."""
+
+CONDITIONS: Final[dict[str, Row]] = {
+    "amqp:internal-error": Row(Meaning.UNREACHABLE, "the service failed inside"),
+    "amqp:client-error": Row(
+        Meaning.UNREACHABLE, "made by the SDK itself when its connection is gone: none, in truth"
+    ),
+    "amqp:not-found": Row(Meaning.NOT_FOUND, "there is no such entity"),
+    "amqp:resource-deleted": Row(Meaning.NOT_FOUND, "the entity was deleted"),
+    "com.microsoft:entity-disabled": Row(Meaning.DISABLED, "somebody switched the entity off"),
+    "amqp:unauthorized-access": Row(Meaning.UNAUTHORIZED, "a right to grant"),
+    "com.microsoft:auth-failed": Row(Meaning.UNAUTHORIZED, "a credential to mend"),
+    "amqp:resource-limit-exceeded": Row(Meaning.QUOTA, "the entity is full"),
+    "com.microsoft:server-busy": Row(Meaning.BUSY, "throttling is an answer"),
+    "amqp:link:message-size-exceeded": Row(Meaning.MESSAGE, "too large"),
+    "amqp:not-allowed": Row(Meaning.MESSAGE, "not allowed on such an entity"),
+    "amqp:not-implemented": Row(Meaning.MESSAGE, "the service does not do such things"),
+    "amqp:decode-error": Row(Meaning.MESSAGE, "the service cannot read the message"),
+    "amqp:invalid-field": Row(Meaning.MESSAGE, "a bad argument"),
+    "amqp:precondition-failed": Row(Meaning.MESSAGE, "refused for what it asks"),
+    "com.microsoft:precondition-failed": Row(Meaning.MESSAGE, "refused for what it asks"),
+    "com.microsoft:argument-error": Row(Meaning.MESSAGE, "a bad argument"),
+    "com.microsoft:argument-out-of-range": Row(Meaning.MESSAGE, "a bad argument"),
+}
+"""What a condition says of an exception that is judged by it."""
+
+JUDGED_BY_CONDITION = frozenset({"ServiceBusError", "ServiceBusConnectionError"})
+"""The plain error, and the one into which the SDK turns every fault of a connection: also one that
+the service closed for a reason of configuration, which must not count."""
+
+WRAPPED_DEPTH_MAX = 4
+"""How far to look inside an exception that wraps another. The SDK wraps once."""
+
+
+def classify(error: BaseException) -> Verdict:
+    """Whether a failed attempt counts towards a failover: the built-in answer."""
+    return Verdict.COUNTS if meaning_of(error).counts else Verdict.IGNORED
+
+
+def meaning_of(error: BaseException) -> Meaning:
+    """What a failed attempt says about its entity."""
+    for _ in range(WRAPPED_DEPTH_MAX):
+        name = _known_name(error)
+        meaning = TABLE[name].meaning
+        if name not in JUDGED_BY_CONDITION:
+            return meaning
+        condition = _condition_of(error)
+        if condition:
+            return _meaning_with_condition(name, condition)
+        wrapped = getattr(error, "inner_exception", None)
+        # An AMQP error of the SDK's own has no class in the table: its wrapper says more.
+        if not isinstance(wrapped, BaseException) or _known_name(wrapped) == "Exception":
+            return meaning
+        error = wrapped
+    return Meaning.OTHER
+
+
+def _meaning_with_condition(name: str, condition: str) -> Meaning:
+    row = CONDITIONS.get(condition)
+    if row is not None:
+        return row.meaning
+    # An unknown condition on a broken connection (detach-forced, socket-error, ...) names no
+    # configuration; on the plain error it is the service's answer to what was asked.
+    return Meaning.OTHER if name == "ServiceBusError" else TABLE[name].meaning
+
+
+def _known_name(error: BaseException) -> str:
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in TABLE)
+
+
+def _condition_of(error: BaseException) -> str:
+    """The AMQP condition that the SDK keeps on its errors as text, bytes or an enum of bytes."""
+    condition = getattr(error, "_condition", None)
+    if isinstance(condition, Enum):
+        condition = condition.value
+    if isinstance(condition, bytes):
+        return condition.decode("ascii", "replace")
+    return condition if isinstance(condition, str) else ""

@@ -1,0 +1,153 @@
+"""What an entity's failover is told and what it asks for, as data.
+
+Events come from the shell with their time; actions go back to it. `failover` has the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, Final
+
+from twinbus.clock import TimerFired
+
+__all__ = [
+    "ROUTES",
+    "Action",
+    "Close",
+    "Divert",
+    "Event",
+    "ForceFailover",
+    "Freeze",
+    "MarkHealthy",
+    "Notify",
+    "PingAnswered",
+    "PingFailed",
+    "Route",
+    "SendFailed",
+    "SendPing",
+    "SendSucceeded",
+    "State",
+    "StopPinging",
+    "TimerFired",
+    "Transition",
+    "Unfreeze",
+]
+
+
+class State(Enum):
+    """What is believed of an entity of the primary."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    FAILED_OVER = "failed over"
+    UNUSABLE = "unusable"
+
+
+class Route(Enum):
+    """Where a send to the entity goes now."""
+
+    PRIMARY = "primary"
+    BACKLOG = "backlog"
+    REFUSED = "refused"
+
+
+ROUTES: Final = {
+    State.HEALTHY: Route.PRIMARY,
+    State.SUSPECT: Route.PRIMARY,
+    State.FAILED_OVER: Route.BACKLOG,
+    State.UNUSABLE: Route.REFUSED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SendSucceeded:
+    """The entity took something: a send, a forward of the syphon, a management call."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """An attempt on the primary failed; `counts` is the classifier's verdict."""
+
+    counts: bool
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PingAnswered:
+    """The entity took a ping."""
+
+
+@dataclass(frozen=True, slots=True)
+class PingFailed:
+    """A ping ended without an answer; `unusable`: the entity is not there or disabled."""
+
+    unusable: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForceFailover:
+    """A person wants the entity's sends diverted until `MarkHealthy`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkHealthy:
+    """A person vouches for the entity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """A person wants the routing to stay as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfreeze:
+    """The routing may change again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The pair is closing: nothing may be left behind."""
+
+
+Event = (
+    SendSucceeded | SendFailed | TimerFired | PingAnswered | PingFailed
+    | ForceFailover | MarkHealthy | Freeze | Unfreeze | Close
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Divert:
+    """Sends go to the backlog from now on: wake every call that waits to try the primary again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPing:
+    """Ping the entity once and report how it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopPinging:
+    """Drop the ping in flight, if any, and close what pings were sent with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One change of state, for logs, listeners and the ledger."""
+
+    before: State
+    after: State
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Tell whoever listens; nothing to perform."""
+
+    announces: ClassVar[bool] = True
+    transition: Transition
+
+
+Action = Divert | SendPing | StopPinging | Notify

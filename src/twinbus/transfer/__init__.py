@@ -1,0 +1,35 @@
+"""A message into the form of the backlog and back (SPEC 4): the road of the aliases, both ways.
+
+`sections` works on raw AMQP sections, as the syphon and the broker's own tools see a message;
+`sdk` on the message objects of azure-servicebus, as a paired sender does. `aliases` is what both
+know: names, types, sizes.
+"""
+
+from __future__ import annotations
+
+from twinbus.transfer.aliases import (
+    RESERVED_NAMES,
+    Aliases,
+    overhead_bytes,
+    require_fits,
+)
+from twinbus.transfer.sdk import from_backlog_message, to_backlog_message
+from twinbus.transfer.sections import (
+    aliases_of,
+    from_backlog_sections,
+    to_backlog_sections,
+    without_delivery_marks,
+)
+
+__all__ = [
+    "RESERVED_NAMES",
+    "Aliases",
+    "aliases_of",
+    "from_backlog_message",
+    "from_backlog_sections",
+    "overhead_bytes",
+    "require_fits",
+    "to_backlog_message",
+    "to_backlog_sections",
+    "without_delivery_marks",
+]

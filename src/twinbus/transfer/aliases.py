@@ -1,0 +1,155 @@
+"""The aliases: under which names, and as what types, a backlog message keeps what was cleared.
+
+Names and types are those of the retired .NET library (SPEC 4), so that queues which it left behind
+can be drained. One name is ours: a marker that the partition key was the session id. Without it
+nobody could tell a message that had the key from one that had not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from twinbus.amqp.types import Described, Symbol, Timestamp, encode
+from twinbus.errors import AliasTypeError, BacklogMessageTooLargeError, MissingDestinationError
+
+__all__ = ["RESERVED_NAMES", "Aliases", "overhead_bytes", "require_fits"]
+
+SESSION_ID: Final = "x-ms-sessionid"
+TIME_TO_LIVE: Final = "x-ms-timetolive"
+SCHEDULED_TIME: Final = "x-ms-scheduledenqueuetimeutc"
+PATH: Final = "x-ms-path"
+PARTITION_KEY_MARKER: Final = "x-twinbus-partitionkey"
+
+RESERVED_NAMES: Final = frozenset(
+    {SESSION_ID, TIME_TO_LIVE, SCHEDULED_TIME, PATH, PARTITION_KEY_MARKER}
+)
+"""Application properties that no message may have on its way into the backlog."""
+
+TIMESPAN: Final = Symbol("com.microsoft:timespan")
+DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")
+TICKS_PER_MS: Final = 10_000
+"""A tick of .NET is 100 nanoseconds."""
+EPOCH_TICKS: Final = 621_355_968_000_000_000
+"""The unix epoch in ticks since the year 1."""
+FOREVER_MS: Final = 922_337_203_685_477
+"""TimeSpan.MaxValue, which .NET puts for a message that has no time to live of its own."""
+
+SECTION_GROWTH_MAX: Final = 12
+"""The application properties may have to begin: a descriptor of 3 bytes and a map head of 9."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aliases:
+    """What a backlog message keeps of the message it was."""
+
+    path: str
+    """Destination entity, relative to the primary."""
+    session_id: str | None = None
+    time_to_live_ms: int | None = None
+    scheduled_ms: int | None = None
+    """Scheduled enqueue time in unix milliseconds."""
+    partition_key_is_session: bool = False
+
+    def as_properties(self) -> dict[str, object]:
+        """The application properties that carry these, with their AMQP types."""
+        properties: dict[str, object] = {}
+        if self.session_id is not None:
+            properties[SESSION_ID] = self.session_id
+        if self.time_to_live_ms is not None:
+            properties[TIME_TO_LIVE] = Described(TIMESPAN, self.time_to_live_ms * TICKS_PER_MS)
+        if self.scheduled_ms is not None:
+            properties[SCHEDULED_TIME] = Timestamp(self.scheduled_ms)
+        if self.partition_key_is_session:
+            properties[PARTITION_KEY_MARKER] = True
+        properties[PATH] = self.path
+        return properties
+
+    @classmethod
+    def read(cls, properties: Mapping[str, object]) -> Aliases:
+        """The aliases among application properties; TransferError if they make no sense."""
+        path = properties.get(PATH)
+        if path is None or path == "":
+            raise MissingDestinationError(
+                f"the message has no {PATH}, so that nobody can tell where it belongs"
+            )
+        return cls(
+            path=_text(PATH, path),
+            session_id=_optional_text(SESSION_ID, properties.get(SESSION_ID)),
+            time_to_live_ms=_duration_ms(properties.get(TIME_TO_LIVE)),
+            scheduled_ms=_time_ms(properties.get(SCHEDULED_TIME)),
+            partition_key_is_session=properties.get(PARTITION_KEY_MARKER) is True,
+        )
+
+
+def overhead_bytes(
+    path: str,
+    *,
+    session_id: str | None = None,
+    has_time_to_live: bool = True,
+    is_scheduled: bool = True,
+    has_partition_key: bool = True,
+) -> int:
+    """At most how many bytes longer a message with these is in the backlog.
+
+    Left as they are, the defaults hold for every message to `path` without a session.
+    """
+    aliases = Aliases(
+        path=path,
+        session_id=session_id,
+        # The largest values: an encoding may be shorter for smaller ones.
+        time_to_live_ms=FOREVER_MS if has_time_to_live else None,
+        scheduled_ms=FOREVER_MS if is_scheduled else None,
+        partition_key_is_session=has_partition_key and session_id is not None,
+    )
+    entries = aliases.as_properties().items()
+    return SECTION_GROWTH_MAX + sum(len(encode(name)) + len(encode(item)) for name, item in entries)
+
+
+def require_fits(size_bytes: int, overhead: int, limit_bytes: int) -> None:
+    """Refuse a message of `size_bytes` that would not fit a backlog queue with its aliases."""
+    if size_bytes + overhead > limit_bytes:
+        raise BacklogMessageTooLargeError(
+            size_bytes=size_bytes, overhead_bytes=overhead, limit_bytes=limit_bytes
+        )
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return str(value)
+    raise _unreadable(name, value, "a string")
+
+
+def _optional_text(name: str, value: object) -> str | None:
+    return None if value is None else _text(name, value)
+
+
+def _duration_ms(value: object) -> int | None:
+    """Milliseconds of a described timespan, or of a plain number of ticks."""
+    if isinstance(value, Described) and value.descriptor == TIMESPAN:
+        value = value.value
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _unreadable(TIME_TO_LIVE, value, "a timespan in ticks")
+    # Up, so that less than a millisecond does not become none.
+    milliseconds = -(-value // TICKS_PER_MS)
+    return milliseconds if milliseconds < FOREVER_MS else None
+
+
+def _time_ms(value: object) -> int | None:
+    """Unix milliseconds of a timestamp, of a plain number of them, or of a described date."""
+    if isinstance(value, Described) and value.descriptor == DATETIME_OFFSET:
+        ticks = value.value
+        if isinstance(ticks, int):
+            return (ticks - EPOCH_TICKS) // TICKS_PER_MS
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _unreadable(SCHEDULED_TIME, value, "a timestamp")
+    return int(value)
+
+
+def _unreadable(name: str, value: object, wanted: str) -> AliasTypeError:
+    return AliasTypeError(f"{name} is {value!r:.80} ({type(value).__name__}), not {wanted}")

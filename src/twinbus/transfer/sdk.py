@@ -1,0 +1,207 @@
+"""Message objects of azure-servicebus into the form of the backlog and back, as copies.
+
+The objects are known by their attributes, not by their classes, so that nothing of azure is loaded
+here. What a value's AMQP type is, the SDK lets one say with a dict of TYPE and VALUE, and a
+described value with a tuple of descriptor and value.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.errors import AliasTypeError, ReservedPropertyError
+from twinbus.transfer.aliases import RESERVED_NAMES, Aliases
+from twinbus.transfer.sections import PARTITION_KEY_ANNOTATION, SCHEDULED_ANNOTATION
+
+__all__ = ["from_backlog_message", "to_backlog_message"]
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_backlog_message(message: Any, path: str, *, message_id: str | None = None) -> Any:
+    """A copy, an AmqpAnnotatedMessage, as a backlog queue keeps it; the message stays as it was.
+
+    `message` is a ServiceBusMessage or an AmqpAnnotatedMessage; `message_id` is the id it gets if
+    it has none. ReservedPropertyError if a property has the name of an alias.
+    """
+    source = _annotated(message)
+    custom = dict(source.application_properties or {})
+    for name in custom:
+        if _text(name) in RESERVED_NAMES:
+            raise ReservedPropertyError(_text(name))
+    result = _copied(source)
+    result.application_properties = custom
+    session_id = _take_session(result)
+    aliases = Aliases(
+        path=path,
+        session_id=session_id,
+        time_to_live_ms=_take_time_to_live(result),
+        scheduled_ms=_take_scheduled(result),
+        partition_key_is_session=_take_partition_key(result, session_id),
+    )
+    custom |= {name: _sdk_value(value) for name, value in aliases.as_properties().items()}
+    if message_id is not None and _lacks_id(result):
+        _properties_of(result).message_id = message_id
+    return result
+
+
+def from_backlog_message(message: Any, *, aliases: Aliases | None = None) -> tuple[Any, Aliases]:
+    """A copy, an AmqpAnnotatedMessage, as it was sent to the primary, and the aliases it had.
+
+    `aliases` in place of the message's own restore something else, such as a shorter time to live.
+    """
+    source = _annotated(message)
+    custom = source.application_properties or {}
+    aliases = aliases or Aliases.read(
+        {_text(name): _plain_value(value) for name, value in custom.items()}
+    )
+    result = _copied(source)
+    kept = {name: value for name, value in custom.items() if _text(name) not in RESERVED_NAMES}
+    result.application_properties = kept or None
+    annotations = dict(result.annotations or {})
+    if aliases.session_id is not None:
+        _properties_of(result).group_id = aliases.session_id
+        if aliases.partition_key_is_session:
+            annotations[PARTITION_KEY_ANNOTATION.encode()] = aliases.session_id
+    if aliases.time_to_live_ms is not None:
+        # The SDK derives the absolute expiry from it when the copy is sent.
+        _header_of(result).time_to_live = aliases.time_to_live_ms
+    if aliases.scheduled_ms is not None:
+        annotations[SCHEDULED_ANNOTATION.encode()] = _date(aliases.scheduled_ms)
+    result.annotations = annotations or None
+    return result, aliases
+
+
+def _annotated(message: Any) -> Any:
+    """The AmqpAnnotatedMessage that `message` is or holds."""
+    raw = getattr(message, "raw_amqp_message", message)
+    if not hasattr(raw, "delivery_annotations"):
+        raise TypeError(
+            "only a ServiceBusMessage or an AmqpAnnotatedMessage can be diverted; "
+            f"got {type(message).__name__}"
+        )
+    return raw
+
+
+def _copied(source: Any) -> Any:
+    """A copy that shares the body, and no part that is going to be changed."""
+    result = copy(source)
+    result.header = copy(source.header)
+    result.properties = copy(source.properties)
+    result.annotations = dict(source.annotations) if source.annotations else source.annotations
+    return result
+
+
+def _header_of(message: Any) -> Any:
+    if message.header is None:
+        # The message's own class knows how to make one.
+        message.header = type(message)(value_body=None, header={"durable": None}).header
+    return message.header
+
+
+def _properties_of(message: Any) -> Any:
+    if message.properties is None:
+        empty = type(message)(value_body=None, properties={"message_id": None})
+        message.properties = empty.properties
+    return message.properties
+
+
+def _lacks_id(message: Any) -> bool:
+    return message.properties is None or not message.properties.message_id
+
+
+def _take_session(message: Any) -> str | None:
+    session_id = message.properties.group_id if message.properties is not None else None
+    if session_id is None:
+        return None
+    message.properties.group_id = None
+    return _text(session_id)
+
+
+def _take_time_to_live(message: Any) -> int | None:
+    header, properties = message.header, message.properties
+    ttl_ms = header.time_to_live if header is not None else None
+    expiry = properties.absolute_expiry_time if properties is not None else None
+    if ttl_ms is None and expiry is not None and properties.creation_time is not None:
+        ttl_ms = max(int(expiry) - int(properties.creation_time), 0)
+    if ttl_ms is None:
+        return None
+    if header is not None:
+        header.time_to_live = None
+    if expiry is not None:
+        properties.absolute_expiry_time = properties.creation_time = None
+    return int(ttl_ms)
+
+
+def _take_scheduled(message: Any) -> int | None:
+    key, value = _annotation(message, SCHEDULED_ANNOTATION)
+    value = _plain_value(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    del message.annotations[key]
+    return int(value)
+
+
+def _take_partition_key(message: Any, session_id: str | None) -> bool:
+    key, value = _annotation(message, PARTITION_KEY_ANNOTATION)
+    if session_id is None or value is None or _text(value) != session_id:
+        return False
+    del message.annotations[key]
+    return True
+
+
+def _annotation(message: Any, name: str) -> tuple[Any, Any]:
+    """The annotation's key as it is there, text or bytes, and its value."""
+    annotations = message.annotations or {}
+    for key in (name.encode(), name):
+        if annotations.get(key) is not None:
+            return key, annotations[key]
+    return None, None
+
+
+def _sdk_value(value: object) -> object:
+    """A value with its AMQP type, as the SDK's encoder takes it."""
+    if isinstance(value, Described):
+        descriptor = {"TYPE": "SYMBOL", "VALUE": str(value.descriptor).encode()}
+        return descriptor, {"TYPE": "LONG", "VALUE": value.value}
+    if isinstance(value, Timestamp):
+        return {"TYPE": "TIMESTAMP", "VALUE": int(value)}
+    return value
+
+
+def _plain_value(value: Any) -> object:
+    """A value as our own codec would have read it, from any form that the SDK gives or takes."""
+    match value:
+        case bytes():
+            return _text(value)
+        case datetime():
+            # A date without a zone is in UTC, as the SDK reads it.
+            aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+            return Timestamp((aware - EPOCH) // timedelta(milliseconds=1))
+        case {"TYPE": "TIMESTAMP", "VALUE": datetime() as date}:
+            return _plain_value(date)
+        case {"TYPE": "TIMESTAMP", "VALUE": int(moment)}:
+            return Timestamp(moment)
+        case {"TYPE": "SYMBOL", "VALUE": name}:
+            return Symbol(_text(name))
+        case {"TYPE": _, "VALUE": plain}:
+            return plain
+        case (descriptor, described):
+            return Described(_plain_value(descriptor), _plain_value(described))
+    return value
+
+
+def _date(moment_ms: int) -> datetime:
+    try:
+        return EPOCH + timedelta(milliseconds=moment_ms)
+    except OverflowError:
+        raise AliasTypeError(
+            f"the scheduled time is {moment_ms} ms after 1970, which is no date"
+        ) from None
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,174 @@
+"""What the plain, synchronous SDK meets when it is refused, or the broker misbehaves on request."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+from collections.abc import Iterator
+
+import pytest
+from azure.servicebus import ServiceBusMessage, TransportType
+from azure.servicebus.exceptions import (
+    MessagingEntityNotFoundError,
+    OperationTimeoutError,
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
+)
+
+from tests.contract.conftest import Tour, receive_one, stays_empty
+from tests.official_sdk import Faults, client
+
+pytestmark = pytest.mark.contract
+
+REFUSED = (ServiceBusAuthorizationError, ServiceBusAuthenticationError)
+"""The SDK tells a missing right at attach or at put-token, and names them differently."""
+
+
+def hello() -> ServiceBusMessage:
+    return ServiceBusMessage("hello")
+
+
+def test_an_entity_that_is_not_there_is_not_found(tour: Tour) -> None:
+    with pytest.raises(MessagingEntityNotFoundError):
+        tour.sender("nowhere").send_messages(hello())
+    with pytest.raises(MessagingEntityNotFoundError):
+        tour.receiver("nowhere").receive_messages(max_wait_time=1)
+
+
+def test_a_wrong_key_and_an_unknown_rule_are_refused(tour: Tour) -> None:
+    queue = tour.queue()
+    for rule, key in (("RootManageSharedAccessKey", "wrong"), ("nobody", "SAS_KEY_VALUE")):
+        text = tour.broker.connection_string(rule=rule, key=key)
+        with (
+            client(text) as stranger,
+            stranger.get_queue_sender(queue) as sender,
+            pytest.raises(ServiceBusAuthenticationError),
+        ):
+            sender.send_messages(hello())
+    log = tour.broker.log()
+    assert "signature does not match" in log
+    assert "'nobody'" in log
+    assert "wrong" not in log, "the log holds a key"
+
+
+def test_a_rule_allows_what_its_rights_say_and_no_more(tour: Tour) -> None:
+    queue = tour.queue()
+    may_send = tour.broker.connection_string(rule="sender", key="send-key")
+    may_listen = tour.broker.connection_string(rule="listener", key="listen-key")
+    with client(may_send) as sending, client(may_listen) as listening:
+        with sending.get_queue_sender(queue) as sender:
+            sender.send_messages(hello())
+        with listening.get_queue_receiver(queue) as receiver:
+            receiver.complete_message(receive_one(receiver))
+        with sending.get_queue_receiver(queue) as receiver, pytest.raises(REFUSED):
+            receiver.receive_messages(max_wait_time=1)
+        with listening.get_queue_sender(queue) as sender, pytest.raises(REFUSED):
+            sender.send_messages(hello())
+    assert tour.admin.get_queue_runtime_properties(queue).total_message_count == 0
+
+
+def test_the_same_port_speaks_amqp_over_websocket(tour: Tour) -> None:
+    queue = tour.queue()
+    large = b"w" * (200 * 1024)
+    with client(
+        tour.broker.connection_string(),
+        transport_type=TransportType.AmqpOverWebsocket,
+        custom_endpoint_address=f"sb://localhost:{tour.broker.port()}/$servicebus/websocket",
+    ) as over_websocket:
+        sender = over_websocket.get_queue_sender(queue)
+        receiver = over_websocket.get_queue_receiver(queue)
+        with sender, receiver:
+            sender.send_messages(ServiceBusMessage(large))
+            got = receive_one(receiver)
+            assert b"".join(got.body) == large
+            receiver.complete_message(got)
+    assert tour.admin.get_queue_runtime_properties(queue).total_message_count == 0
+
+
+@pytest.fixture
+def faults(tour: Tour) -> Iterator[Faults]:
+    yield tour.faults
+    tour.faults.clear()
+
+
+def test_faults_are_listed_counted_down_and_removed(tour: Tour, faults: Faults) -> None:
+    sender = tour.sender(tour.queue())
+    sender.send_messages(hello())
+    number = faults.add("refuse_send", count=2, condition="amqp:resource-limit-exceeded")
+    with pytest.raises(ServiceBusQuotaExceededError):
+        sender.send_messages(hello())
+    (listed,) = faults.list()["faults"]
+    assert (listed["id"], listed["kind"], listed["count"]) == (number, "refuse_send", 1)
+    faults.remove(number)
+    sender.send_messages(hello())
+    assert faults.list()["faults"] == []
+    with pytest.raises(urllib.error.HTTPError) as unknown:
+        faults.add("explode")
+    assert unknown.value.code == 400
+    stranger = Faults(tour.broker.connection_string(rule="sender", key="send-key"))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        stranger.add("hang")
+    assert refused.value.code in {401, 403}
+    for error in (unknown.value, refused.value):
+        error.close()
+
+
+def test_a_refused_attach_and_a_throttled_send_strike_their_entity_alone(
+    tour: Tour, faults: Faults
+) -> None:
+    struck, other = tour.queue(), tour.queue()
+    faults.add("refuse_attach", entity=struck, condition="com.microsoft:server-busy", count=1)
+    with pytest.raises(ServiceBusServerBusyError):
+        tour.sender(struck).send_messages(hello())
+    faults.add("throttle", entity=struck, count=1)
+    unaffected = tour.sender(other)
+    unaffected.send_messages(hello())
+    sender = tour.sender(struck)
+    with pytest.raises(ServiceBusServerBusyError):
+        sender.send_messages(hello())
+    sender.send_messages(hello())
+    assert tour.admin.get_queue_runtime_properties(struck).total_message_count == 1
+
+
+def test_a_hanging_send_is_not_answered_and_not_stored(tour: Tour, faults: Faults) -> None:
+    queue = tour.queue()
+    with (
+        client(tour.broker.connection_string(), try_timeout=2) as impatient,
+        impatient.get_queue_sender(queue) as sender,
+    ):
+        sender.send_messages(hello())
+        faults.add("hang", entity=queue, for_ms=60_000)
+        with pytest.raises(OperationTimeoutError):
+            sender.send_messages(hello())
+    faults.clear()
+    assert tour.admin.get_queue_runtime_properties(queue).total_message_count == 1
+
+
+def test_a_delayed_send_is_answered_late(tour: Tour, faults: Faults) -> None:
+    queue = tour.queue()
+    sender = tour.sender(queue)
+    sender.send_messages(hello())
+    faults.add("delay", entity=queue, delay_ms=700, count=1)
+    began = time.monotonic()
+    sender.send_messages(hello())
+    assert time.monotonic() - began >= 0.7
+    assert tour.admin.get_queue_runtime_properties(queue).total_message_count == 2
+
+
+@pytest.mark.parametrize(("kind", "stored"), [("drop_before_commit", 0), ("drop_after_commit", 1)])
+def test_a_connection_dropped_around_the_commit_leaves_the_sender_in_doubt(
+    tour: Tour, faults: Faults, kind: str, stored: int
+) -> None:
+    queue = tour.queue()
+    sender = tour.sender(queue)
+    faults.add(kind, entity=queue, count=1)
+    with pytest.raises(ServiceBusError):
+        sender.send_messages(hello(), timeout=5)
+    assert tour.admin.get_queue_runtime_properties(queue).total_message_count == stored
+    receiver = tour.receiver(queue)
+    assert stays_empty(receiver) is not bool(stored)
+    sender.send_messages(hello())
+    assert faults.list()["faults"] == []

@@ -1,0 +1,204 @@
+"""AMQP over WebSocket against a real WebSocket client: bytes through, push-back both ways, endings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import aiohttp
+import pytest
+
+from twinbus.broker.http import HttpHost
+from twinbus.broker.listener import Listener
+from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTOCOL
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from twinbus.broker.admin import BrokerServices
+
+pytestmark = pytest.mark.contract
+
+PATH = "/$servicebus/websocket"
+
+
+class Recorder(asyncio.Protocol):
+    """Stands where the AMQP protocol would, and remembers what happens to it."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.events: list[str] = []
+        self.made = asyncio.Event()
+        self.lost = asyncio.Event()
+        self.error: Exception | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.made.set()
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        if data == b"echo":
+            self.transport.write(b"ech")
+            self.transport.writelines([b"o"])
+
+    def pause_writing(self) -> None:
+        self.events.append("pause")
+
+    def resume_writing(self) -> None:
+        self.events.append("resume")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.error = exc
+        self.lost.set()
+
+
+class Services:
+    """As much of a broker as a WebSocket needs."""
+
+    def __init__(self) -> None:
+        self.peers: list[Recorder] = []
+
+    def peer(self) -> Recorder:
+        self.peers.append(Recorder())
+        return self.peers[-1]
+
+
+@asynccontextmanager
+async def broker() -> AsyncIterator[tuple[Services, str, HttpHost]]:
+    services = Services()
+    http = HttpHost(cast("BrokerServices", services))
+    listener = Listener("127.0.0.1", 0, services.peer, http)
+    await listener.start()
+    try:
+        yield services, f"ws://127.0.0.1:{listener.port}{PATH}", http
+    finally:
+        await listener.close()
+        await http.close()
+
+
+Scenario = Callable[[aiohttp.ClientWebSocketResponse, Recorder], Coroutine[Any, Any, None]]
+
+
+def run(scenario: Scenario) -> None:
+    async def connected() -> None:
+        async with broker() as (services, url, _), aiohttp.ClientSession() as session:
+            async with session.ws_connect(url, protocols=[SUBPROTOCOL]) as client:
+                assert client.protocol == SUBPROTOCOL
+                peer = services.peers[0]
+                await peer.made.wait()
+                await asyncio.wait_for(scenario(client, peer), 20)
+            await asyncio.wait_for(peer.lost.wait(), 5)
+
+    asyncio.run(connected())
+
+
+def test_bytes_go_through_in_both_directions() -> None:
+    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+        await client.send_bytes(b"AMQP")
+        await client.send_bytes(b"echo")
+        assert await client.receive_bytes() == b"echo"
+        assert peer.received == b"AMQPecho"
+        assert peer.transport.get_extra_info("peername")[0] == "127.0.0.1"
+
+    run(scenario)
+
+
+def test_a_slow_reader_pauses_the_protocol_until_it_has_read() -> None:
+    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+        total = 8 * 1024 * 1024
+        peer.transport.write(bytes(total))
+        assert peer.events == ["pause"]
+        assert peer.transport.get_write_buffer_size() > HIGH_WATER_BYTES
+        got = 0
+        while got < total:
+            frame = await client.receive_bytes()
+            assert len(frame) <= FRAME_BYTES_MAX
+            got += len(frame)
+        assert got == total
+        assert peer.events == ["pause", "resume"]
+
+    run(scenario)
+
+
+def test_a_protocol_that_paused_reading_gets_nothing_until_it_resumes() -> None:
+    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+        peer.transport.pause_reading()
+        assert not peer.transport.is_reading()
+        # One frame was asked for before the pause; it may still arrive.
+        await client.send_bytes(b"1")
+        await client.send_bytes(b"2")
+        await client.ping()
+        await asyncio.sleep(0.05)
+        assert bytes(peer.received) in {b"", b"1"}
+        peer.transport.resume_reading()
+        await client.send_bytes(b"echo")
+        assert await client.receive_bytes() == b"echo"
+        assert peer.received == b"12echo"
+
+    run(scenario)
+
+
+def test_closing_the_transport_sends_what_was_written_first() -> None:
+    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+        peer.transport.write(b"goodbye")
+        peer.transport.close()
+        assert peer.transport.is_closing()
+        peer.transport.write(b"too late")
+        assert await client.receive_bytes() == b"goodbye"
+        assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
+
+    run(scenario)
+
+
+def test_aborting_the_transport_drops_what_was_written() -> None:
+    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+        peer.transport.write(b"never mind")
+        peer.transport.abort()
+        assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
+
+    run(scenario)
+
+
+def test_a_client_that_vanishes_is_a_lost_connection() -> None:
+    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+        client._response.connection.transport.abort()  # type: ignore[union-attr]
+        await asyncio.wait_for(peer.lost.wait(), 5)
+        peer.transport.write(b"into the void")
+
+    run(scenario)
+
+
+def test_text_is_not_amqp() -> None:
+    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+        await client.send_str("hello")
+        message = await client.receive()
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1003)
+        await asyncio.wait_for(peer.lost.wait(), 5)
+
+    run(scenario)
+
+
+def test_a_websocket_that_does_not_ask_for_amqp_is_refused() -> None:
+    async def scenario() -> None:
+        async with broker() as (services, url, _), aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+                await session.ws_connect(url, protocols=["chat"])
+            assert services.peers == []
+
+    asyncio.run(scenario())
+
+
+def test_closing_the_host_ends_websockets_that_are_still_open() -> None:
+    async def scenario() -> None:
+        async with broker() as (services, url, http), aiohttp.ClientSession() as session:
+            async with session.ws_connect(url, protocols=[SUBPROTOCOL]) as client:
+                await services.peers[0].made.wait()
+                services.peers[0].transport.close()
+                await asyncio.wait_for(http.close(), 5)
+                assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
+            await asyncio.wait_for(services.peers[0].lost.wait(), 5)
+
+    asyncio.run(scenario())

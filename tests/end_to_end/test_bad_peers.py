@@ -1,0 +1,222 @@
+"""Clients that speak wrongly get the proper AMQP or HTTP error; others and the store notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+
+from tests.end_to_end.raw_client import RawClient, Refused, batch, message
+from tests.official_sdk import administration, client, sas_token
+from tests.processes import ServedBroker
+from twinbus.amqp.connection import AMQP_HEADER, MAX_FRAME_BYTES, SASL_HEADER
+from twinbus.amqp.performatives import Close, Open, decode_performative, encode_frame
+from twinbus.amqp.types import UInt
+
+pytestmark = pytest.mark.end_to_end
+
+PATIENCE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    with ServedBroker(tmp_path_factory.mktemp("broker")) as broker:
+        text = broker.connection_string()
+        with administration(text) as admin, client(text) as sdk:
+            admin.create_queue("kept")
+            admin.create_queue("other")
+            with sdk.get_queue_sender("kept") as sender:
+                sender.send_messages(ServiceBusMessage("kept"))
+        yield broker
+
+
+@pytest.fixture
+def broker(served: ServedBroker) -> Iterator[ServedBroker]:
+    """The broker; whatever a test does to it, a bystander's message and the log must stay sound."""
+    yield served
+    assert served.health()["status"] == "ok"
+    assert "Traceback" not in served.log()
+    with client(served.connection_string()) as sdk, sdk.get_queue_receiver("kept") as receiver:
+        assert [str(each) for each in receiver.peek_messages(5)] == ["kept"]
+
+
+def say(broker: ServedBroker, data: bytes) -> bytes:
+    """All that the broker answers before it hangs up."""
+    with socket.create_connection(("localhost", broker.port()), timeout=PATIENCE_S) as peer:
+        peer.sendall(data)
+        answer = b""
+        try:
+            while more := peer.recv(1 << 16):
+                answer += more
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+def performatives(frames: bytes) -> list[object]:
+    found = []
+    while frames:
+        size, offset = int.from_bytes(frames[:4]), frames[4] * 4
+        found.append(decode_performative(frames[offset:size])[0])
+        frames = frames[size:]
+    return found
+
+
+def opening() -> bytes:
+    return encode_frame(0, Open(container_id="stranger", max_frame_size=UInt(MAX_FRAME_BYTES)))
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x00" * 64, b"EHLO example.org\r\n", b"\xff\xfe\xfd" * 100, b"SSH-2.0-x\r\n"]
+)
+def test_garbage_is_answered_with_the_amqp_header(broker: ServedBroker, garbage: bytes) -> None:
+    before = broker.log()
+    assert say(broker, garbage) == AMQP_HEADER
+    (line,) = broker.log().removeprefix(before).splitlines()
+    assert "neither AMQP nor HTTP" in line
+
+
+def test_tls_on_the_plain_port_is_closed_with_a_hint(broker: ServedBroker) -> None:
+    before = broker.log()
+    assert say(broker, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64) == b""
+    (line,) = broker.log().removeprefix(before).splitlines()
+    assert "UseDevelopmentEmulator=true" in line
+
+
+def test_an_amqp_version_we_do_not_speak_is_answered_with_ours(broker: ServedBroker) -> None:
+    assert say(broker, b"AMQP\x00\x00\x09\x01").startswith(b"AMQP\x00\x01\x00\x00")
+
+
+@pytest.mark.parametrize(
+    ("frame", "condition", "said"),
+    [
+        ((MAX_FRAME_BYTES + 1).to_bytes(4) + b"\x02\x00\x00\x00", "framing-error", "65537 bytes"),
+        (b"\xff\xff\xff\xff\x02\x00\x00\x00", "framing-error", "4294967295 bytes"),
+        (b"\x00\x00\x00\x04\x02\x00\x00\x00", "framing-error", "4 bytes"),
+        (b"\x00\x00\x00\x10\x09\x00\x00\x00" + b"\x00" * 8, "framing-error", "offset 36"),
+        (b"\x00\x00\x00\x0c\x02\x00\x00\x00\xff\xff\xff\xff", "decode-error", ""),
+        (b"\x00\x00\x00\x10\x02\x00\x00\x00\x00\x53\x12\xd0\xff\xff\xff\xff", "decode-error", ""),
+    ],
+    ids=["too large", "huge", "too small", "offset past the end", "no performative", "lying size"],
+)
+def test_a_frame_that_breaks_the_protocol_closes_its_connection_with_the_reason(
+    broker: ServedBroker, frame: bytes, condition: str, said: str
+) -> None:
+    before = broker.log()
+    answer = say(broker, AMQP_HEADER + opening() + frame)
+    assert answer.startswith(AMQP_HEADER)
+    opened, closed = performatives(answer.removeprefix(AMQP_HEADER))
+    assert isinstance(opened, Open)
+    assert isinstance(closed, Close)
+    assert closed.error is not None
+    assert str(closed.error.condition).endswith(condition)
+    assert said in str(closed.error.description)
+    assert "broke off" in broker.log().removeprefix(before)
+
+
+def test_deeply_nested_values_are_refused_without_harm(broker: ServedBroker) -> None:
+    bomb = b"\x45"
+    for _ in range(200):
+        bomb = b"\xd0" + (len(bomb) + 4).to_bytes(4) + b"\x00\x00\x00\x01" + bomb
+    body = b"\x00\x53\x10" + bomb
+    frame = (len(body) + 8).to_bytes(4) + b"\x02\x00\x00\x00" + body
+    _, closed = performatives(say(broker, AMQP_HEADER + frame).removeprefix(AMQP_HEADER))
+    assert isinstance(closed, Close)
+    assert closed.error is not None
+    assert str(closed.error.condition) == "amqp:decode-error"
+
+
+def test_an_unknown_sasl_mechanism_is_refused(broker: ServedBroker) -> None:
+    init = b"\x00\x53\x41\xc0\x0b\x03\xa3\x05CRAM5\x40\x40"
+    frame = (len(init) + 8).to_bytes(4) + b"\x02\x01\x00\x00" + init
+    answer = say(broker, SASL_HEADER + frame)
+    assert b"\x00\x53\x44" in answer, "no sasl-outcome"
+
+
+def test_a_wrong_key_is_told_on_cbs_and_opens_nothing(broker: ServedBroker) -> None:
+    async def scenario() -> None:
+        with pytest.raises(Refused, match="signature does not match"):
+            await RawClient.open(broker.connection_string(key="guessed"))
+
+    asyncio.run(scenario())
+    assert "refused" in broker.log()
+    assert "guessed" not in broker.log()
+
+
+def test_links_without_a_token_and_to_nowhere_are_refused_with_the_condition(
+    broker: ServedBroker,
+) -> None:
+    async def scenario() -> None:
+        connection = await RawClient.open(broker.connection_string())
+        for attach in (connection.sender("nowhere"), connection.receiver("nowhere", credit=1)):
+            with pytest.raises(Refused) as refused:
+                await attach
+            assert refused.value.condition == "amqp:not-found"
+        with pytest.raises(Refused) as refused:
+            await connection.receiver("kept", credit=1, session="none here")
+        assert refused.value.condition == "amqp:not-allowed"
+        await connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_message_too_large_or_malformed_is_refused_and_the_link_goes_on(
+    broker: ServedBroker,
+) -> None:
+    async def scenario() -> None:
+        connection = await RawClient.open(broker.connection_string())
+        sender = await connection.sender("other")
+        cases = {
+            message("large", b"x" * (256 * 1024 + 1)): "amqp:link:message-size-exceeded",
+            b"\xff\xff\xff": "amqp:decode-error",
+            b"\x00\x53\x73\xd0\xff\xff\xff\xff": "amqp:decode-error",
+        }
+        for payload, condition in cases.items():
+            await sender.room()
+            with pytest.raises(Refused) as refused:
+                await sender.send(payload)
+            assert refused.value.condition == condition
+        # A batch is all or nothing: one bad message in it refuses the rest.
+        with pytest.raises(Refused):
+            await sender.send(batch([message("good"), b"\xff"]), is_batch=True)
+        await sender.send(message("last"))
+        receiver = await connection.receiver("other", credit=10)
+        arrived = await receiver.receive()
+        assert arrived is not None
+        assert arrived.key == "last"
+        await receiver.complete(arrived)
+        assert await receiver.receive(0.2) is None
+        await connection.close()
+
+    asyncio.run(scenario())
+
+
+def ask(broker: ServedBroker, method: str, path: str, body: bytes = b"", token: str = "") -> int:
+    """The HTTP status of an administration request."""
+    headers = {"Authorization": token} if token else {}
+    url = f"http://localhost:{broker.port()}/{path}"
+    request = urllib.request.Request(url, data=body or None, headers=headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            assert b"Traceback" not in error.read()
+            return error.code
+
+
+def test_http_errors_are_the_ones_of_the_administration_api(broker: ServedBroker) -> None:
+    token = sas_token(broker.connection_string())
+    forged = sas_token(broker.connection_string(key="guessed"))
+    assert ask(broker, "GET", "kept?api-version=2021-05") == 401
+    assert ask(broker, "GET", "kept?api-version=2021-05", token="Bearer nonsense") == 401
+    assert ask(broker, "DELETE", "kept?api-version=2021-05", token=forged) == 401
+    assert ask(broker, "GET", "nowhere?api-version=2021-05", token=token) in {200, 404}
+    assert ask(broker, "PUT", "bad?api-version=2021-05", b"<entry", token) == 400
+    assert ask(broker, "PUT", "bad?api-version=2021-05", b"x" * 2_000_000, token) == 413
+    assert ask(broker, "GET", "kept?api-version=2021-05", token=token) == 200

@@ -1,0 +1,94 @@
+"""A disk that fills up: sends are refused with a reason, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus.exceptions import ServiceBusError, ServiceBusQuotaExceededError
+
+from tests.official_sdk import administration, client
+from tests.processes import ServedBroker
+from twinbus.broker.data_directory import LOW_SPACE_BYTES
+
+pytestmark = pytest.mark.end_to_end
+
+MEGABYTE = 1024 * 1024
+BODY = b"x" * (200 * 1024)
+SENDS_MAX = 200
+"""Far more than fit."""
+
+GUARD_LOOKS_EVERY_S = 1.0
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[ServedBroker]:
+    with ServedBroker(tmp_path) as served:
+        with administration(served.connection_string()) as admin:
+            admin.create_queue("orders")
+        yield served
+
+
+def send_until_refused(sdk: ServiceBusClient) -> tuple[list[str], ServiceBusError]:
+    """Ids of the acknowledged messages, and what stopped the next one."""
+    acknowledged: list[str] = []
+    with sdk.get_queue_sender("orders") as sender:
+        for number in range(SENDS_MAX):
+            try:
+                sender.send_messages(ServiceBusMessage(BODY, message_id=str(number)))
+            except ServiceBusError as error:
+                return acknowledged, error
+            acknowledged.append(str(number))
+    raise AssertionError(f"{SENDS_MAX} messages were taken by a full disk")
+
+
+def take_all(sdk: ServiceBusClient) -> list[str]:
+    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+    taken: list[str] = []
+    with sdk.get_queue_receiver("orders", receive_mode=mode) as receiver:
+        while messages := receiver.receive_messages(50, max_wait_time=2):
+            taken += [str(message.message_id) for message in messages]
+    return taken
+
+
+def test_sends_are_refused_while_there_is_still_room_to_receive(broker: ServedBroker) -> None:
+    broker.terminate()
+    broker.file_size_max = LOW_SPACE_BYTES + 4 * MEGABYTE
+    broker.start()
+    with client(broker.connection_string()) as sdk:
+        acknowledged, error = send_until_refused(sdk)
+        assert isinstance(error, ServiceBusQuotaExceededError)
+        assert "room" in str(error)
+        assert acknowledged, "not even the first message was taken"
+        assert "make room" in broker.log()
+        assert take_all(sdk) == acknowledged
+    assert "Traceback" not in broker.log()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limit of a running process")
+def test_a_write_that_fails_is_not_acknowledged_and_harms_nothing(broker: ServedBroker) -> None:
+    pid = broker.process.pid
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    size = (broker.data / "contoso" / "data.mdb").stat().st_size
+    with client(broker.connection_string()) as sdk:
+        with sdk.get_queue_sender("orders") as sender:
+            # The guard looks once a second; let it have looked just now.
+            time.sleep(GUARD_LOOKS_EVERY_S)
+            sender.send_messages(ServiceBusMessage("before", message_id="before"))
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size + MEGABYTE, hard))
+        acknowledged, error = send_until_refused(sdk)
+        assert isinstance(error, ServiceBusError)
+        assert "Traceback" not in broker.log()
+        assert "disk" in broker.log()
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
+    broker.kill9()
+    broker.restart()
+    with client(broker.connection_string()) as sdk:
+        with sdk.get_queue_sender("orders") as sender:
+            sender.send_messages(ServiceBusMessage("after", message_id="after"))
+        # The message whose send failed may not have been stored: its sender was told so.
+        assert take_all(sdk) == ["before", *acknowledged, "after"]

@@ -1,0 +1,260 @@
+"""`kill -9` under mixed load, again and again: what was acknowledged stays, what was completed goes.
+
+Fast raw clients send (single messages, batches, sessions) and receive (peek-lock, sessions,
+receive-and-delete) all the time; a thread does the same slowly with the official SDK. They note what
+the broker told them, and after the last restart everything left is drained and compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+from tests.end_to_end.history import History, SessionHistory
+from tests.end_to_end.raw_client import (
+    ConnectionLost,
+    Delivery,
+    RawClient,
+    RawReceiver,
+    batch,
+    message,
+)
+from tests.official_sdk import administration, client
+from tests.processes import ServedBroker
+
+ROUNDS = 10
+SOAK_ROUNDS = int(os.environ.get("TWINBUS_KILL_ROUNDS", "50"))
+RESTART_LIMIT_S = 2.0
+LOAD_S = (0.3, 1.2)
+"""A round's load lasts some time in this range: kills meet the broker at any point of its work."""
+
+WINDOW = 200
+BATCH = 10
+TAKING_CREDIT = 20
+SESSIONS = 6
+WAITING_MAX = 3_000
+"""Senders pause while a queue holds more, so that the last drain stays short."""
+
+BODY = b"x" * 500
+DRAINED_S = 1.0
+"""A queue that gives nothing for so long is empty."""
+
+
+class Load:
+    """Everything that talks to the broker, and what each heard of it."""
+
+    def __init__(self, broker: ServedBroker, rounds: int) -> None:
+        self.text = broker.connection_string()
+        self.plain = History("plain")
+        self.taken = History("taken", may_vanish=rounds * TAKING_CREDIT)
+        self.sessions = [SessionHistory(f"session-{number}") for number in range(SESSIONS)]
+        self.sdk = History("sdk")
+        self._keys = itertools.count()
+
+    @property
+    def histories(self) -> list[History]:
+        return [self.plain, self.taken, self.sdk, *self.sessions]
+
+    async def run_until_cut(self) -> None:
+        """Work until the connection breaks."""
+        work = [
+            self._send("plain", self.plain, 1),
+            self._send("plain", self.plain, BATCH),
+            self._send("taken", self.taken, 1),
+            *(self._send_session(history) for history in self.sessions),
+            self._complete("plain", self.plain),
+            self._complete("plain", self.plain),
+            self._take("taken", self.taken),
+            *(self._complete_session(history) for history in self.sessions),
+        ]
+        ended = await asyncio.gather(*map(_until_cut, work), return_exceptions=True)
+        for each in ended:
+            if isinstance(each, BaseException):
+                raise each
+
+    async def drain(self) -> None:
+        """Receive all that is left."""
+        await asyncio.gather(
+            self._complete("plain", self.plain, drain=True),
+            self._complete("sdk", self.sdk, drain=True),
+            self._take("taken", self.taken, drain=True),
+            *(self._complete_session(history, drain=True) for history in self.sessions),
+        )
+
+    async def _send(self, queue: str, history: History, size: int) -> None:
+        def next_batch() -> tuple[list[str], bytes]:
+            keys = [str(next(self._keys)) for _ in range(size)]
+            parts = [message(key, BODY) for key in keys]
+            return keys, batch(parts) if size > 1 else parts[0]
+
+        await self._send_all(queue, history, next_batch, is_batch=size > 1)
+
+    async def _send_session(self, history: SessionHistory) -> None:
+        def next_message() -> tuple[list[str], bytes]:
+            key = str(next(self._keys))
+            return [key], message(key, BODY, session=history.name)
+
+        await self._send_all("ordered", history, next_message, is_batch=False)
+
+    async def _send_all(
+        self,
+        queue: str,
+        history: History,
+        make: Callable[[], tuple[list[str], bytes]],
+        *,
+        is_batch: bool,
+    ) -> None:
+        connection = await RawClient.open(self.text)
+        sender = await connection.sender(queue)
+        window = asyncio.Semaphore(WINDOW)
+        while True:
+            await window.acquire()
+            await sender.room()
+            while history.waiting > WAITING_MAX // len(self.histories):
+                await asyncio.sleep(0.01)
+                await sender.room()
+            keys, payload = make()
+            history.attempt(*keys)
+            answer = sender.send(payload, is_batch=is_batch)
+            answer.add_done_callback(_then(lambda keys=keys: history.acknowledge(*keys)))
+            answer.add_done_callback(lambda _: window.release())
+
+    async def _complete(self, queue: str, history: History, *, drain: bool = False) -> None:
+        connection = await RawClient.open(self.text)
+        receiver = await connection.receiver(queue, credit=WINDOW)
+        await self._settle_all(receiver, history, drain=drain)
+        await connection.close()
+
+    async def _complete_session(self, history: SessionHistory, *, drain: bool = False) -> None:
+        connection = await RawClient.open(self.text)
+        receiver = await connection.receiver("ordered", credit=WINDOW, session=history.name)
+        history.accept()
+        await self._settle_all(receiver, history, drain=drain)
+        await connection.close()
+
+    async def _settle_all(self, receiver: RawReceiver, history: History, *, drain: bool) -> None:
+        while True:
+            delivery = await receiver.receive(DRAINED_S)
+            if delivery is None:
+                if drain:
+                    return
+                continue
+            history.arrive(delivery.key)
+            history.ask(delivery.key)
+            confirmed = receiver.complete(delivery)
+            confirmed.add_done_callback(_then(lambda d=delivery: history.confirm(d.key)))
+
+    async def _take(self, queue: str, history: History, *, drain: bool = False) -> None:
+        connection = await RawClient.open(self.text)
+        receiver = await connection.receiver(queue, credit=TAKING_CREDIT, settled=True)
+        while True:
+            delivery: Delivery | None = await receiver.receive(DRAINED_S)
+            if delivery is not None:
+                history.take(delivery.key)
+            elif drain:
+                break
+        await connection.close()
+
+    def run_sdk(self, up: threading.Event, over: threading.Event) -> None:
+        """Send, receive and complete one message at a time with the official SDK."""
+        while not over.is_set():
+            if not up.wait(0.1):
+                continue
+            try:
+                with client(self.text, try_timeout=5) as connection:
+                    self._use_sdk(connection, up, over)
+            except ServiceBusError:
+                continue
+
+    def _use_sdk(
+        self, connection: ServiceBusClient, up: threading.Event, over: threading.Event
+    ) -> None:
+        sender = connection.get_queue_sender("sdk")
+        receiver = connection.get_queue_receiver("sdk")
+        with sender, receiver:
+            while up.is_set() and not over.is_set():
+                key = str(next(self._keys))
+                self.sdk.attempt(key)
+                sender.send_messages(ServiceBusMessage(BODY, message_id=key))
+                self.sdk.acknowledge(key)
+                for received in receiver.receive_messages(5, max_wait_time=1):
+                    self.sdk.arrive(str(received.message_id))
+                    self.sdk.ask(str(received.message_id))
+                    receiver.complete_message(received)
+                    self.sdk.confirm(str(received.message_id))
+
+
+async def _until_cut(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except ConnectionLost:
+        return
+    raise AssertionError("work ended before the broker was killed")
+
+
+def _then(note: Callable[[], None]) -> Callable[[asyncio.Future[None]], None]:
+    def look(future: asyncio.Future[None]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            note()
+
+    return look
+
+
+async def _load_and_kill(load: Load, broker: ServedBroker, seconds: float) -> None:
+    async def kill_later() -> None:
+        await asyncio.sleep(seconds)
+        broker.process.kill()
+
+    await asyncio.gather(load.run_until_cut(), kill_later())
+
+
+def kill_again_and_again(directory: Path, rounds: int) -> None:
+    chance = random.Random(rounds)
+    with ServedBroker(directory, options=("--quiet",)) as broker:
+        with administration(broker.connection_string()) as admin:
+            for name in ("plain", "taken", "sdk"):
+                admin.create_queue(name)
+            admin.create_queue("ordered", requires_session=True)
+        load = Load(broker, rounds)
+        up, over = threading.Event(), threading.Event()
+        worker = threading.Thread(target=load.run_sdk, args=(up, over))
+        worker.start()
+        restarts = []
+        try:
+            for _ in range(rounds):
+                up.set()
+                asyncio.run(_load_and_kill(load, broker, chance.uniform(*LOAD_S)))
+                up.clear()
+                broker.kill9()
+                broker.restart()
+                restarts.append(broker.seconds_to_health)
+        finally:
+            over.set()
+            up.set()
+            worker.join()
+        asyncio.run(load.drain())
+        assert "Traceback" not in broker.log()
+    for history in load.histories:
+        assert history.problems() == []
+        assert len(history.confirmed) > rounds, f"{history.name} was hardly used"
+    assert max(restarts) < RESTART_LIMIT_S, restarts
+
+
+@pytest.mark.end_to_end
+def test_nothing_acknowledged_is_lost_and_nothing_completed_returns(tmp_path: Path) -> None:
+    kill_again_and_again(tmp_path, ROUNDS)
+
+
+@pytest.mark.soak
+def test_the_same_holds_for_many_more_kills(tmp_path: Path) -> None:
+    kill_again_and_again(tmp_path, SOAK_ROUNDS)

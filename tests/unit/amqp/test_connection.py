@@ -1,0 +1,272 @@
+"""Both ends of a connection, joined in memory: what one writes the other reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from twinbus.amqp.connection import (
+    AMQP_HEADER,
+    EMPTY_FRAME,
+    IDLE_TIMEOUT_MS,
+    Connection,
+    Phase,
+)
+from twinbus.amqp.events import (
+    Attached,
+    Begun,
+    Closed,
+    CreditChanged,
+    DeliveryArrived,
+    Detached,
+    Disposed,
+    Ended,
+    Event,
+    Opened,
+)
+from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.performatives import ACCEPTED_BYTES, Accepted, Close, Source, Target, encode_frame
+from twinbus.amqp.sasl import ClientSasl, ServerSasl
+from twinbus.amqp.session import INCOMING_WINDOW, Session
+from twinbus.amqp.types import UInt
+
+
+@dataclass
+class Pair:
+    """A client and a server, and every event each has seen."""
+
+    client: Connection = field(default_factory=lambda: Connection("c", sasl=ClientSasl()))
+    server: Connection = field(
+        default_factory=lambda: Connection("s", server=True, sasl=ServerSasl())
+    )
+    now_ms: int = 1_000
+    chunk: int = 1 << 20
+
+    def exchange(self) -> tuple[list[Event], list[Event]]:
+        """Carry bytes both ways until neither end has more to say."""
+        at_client: list[Event] = []
+        at_server: list[Event] = []
+        while True:
+            up = self.client.take_output(self.now_ms)
+            down = self.server.take_output(self.now_ms)
+            if not up and not down:
+                return at_client, at_server
+            for start in range(0, len(up), self.chunk):
+                at_server += self.server.receive(up[start : start + self.chunk], self.now_ms)
+            for start in range(0, len(down), self.chunk):
+                at_client += self.client.receive(down[start : start + self.chunk], self.now_ms)
+
+    def session(self) -> tuple[Session, Session]:
+        """A session, begun by the client, at both ends."""
+        ours = self.client.begin()
+        _, at_server = self.exchange()
+        theirs = next(event.session for event in at_server if isinstance(event, Begun))
+        return ours, theirs
+
+    def sender(self) -> tuple[SenderLink, ReceiverLink]:
+        """A link from client to server, open and with credit."""
+        ours, _ = self.session()
+        link = ours.attach_sender("out", source=Source(address="me"), target=Target(address="q"))
+        _, at_server = self.exchange()
+        (offered,) = [event.link for event in at_server if isinstance(event, Attached)]
+        assert isinstance(offered, ReceiverLink)
+        offered.accept(max_message_size=1000)
+        offered.grant(10)
+        self.exchange()
+        return link, offered
+
+
+@pytest.fixture
+def pair() -> Pair:
+    pair = Pair()
+    at_client, at_server = pair.exchange()
+    assert [type(event) for event in at_client + at_server] == [Opened, Opened]
+    return pair
+
+
+def of(kind: type, events: list[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_both_ends_open_through_sasl(pair: Pair) -> None:
+    assert pair.client.phase is pair.server.phase is Phase.OPEN
+    assert pair.client.remote_container_id == "s"
+    assert pair.server.remote_max_frame_size == 65_536
+
+
+def test_bytes_may_come_one_at_a_time() -> None:
+    pair = Pair(chunk=1)
+    at_client, at_server = pair.exchange()
+    assert [type(event) for event in at_client + at_server] == [Opened, Opened]
+
+
+def test_a_client_may_skip_sasl() -> None:
+    pair = Pair(client=Connection("c"))
+    pair.exchange()
+    assert pair.client.phase is Phase.OPEN
+
+
+def test_deliveries_arrive_in_order_and_acceptances_come_back_as_one_range(pair: Pair) -> None:
+    link, offered = pair.sender()
+    ids = [link.send(f"m{n}".encode(), bytes([n])) for n in range(5)]
+    _, at_server = pair.exchange()
+    arrived = of(DeliveryArrived, at_server)
+    assert [event.payload for event in arrived] == [b"m0", b"m1", b"m2", b"m3", b"m4"]
+    assert [event.delivery_id for event in arrived] == ids
+    for event in arrived:
+        offered.session.settle(
+            event.delivery_id, event.delivery_id, ACCEPTED_BYTES, as_receiver=True
+        )
+    at_client, _ = pair.exchange()
+    (disposed,) = of(Disposed, at_client)
+    assert (disposed.first, disposed.last, disposed.settled) == (0, 4, True)
+    assert isinstance(disposed.state, Accepted)
+    assert [taken[0] for taken in link.session.take_unsettled(0, 4)] == ids
+
+
+def test_credit_runs_out_and_is_topped_up(pair: Pair) -> None:
+    link, offered = pair.sender()
+    for _ in range(10):
+        link.send(b"m", b"t", settled=True)
+    assert link.credit == 0
+    pair.exchange()
+    assert offered.credit == 0
+    offered.grant(3)
+    at_client, _ = pair.exchange()
+    assert of(CreditChanged, at_client)
+    assert link.credit == 3
+
+
+def test_a_delivery_larger_than_a_frame_is_split_and_joined(pair: Pair) -> None:
+    link, _ = pair.sender()
+    body = bytes(range(256)) * 1000
+    link.send(body, b"t")
+    _, at_server = pair.exchange()
+    (arrived,) = of(DeliveryArrived, at_server)
+    assert arrived.payload == body
+
+
+def test_a_delivery_past_the_links_limit_detaches_it(pair: Pair) -> None:
+    link, offered = pair.sender()
+    offered.limit_bytes = 100_000
+    link.send(b"x" * 300_000, b"t")
+    at_client, at_server = pair.exchange()
+    assert not of(DeliveryArrived, at_server)
+    (detached,) = of(Detached, at_client)
+    assert detached.error.condition == "amqp:link:message-size-exceeded"
+    assert offered.state is LinkState.CLOSED
+
+
+def test_a_refused_attach_has_a_null_terminus_and_an_error(pair: Pair) -> None:
+    ours, _ = pair.session()
+    link = ours.attach_receiver("in", source=Source(address="q"), target=Target(address="me"))
+    _, at_server = pair.exchange()
+    (attached,) = of(Attached, at_server)
+    attached.link.refuse("amqp:not-found", "there is no q")
+    at_client, _ = pair.exchange()
+    assert link.source is None
+    (detached,) = of(Detached, at_client)
+    assert detached.error.description == "there is no q"
+
+
+def test_a_drained_link_gives_its_credit_back(pair: Pair) -> None:
+    ours, _ = pair.session()
+    link = ours.attach_receiver("in", source=Source(address="q"), target=Target(address="me"))
+    _, at_server = pair.exchange()
+    sender = of(Attached, at_server)[0].link
+    sender.accept()
+    link.grant(5, drain=True)
+    pair.exchange()
+    assert (sender.credit, sender.drain) == (5, True)
+    sender.send(b"m", b"t")
+    sender.drained()
+    pair.exchange()
+    assert (link.credit, link.delivery_count) == (0, 5)
+
+
+def test_transfers_wait_for_the_peers_window(pair: Pair) -> None:
+    link, offered = pair.sender()
+    offered.grant(INCOMING_WINDOW * 2)
+    pair.exchange()
+    for _ in range(INCOMING_WINDOW + 10):
+        link.send(b"m", b"t", settled=True)
+    _, at_server = pair.exchange()
+    assert len(of(DeliveryArrived, at_server)) == INCOMING_WINDOW + 10
+
+
+def test_detach_end_and_close_are_answered(pair: Pair) -> None:
+    link, offered = pair.sender()
+    link.detach()
+    _, at_server = pair.exchange()
+    assert of(Detached, at_server)
+    link.session.end()
+    _, at_server = pair.exchange()
+    assert of(Ended, at_server)
+    pair.client.close("amqp:connection:forced", "bye")
+    at_client, at_server = pair.exchange()
+    assert of(Closed, at_server)[0].error.description == "bye"
+    assert of(Closed, at_client)
+    assert pair.server.phase is Phase.CLOSED
+
+
+def test_frames_for_a_channel_that_ended_are_ignored(pair: Pair) -> None:
+    """pyamqp sends END and then DETACHes."""
+    link, _ = pair.sender()
+    stray = encode_frame(link.session.channel, _detach(link.handle))
+    link.session.end()
+    pair.exchange()
+    assert pair.server.receive(stray, pair.now_ms) == []
+    assert pair.server.phase is Phase.OPEN
+
+
+def _detach(handle: int) -> object:
+    from twinbus.amqp.performatives import Detach
+
+    return Detach(handle=UInt(handle), closed=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "condition"),
+    [
+        (b"\xff\xff\xff\xff\x02\x00\x00\x00", "amqp:connection:framing-error"),
+        (b"\x00\x00\x00\x07\x02\x00\x00\x00", "amqp:connection:framing-error"),
+        (b"\x00\x00\x00\x0c\x02\x00\x00\x00\x00\x53\x10\xff", "amqp:decode-error"),
+    ],
+)
+def test_a_broken_frame_closes_the_connection_with_a_reason(
+    pair: Pair, data: bytes, condition: str
+) -> None:
+    (closed,) = pair.server.receive(data, pair.now_ms)
+    assert closed.error.condition == condition
+    at_client, _ = pair.exchange()
+    assert of(Closed, at_client)[0].error.condition == condition
+
+
+def test_an_unknown_header_is_answered_with_ours() -> None:
+    server = Connection("s", server=True, sasl=ServerSasl())
+    (closed,) = server.receive(b"AMQP\x00\x00\x09\x01", 0)
+    assert isinstance(closed, Closed)
+    assert server.take_output(0) == AMQP_HEADER
+    assert server.phase is Phase.CLOSED
+
+
+def test_a_silent_peer_is_given_up(pair: Pair) -> None:
+    assert pair.server.next_deadline_ms() == 1_000 + IDLE_TIMEOUT_MS // 2
+    (closed,) = pair.server.run_timers(1_000 + IDLE_TIMEOUT_MS)
+    assert "nothing was heard" in closed.error.description
+
+
+def test_a_keep_alive_is_sent_when_the_peer_asks_for_one(pair: Pair) -> None:
+    assert pair.server.run_timers(1_000 + IDLE_TIMEOUT_MS // 2) == []
+    assert pair.server.take_output(200_000) == EMPTY_FRAME
+
+
+def test_nothing_follows_a_close(pair: Pair) -> None:
+    link, _ = pair.sender()
+    link.send(b"m", b"t")
+    pair.client.receive(encode_frame(0, Close()), pair.now_ms)
+    before = pair.client.take_output(pair.now_ms)
+    link.send(b"m", b"t")
+    assert before
+    assert pair.client.take_output(pair.now_ms) == b""

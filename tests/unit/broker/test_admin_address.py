@@ -1,0 +1,85 @@
+"""Paths of the administration API: each names one node, and lists come page by page."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.broker.admin_address import (
+    PAGE_MAX,
+    Address,
+    Node,
+    Page,
+    parse_address,
+    parse_page,
+    render_path,
+)
+from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
+
+
+@pytest.mark.parametrize(
+    ("path", "address"),
+    [
+        ("/", Address(Node.ROOT)),
+        ("/$namespaceinfo", Address(Node.NAMESPACE)),
+        ("/%24namespaceinfo", Address(Node.NAMESPACE)),
+        ("/$Resources/queues", Address(Node.QUEUES)),
+        ("/$resources/Topics", Address(Node.TOPICS)),
+        ("/orders", Address(Node.ENTITY, "orders")),
+        ("/a%2Fb", Address(Node.ENTITY, "a/b")),
+        ("/a/b", Address(Node.ENTITY, "a/b")),
+        ("/t/subscriptions", Address(Node.SUBSCRIPTIONS, "t")),
+        ("/a%2Ft/Subscriptions/s", Address(Node.SUBSCRIPTION, "a/t", "s")),
+        ("/a/t/subscriptions/s/rules", Address(Node.RULES, "a/t", "s")),
+        ("/t/subscriptions/s/rules/%24Default", Address(Node.RULE, "t", "s", "$Default")),
+        ("/subscriptions", Address(Node.ENTITY, "subscriptions")),
+    ],
+)
+def test_a_path_names_a_node(path: str, address: Address) -> None:
+    assert parse_address(path) == address
+
+
+@pytest.mark.parametrize(
+    "path", ["/t/subscriptions/", "/t/subscriptions/s/rules/", "//subscriptions/s"]
+)
+def test_an_empty_name_is_refused(path: str) -> None:
+    with pytest.raises(ArgumentInvalid, match="empty"):
+        parse_address(path)
+
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,10}", fullmatch=True).filter(
+    lambda name: name.lower() not in ("subscriptions", "rules")
+)
+
+
+@given(names, st.none() | names, st.none() | names)
+def test_every_name_finds_its_way_back(
+    entity: str, subscription: str | None, rule: str | None
+) -> None:
+    if subscription is None:
+        address = Address(Node.ENTITY, entity)
+    elif rule is None:
+        address = Address(Node.SUBSCRIPTION, entity, subscription)
+    else:
+        address = Address(Node.RULE, entity, subscription, rule)
+    assert parse_address(render_path(address)) == address
+
+
+def test_pages_follow_each_other() -> None:
+    page = parse_page({"$skip": "5", "$top": "10"})
+    assert page == Page(5, 10)
+    assert page.next == Page(15, 10)
+    assert page.next.render() == "$skip=15&$top=10"
+    assert parse_page({}) == Page(0, 100)
+    assert parse_page({"$top": "999999"}).top == PAGE_MAX
+
+
+@pytest.mark.parametrize(
+    "query", [{"$skip": "-1"}, {"$top": "-1"}, {"$top": "many"}, {"$skip": str(2**31)}]
+)
+def test_a_page_that_cannot_be_is_refused(query: dict[str, str]) -> None:
+    with pytest.raises(
+        (ArgumentInvalid, ArgumentOutOfRange), match=next(iter(query)).replace("$", r"\$")
+    ):
+        parse_page(query)

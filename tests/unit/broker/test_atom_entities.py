@@ -1,0 +1,329 @@
+"""Entities and rules as XML: what is written can be read, and nonsense is refused by name."""
+
+from __future__ import annotations
+
+from datetime import UTC, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.broker.atom import Entry, local_name, parse_entry, render_entry
+from twinbus.broker.atom_entities import (
+    AUTHORIZATION_RULES_MAX,
+    Runtime,
+    entity_path,
+    read_queue,
+    read_subscription,
+    read_topic,
+    write_queue,
+    write_subscription,
+    write_topic,
+)
+from twinbus.broker.atom_rules import EXPRESSION_LENGTH_MAX, read_rule, write_rule
+from twinbus.broker.descriptions import (
+    FOREVER_MS,
+    AuthorizationRule,
+    CorrelationFilter,
+    FalseFilter,
+    QueueDescription,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+    TrueFilter,
+)
+from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
+
+if TYPE_CHECKING:
+    from xml.etree import ElementTree as ET
+
+NOW_MS = 1_700_000_000_123
+HELD = Runtime(created_at_ms=NOW_MS, updated_at_ms=NOW_MS, accessed_at_ms=NOW_MS)
+AUTHORITY = "localhost:5672"
+
+xml_text = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cs", "Cc"), exclude_characters="\ufffe\uffff")
+).map(str.strip)
+
+
+def entry_of(content: str, title: str = "orders") -> bytes:
+    return render_entry(
+        Entry(
+            title=title,
+            url="http://localhost/orders",
+            author="contoso",
+            created_at_ms=NOW_MS,
+            updated_at_ms=NOW_MS,
+            content=content,
+        )
+    )
+
+
+def description(xml: str) -> ET.Element:
+    """The description element, in the Service Bus namespace, of a few inner elements."""
+    name, _, inner = xml.partition(">")
+    connect = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+    instance = "http://www.w3.org/2001/XMLSchema-instance"
+    return parse_entry(entry_of(f'<{name} xmlns="{connect}" xmlns:i="{instance}">{inner}</{name}>'))
+
+
+typed_values = (
+    st.booleans()
+    | xml_text
+    | st.integers(-(2**63) + 1, 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.binary()
+    | st.uuids()
+    | st.datetimes()
+    | st.datetimes(timezones=st.just(UTC))
+    | st.integers(0, 2**40).map(lambda ms: timedelta(milliseconds=ms))
+)
+
+
+durations_ms = st.integers(0, 10**12) | st.just(FOREVER_MS)
+counts = st.integers(0, 2**31 - 1)
+statuses = st.sampled_from(["Active", "Disabled", "SendDisabled", "ReceiveDisabled"])
+paths = st.none() | st.from_regex(r"[a-z0-9]+(/[a-z0-9]+)?", fullmatch=True)
+metadata = st.none() | xml_text.filter(bool)
+rules = st.lists(
+    st.builds(
+        AuthorizationRule,
+        key_name=st.from_regex(r"[a-z]+", fullmatch=True),
+        primary_key=st.from_regex(r"[A-Za-z0-9+/]+=", fullmatch=True),
+        secondary_key=st.from_regex(r"[A-Za-z0-9+/]*", fullmatch=True),
+        rights=st.frozensets(st.sampled_from(["Manage", "Send", "Listen"]), min_size=1),
+        created_at_ms=st.just(NOW_MS),
+        modified_at_ms=st.just(NOW_MS),
+    ),
+    max_size=3,
+    unique_by=lambda rule: rule.key_name,
+).map(tuple)
+queues = st.builds(
+    QueueDescription,
+    lock_duration_ms=durations_ms,
+    max_size_mb=counts,
+    requires_session=st.booleans(),
+    requires_duplicate_detection=st.booleans(),
+    default_ttl_ms=durations_ms,
+    status=statuses,
+    dead_letter_on_expiration=st.booleans(),
+    duplicate_detection_window_ms=durations_ms,
+    max_delivery_count=counts,
+    enable_batched_operations=st.booleans(),
+    forward_to=paths,
+    forward_dead_letters_to=paths,
+    user_metadata=metadata,
+    auto_delete_on_idle_ms=durations_ms,
+    enable_partitioning=st.booleans(),
+    enable_express=st.booleans(),
+    authorization_rules=rules,
+)
+topics = st.builds(
+    TopicDescription,
+    max_size_mb=counts,
+    requires_duplicate_detection=st.booleans(),
+    default_ttl_ms=durations_ms,
+    duplicate_detection_window_ms=durations_ms,
+    status=statuses,
+    enable_batched_operations=st.booleans(),
+    user_metadata=metadata,
+    support_ordering=st.booleans(),
+    auto_delete_on_idle_ms=durations_ms,
+    enable_partitioning=st.booleans(),
+    enable_express=st.booleans(),
+    filtering_before_publishing=st.booleans(),
+    authorization_rules=rules,
+)
+subscriptions = st.builds(
+    SubscriptionDescription,
+    lock_duration_ms=durations_ms,
+    requires_session=st.booleans(),
+    default_ttl_ms=durations_ms,
+    dead_letter_on_expiration=st.booleans(),
+    status=statuses,
+    dead_letter_on_filter_error=st.booleans(),
+    max_delivery_count=counts,
+    enable_batched_operations=st.booleans(),
+    forward_to=paths,
+    forward_dead_letters_to=paths,
+    user_metadata=metadata,
+    auto_delete_on_idle_ms=durations_ms,
+)
+
+
+@given(queues)
+def test_a_queue_survives_being_written_and_read(queue: QueueDescription) -> None:
+    element = parse_entry(entry_of(write_queue(queue, HELD, AUTHORITY)))
+    assert read_queue(element, None, NOW_MS) == queue
+    assert read_queue(element, queue, NOW_MS) == queue
+
+
+@given(topics)
+def test_a_topic_survives_being_written_and_read(topic: TopicDescription) -> None:
+    element = parse_entry(entry_of(write_topic(topic, HELD, AUTHORITY)))
+    assert read_topic(element, None, NOW_MS) == topic
+
+
+@given(subscriptions)
+def test_a_subscription_survives_being_written_and_read(
+    subscription: SubscriptionDescription,
+) -> None:
+    element = parse_entry(entry_of(write_subscription(subscription, HELD, AUTHORITY)))
+    assert read_subscription(element, None, NOW_MS) == subscription
+
+
+def test_an_empty_description_is_all_defaults() -> None:
+    assert read_queue(description("QueueDescription>"), None, NOW_MS) == QueueDescription()
+
+
+def test_an_update_keeps_what_it_does_not_name_but_ends_forwarding_and_metadata() -> None:
+    present = QueueDescription(max_delivery_count=3, forward_to="a", user_metadata="m")
+    asked = description("QueueDescription><LockDuration>PT5S</LockDuration>")
+    assert read_queue(asked, present, NOW_MS) == QueueDescription(
+        max_delivery_count=3, lock_duration_ms=5_000
+    )
+
+
+def test_a_changed_authorization_rule_keeps_when_it_was_created() -> None:
+    old = AuthorizationRule(
+        key_name="k", primary_key="a", rights=frozenset({"Send"}), created_at_ms=1, modified_at_ms=1
+    )
+    asked = parse_entry(
+        entry_of(write_queue(QueueDescription(authorization_rules=(old,)), HELD, AUTHORITY))
+    )
+    changed = read_queue(asked, QueueDescription(authorization_rules=(old,)), NOW_MS)
+    assert [(rule.created_at_ms, rule.modified_at_ms) for rule in changed.authorization_rules] == [
+        (1, NOW_MS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("inner", "word"),
+    [
+        ("<RequiresSession>true</RequiresSession>", "RequiresSession"),
+        (
+            "<RequiresDuplicateDetection>1</RequiresDuplicateDetection>",
+            "RequiresDuplicateDetection",
+        ),
+        ("<EnablePartitioning>true</EnablePartitioning>", "EnablePartitioning"),
+    ],
+)
+def test_what_lasts_as_long_as_the_entity_cannot_be_updated(inner: str, word: str) -> None:
+    with pytest.raises(ArgumentInvalid, match=word):
+        read_queue(description(f"QueueDescription>{inner}"), QueueDescription(), NOW_MS)
+
+
+def rule_xml(name: str = "k", key: str = "a", right: str = "Send") -> str:
+    return (
+        f"<AuthorizationRule><Rights><AccessRights>{right}</AccessRights></Rights>"
+        f"<KeyName>{name}</KeyName><PrimaryKey>{key}</PrimaryKey></AuthorizationRule>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("inner", "word"),
+    [
+        ("<MaxDeliveryCount>many</MaxDeliveryCount>", "MaxDeliveryCount"),
+        ("<LockDuration>60</LockDuration>", "LockDuration"),
+        ("<RequiresSession>perhaps</RequiresSession>", "RequiresSession"),
+        ("<Status>Sleepy</Status>", "Status"),
+        (
+            "<MaxMessageSizeInKilobytes>1024</MaxMessageSizeInKilobytes>",
+            "MaxMessageSizeInKilobytes",
+        ),
+        (f"<UserMetadata>{'x' * 1025}</UserMetadata>", "UserMetadata"),
+        (f"<AuthorizationRules>{rule_xml(name='')}</AuthorizationRules>", "KeyName"),
+        (f"<AuthorizationRules>{rule_xml(key='')}</AuthorizationRules>", "PrimaryKey"),
+        (f"<AuthorizationRules>{rule_xml(right='Fly')}</AuthorizationRules>", "Fly"),
+        (f"<AuthorizationRules>{rule_xml() * 2}</AuthorizationRules>", "same KeyName"),
+        (
+            "<AuthorizationRules>"
+            + "".join(rule_xml(name=f"k{n}") for n in range(AUTHORIZATION_RULES_MAX + 1))
+            + "</AuthorizationRules>",
+            str(AUTHORIZATION_RULES_MAX),
+        ),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(inner: str, word: str) -> None:
+    with pytest.raises((ArgumentInvalid, ArgumentOutOfRange), match=word):
+        read_queue(description(f"QueueDescription>{inner}"), None, NOW_MS)
+
+
+def test_forwarding_is_a_path_inside_and_an_address_outside() -> None:
+    assert entity_path("sb://contoso.servicebus.windows.net/a/b") == "a/b"
+    assert entity_path("sb://localhost:5672/a%20b/") == "a b"
+    assert entity_path("orders") == "orders"
+    written = write_queue(QueueDescription(forward_to="a/b"), HELD, AUTHORITY)
+    assert "<ForwardTo>sb://localhost:5672/a/b</ForwardTo>" in written
+
+
+# Rules
+
+pairs = st.lists(
+    st.tuples(xml_text.filter(bool), typed_values), max_size=3, unique_by=lambda pair: pair[0]
+).map(tuple)
+expressions = xml_text.filter(bool)
+filters = (
+    st.just(TrueFilter())
+    | st.just(FalseFilter())
+    | st.builds(SqlFilter, expression=expressions, parameters=pairs)
+    | st.builds(
+        CorrelationFilter,
+        correlation_id=metadata,
+        message_id=metadata,
+        to=metadata,
+        reply_to=metadata,
+        label=metadata,
+        session_id=metadata,
+        reply_to_session_id=metadata,
+        content_type=metadata,
+        properties=pairs,
+    )
+)
+
+
+@given(
+    st.builds(
+        RuleDescription,
+        name=st.just("r"),
+        filter=filters,
+        action=st.none() | st.builds(SqlAction, expression=expressions, parameters=pairs),
+        created_at_ms=st.just(NOW_MS),
+    )
+)
+def test_a_rule_survives_being_written_and_read(rule: RuleDescription) -> None:
+    assert read_rule(parse_entry(entry_of(write_rule(rule))), "r", NOW_MS) == rule
+
+
+def test_a_rule_without_filter_takes_everything() -> None:
+    rule = read_rule(description("RuleDescription>"), "r", NOW_MS)
+    assert rule == RuleDescription(name="r", filter=TrueFilter(), created_at_ms=NOW_MS)
+
+
+LONG_EXPRESSION = "x" * (EXPRESSION_LENGTH_MAX + 1)
+PAIR_WITHOUT_VALUE = "<Properties><P><Key>a</Key></P></Properties>"
+
+
+@pytest.mark.parametrize(
+    ("inner", "word"),
+    [
+        ('<Filter i:type="LuckyFilter"/>', "LuckyFilter"),
+        ('<Filter i:type="SqlFilter"/>', "expression"),
+        ('<Action i:type="RunProgram"/>', "RunProgram"),
+        (
+            f'<Filter i:type="SqlFilter"><SqlExpression>{LONG_EXPRESSION}</SqlExpression></Filter>',
+            str(EXPRESSION_LENGTH_MAX),
+        ),
+        (f'<Filter i:type="CorrelationFilter">{PAIR_WITHOUT_VALUE}</Filter>', "Value"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(inner: str, word: str) -> None:
+    with pytest.raises((ArgumentInvalid, ArgumentOutOfRange), match=word):
+        read_rule(description(f"RuleDescription>{inner}"), "r", NOW_MS)
+
+
+def test_the_description_element_is_told_by_its_local_name() -> None:
+    assert local_name(description("QueueDescription>")) == "QueueDescription"

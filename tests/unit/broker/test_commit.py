@@ -1,0 +1,384 @@
+"""Group commit: one tick is one batch, nothing runs before its batch is durable, order is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from twinbus.broker import lmdb_store
+from twinbus.broker.commit import GroupCommit
+from twinbus.broker.journal import StoredMessage
+from twinbus.broker.lmdb_store import LmdbStore
+from twinbus.broker.store import Batch, MemoryStore, StoreError, StoreFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+
+class DiskByHand(MemoryStore):
+    """A store whose disk answers when the test says so, and keeps a diary."""
+
+    def __init__(self, *, free: bool = False) -> None:
+        super().__init__()
+        self.diary: list[str] = []
+        self.noted: list[bytes] = []
+        self.answers = threading.Semaphore(1_000_000 if free else 0)
+        self.stage_error: Exception | None = None
+        self.commit_error: Exception | None = None
+
+    def note(self, name: str) -> None:
+        self.noted.append(name.encode())
+
+    def take_batch(self) -> Batch | None:
+        noted, self.noted = self.noted, []
+        return Batch(dict.fromkeys(noted)) if noted else None
+
+    def stage(self, batch: Batch) -> None:
+        self.diary.append("stage " + self._names(batch))
+        if self.stage_error is not None:
+            raise self.stage_error
+
+    def commit(self, batch: Batch) -> None:
+        self.answers.acquire()
+        if self.commit_error is not None:
+            raise self.commit_error
+        self.diary.append("commit " + self._names(batch))
+
+    def finish(self, batch: Batch) -> None:
+        self.diary.append("finish " + self._names(batch))
+
+    def discard(self) -> None:
+        self.noted = []
+        self.diary.append("discard")
+
+    def write(self, name: str) -> Callable[[], None]:
+        """A function for `after_commit` that writes into the diary."""
+        return lambda: self.diary.append(name)
+
+    @staticmethod
+    def _names(batch: Batch) -> str:
+        return b"+".join(batch.records).decode()
+
+
+def on_a_loop(scenario: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    """The scenario as a test that brings its own loop."""
+
+    @functools.wraps(scenario)
+    def test(*args: object, **fixtures: object) -> None:
+        asyncio.run(scenario(*args, **fixtures))
+
+    return test
+
+
+async def ticks(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@on_a_loop
+async def test_what_has_nothing_to_write_runs_at_the_end_of_the_tick() -> None:
+    disk = DiskByHand()
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+    commit.after_commit(disk.write("one"))
+    commit.after_commit(disk.write("two"))
+    assert disk.diary == []
+    await ticks(1)
+    assert disk.diary == ["one", "two"]
+    await commit.close()
+
+
+@on_a_loop
+async def test_one_tick_is_one_batch_and_what_comes_meanwhile_is_the_next() -> None:
+    disk = DiskByHand()
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+    for name in ("a", "b"):
+        disk.note(name)
+        commit.after_commit(disk.write(f"acknowledge {name}"))
+    await ticks(2)
+    for name in ("c", "d"):
+        disk.note(name)
+        commit.after_commit(disk.write(f"acknowledge {name}"))
+        await ticks(2)
+    assert disk.diary == ["stage a+b"]
+    disk.answers.release(2)
+    await commit.durable()
+    assert disk.diary == [
+        "stage a+b",
+        "commit a+b",
+        "finish a+b",
+        "acknowledge a",
+        "acknowledge b",
+        "stage c+d",
+        "commit c+d",
+        "finish c+d",
+        "acknowledge c",
+        "acknowledge d",
+    ]
+    await commit.close()
+
+
+@on_a_loop
+async def test_the_loop_waits_out_the_staging_but_not_the_commit() -> None:
+    disk = DiskByHand()
+    loop = asyncio.get_running_loop()
+    commit = GroupCommit(disk, loop)
+    disk.note("a")
+    commit.schedule()
+    loop.call_soon(disk.write("the loop runs on"))
+    await ticks(2)
+    assert disk.diary == ["stage a", "the loop runs on"]
+    disk.answers.release()
+    await commit.close()
+
+
+@on_a_loop
+async def test_a_function_without_a_write_of_its_own_waits_for_the_batch_in_flight() -> None:
+    disk = DiskByHand()
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+    disk.note("a")
+    commit.after_commit(disk.write("first"))
+    await ticks(2)
+    commit.after_commit(disk.write("second"))
+    await ticks(3)
+    assert disk.diary == ["stage a"]
+    disk.answers.release()
+    await commit.durable()
+    assert disk.diary == ["stage a", "commit a", "finish a", "first", "second"]
+    await commit.close()
+
+
+@on_a_loop
+async def test_what_nobody_waits_for_is_committed_when_scheduled() -> None:
+    disk = DiskByHand(free=True)
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+    disk.note("a")
+    commit.schedule()
+    commit.schedule()
+    await ticks(2)
+    await commit.durable()
+    assert disk.diary == ["stage a", "commit a", "finish a"]
+    await commit.close()
+
+
+@on_a_loop
+async def test_what_a_function_notes_in_its_turn_is_the_next_batch() -> None:
+    disk = DiskByHand(free=True)
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+
+    def deliver() -> None:
+        disk.diary.append("deliver")
+        disk.note("b")
+        commit.after_commit(disk.write("settled"))
+
+    disk.note("a")
+    commit.after_commit(deliver)
+    await commit.durable()
+    await commit.durable()
+    assert disk.diary == [
+        *("stage a", "commit a", "finish a", "deliver"),
+        *("stage b", "commit b", "finish b", "settled"),
+    ]
+    await commit.close()
+
+
+@pytest.mark.parametrize("where", ["stage", "commit"])
+@on_a_loop
+async def test_a_failed_batch_drops_all_that_waited_and_tells_once(where: str) -> None:
+    disk = DiskByHand()
+    failures: list[Exception] = []
+
+    def rebuild(failure: Exception) -> None:
+        failures.append(failure)
+        disk.diary.append("rebuild")
+        commit.after_commit(disk.write("never: nothing is taken before the rebuild is done"))
+
+    def note_b() -> None:
+        assert disk.diary == ["stage a"]
+        disk.note("b")
+        commit.after_commit(disk.write("never b"))
+
+    loop = asyncio.get_running_loop()
+    commit = GroupCommit(disk, loop, rebuild)
+    full = StoreFull("no room")
+    setattr(disk, f"{where}_error", full)
+    disk.note("a")
+    commit.after_commit(disk.write("never a"))
+    loop.call_soon(note_b)
+    promises = [asyncio.ensure_future(commit.durable()) for _ in range(2)]
+    disk.answers.release()
+    for promise in promises:
+        with pytest.raises(StoreFull, match="no room"):
+            await promise
+    assert disk.diary == ["stage a", "discard", "rebuild"]
+    assert failures == [full]
+
+    disk.stage_error = disk.commit_error = None
+    disk.answers.release(5)
+    disk.note("c")
+    commit.after_commit(disk.write("acknowledge c"))
+    await commit.durable()
+    assert disk.diary[3:] == ["stage c", "commit c", "finish c", "acknowledge c"]
+    await commit.close()
+
+
+@on_a_loop
+async def test_without_anyone_to_rebuild_a_failure_is_for_ever() -> None:
+    disk = DiskByHand(free=True)
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+    disk.commit_error = StoreError("disk on fire")
+    disk.note("a")
+    with pytest.raises(StoreError, match="disk on fire"):
+        await commit.durable()
+    disk.commit_error = None
+    disk.note("b")
+    commit.after_commit(disk.write("never"))
+    with pytest.raises(StoreError, match="nothing is stored any more: disk on fire"):
+        await commit.durable()
+    await ticks(3)
+    await commit.close()
+    assert disk.diary == ["stage a", "discard"]
+
+
+@on_a_loop
+async def test_a_function_that_fails_does_not_take_the_others_with_it() -> None:
+    disk = DiskByHand(free=True)
+    loop = asyncio.get_running_loop()
+    told: list[object] = []
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    commit = GroupCommit(disk, loop)
+    error = ValueError("a peer that is gone")
+
+    def fail() -> None:
+        raise error
+
+    disk.note("a")
+    commit.after_commit(fail)
+    commit.after_commit(disk.write("next"))
+    await commit.durable()
+    assert told == [error]
+    assert disk.diary[-1] == "next"
+    await commit.close()
+
+
+@on_a_loop
+async def test_closing_waits_for_what_is_in_flight_and_commits_the_rest() -> None:
+    disk = DiskByHand()
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+    disk.note("a")
+    commit.after_commit(disk.write("first"))
+    await ticks(2)
+    disk.note("b")
+
+    def last_words() -> None:
+        disk.diary.append("second")
+        disk.note("c")
+        commit.after_commit(disk.write("third"))
+
+    commit.after_commit(last_words)
+    closing = asyncio.ensure_future(commit.close())
+    await ticks(3)
+    assert disk.diary == ["stage a"]
+    disk.answers.release(3)
+    await closing
+    assert [line for line in disk.diary if " " not in line] == ["first", "second", "third"]
+    assert [line for line in disk.diary if line.startswith("commit")] == [
+        "commit a",
+        "commit b",
+        "commit c",
+    ]
+    assert not commit._writer.is_alive()
+    await commit.close()
+    with pytest.raises(StoreError, match="the broker is closing"):
+        await commit.durable()
+
+
+@on_a_loop
+async def test_closing_that_is_cancelled_still_ends_the_writer_after_its_commit() -> None:
+    disk = DiskByHand()
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+    disk.note("a")
+    commit.after_commit(disk.write("acknowledge"))
+    closing = asyncio.ensure_future(commit.close())
+    await ticks(3)
+    closing.cancel()
+    disk.answers.release()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not commit._writer.is_alive()
+    assert disk.diary == ["stage a", "commit a", "finish a", "acknowledge"]
+
+
+@on_a_loop
+async def test_closing_says_what_could_not_be_stored() -> None:
+    disk = DiskByHand(free=True)
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+    disk.commit_error = StoreFull("no room")
+    disk.note("a")
+    with pytest.raises(StoreFull, match="no room"):
+        await commit.close()
+    assert not commit._writer.is_alive()
+
+
+def test_a_loop_that_is_gone_ends_the_writer() -> None:
+    disk = DiskByHand()
+    loop = asyncio.new_event_loop()
+    commit = GroupCommit(disk, loop)
+    disk.note("a")
+    commit.schedule()
+    loop.run_until_complete(ticks(2))
+    loop.close()
+    disk.answers.release()
+    commit._writer.join()
+    assert disk.diary == ["stage a", "commit a"]
+
+
+@on_a_loop
+async def test_a_cancelled_wait_leaves_the_others_alone() -> None:
+    disk = DiskByHand()
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+    disk.note("a")
+    one, other = (asyncio.ensure_future(commit.durable()) for _ in range(2))
+    await ticks(2)
+    one.cancel()
+    disk.answers.release()
+    await other
+    assert one.cancelled()
+    await commit.close()
+
+
+@on_a_loop
+async def test_a_store_in_memory_needs_no_commit() -> None:
+    store = MemoryStore()
+    commit = GroupCommit(store, asyncio.get_running_loop())
+    store.put(1, StoredMessage(1, enqueued_at_ms=1, size_bytes=1), b"x")
+    await commit.durable()
+    assert commit.pending_bytes == 0
+    await commit.close()
+
+
+@on_a_loop
+async def test_a_dropped_entity_is_swept_though_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_store, "SWEEP_RECORDS", 5)
+    store = LmdbStore(tmp_path, map_size=2**30)
+    commit = GroupCommit(store, asyncio.get_running_loop())
+    store.put_entity(1, "queue", "q", {})
+    for number in range(1, 30):
+        store.put(1, StoredMessage(number, enqueued_at_ms=1, size_bytes=1), b"x")
+    assert commit.pending_bytes > 0
+    await commit.durable()
+    store.drop_entity(1)
+    commit.schedule()
+    async with asyncio.timeout(30):
+        while store._dropped:
+            await ticks(1)
+    assert store._environment is not None
+    assert store._environment.stat()["entries"] == 1, "the format alone"
+    await commit.close()
+    store.close()

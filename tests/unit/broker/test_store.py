@@ -1,0 +1,431 @@
+"""The stores: what is kept, what is refused at start, what an error leaves behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import lmdb
+import pytest
+
+from twinbus.broker import data_directory, lmdb_store, records
+from twinbus.broker.journal import State, StoredMessage
+from twinbus.broker.lmdb_store import LmdbStore
+from twinbus.broker.store import MemoryStore, Store, StoreError, StoreFull, flush
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MAP_SIZE = 2**30
+
+
+def message(number: int, **fields: object) -> StoredMessage:
+    return StoredMessage(number, enqueued_at_ms=5, size_bytes=3, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[LmdbStore]:
+    store = LmdbStore(tmp_path / "ns", map_size=MAP_SIZE)
+    yield store
+    store.close()
+
+
+def entries(store: LmdbStore) -> int:
+    """Records in the environment, that of the format aside."""
+    assert store._environment is not None
+    return store._environment.stat()["entries"] - 1
+
+
+def numbers(store: Store) -> list[int]:
+    return [kept.sequence_number for image in store.recover() for kept in image.messages]
+
+
+def said(kind: type[lmdb.Error], code: int) -> lmdb.Error:
+    """An error as LMDB raises it from a commit."""
+    error = kind("mdb_txn_commit")
+    error.code = code  # type: ignore[misc]
+    return error
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_an_entity_and_all_it_holds_comes_back(kind: str, tmp_path: Path) -> None:
+    store: Store = MemoryStore() if kind == "memory" else LmdbStore(tmp_path, map_size=MAP_SIZE)
+    description: dict[str, object] = {"max_size_mb": 1}
+    store.put_entity(2, "dead-letter", "q/$DeadLetterQueue", {})
+    store.put_entity(1, "queue", "q", description)
+    first, second = message(4, message_id="a"), message(9, session_id="s")
+    store.put(1, first, b"one")
+    store.put(1, second, b"two")
+    store.put_session_state(1, "s", b"state")
+    store.put_message_id(1, "a", 77)
+    flush(store)
+    first.state, first.delivery_count = State.DEFERRED, 2
+    store.amend(1, first)
+    # Changes that nobody noted are not stored.
+    second.delivery_count = 8
+    second.lock_token = b"t"
+    description["max_size_mb"] = 2
+    flush(store)
+    queue, dead_letters = store.recover()
+    assert (queue.kind, queue.path, queue.description) == ("queue", "q", {"max_size_mb": 1})
+    assert (dead_letters.entity_id, dead_letters.messages) == (2, [])
+    assert queue.last_sequence_number == 9
+    assert queue.session_states == {"s": b"state"}
+    assert queue.message_ids == {"a": 77}
+    assert [(m.sequence_number, m.state, m.delivery_count) for m in queue.messages] == [
+        (4, State.DEFERRED, 2),
+        (9, State.ACTIVE, 0),
+    ]
+    assert queue.messages[1].lock_token is None
+    assert store.payload(1, 4) == b"one"
+    store.close()
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_message_that_is_not_there_is_named(kind: str, tmp_path: Path) -> None:
+    store: Store = MemoryStore() if kind == "memory" else LmdbStore(tmp_path, map_size=MAP_SIZE)
+    with pytest.raises(LookupError, match="entity 3 has no message 8"):
+        store.payload(3, 8)
+    store.close()
+
+
+def test_a_message_put_and_removed_in_one_batch_never_meets_the_disk(disk: LmdbStore) -> None:
+    kept = message(1)
+    disk.put(1, kept, b"x" * 1000)
+    kept.delivery_count = 1
+    disk.amend(1, kept)
+    disk.remove(1, kept)
+    assert disk.pending_bytes == 0
+    batch = disk.take_batch()
+    assert batch is not None
+    # Only the counter: a sequence number is never given twice, even to a message that went at once.
+    assert list(batch.records) == [records.entity_key(records.COUNTER, 1)]
+
+
+def test_removing_a_message_removes_its_amendment_too(disk: LmdbStore) -> None:
+    kept = message(1)
+    disk.put(1, kept, b"x")
+    disk.amend(1, kept)
+    flush(disk)
+    assert entries(disk) == 3
+    disk.remove(1, kept)
+    flush(disk)
+    assert entries(disk) == 1
+
+
+def test_an_amendment_of_the_last_run_goes_with_its_message(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, map_size=MAP_SIZE)
+    store.put_entity(1, "queue", "q", {})
+    store.put(1, message(1), b"x")
+    store.amend(1, message(1, delivery_count=3))
+    flush(store)
+    store.close()
+    store = LmdbStore(tmp_path, map_size=MAP_SIZE)
+    [image] = store.recover()
+    store.remove(1, image.messages[0])
+    flush(store)
+    assert entries(store) == 2, "the entity and its counter"
+    store.close()
+
+
+def test_a_payload_is_found_pending_in_flight_and_on_disk(disk: LmdbStore) -> None:
+    disk.put(1, message(1), b"payload")
+    assert disk.payload(1, 1) == b"payload"
+    batch = disk.take_batch()
+    assert batch is not None
+    assert disk.payload(1, 1) == b"payload"
+    disk.stage(batch)
+    disk.commit(batch)
+    assert disk.payload(1, 1) == b"payload"
+    disk.finish(batch)
+    assert disk.pending_bytes == 0
+    assert disk.payload(1, 1) == b"payload"
+
+
+def test_reads_do_not_keep_the_file_growing(disk: LmdbStore) -> None:
+    disk.put(1, message(1), b"kept")
+    for number in range(2, 300):
+        disk.put(1, message(number), b"x" * 20_000)
+        flush(disk)
+        assert disk.payload(1, 1) == b"kept"
+        disk.remove(1, message(number))
+        flush(disk)
+    assert disk._environment is not None
+    assert disk._environment.info()["last_pgno"] < 100
+
+
+def test_pending_bytes_rise_with_what_is_noted_and_fall_when_it_is_durable(disk: LmdbStore) -> None:
+    disk.put(1, message(1), b"x" * 1000)
+    noted = disk.pending_bytes
+    assert noted >= 1000
+    batch = disk.take_batch()
+    assert batch is not None
+    disk.put(1, message(2), b"x" * 1000)
+    assert disk.pending_bytes == 2 * noted
+    disk.stage(batch)
+    disk.commit(batch)
+    disk.finish(batch)
+    assert disk.pending_bytes == noted
+
+
+def test_a_dropped_entity_is_swept_a_slice_at_a_time(
+    disk: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_store, "SWEEP_RECORDS", 10)
+    disk.put_entity(1, "queue", "q", {})
+    disk.put_entity(2, "queue", "other", {})
+    disk.put(2, message(1), b"stays")
+    for number in range(1, 26):
+        disk.put(1, message(number), b"x")
+    disk.put_session_state(1, "s", b"state")
+    disk.put_message_id(1, "m", 1)
+    flush(disk)
+    disk.drop_entity(1)
+    left = []
+    while (batch := disk.take_batch()) is not None:
+        disk.stage(batch)
+        disk.commit(batch)
+        disk.finish(batch)
+        left.append(entries(disk))
+    # 25 messages, a state, an id and a counter, then the note that the entity was dropped; the
+    # other entity's three records stay.
+    assert left == [22, 12, 3]
+    assert [image.path for image in disk.recover()] == ["other"]
+    assert disk.payload(2, 1) == b"stays"
+
+
+def test_a_sweep_cut_off_by_a_crash_is_finished_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_store, "SWEEP_RECORDS", 10)
+    store = LmdbStore(tmp_path, map_size=MAP_SIZE)
+    store.put_entity(1, "queue", "q", {})
+    for number in range(1, 26):
+        store.put(1, message(number), b"x")
+    flush(store)
+    store.drop_entity(1)
+    flush(store)
+    store.close()
+    store = LmdbStore(tmp_path, map_size=MAP_SIZE)
+    assert entries(store) == 17
+    assert store.recover() == []
+    assert entries(store) == 0
+    # The id may be used again, and nothing of the old entity shows.
+    store.put_entity(1, "queue", "new", {})
+    flush(store)
+    assert numbers(store) == []
+    store.close()
+
+
+def test_an_entity_dropped_before_its_first_commit_leaves_nothing(disk: LmdbStore) -> None:
+    disk.put_entity(1, "queue", "q", {})
+    disk.put(1, message(1), b"x")
+    disk.drop_entity(1)
+    flush(disk)
+    assert entries(disk) == 0
+    assert disk.take_batch() is None
+
+
+def test_a_second_opener_is_told_who_is_there(disk: LmdbStore, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=rf"ns is in use by process {os.getpid()}: stop it"):
+        LmdbStore(tmp_path / "ns", map_size=MAP_SIZE)
+    disk.close()
+    LmdbStore(tmp_path / "ns", map_size=MAP_SIZE).close()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    LmdbStore(tmp_path, map_size=MAP_SIZE).close()
+    with lmdb.open(str(tmp_path)) as environment, environment.begin(write=True) as transaction:
+        transaction.put(records.FORMAT_KEY, (2).to_bytes(4, "little"))
+    with pytest.raises(StoreError, match="store format 2, this Twinbus reads up to 1: use the newer"):
+        LmdbStore(tmp_path, map_size=MAP_SIZE)
+
+
+def test_somebody_elses_lmdb_file_is_left_alone(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path)) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"theirs", b"1")
+    with pytest.raises(StoreError, match="not Twinbus's"):
+        LmdbStore(tmp_path, map_size=MAP_SIZE)
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("mine")
+    for path in (tmp_path / "data", tmp_path / "data" / "ns"):
+        with pytest.raises(StoreError, match="a file is in the way of the data directory: move it"):
+            LmdbStore(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (errno.EACCES, StoreError, "cannot be used as a data directory: Permission denied"),
+        (errno.EROFS, StoreError, "cannot be used as a data directory: Read-only file system"),
+        (errno.ENOSPC, StoreFull, "the disk is full .*: make room"),
+        (errno.EDQUOT, StoreFull, "the disk is full .*: make room"),
+    ],
+)
+def test_a_directory_that_cannot_be_made_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    kind: type[StoreError],
+    words: str,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(StoreError, match=words) as caught:
+        LmdbStore(tmp_path / "ns")
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+
+
+def test_a_start_on_a_full_disk_is_refused_and_gives_the_lock_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(data_directory.DataDirectory, "room_bytes", lambda _: 4096)
+        with pytest.raises(StoreFull, match="4096 bytes free on its disk, a start needs 1048576"):
+            LmdbStore(tmp_path)
+    LmdbStore(tmp_path, map_size=MAP_SIZE).close()
+
+
+def test_low_space_is_said_before_the_disk_is_full_and_looked_up_once_a_second(
+    disk: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, room, looks = [100.0], [2**30], [0]
+
+    def look(_: object) -> int:
+        looks[0] += 1
+        return room[0]
+
+    monkeypatch.setattr(data_directory.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(data_directory.DataDirectory, "room_bytes", look)
+    assert disk.low_on_space() is None
+    room[0] = 63 * 2**20
+    now_s[0] += 0.5
+    assert disk.low_on_space() is None
+    now_s[0] += 0.5
+    reason = disk.low_on_space()
+    assert reason is not None
+    assert "63 MiB left, sends need 64 MiB" in reason
+    assert looks == [2]
+    room[0] = 64 * 2**20
+    now_s[0] += 1.0
+    assert disk.low_on_space() is None
+
+
+def test_room_is_what_the_disk_gives_to_us(disk: LmdbStore, tmp_path: Path) -> None:
+    space = os.statvfs(tmp_path)
+    room = disk._directory.room_bytes()
+    assert abs(room - space.f_bavail * space.f_frsize) < 2**30
+
+
+def test_a_full_map_writes_nothing_and_the_store_goes_on(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, map_size=2**20)
+    store.put_entity(1, "queue", "q", {})
+    store.put(1, message(1), b"kept")
+    flush(store)
+    store.put(1, message(2), b"x" * 2**21)
+    store.put(1, message(3), b"lost with it")
+    batch = store.take_batch()
+    assert batch is not None
+    with pytest.raises(StoreFull, match="as large as its map allows"):
+        store.stage(batch)
+    store.discard()
+    store.put(1, message(4), b"noted by an engine that is about to go")
+    assert numbers(store) == [1]
+    assert store.payload(1, 1) == b"kept"
+    store.put(1, message(2), b"small")
+    flush(store)
+    assert numbers(store) == [1, 2]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (said(lmdb.DiskError, errno.ENOSPC), StoreFull, "the disk is full"),
+        (said(lmdb.Error, errno.EFBIG), StoreFull, "the disk is full"),
+        (said(lmdb.Error, errno.EIO), StoreError, "ns: mdb_txn_commit"),
+        (said(lmdb.PanicError, -30795), StoreError, "ns: mdb_txn_commit"),
+        (said(lmdb.CorruptedError, -30796), StoreError, "data.mdb is damaged or not a store"),
+    ],
+)
+def test_what_lmdb_says_becomes_one_line(
+    disk: LmdbStore, error: lmdb.Error, kind: type[StoreError], words: str
+) -> None:
+    line = lmdb_store.translated(disk._directory, error)
+    assert type(line) is kind
+    assert words in str(line)
+    assert "\n" not in str(line)
+
+
+def test_a_short_write_on_a_full_disk_is_a_full_disk(
+    disk: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_directory.DataDirectory, "room_bytes", lambda _: 0)
+    error = said(lmdb.Error, errno.EIO)
+    assert isinstance(lmdb_store.translated(disk._directory, error), StoreFull)
+
+
+def test_a_record_that_makes_no_sense_is_one_line(disk: LmdbStore) -> None:
+    disk.put_entity(1, "queue", "q", {})
+    disk._note(records.message_key(1, 1), b"too short")
+    flush(disk)
+    with pytest.raises(StoreError, match="holds a record that cannot be read"):
+        disk.recover()
+
+
+class AnnouncedLock:
+    """A lock that says when somebody is about to wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.asked = threading.Event()
+
+    def acquire(self) -> bool:
+        return self.lock.acquire()
+
+    def release(self) -> None:
+        self.lock.release()
+
+    def __enter__(self) -> None:
+        self.asked.set()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_closing_waits_for_the_commit_in_flight(disk: LmdbStore, tmp_path: Path) -> None:
+    lock = AnnouncedLock()
+    disk._writing = lock  # type: ignore[assignment]
+    disk.put_entity(1, "queue", "q", {})
+    disk.put(1, message(1), b"x")
+    batch = disk.take_batch()
+    assert batch is not None
+    staged = threading.Event()
+
+    def write() -> None:
+        disk.stage(batch)
+        staged.set()
+        lock.asked.wait()
+        assert disk._environment is not None
+        disk.commit(batch)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    staged.wait()
+    disk.close()
+    writer.join()
+    with pytest.raises(StoreError, match="is not open here"):
+        disk.recover()
+    again = LmdbStore(tmp_path / "ns", map_size=MAP_SIZE)
+    assert numbers(again) == [1]
+    again.close()

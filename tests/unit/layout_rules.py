@@ -1,0 +1,229 @@
+"""The rules of the house as functions: each takes a source tree and returns what breaks it.
+
+A rule returns lines a person can act on; an empty list means that the tree obeys. What the rules
+hold to (which modules may do I/O, which package may know which) are the tables at the top.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Set
+    from pathlib import Path
+
+PURE_UNITS = frozenset(
+    {"amqp", "broker", "cost", "errors", "options", "pairing", "syphon", "transfer"}
+)
+"""Units whose modules decide and do nothing else, except those in SHELLS."""
+
+SHELLS: Mapping[str, str] = {
+    "twinbus.amqp.transport": "moves bytes between a socket and the sans-IO connection",
+    "twinbus.broker.admin": "answers HTTP requests",
+    "twinbus.broker.commit": "owns the writer thread",
+    "twinbus.broker.embedded": "runs the broker inside a program",
+    "twinbus.broker.host": "starts and stops the namespaces of one process",
+    "twinbus.broker.http": "hosts the HTTP application on a connection",
+    "twinbus.broker.listener": "accepts and sniffs sockets",
+    "twinbus.broker.lmdb_store": "the disk",
+    "twinbus.broker.peer": "one client's connection on the loop",
+    "twinbus.broker.receiving": "writes deliveries as a receiver's credit allows",
+    "twinbus.broker.server": "one namespace on its loop: clock, timers, connections",
+    "twinbus.broker.store": "what the disk must do, and the store in memory",
+    "twinbus.broker.tokens": "draws lock tokens and message ids",
+    "twinbus.broker.websocket": "AMQP inside a WebSocket",
+}
+"""Modules of pure units that may do I/O, each with its reason. Any other module there is pure."""
+
+IMPURE_IMPORTS = frozenset(
+    """asyncio azure lmdb os pyspark random secrets select selectors shutil signal socket ssl
+    starlette structlog subprocess tempfile threading time uvicorn uvloop""".split()
+)
+IMPURE_CALLS = frozenset({"datetime.now", "datetime.utcnow", "date.today", "uuid.uuid4", "uuid4"})
+"""Ways to ask for the time or for chance that an import alone does not show."""
+
+ARROWS: Mapping[str, Set[str]] = {
+    "errors": set(),
+    "clock": set(),
+    "options": {"errors"},
+    "amqp": set(),
+    "ledger": {"errors"},
+    "cost": {"errors"},
+    "transfer": {"amqp", "errors"},
+    "broker": {"amqp", "errors"},
+    "pairing": {"clock", "errors", "options", "transfer"},
+    "syphon": {"amqp", "clock", "errors", "options", "transfer"},
+    "pair": {"clock", "errors", "options", "pairing", "syphon"},
+    "blocking": {"errors", "options", "pair", "pairing"},
+    "pipeline": {"cost", "errors", "ledger", "options", "syphon"},
+    "testing": {"broker", "clock", "errors", "options", "pair"},
+}
+"""Which unit may know which. `console` and the public door may know all; a shell may also write to
+the ledger. Nothing points back: `broker` above all never knows pairing."""
+
+KNOWS_ALL = frozenset({"console", "__init__"})
+
+FOREIGN_HOMES: Mapping[str, Set[str]] = {
+    "azure": {"blocking", "console", "pair", "pairing", "testing", "transfer"},
+    "lmdb": {"broker"},
+    "pyspark": {"console", "pipeline"},
+    "starlette": {"broker", "console"},
+    "uvicorn": {"broker", "console"},
+}
+"""Units that may import a heavy or foreign library at all."""
+
+LINES_MAX = 500
+FORBIDDEN_WORDS = frozenset({"base", "common", "helper", "helpers", "manager", "util", "utils"})
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file, parsed."""
+
+    name: str
+    path: Path
+    tree: ast.Module
+
+    @property
+    def unit(self) -> str:
+        """The package or module right under `twinbus`."""
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else "__init__"
+
+    @property
+    def is_shell(self) -> bool:
+        return self.name in SHELLS
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Line and full name of every import, wherever it stands; type-only ones count too."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                home = self._home(node)
+                yield from ((node.lineno, f"{home}.{alias.name}") for alias in node.names)
+
+    def _home(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = self.name.split(".")
+        if self.path.name != "__init__.py":
+            package = package[:-1]
+        package = package[: len(package) - node.level + 1]
+        return ".".join([*package, node.module] if node.module else package)
+
+
+def modules(source: Path) -> list[Module]:
+    """Every module of the package under `source` (the directory that holds `twinbus`)."""
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found.append(Module(name, path, ast.parse(path.read_text(), str(path))))
+    return found
+
+
+def impure_cores(source: Path) -> list[str]:
+    """Pure modules that reach for I/O, time or chance, or lean on a shell that does."""
+    broken = []
+    for module in modules(source):
+        if module.unit not in PURE_UNITS or module.is_shell:
+            continue
+        for line, name in module.imports():
+            if name.split(".")[0] in IMPURE_IMPORTS:
+                broken.append(f"{module.name}:{line} is pure and must not import {name}")
+            if any(name == shell or name.startswith(f"{shell}.") for shell in SHELLS):
+                broken.append(f"{module.name}:{line} is pure and must not lean on the shell {name}")
+        broken += [
+            f"{module.name}:{node.lineno} is pure and must not call {called}"
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Call)
+            if (called := ast.unparse(node.func)).removeprefix("datetime.") in IMPURE_CALLS
+            or called in IMPURE_CALLS
+        ]
+    return broken
+
+
+def missing_shells(source: Path) -> list[str]:
+    """Entries of SHELLS that no longer name a module: an exception nobody needs."""
+    present = {module.name for module in modules(source)}
+    return [f"{name} is listed as a shell but is not there" for name in SHELLS.keys() - present]
+
+
+def backward_arrows(source: Path) -> list[str]:
+    """Imports from one unit to another that the map of the house does not draw."""
+    units = {module.unit for module in modules(source)}
+    broken = []
+    for module in modules(source):
+        if module.unit in KNOWS_ALL:
+            continue
+        allowed = ARROWS.get(module.unit)
+        if allowed is None:
+            broken.append(f"{module.name} is in {module.unit}, which ARROWS does not draw yet")
+            continue
+        for line, name in module.imports():
+            parts = name.split(".")
+            if parts[0] != "twinbus":
+                continue
+            target = parts[1] if len(parts) > 1 and parts[1] in units else "__init__"
+            if target == module.unit or target in allowed:
+                continue
+            if not (target == "ledger" and module.is_shell):
+                broken.append(f"{module.name}:{line} must not know {name}")
+    return broken
+
+
+def strayed_libraries(source: Path) -> list[str]:
+    """Heavy libraries imported by a unit that has no business with them."""
+    return [
+        f"{module.name}:{line} must not import {name}"
+        for module in modules(source)
+        for line, name in module.imports()
+        if module.unit not in FOREIGN_HOMES.get(name.split(".")[0], {module.unit})
+    ]
+
+
+def long_files(*trees: Path) -> list[str]:
+    """Files past the limit: they hold two things that want two names."""
+    return [
+        f"{path} has {count} lines, at most {LINES_MAX}"
+        for path in _python_files(*trees)
+        if (count := len(path.read_text().splitlines())) > LINES_MAX
+    ]
+
+
+def nameless_things(*trees: Path) -> list[str]:
+    """Files, packages and classes named by a word that says nothing about what they are."""
+    broken = []
+    for tree in trees:
+        for path in _python_files(tree):
+            parts = path.relative_to(tree).with_suffix("").parts
+            broken += [f"{path} is named {part!r}" for part in parts if _says_nothing(part)]
+            broken += [
+                f"{path}:{node.lineno} class {node.name}"
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.ClassDef) and _says_nothing(node.name)
+            ]
+    return broken
+
+
+def undocumented(*trees: Path) -> list[str]:
+    """Modules without a docstring."""
+    return [
+        f"{path} has no docstring"
+        for path in _python_files(*trees)
+        if ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
+
+
+def _python_files(*trees: Path) -> Iterator[Path]:
+    for tree in trees:
+        yield from sorted(tree.rglob("*.py"))
+
+
+def _says_nothing(name: str) -> bool:
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
+    return any(word.lower() in FORBIDDEN_WORDS for word in words)

@@ -1,0 +1,76 @@
+"""The conformance baseline: what passed once must pass, and the list only grows."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "conformance.py"
+
+
+@pytest.fixture
+def conformance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, with its baselines in a directory of the test."""
+    spec = importlib.util.spec_from_file_location("ci_conformance", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "BASELINES", tmp_path)
+    return module
+
+
+def baseline(tmp_path: Path) -> list[str]:
+    return (tmp_path / "baseline-data.txt").read_text().splitlines()[1:]
+
+
+def test_recording_adds_what_passes_and_takes_nothing_away(
+    conformance: ModuleType, tmp_path: Path
+) -> None:
+    conformance.report("data", {"a": "passed", "b": "passed"}, tmp_path, record=True)
+    conformance.report("data", {"b": "why not", "c": "passed"}, tmp_path, record=True)
+    assert baseline(tmp_path) == ["a", "b", "c"]
+
+
+def test_a_recorded_test_that_fails_or_vanishes_breaks_the_run(
+    conformance: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conformance.report("data", {"a": "passed", "b": "passed"}, tmp_path, record=True)
+    capsys.readouterr()
+    outcomes = {"b": "AssertionError: 1 != 2", "never": "recorded nowhere", "new": "passed"}
+    assert not conformance.report("data", outcomes, tmp_path, record=False)
+    said = capsys.readouterr().out
+    assert "BROKEN a: did not run" in said
+    assert "BROKEN b: AssertionError: 1 != 2" in said
+    assert "new    new" in said
+    assert "2 recorded, 2 broken, 1 new" in said
+    assert baseline(tmp_path) == ["a", "b"]
+    counts = json.loads((tmp_path / "conformance-data.json").read_text())
+    assert counts == {"passed": 1, "failed": 2}
+
+
+def test_unrecorded_failures_do_not_break_the_run(conformance: ModuleType, tmp_path: Path) -> None:
+    assert conformance.report("data", {"a": "failed for now"}, tmp_path, record=False)
+
+
+def test_outcomes_are_read_from_the_results_file(conformance: ModuleType) -> None:
+    cases = ET.fromstring(
+        "<s><testcase classname='q.T' name='good'/>"
+        "<testcase classname='q.T' name='bad'><failure message='two&#10;lines'/></testcase>"
+        "<testcase classname='q.T' name='worse'><error/></testcase>"
+        "<testcase classname='q.T' name='left'><skipped/></testcase></s>"
+    )
+    assert {conformance.test_id(case): conformance.outcome(case) for case in cases} == {
+        "q.T::good": "passed",
+        "q.T::bad": "two lines",
+        "q.T::worse": "error",
+        "q.T::left": "skipped",
+    }

@@ -1,0 +1,204 @@
+"""The house obeys its rules, and each rule is able to catch a breach."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import twinbus
+from tests.unit import layout_rules as rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src"
+TREES = (SOURCE, ROOT / "tests", ROOT / "bench", ROOT / ".ci")
+
+IMPORT_LIMIT_MS = 150
+IMPORT_TRIES = 7
+"""The best of several: the limit is about our code, not about a busy machine."""
+
+PUBLIC_NAMES = [
+    "BrokerError",
+    "BrokerStartError",
+    "EmbeddedBroker",
+    "ListenError",
+    "StoreError",
+    "StoreFull",
+    "TwinbusError",
+]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [rules.impure_cores, rules.missing_shells, rules.backward_arrows, rules.strayed_libraries],
+)
+def test_the_package_keeps_its_shape(rule: Callable[[Path], list[str]]) -> None:
+    assert rule(SOURCE) == []
+
+
+@pytest.mark.parametrize("rule", [rules.long_files, rules.nameless_things, rules.undocumented])
+def test_every_file_keeps_the_style(rule: Callable[..., list[str]]) -> None:
+    assert rule(*TREES) == []
+
+
+def test_the_public_names_are_these_and_all_of_them_load() -> None:
+    assert sorted(twinbus.__all__) == PUBLIC_NAMES
+    assert set(twinbus._HOMES) == set(twinbus.__all__)
+    for name in twinbus.__all__:
+        assert getattr(twinbus, name).__name__ == name
+    assert set(twinbus.__all__) <= set(dir(twinbus))
+    with pytest.raises(AttributeError, match="no attribute 'pair_of_shoes'"):
+        twinbus.pair_of_shoes  # noqa: B018
+
+
+def test_every_error_is_a_twinbus_error_and_is_drawn_in_the_tree() -> None:
+    from twinbus import errors
+
+    classes = [
+        node.name
+        for node in ast.parse(Path(errors.__file__).read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert errors.__doc__ is not None
+    for name in classes:
+        assert issubclass(getattr(errors, name), errors.TwinbusError)
+        assert name in errors.__doc__
+
+
+def test_importing_twinbus_is_quick_and_loads_no_library() -> None:
+    script = (
+        "import json, sys, time\n"
+        "before, began = set(sys.modules), time.perf_counter()\n"
+        "import twinbus\n"
+        "took = time.perf_counter() - began\n"
+        "print(json.dumps([took * 1000, sorted(set(sys.modules) - before)]))\n"
+    )
+    fastest_ms = float("inf")
+    for _ in range(IMPORT_TRIES):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
+        took_ms, loaded = json.loads(done.stdout)
+        roots = {name.split(".")[0] for name in loaded}
+        assert "twinbus" in roots
+        foreign = roots - sys.stdlib_module_names - {"twinbus"}
+        assert foreign == set()
+        fastest_ms = min(fastest_ms, took_ms)
+        if fastest_ms < IMPORT_LIMIT_MS:
+            break
+    assert fastest_ms < IMPORT_LIMIT_MS
+
+
+def made_up(root: Path, **files: str) -> Path:
+    """A source tree of a few files; `__` in a name is a directory."""
+    for name, text in files.items():
+        path = root / "twinbus" / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("broker__queue", "import asyncio", "asyncio"),
+        ("broker__queue", "def f():\n    from time import time", "time.time"),
+        ("amqp__types", "import os.path", "os.path"),
+        ("broker__queue", "from twinbus.broker.server import x", "shell twinbus.broker.server"),
+        ("broker__queue", "from . import server", "shell twinbus.broker.server"),
+        ("broker__queue", "from .server import x", "shell twinbus.broker.server"),
+        ("broker__deep__er", "from ..server import x", "shell twinbus.broker.server"),
+        ("broker__queue", "import datetime\ndatetime.datetime.now()", "datetime.now"),
+        ("broker__queue", "import uuid\nuuid.uuid4()", "uuid4"),
+        ("errors", "import azure.servicebus", "azure"),
+    ],
+)
+def test_an_impure_core_is_found(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+    found = rules.impure_cores(made_up(tmp_path, **{name: text}))
+    assert len(found) == 1
+    assert complaint in found[0]
+
+
+def test_shells_and_other_imports_are_left_alone(tmp_path: Path) -> None:
+    tree = made_up(
+        tmp_path,
+        broker__server="import asyncio, time",
+        broker__queue="from twinbus.broker.lane import Lane\nimport heapq\nfrom uuid import UUID",
+    )
+    assert rules.impure_cores(tree) == []
+
+
+def test_a_shell_that_is_gone_is_found(tmp_path: Path) -> None:
+    found = rules.missing_shells(made_up(tmp_path, broker__server="x = 1"))
+    assert len(found) == len(rules.SHELLS) - 1
+    assert not any("broker.server " in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("broker__server", "from twinbus.pairing import ping", "must not know twinbus.pairing"),
+        ("amqp__types", "from twinbus import broker", "must not know twinbus.broker"),
+        ("amqp__types", "from .. import broker", "must not know twinbus.broker"),
+        ("broker__queue", "import twinbus.ledger", "must not know twinbus.ledger"),
+        ("broker__queue", "from twinbus import EmbeddedBroker", "twinbus.EmbeddedBroker"),
+        ("attic__chest", "x = 1", "does not draw"),
+    ],
+)
+def test_an_arrow_that_points_back_is_found(
+    tmp_path: Path, name: str, text: str, complaint: str
+) -> None:
+    tree = made_up(tmp_path, broker__lane="", pairing__ping="", ledger__writer="", **{name: text})
+    found = rules.backward_arrows(tree)
+    assert len(found) == 1
+    assert complaint in found[0]
+
+
+def test_drawn_arrows_are_left_alone(tmp_path: Path) -> None:
+    tree = made_up(
+        tmp_path,
+        amqp__types="from twinbus.amqp import performatives",
+        broker__server="from twinbus.amqp.types import encode\nimport twinbus.ledger.writer",
+        ledger__writer="from twinbus.errors import TwinbusError",
+        console__cli="from twinbus.broker.server import x",
+        errors="",
+    )
+    assert rules.backward_arrows(tree) == []
+
+
+def test_a_strayed_library_is_found(tmp_path: Path) -> None:
+    tree = made_up(
+        tmp_path, broker__server="import azure.servicebus", pairing__client="import azure"
+    )
+    assert rules.strayed_libraries(tree) == [
+        "twinbus.broker.server:1 must not import azure.servicebus"
+    ]
+
+
+def test_a_long_file_a_nameless_thing_and_a_silent_module_are_found(tmp_path: Path) -> None:
+    tree = made_up(
+        tmp_path,
+        long='"""Long."""\n' + "x = 1\n" * rules.LINES_MAX,
+        just='"""Short enough."""\n' + "x = 1\n" * (rules.LINES_MAX - 1),
+        queue_utils='"""Nameless."""',
+        locks='"""Named well."""\nclass LockManager: pass\nclass Database: pass',
+        silent="x = 1",
+    )
+    assert [line.split("/")[-1] for line in rules.long_files(tree)] == [
+        "long.py has 501 lines, at most 500"
+    ]
+    assert [line.split("/")[-1] for line in rules.nameless_things(tree)] == [
+        "locks.py:2 class LockManager",
+        "queue_utils.py is named 'queue_utils'",
+    ]
+    assert [line.split("/")[-1] for line in rules.undocumented(tree)] == [
+        "silent.py has no docstring"
+    ]
