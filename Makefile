@@ -36,6 +36,7 @@ test: lint types ## lint, types and all tests
 
 soak: $(STAMP) ## the long fault runs
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/property --hypothesis-profile soak --timeout 7200 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	@$(BIN)/ruff check --quiet $(SOURCES)

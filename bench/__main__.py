@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from bench.harness import Result, measure, table, write
+from bench.processes import exit_on_sigterm
 
 if TYPE_CHECKING:
     from bench.harness import Benchmark
@@ -31,6 +32,7 @@ def main() -> int:
             f"bench: no {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr
         )
         return 2
+    exit_on_sigterm()
     results: dict[str, Result] = {}
     for name in names:
         benchmark = cast("Benchmark", import_module(f"bench.{name}"))

@@ -22,6 +22,11 @@ POLL_S = 0.05
 LOG_LINES_SHOWN = 8
 
 
+def exit_on_sigterm() -> None:
+    """Let SIGTERM unwind this program as Ctrl-C does: the servers it started are stopped."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
+
 def free_port() -> int:
     """A loopback port that was free a moment ago."""
     with socket.socket() as probe:

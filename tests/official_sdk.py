@@ -12,31 +12,46 @@ import hmac
 import json
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self, TypeVar
 from urllib.parse import quote_plus
 from uuid import uuid4
 
+import pytest
 from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceiver,
+    ServiceBusSender,
+)
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from azure.servicebus.aio.management import (
     ServiceBusAdministrationClient as AsyncAdministrationClient,
 )
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+SDK_LEAKS_SOCKETS = (
+    pytest.mark.filterwarnings("ignore:[Uu]nclosed :ResourceWarning"),
+    pytest.mark.usefixtures("leaks_collected"),
+)
+"""Marks of tests in which the SDK meets errors: it then drops sockets without closing them."""
+
+Handler = TypeVar("Handler", ServiceBusSender, ServiceBusReceiver)
+
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 TOKEN_LIFE_S = 600
 
 
-class _PlainRequests(RequestsTransport):
-    def send(self, request: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+class _PlainRequests(RequestsTransport):  # type: ignore[misc]  # untyped there
+    def send(self, request: Any, **kwargs: Any) -> Any:
         request.url = request.url.replace("https://", "http://", 1)
         return super().send(request, **kwargs)
 
 
-class _PlainAioHttp(AioHttpTransport):
-    async def send(self, request: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+class _PlainAioHttp(AioHttpTransport):  # type: ignore[misc]
+    async def send(self, request: Any, **kwargs: Any) -> Any:
         request.url = request.url.replace("https://", "http://", 1)
         return await super().send(request, **kwargs)
 
@@ -65,6 +80,25 @@ def async_client(connection_string: str, **options: Any) -> AsyncServiceBusClien
     """The same for asyncio."""
     options.setdefault("retry_total", 0)
     return AsyncServiceBusClient.from_connection_string(connection_string, **options)
+
+
+class ClosedTogether:
+    """Senders and receivers that are closed side by side: closing one takes the SDK a second."""
+
+    def __init__(self) -> None:
+        self._opened: list[ServiceBusSender | ServiceBusReceiver] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ThreadPoolExecutor(max(1, len(self._opened))) as pool:
+            list(pool.map(lambda opened: opened.close(), self._opened))
+
+    def add(self, opened: Handler) -> Handler:
+        """Have it closed with the others."""
+        self._opened.append(opened)
+        return opened
 
 
 def ping() -> ServiceBusMessage:

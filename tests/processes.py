@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -22,6 +23,24 @@ FILE_LIMIT = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({bytes}, {bytes
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 20.0
 HEALTH_POLL_S = 0.01
+BUSY_FACTOR = 4
+"""A start on a busy machine may take so many times its limit, if it does not work for longer."""
+
+
+@dataclass(frozen=True)
+class StartTook:
+    """What a start took, from the command to the first answer of /health."""
+
+    wall_s: float
+    cpu_s: float
+    """Processor time; endless where the system does not tell."""
+    is_busy: bool
+    """Whether more programs wanted a processor than there are."""
+
+    def is_within(self, limit_s: float) -> bool:
+        """Whether it kept to the limit; where others held it up, by the time it used itself."""
+        excused = self.is_busy and self.cpu_s < limit_s and self.wall_s < limit_s * BUSY_FACTOR
+        return self.wall_s < limit_s or excused
 
 
 def run_twinbus(*arguments: str, timeout_s: float = 20.0) -> subprocess.CompletedProcess[str]:
@@ -54,8 +73,7 @@ class ServedBroker:
         self.options = options
         self.file_size_max = file_size_max
         """No file may grow beyond this many bytes: what a full disk looks like from inside."""
-        self.seconds_to_health = 0.0
-        """How long the last start took, from the command to the first answer of /health."""
+        self.start_took = StartTook(0.0, 0.0, is_busy=False)
         self._namespaces = namespaces or ("contoso",)
         self._ephemeral = ephemeral
         self._ports: dict[str, int] = {}
@@ -108,7 +126,11 @@ class ServedBroker:
         except BaseException:
             self.kill9()
             raise
-        self.seconds_to_health = time.monotonic() - began
+        self.start_took = StartTook(
+            time.monotonic() - began,
+            _cpu_s(self._process.pid),
+            is_busy=os.getloadavg()[0] > (os.cpu_count() or 1),
+        )
 
     def restart(self) -> None:
         """Start again on the same ports and the same data."""
@@ -190,6 +212,15 @@ class ServedBroker:
         finally:
             while self._lines.get(timeout=STOP_LIMIT_S) is not None:
                 pass
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        # After the name in parentheses: state is field 3, utime and stime are 14 and 15.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return float("inf")
 
 
 def _read_lines(stream: IO[str], lines: queue.Queue[str | None]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from azure.servicebus import (
 )
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from tests.official_sdk import Faults, administration, client
+from tests.official_sdk import ClosedTogether, Faults, administration, client
 from tests.processes import ServedBroker
 
 RULES = ("--rule", "sender:send-key:Send", "--rule", "listener:listen-key:Listen")
@@ -37,7 +37,7 @@ class Tour:
     admin: ServiceBusAdministrationClient
     client: ServiceBusClient
     faults: Faults
-    opened: list[ServiceBusSender | ServiceBusReceiver] = field(default_factory=list)
+    opened: ClosedTogether
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def queue(self, **settings: Any) -> str:
@@ -55,14 +55,10 @@ class Tour:
         return name
 
     def sender(self, queue: str) -> ServiceBusSender:
-        sender = self.client.get_queue_sender(queue)
-        self.opened.append(sender)
-        return sender
+        return self.opened.add(self.client.get_queue_sender(queue))
 
     def receiver(self, queue: str, **settings: Any) -> ServiceBusReceiver:
-        receiver = self.client.get_queue_receiver(queue, **settings)
-        self.opened.append(receiver)
-        return receiver
+        return self.opened.add(self.client.get_queue_receiver(queue, **settings))
 
     def dead_letters(self, queue: str) -> ServiceBusReceiver:
         return self.receiver(queue, sub_queue="deadletter")
@@ -110,9 +106,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
 @pytest.fixture(scope="module")
 def tour(broker: ServedBroker) -> Iterator[Tour]:
     text = broker.connection_string()
-    with administration(text) as admin, client(text) as data:
-        tour = Tour(broker, admin, data, Faults(text))
-        yield tour
-        # Closing one takes the SDK a second; closing them side by side takes a second for all.
-        with ThreadPoolExecutor(max(1, len(tour.opened))) as pool:
-            list(pool.map(lambda opened: opened.close(), tour.opened))
+    with administration(text) as admin, client(text) as sdk, ClosedTogether() as opened:
+        yield Tour(broker, admin, sdk, Faults(text), opened)
+
+
+@pytest.fixture
+def leaks_collected() -> Iterator[None]:
+    """Have what the SDK leaked collected here, not in the middle of another test."""
+    yield
+    gc.collect()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, closing
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager, closing, suppress
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import uvloop
 
 from twinbus.broker import listener as listener_module
-from twinbus.broker.listener import AMQP_HEADER, Listener, ListenError, Speech, recognise
+from twinbus.broker.listener import AMQP_HEADER, Listener, Speech, recognise
+from twinbus.errors import ListenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,27 +35,38 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 class Echo(asyncio.Protocol):
     """Answers with its own name and what it was sent."""
 
-    def __init__(self, name: bytes) -> None:
+    def __init__(self, name: bytes, made: list[Echo]) -> None:
         self.name = name
+        self.lost = asyncio.Event()
+        made.append(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        connection = transport.get_extra_info("socket")
-        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        self.transport = cast("asyncio.Transport", transport)
+        # uvloop's stand-in for the socket cannot be asked; a duplicate can.
+        descriptor = os.dup(transport.get_extra_info("socket").fileno())
+        with socket.socket(fileno=descriptor) as duplicate:
+            self.is_prompt = bool(duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
     def data_received(self, data: bytes) -> None:
-        self.transport.write(self.name + b":" + data)
+        name = self.name if self.is_prompt else b"no TCP_NODELAY"
+        self.transport.write(name + b":" + data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
 
 
 @asynccontextmanager
 async def listening(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Listener]:
-    listener = Listener(host, port, lambda: Echo(b"amqp"), lambda: Echo(b"http"))
+    made: list[Echo] = []
+    listener = Listener(host, port, lambda: Echo(b"amqp", made), lambda: Echo(b"http", made))
     await listener.start()
     try:
         yield listener
     finally:
         await listener.close()
+        for echo in made:
+            echo.transport.close()
+            await echo.lost.wait()
 
 
 async def say(port: int, *pieces: bytes, host: str = "127.0.0.1") -> bytes:
@@ -67,7 +80,13 @@ async def say(port: int, *pieces: bytes, host: str = "127.0.0.1") -> bytes:
     except ConnectionResetError:
         return b""
     finally:
-        writer.close()
+        await end(writer)
+
+
+async def end(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 @pytest.mark.parametrize(
@@ -145,8 +164,7 @@ def test_a_port_check_that_opens_and_closes_leaves_no_trace(
     async def scenario() -> None:
         async with listening() as listener:
             _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-            writer.close()
-            await writer.wait_closed()
+            await end(writer)
             assert await say(listener.port, AMQP_HEADER) != b""
 
     run(scenario())
@@ -165,7 +183,7 @@ def test_silent_connections_are_bounded_and_the_longest_silent_goes_first(
             silent[1][1].write(AMQP_HEADER)
             assert await asyncio.wait_for(silent[1][0].read(100), 5) == b"amqp:" + AMQP_HEADER
             for _, writer in silent:
-                writer.close()
+                await end(writer)
 
     run(scenario())
 
@@ -184,7 +202,7 @@ def test_close_ends_silent_connections_and_leaves_the_others_to_their_protocols(
             with pytest.raises(OSError, match=r"Connect|refused"):
                 await asyncio.open_connection("127.0.0.1", listener.port)
             for writer in (silent_writer, busy_writer):
-                writer.close()
+                await end(writer)
 
     run(scenario())
 

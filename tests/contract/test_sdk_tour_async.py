@@ -34,10 +34,16 @@ from azure.servicebus.exceptions import (
 )
 
 from tests.contract.conftest import PATIENCE_S, QUIET_S
-from tests.official_sdk import Faults, async_administration, async_client, ping
+from tests.official_sdk import (
+    SDK_LEAKS_SOCKETS,
+    Faults,
+    async_administration,
+    async_client,
+    ping,
+)
 from tests.processes import ServedBroker
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, *SDK_LEAKS_SOCKETS]
 
 
 class AsyncTour:
@@ -286,21 +292,22 @@ def test_strangers_are_refused(tour: AsyncTour) -> None:
     async def scenario() -> None:
         queue = await tour.queue()
         wrong = tour.broker.connection_string(key="wrong")
-        async with async_client(wrong) as stranger, stranger.get_queue_sender(queue) as sender:
+        async with async_client(wrong) as stranger:
             with pytest.raises(ServiceBusAuthenticationError):
-                await sender.send_messages(hello())
+                await stranger.get_queue_sender(queue).send_messages(hello())
         assert await tour.waiting(queue) == 0
 
     tour.run(scenario())
 
 
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # the SDK's
 def test_the_same_port_speaks_amqp_over_websocket(tour: AsyncTour) -> None:
     async def scenario() -> None:
         queue = await tour.queue()
         async with async_client(
             tour.broker.connection_string(),
             transport_type=TransportType.AmqpOverWebsocket,
-            custom_endpoint_address=f"sb://localhost:{tour.broker.port()}/$servicebus/websocket",
+            custom_endpoint_address=f"sb://localhost:{tour.broker.port()}",
         ) as over_websocket:
             sender = over_websocket.get_queue_sender(queue)
             receiver = over_websocket.get_queue_receiver(queue)

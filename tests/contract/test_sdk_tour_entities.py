@@ -24,9 +24,9 @@ from azure.servicebus.exceptions import (
 from azure.servicebus.management import EntityStatus, TrueRuleFilter
 
 from tests.contract.conftest import Tour, receive, receive_one, stays_empty
-from tests.official_sdk import administration
+from tests.official_sdk import SDK_LEAKS_SOCKETS, administration
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, *SDK_LEAKS_SOCKETS]
 
 
 def accept(tour: Tour, queue: str, session: Any, **settings: Any) -> ServiceBusReceiver:
@@ -57,7 +57,7 @@ def test_sessions_are_kept_apart_in_order_and_with_their_state(tour: Tour) -> No
             assert str(receive_one(following)) == "blue 0"
     with accept(tour, queue, "red") as red:
         assert red.session.get_state() == b"half way"
-        red.session.set_state(None)  # type: ignore[arg-type]  # the SDK's way to clear it
+        red.session.set_state(None)
         assert red.session.get_state() is None
     with accept(tour, queue, "blue") as blue:
         # The receiver that held "blue 0" closed without settling it: it comes again, first.
@@ -90,10 +90,9 @@ def test_a_session_lock_that_ran_out_is_lost(tour: Tour) -> None:
 
 def test_every_subscription_of_a_topic_gets_its_own_copy(tour: Tour) -> None:
     topic = tour.topic("east", "west")
-    sender = tour.client.get_topic_sender(topic)
-    east = tour.client.get_subscription_receiver(topic, "east")
-    west = tour.client.get_subscription_receiver(topic, "west")
-    tour.opened += [sender, east, west]
+    sender = tour.opened.add(tour.client.get_topic_sender(topic))
+    east = tour.opened.add(tour.client.get_subscription_receiver(topic, "east"))
+    west = tour.opened.add(tour.client.get_subscription_receiver(topic, "west"))
     sender.send_messages([ServiceBusMessage("one"), ServiceBusMessage("two")])
     due = datetime.now(UTC) + timedelta(seconds=1)
     sender.schedule_messages(ServiceBusMessage("three"), due)
@@ -101,15 +100,16 @@ def test_every_subscription_of_a_topic_gets_its_own_copy(tour: Tour) -> None:
         assert [str(message) for message in receive(receiver, 3)] == ["one", "two", "three"]
     counts = tour.admin.get_subscription_runtime_properties(topic, "east")
     assert counts.active_message_count == 3
-    assert [str(message) for message in east.peek_messages(1)] == ["one"]
+    assert [str(message) for message in east.peek_messages(1, sequence_number=1)] == ["one"]
 
 
 def test_the_dead_letters_of_a_subscription_are_its_own(tour: Tour) -> None:
     topic = tour.topic("all")
-    sender = tour.client.get_topic_sender(topic)
-    receiver = tour.client.get_subscription_receiver(topic, "all")
-    dead = tour.client.get_subscription_receiver(topic, "all", sub_queue="deadletter")
-    tour.opened += [sender, receiver, dead]
+    sender = tour.opened.add(tour.client.get_topic_sender(topic))
+    receiver = tour.opened.add(tour.client.get_subscription_receiver(topic, "all"))
+    dead = tour.opened.add(
+        tour.client.get_subscription_receiver(topic, "all", sub_queue="deadletter")
+    )
     sender.send_messages(ServiceBusMessage("bad"))
     receiver.dead_letter_message(receive_one(receiver), reason="Bad")
     letter = receive_one(dead)

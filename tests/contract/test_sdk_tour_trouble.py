@@ -19,9 +19,9 @@ from azure.servicebus.exceptions import (
 )
 
 from tests.contract.conftest import Tour, receive_one, stays_empty
-from tests.official_sdk import Faults, client
+from tests.official_sdk import SDK_LEAKS_SOCKETS, Faults, client
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, *SDK_LEAKS_SOCKETS]
 
 REFUSED = (ServiceBusAuthorizationError, ServiceBusAuthenticationError)
 """The SDK tells a missing right at attach or at put-token, and names them differently."""
@@ -42,12 +42,8 @@ def test_a_wrong_key_and_an_unknown_rule_are_refused(tour: Tour) -> None:
     queue = tour.queue()
     for rule, key in (("RootManageSharedAccessKey", "wrong"), ("nobody", "SAS_KEY_VALUE")):
         text = tour.broker.connection_string(rule=rule, key=key)
-        with (
-            client(text) as stranger,
-            stranger.get_queue_sender(queue) as sender,
-            pytest.raises(ServiceBusAuthenticationError),
-        ):
-            sender.send_messages(hello())
+        with client(text) as stranger, pytest.raises(ServiceBusAuthenticationError):
+            stranger.get_queue_sender(queue).send_messages(hello())
     log = tour.broker.log()
     assert "signature does not match" in log
     assert "'nobody'" in log
@@ -63,20 +59,22 @@ def test_a_rule_allows_what_its_rights_say_and_no_more(tour: Tour) -> None:
             sender.send_messages(hello())
         with listening.get_queue_receiver(queue) as receiver:
             receiver.complete_message(receive_one(receiver))
-        with sending.get_queue_receiver(queue) as receiver, pytest.raises(REFUSED):
-            receiver.receive_messages(max_wait_time=1)
-        with listening.get_queue_sender(queue) as sender, pytest.raises(REFUSED):
-            sender.send_messages(hello())
+        with pytest.raises(REFUSED):
+            sending.get_queue_receiver(queue).receive_messages(max_wait_time=1)
+        with pytest.raises(REFUSED):
+            listening.get_queue_sender(queue).send_messages(hello())
     assert tour.admin.get_queue_runtime_properties(queue).total_message_count == 0
 
 
-def test_the_same_port_speaks_amqp_over_websocket(tour: Tour) -> None:
+@pytest.mark.parametrize("path", ["", "/$servicebus/websocket"])
+def test_the_same_port_speaks_amqp_over_websocket(tour: Tour, path: str) -> None:
+    # The SDK appends the path of Service Bus to whatever it was given, even to that path itself.
     queue = tour.queue()
     large = b"w" * (200 * 1024)
     with client(
         tour.broker.connection_string(),
         transport_type=TransportType.AmqpOverWebsocket,
-        custom_endpoint_address=f"sb://localhost:{tour.broker.port()}/$servicebus/websocket",
+        custom_endpoint_address=f"sb://localhost:{tour.broker.port()}{path}",
     ) as over_websocket:
         sender = over_websocket.get_queue_sender(queue)
         receiver = over_websocket.get_queue_receiver(queue)

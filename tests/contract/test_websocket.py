@@ -1,4 +1,4 @@
-"""AMQP over WebSocket against a real WebSocket client: bytes through, push-back both ways, endings."""
+"""AMQP over WebSocket with a real WebSocket client: bytes, push-back both ways, endings."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class Recorder(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.received += data
+        if data == b"stumble":
+            raise RuntimeError("a mistake of ours")
         if data == b"echo":
             self.transport.write(b"ech")
             self.transport.writelines([b"o"])
@@ -171,6 +173,19 @@ def test_a_client_that_vanishes_is_a_lost_connection() -> None:
     run(scenario)
 
 
+def test_a_mistake_in_the_protocol_closes_the_connection_and_is_reported() -> None:
+    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: reported.append(what))
+        await client.send_bytes(b"stumble")
+        assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
+        await asyncio.wait_for(peer.lost.wait(), 5)
+        assert isinstance(peer.error, RuntimeError)
+        assert [str(what["exception"]) for what in reported] == ["a mistake of ours"]
+
+    run(scenario)
+
+
 def test_text_is_not_amqp() -> None:
     async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
         await client.send_str("hello")
@@ -179,6 +194,31 @@ def test_text_is_not_amqp() -> None:
         await asyncio.wait_for(peer.lost.wait(), 5)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("suffix", ["", "/", PATH, f"{PATH}/"])
+def test_a_path_that_the_sdk_appended_to_itself_is_the_same_path(suffix: str) -> None:
+    async def scenario() -> None:
+        async with (
+            broker() as (_, url, _),
+            aiohttp.ClientSession() as session,
+            session.ws_connect(url + suffix, protocols=[SUBPROTOCOL]) as client,
+        ):
+            await client.send_bytes(b"echo")
+            assert await client.receive_bytes() == b"echo"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/", "/orders", "/$servicebus/websockets"])
+def test_other_paths_have_no_websocket(path: str) -> None:
+    async def scenario() -> None:
+        async with broker() as (services, url, _), aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+                await session.ws_connect(url.removesuffix(PATH) + path, protocols=[SUBPROTOCOL])
+            assert services.peers == []
+
+    asyncio.run(scenario())
 
 
 def test_a_websocket_that_does_not_ask_for_amqp_is_refused() -> None:

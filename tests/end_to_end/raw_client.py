@@ -22,6 +22,7 @@ from twinbus.amqp.events import (
     Detached,
     Disposed,
     Event,
+    Opened,
 )
 from twinbus.amqp.link import Link, ReceiverLink, SenderLink
 from twinbus.amqp.message import (
@@ -87,6 +88,7 @@ class RawClient:
         self._attaching: dict[Link, asyncio.Future[None]] = {}
         self._sends: dict[int, asyncio.Future[None]] = {}
         self._settlements: dict[int, asyncio.Future[None]] = {}
+        self._opened = self._future()
         self._begun = self._future()
         self.lost: Exception | None = None
 
@@ -100,10 +102,15 @@ class RawClient:
             client._transport = await connect(client._connection, host, int(port), client._on_event)
         except OSError as error:
             raise ConnectionLost(str(error)) from error
-        client.session = client._connection.begin()
-        client.flush()
-        await client._begun
-        await client._put_token(sas_token(connection_string))
+        try:
+            await client._opened
+            client.session = client._connection.begin()
+            client.flush()
+            await client._begun
+            await client._put_token(sas_token(connection_string))
+        except Refused:
+            await client.close()
+            raise
         return client
 
     async def close(self) -> None:
@@ -207,6 +214,8 @@ class RawClient:
                     _succeed(self._attaching.pop(event.link, None))
             case Detached():
                 self._on_detached(event)
+            case Opened():
+                _succeed(self._opened)
             case Begun():
                 _succeed(self._begun)
             case Closed():

@@ -1,4 +1,4 @@
-"""Clients that speak wrongly get the proper AMQP or HTTP error; others and the store notice nothing."""
+"""Clients that speak wrongly get the proper AMQP or HTTP error; nobody else notices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ from tests.end_to_end.raw_client import RawClient, Refused, batch, message
 from tests.official_sdk import administration, client, sas_token
 from tests.processes import ServedBroker
 from twinbus.amqp.connection import AMQP_HEADER, MAX_FRAME_BYTES, SASL_HEADER
-from twinbus.amqp.performatives import Close, Open, decode_performative, encode_frame
-from twinbus.amqp.types import UInt
+from twinbus.amqp.performatives import (
+    Close,
+    Open,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    decode_performative,
+    encode_frame,
+)
+from twinbus.amqp.sasl import SASL_FRAME
+from twinbus.amqp.types import Symbol, UInt
 
 pytestmark = pytest.mark.end_to_end
 
@@ -32,17 +41,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
             admin.create_queue("other")
             with sdk.get_queue_sender("kept") as sender:
                 sender.send_messages(ServiceBusMessage("kept"))
-        yield broker
+            yield broker
+            with sdk.get_queue_receiver("kept") as receiver:
+                assert [str(each) for each in receiver.peek_messages(5)] == ["kept"]
 
 
 @pytest.fixture
 def broker(served: ServedBroker) -> Iterator[ServedBroker]:
-    """The broker; whatever a test does to it, a bystander's message and the log must stay sound."""
+    """The broker; whatever a test does to it, a bystander's message must stay where it is."""
     yield served
     assert served.health()["status"] == "ok"
     assert "Traceback" not in served.log()
-    with client(served.connection_string()) as sdk, sdk.get_queue_receiver("kept") as receiver:
-        assert [str(each) for each in receiver.peek_messages(5)] == ["kept"]
+    with administration(served.connection_string()) as admin:
+        assert admin.get_queue_runtime_properties("kept").active_message_count == 1
 
 
 def say(broker: ServedBroker, data: bytes) -> bytes:
@@ -59,7 +70,7 @@ def say(broker: ServedBroker, data: bytes) -> bytes:
 
 
 def performatives(frames: bytes) -> list[object]:
-    found = []
+    found: list[object] = []
     while frames:
         size, offset = int.from_bytes(frames[:4]), frames[4] * 4
         found.append(decode_performative(frames[offset:size])[0])
@@ -72,7 +83,9 @@ def opening() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\x00" * 64, b"EHLO example.org\r\n", b"\xff\xfe\xfd" * 100, b"SSH-2.0-x\r\n"]
+    "garbage",
+    [b"\x00" * 64, b"EHLO example.org\r\n", b"\xff\xfe\xfd" * 100, b"SSH-2.0-x\r\n"],
+    ids=["zeros", "smtp", "binary", "ssh"],
 )
 def test_garbage_is_answered_with_the_amqp_header(broker: ServedBroker, garbage: bytes) -> None:
     before = broker.log()
@@ -132,10 +145,12 @@ def test_deeply_nested_values_are_refused_without_harm(broker: ServedBroker) -> 
 
 
 def test_an_unknown_sasl_mechanism_is_refused(broker: ServedBroker) -> None:
-    init = b"\x00\x53\x41\xc0\x0b\x03\xa3\x05CRAM5\x40\x40"
-    frame = (len(init) + 8).to_bytes(4) + b"\x02\x01\x00\x00" + init
-    answer = say(broker, SASL_HEADER + frame)
-    assert b"\x00\x53\x44" in answer, "no sasl-outcome"
+    init = encode_frame(0, SaslInit(mechanism=Symbol("CRAM-MD5")), frame_type=SASL_FRAME)
+    answer = say(broker, SASL_HEADER + init)
+    offered, outcome = performatives(answer.removeprefix(SASL_HEADER))
+    assert isinstance(offered, SaslMechanisms)
+    assert isinstance(outcome, SaslOutcome)
+    assert outcome.code == 1
 
 
 def test_a_wrong_key_is_told_on_cbs_and_opens_nothing(broker: ServedBroker) -> None:
@@ -206,7 +221,6 @@ def ask(broker: ServedBroker, method: str, path: str, body: bytes = b"", token: 
             return int(response.status)
     except urllib.error.HTTPError as error:
         with error:
-            assert b"Traceback" not in error.read()
             return error.code
 
 

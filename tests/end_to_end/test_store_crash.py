@@ -10,11 +10,12 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+import lmdb
 import pytest
 
 from twinbus.broker.journal import EntityImage, StoredMessage
 from twinbus.broker.lmdb_store import LmdbStore
-from twinbus.broker.store import flush
+from twinbus.broker.store import StoreError, flush
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +61,7 @@ async def main():
             old = waiting.pop(number % len(waiting))
             store.remove(1, old)
             done.append(old.sequence_number)
+        say(f"removing {done}")
         line = f"sent {sent} done {done}"
         commit.after_commit(lambda line=line: say(line))
         # Some groups go while the last one is in flight.
@@ -69,14 +71,16 @@ asyncio.run(main())
 """
 
 
-def run(script: str, directory: Path, **limits: object) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, directory: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(script), str(directory)],
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
-        **limits,  # type: ignore[call-overload]
+        env=env,
     )
 
 
@@ -102,50 +106,272 @@ def recovered(directory: Path) -> EntityImage:
     return image
 
 
+class Witness:
+    """What a sender said, over all its lives."""
+
+    def __init__(self) -> None:
+        self.sent: set[int] = set()
+        self.removing: set[int] = set()
+        self.done: set[int] = set()
+
+    def hear(self, line: str) -> None:
+        if not line.endswith("\n"):
+            return
+        for part in line.replace(" done", "\ndone").splitlines():
+            word, _, numbers = part.partition(" ")
+            heard = {int(number) for number in numbers.strip("[]").split(", ") if number}
+            getattr(self, word).update(heard)
+
+    def check(self, directory: Path) -> None:
+        store = LmdbStore(directory)
+        [image] = store.recover()
+        held = {kept.sequence_number for kept in image.messages}
+        # One that was being completed when the process died may be there or not.
+        assert self.sent - self.removing <= held, "acknowledged messages are lost"
+        assert not self.done & held, "completed messages are back"
+        assert image.last_sequence_number >= max(self.sent | held), "a number could come twice"
+        for number in held:
+            assert store.payload(1, number) == str(number).encode() * (1 + number % 700)
+        store.close()
+
+
 def test_what_was_acknowledged_survives_kill_9_at_any_moment(tmp_path: Path) -> None:
-    made(tmp_path / "ns")
+    directory = tmp_path / "ns"
+    made(directory)
     generator = random.Random(7)
-    sent: set[int] = set()
-    done: set[int] = set()
+    witness = Witness()
     for _ in range(KILLS):
         child = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + SENDER, str(tmp_path / "ns")],
+            [sys.executable, "-c", PRELUDE + SENDER, str(directory)],
             stdout=subprocess.PIPE,
             text=True,
         )
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        for _ in range(generator.randrange(1, 60)):
-            note(child.stdout.readline(), sent, done)
+        for _ in range(generator.randrange(2, 120)):
+            witness.hear(child.stdout.readline())
         child.send_signal(signal.SIGKILL)
         for line in child.stdout:
-            note(line, sent, done)
-        child.wait()
+            witness.hear(line)
+        assert child.wait() == -signal.SIGKILL
         child.stdout.close()
-        check(tmp_path / "ns", sent, done)
-    assert len(sent) > 100
-    assert len(done) > 100
+        witness.check(directory)
+    assert len(witness.sent) > 1000
+    assert len(witness.done) > 1000
 
 
-def note(line: str, sent: set[int], done: set[int]) -> None:
-    if line.endswith("\n"):
-        words = line.removeprefix("sent ").split(" done ")
-        for text, numbers in zip(words, (sent, done), strict=True):
-            numbers.update(int(word) for word in text.strip("[]\n").split(", ") if word)
-
-
-def check(directory: Path, sent: set[int], done: set[int]) -> None:
+def test_a_kill_while_the_store_is_made_leaves_a_store_that_opens(tmp_path: Path) -> None:
+    # The n-th call that reaches the disk is the last one of the process.
+    script = """
+    import lmdb
+    def dying(module, name):
+        real = getattr(module, name)
+        def call(*args, **kwargs):
+            global left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), 9)
+            return real(*args, **kwargs)
+        setattr(module, name, call)
+    left = int(os.environ["CALLS"])
+    for name in ("mkdir", "open", "fsync", "ftruncate", "pwrite", "close"):
+        dying(os, name)
+    dying(lmdb, "open")
+    from twinbus.broker import lmdb_environment
+    dying(lmdb_environment, "_check_format")
     store = LmdbStore(directory)
-    [image] = store.recover()
-    held = {kept.sequence_number for kept in image.messages}
-    assert not done & held, "completed messages are back"
-    lost = sent - done - held
-    # What was being completed when the process died may be gone: nobody was told either way.
-    assert len(lost) <= 2 * 40, f"acknowledged messages are lost: {sorted(lost)}"
-    assert image.last_sequence_number >= max(sent, default=0), "a number could be given twice"
-    for number in held:
-        assert store.payload(1, number) == str(number).encode() * (1 + number % 700)
-    # A group is there as a whole: nothing above the highest number that is held is missing.
-    done |= lost
-    sent |= held
+    dying(store, "stage")
+    dying(store, "commit")
+    dying(store, "finish")
+    store.put_entity(1, "queue", "q", {})
+    store.put(1, message(1), b"x")
+    flush(store)
+    say("acknowledged")
     store.close()
+    """
+    for calls in range(1, 100):
+        directory = tmp_path / str(calls) / "ns"
+        done = run(script, directory, env={**os.environ, "CALLS": str(calls)})
+        store = LmdbStore(directory)
+        held = [kept.sequence_number for image in store.recover() for kept in image.messages]
+        store.close()
+        if "acknowledged" in done.stdout:
+            assert held == [1]
+        if done.returncode == 0:
+            assert calls > 10
+            return
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    pytest.fail("the process never lived to its end")
+
+
+def test_a_full_disk_is_said_in_one_line_and_takes_nothing_that_was_acknowledged(
+    tmp_path: Path,
+) -> None:
+    # A file-size limit refuses writes as a full disk does.
+    script = """
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
+    store = LmdbStore(directory)
+    store.put_entity(1, "queue", "q", {})
+    number = 0
+    low = None
+    try:
+        while True:
+            low = low or store.low_on_space()
+            number += 1
+            store.put(1, message(number), os.urandom(20_000))
+            store.put(1, message(number + 1_000_000), b"the other half")
+            flush(store)
+            say(f"acknowledged {number}")
+    except StoreFull as error:
+        say(f"full {error}")
+    say(f"low {low}")
+    store.discard()
+    [image] = store.recover()
+    say(f"held {len(image.messages)}")
+    # Messages can still be taken out.
+    for kept in image.messages[:10]:
+        store.remove(1, kept)
+    flush(store)
+    say(f"left {len(store.recover()[0].messages)}")
+    store.close()
+    """
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    *acknowledged, full, low, held, left = done.stdout.splitlines()
+    count = len(acknowledged)
+    assert count > 20
+    assert "the disk is full" in full
+    assert "MiB left, sends need 64 MiB" in low
+    assert held == f"held {2 * count}", "both halves of each group, none of the last"
+    assert left == f"left {2 * count - 10}"
+    assert len(recovered(tmp_path).messages) == 2 * count - 10
+
+
+def test_a_start_that_the_disk_has_no_room_for_is_one_line(tmp_path: Path) -> None:
+    script = """
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        LmdbStore(directory)
+    except StoreFull as error:
+        say(str(error))
+    """
+    done = run(script, tmp_path)
+    assert "100000 bytes free on its disk, a start needs 1048576: make room" in done.stdout
+
+
+def test_little_address_space_means_a_smaller_map(tmp_path: Path) -> None:
+    script = """
+    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
+    store = LmdbStore(directory)
+    store.put_entity(1, "queue", "q", {})
+    flush(store)
+    say(str(store._environment.info()["map_size"]))
+    store.close()
+    """
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert 2**30 <= int(done.stdout) < 8 * 2**30
+
+
+def test_two_processes_cannot_own_one_directory(tmp_path: Path) -> None:
+    script = """
+    try:
+        LmdbStore(directory)
+    except StoreError as error:
+        say(str(error))
+    """
+    store = LmdbStore(tmp_path)
+    done = run(script, tmp_path)
+    assert done.stdout == (
+        f"{tmp_path} is in use by process {os.getpid()}: stop it or choose another data directory\n"
+    )
+    store.close()
+    assert run(script, tmp_path).stdout == ""
+
+
+def test_a_fork_neither_uses_the_store_nor_keeps_it(tmp_path: Path) -> None:
+    script = """
+    store = LmdbStore(directory)
+    store.put_entity(1, "queue", "q", {})
+    store.put(1, message(1), b"of the parent")
+    flush(store)
+    store.payload(1, 1)
+    if os.fork() == 0:
+        store.put(1, message(9), b"of the child")
+        for use in (lambda: flush(store), store.recover, lambda: store.payload(1, 1)):
+            try:
+                use()
+                say("the child used it")
+            except StoreError as error:
+                say(str(error).partition(" ")[2])
+        store.close()
+        say("the child lives on")
+        sys.stdin.read()
+        os._exit(0)
+    for number in range(2, 5):
+        store.put(1, message(number), b"of the parent")
+        flush(store)
+    os.kill(os.getpid(), 9)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(script), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    assert parent.wait() == -signal.SIGKILL
+    refusal = (
+        "is not open here: it was closed, or it was opened by the process of which this one"
+        " is a fork\n"
+    )
+    assert [parent.stdout.readline() for _ in range(4)] == [refusal] * 3 + ["the child lives on\n"]
+    # The child lives, its parent does not, and the directory is free.
+    assert [kept.sequence_number for kept in recovered(tmp_path).messages] == [1, 2, 3, 4]
+    parent.stdin.close()
+    assert parent.stdout.read() == ""
+    parent.stdout.close()
+
+
+def test_a_file_that_was_cut_short_is_one_line_and_not_a_dead_process(tmp_path: Path) -> None:
+    for size_bytes in (100, 9000):
+        for part in (0.9, 0.5, 0.1):
+            directory = tmp_path / f"{size_bytes}-{part}"
+            made(directory, 500, size_bytes)
+            data = directory / "data.mdb"
+            os.truncate(data, int(data.stat().st_size * part))
+            with pytest.raises(StoreError, match=r"data\.mdb is damaged: it has \d+ bytes"):
+                LmdbStore(directory)
+
+
+def test_a_file_that_is_no_store_is_one_line(tmp_path: Path) -> None:
+    for index, content in enumerate((b"hello " * 5000, os.urandom(100), os.urandom(50_000))):
+        directory = tmp_path / str(index)
+        directory.mkdir()
+        (directory / "data.mdb").write_bytes(content)
+        with pytest.raises(StoreError, match="is damaged or not a store"):
+            LmdbStore(directory)
+
+
+def test_a_sound_file_that_is_shorter_than_its_pages_opens(tmp_path: Path) -> None:
+    made(tmp_path, 10)
+    environment = lmdb.open(str(tmp_path), map_size=2**30)
+    data = tmp_path / "data.mdb"
+    generator = random.Random(1)
+    for _ in range(5000):
+        # Pages that a transaction takes and gives back are not written; in time, at the very end.
+        with environment.begin(write=True) as transaction:
+            for _ in range(generator.choice((1, 3, 10))):
+                transaction.put(
+                    b"Y%d" % generator.randrange(100), bytes(generator.choice((9, 9000)))
+                )
+                transaction.delete(b"Y%d" % generator.randrange(100))
+        needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+        if data.stat().st_size < needed:
+            break
+    else:
+        pytest.fail("no short file came about")
+    environment.close()
+    assert len(recovered(tmp_path).messages) == 10
+    assert data.stat().st_size >= needed, "made whole, so that the next start need not walk it"

@@ -98,9 +98,9 @@ def set_format(data: Path, version: int) -> None:
     ):
         found = transaction.get(records.FORMAT_KEY)
         assert found is not None
-        width = len(found)
-        transaction.put(records.FORMAT_KEY, version.to_bytes(width))
-        assert records.unpack_format(version.to_bytes(width)) == version
+        changed = version.to_bytes(len(found), "little")
+        assert records.unpack_format(changed) == version
+        transaction.put(records.FORMAT_KEY, changed)
 
 
 def test_a_data_directory_in_use(tmp_path: Path) -> None:

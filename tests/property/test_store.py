@@ -1,4 +1,4 @@
-"""The store on disk against the one in memory: any calls, any commits, any restarts, same answers."""
+"""The store on disk against the one in memory: any calls, commits and restarts, same answers."""
 
 from __future__ import annotations
 

@@ -61,6 +61,10 @@ def test_unrecorded_failures_do_not_break_the_run(conformance: ModuleType, tmp_p
     assert conformance.report("data", {"a": "failed for now"}, tmp_path, record=False)
 
 
+def test_a_suite_without_results_breaks_the_run(conformance: ModuleType, tmp_path: Path) -> None:
+    assert not conformance.report("data", {}, tmp_path, record=False)
+
+
 def test_outcomes_are_read_from_the_results_file(conformance: ModuleType) -> None:
     cases = ET.fromstring(
         "<s><testcase classname='q.T' name='good'/>"

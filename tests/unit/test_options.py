@@ -148,7 +148,7 @@ def test_options_are_frozen_named_only_and_can_be_varied() -> None:
     with pytest.raises(FrozenInstanceError):
         options.retry_total = 1  # type: ignore[misc]
     with pytest.raises(TypeError):
-        SendAvailabilityOptions(10)  # type: ignore[misc]
+        SendAvailabilityOptions(10)  # type: ignore[call-arg]
     assert replace(options, retry_total=1).failover_interval_s == 7.0
     with pytest.raises(ValueError, match="retry_total"):
         replace(options, retry_total=-1)

@@ -13,7 +13,15 @@ from enum import Enum
 from struct import Struct
 
 from twinbus.amqp.events import Begun, Closed, Ended, Event, Opened
-from twinbus.amqp.performatives import Begin, Close, End, Error, Open, decode_performative, encode_frame
+from twinbus.amqp.performatives import (
+    Begin,
+    Close,
+    End,
+    Error,
+    Open,
+    decode_performative,
+    encode_frame,
+)
 from twinbus.amqp.sasl import SASL_FRAME, ClientSasl, SaslFailed, ServerSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import AmqpError, DecodeError, Symbol, UInt, UShort
@@ -145,9 +153,8 @@ class Connection:
         if self._idle_timeout_ms and now_ms >= self._heard_ms + self._idle_timeout_ms:
             text = f"nothing was heard for {self._idle_timeout_ms // 1000} s"
             self._fail("amqp:resource-limit-exceeded", text, events)
-        elif self._remote_idle_timeout_ms:
-            if now_ms >= self._spoke_ms + self._remote_idle_timeout_ms // 2:
-                self._output.append(EMPTY_FRAME)
+        elif 0 < self._remote_idle_timeout_ms // 2 <= now_ms - self._spoke_ms:
+            self._output.append(EMPTY_FRAME)
         return events
 
     # What the owner does

@@ -14,9 +14,11 @@ from typing import Any, Final
 
 from twinbus.amqp import encoding
 from twinbus.amqp.composites import LAYOUTS
+from twinbus.amqp.decoding import MALFORMED
 from twinbus.amqp.frames import Disposition, Flow, Transfer
 from twinbus.amqp.skipping import Wire
 from twinbus.amqp.states import STATE, Accepted, DeliveryState, Modified, Released
+from twinbus.amqp.values import DecodeError
 
 _U32 = struct.Struct(">I").unpack_from
 
@@ -180,7 +182,7 @@ def decode_flow(body: Wire) -> tuple[Flow, int] | None:
 def _remembering(cls: type, known: int) -> Callable[[bytes, int], tuple[Any, ...] | None]:
     """A reader of the fields of `cls` behind the first `known`, which remembers what it read.
 
-    It answers None where the fields do not fill the tail exactly, for the general way to complain.
+    It answers None where anything is wrong with the tail: the general way knows how to complain.
     """
     fields = LAYOUTS[cls].fields
 
@@ -188,11 +190,14 @@ def _remembering(cls: type, known: int) -> Callable[[bytes, int], tuple[Any, ...
     def read(tail: bytes, count: int) -> tuple[Any, ...] | None:
         values: list[Any] = []
         offset = 0
-        for index in range(known, len(fields)):
-            value = None
-            if index < count:
-                value, offset = fields[index].kind.read(tail, offset)
-            values.append(fields[index].default if value is None else value)
+        try:
+            for index in range(known, len(fields)):
+                value = None
+                if index < count:
+                    value, offset = fields[index].kind.read(tail, offset)
+                values.append(fields[index].default if value is None else value)
+        except (DecodeError, *MALFORMED):
+            return None
         whole = offset == len(tail) and count <= len(fields)
         return tuple(values) if whole and not any(map(_is_mutable, values)) else None
 

@@ -65,5 +65,5 @@ class ClientSasl:
         raise SaslFailed(f"unexpected {type(frame).__name__} during sasl")
 
 
-def _frame(performative: object) -> bytes:
+def _frame(performative: SaslMechanisms | SaslInit | SaslOutcome) -> bytes:
     return encode_frame(0, performative, frame_type=SASL_FRAME)

@@ -86,17 +86,31 @@ class Session:
 
     # What the owner does
 
-    def attach_sender(self, name: str, *, source: Source, target: Target, settled: bool = False,
-                      properties: dict[object, object] | None = None) -> SenderLink:
+    def attach_sender(
+        self,
+        name: str,
+        *,
+        source: Source,
+        target: Target,
+        settled: bool = False,
+        properties: dict[object, object] | None = None,
+    ) -> SenderLink:
         """Attach a link on which we send to `target`; it is open once `Attached` says so."""
         link = SenderLink(self, name, self._new_handle())
         link.snd_settle_mode = 1 if settled else 0
         self._attach(link, source, target, properties)
         return link
 
-    def attach_receiver(self, name: str, *, source: Source, target: Target, settled: bool = False,
-                        properties: dict[object, object] | None = None) -> ReceiverLink:
-        """Attach a link on which we receive from `source`; `settled` asks for receive-and-delete."""
+    def attach_receiver(
+        self,
+        name: str,
+        *,
+        source: Source,
+        target: Target,
+        settled: bool = False,
+        properties: dict[object, object] | None = None,
+    ) -> ReceiverLink:
+        """Attach a link on which we receive from `source`; `settled`: received is deleted."""
         link = ReceiverLink(self, name, self._new_handle())
         link.snd_settle_mode = 1 if settled else 0
         self._attach(link, source, target, properties)
@@ -153,8 +167,14 @@ class Session:
         self.flush()
         self._put(encode_frame(self.channel, performative))
 
-    def write_flow(self, *, handle: int | None = None, delivery_count: int | None = None,
-                   link_credit: int | None = None, drain: bool = False) -> None:
+    def write_flow(
+        self,
+        *,
+        handle: int | None = None,
+        delivery_count: int | None = None,
+        link_credit: int | None = None,
+        drain: bool = False,
+    ) -> None:
         """Write a FLOW; without a handle it speaks of the session alone."""
         self._incoming_window = INCOMING_WINDOW
         flow = Flow(
@@ -240,13 +260,20 @@ class Session:
             if not transfer.more:  # The common case: one frame, one delivery.
                 if not transfer.aborted:
                     self._deliver(
-                        link, transfer.delivery_id, transfer.delivery_tag or b"",
-                        transfer.message_format or 0, bool(transfer.settled), payload, events,
+                        link,
+                        transfer.delivery_id,
+                        transfer.delivery_tag or b"",
+                        transfer.message_format or 0,
+                        bool(transfer.settled),
+                        payload,
+                        events,
                     )
                 return
             link.partial_start = (
-                transfer.delivery_id, transfer.delivery_tag or b"",
-                transfer.message_format or 0, bool(transfer.settled),
+                transfer.delivery_id,
+                transfer.delivery_tag or b"",
+                transfer.message_format or 0,
+                bool(transfer.settled),
             )
         self._join(link, transfer, payload, events)
 
@@ -266,8 +293,14 @@ class Session:
             self._deliver(link, delivery_id, tag, message_format, settled, whole, events)
 
     def _deliver(
-        self, link: ReceiverLink, delivery_id: int, tag: bytes, message_format: int,
-        settled: bool, payload: bytes, events: list[Event],
+        self,
+        link: ReceiverLink,
+        delivery_id: int,
+        tag: bytes,
+        message_format: int,
+        settled: bool,
+        payload: bytes,
+        events: list[Event],
     ) -> None:
         if len(payload) > link.limit_bytes:
             link.detach(
@@ -291,7 +324,11 @@ class Session:
             raise self.connection.violation(f"a disposition from {first} back to {last}")
         events.append(
             Disposed(
-                self, bool(disposition.role), first, last, bool(disposition.settled),
+                self,
+                bool(disposition.role),
+                first,
+                last,
+                bool(disposition.settled),
                 disposition.state,
             )
         )
@@ -335,7 +372,10 @@ class Session:
             events.append(Detached(link, detach.error, bool(detach.closed)))
 
     def _attach(
-        self, link: Link, source: Source, target: Target,
+        self,
+        link: Link,
+        source: Source,
+        target: Target,
         properties: dict[object, object] | None,
     ) -> None:
         link.state = LinkState.ATTACHING

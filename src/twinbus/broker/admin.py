@@ -21,6 +21,7 @@ from twinbus.broker.faults import FaultPlan, fault_from_json, fault_to_json
 from twinbus.broker.namespace import Namespace
 from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, Refusal, Unauthorized
 from twinbus.broker.sas import MANAGE, SEND, AccessPolicy, Grant
+from twinbus.errors import StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +96,8 @@ async def respond(services: BrokerServices, request: AdminRequest) -> AdminRespo
             await services.commit.durable()
     except Refusal as refusal:
         return _refused(request, refusal)
+    except StoreError as error:
+        return _refused(request, Refusal(f"the change was not stored: {error}"))
     return AdminResponse(document.status, document.body, document.content_type)
 
 

@@ -38,9 +38,9 @@ from twinbus.broker.descriptions import (
     DEFAULT_RULE,
     CorrelationFilter,
     Description,
+    QueueDescription,
     RuleDescription,
 )
-from twinbus.broker.filters import validate
 from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, NotAllowed
 from twinbus.broker.topic import Subscription, Topic
 
@@ -140,7 +140,7 @@ class Administration:
         namespace, path = self.namespace, address.entity
         match local_name(element):
             case "QueueDescription":
-                queue = namespace.get_queue(path).description if update else None
+                queue = _settings(namespace.get_queue(path)) if update else None
                 wanted = read_queue(element, queue, self.now_ms)
                 self._check_forwarding(path, queue, wanted)
                 change = namespace.update_queue if update else namespace.create_queue
@@ -162,26 +162,22 @@ class Administration:
         present = namespace.get_subscription(topic, name).description if update else None
         wanted = read_subscription(element, present, self.now_ms)
         self._check_forwarding(address.path, present, wanted)
-        rule = None if update else self._default_rule(element)
-        change = namespace.update_subscription if update else namespace.create_subscription
-        change(topic, name, wanted, self.now_ms)
-        if rule is not None:
-            namespace.delete_rule(topic, name, DEFAULT_RULE, self.now_ms)
-            namespace.create_rule(topic, name, rule, self.now_ms)
+        if update:
+            namespace.update_subscription(topic, name, wanted, self.now_ms)
+        else:
+            rule = self._first_rule(element)
+            namespace.create_subscription(topic, name, wanted, self.now_ms, rule=rule)
 
-    def _default_rule(self, element: Element) -> RuleDescription | None:
+    def _first_rule(self, element: Element) -> RuleDescription | None:
         """The rule that a new subscription shall have instead of the one that takes everything."""
         asked = child(element, "DefaultRuleDescription")
         if asked is None:
             return None
-        rule = read_rule(asked, child_text(asked, "Name") or DEFAULT_RULE, self.now_ms)
-        validate(rule)
-        return rule
+        return read_rule(asked, child_text(asked, "Name") or DEFAULT_RULE, self.now_ms)
 
     def _put_rule(self, address: Address, element: Element, update: bool) -> None:
         _require(element, "RuleDescription")
         rule = read_rule(element, address.rule, self.now_ms)
-        validate(rule)
         change = self.namespace.update_rule if update else self.namespace.create_rule
         change(address.entity, address.subscription, rule, self.now_ms)
 
@@ -215,19 +211,16 @@ class Administration:
                     self.namespace.get_subscription(address.entity, address.subscription),
                 )
             case Node.RULE:
-                return self._rule_entry(address, self._find_rule(address))
+                return self._rule_entry(
+                    address,
+                    self.namespace.get_rule(address.entity, address.subscription, address.rule),
+                )
         entity = self.namespace.send_target(address.entity)
         return self._topic_entry(entity) if isinstance(entity, Topic) else self._queue_entry(entity)
 
-    def _find_rule(self, address: Address) -> RuleDescription:
-        for rule in self.namespace.rules(address.entity, address.subscription):
-            if rule.name.lower() == address.rule.lower():
-                return rule
-        raise EntityNotFound(f"the subscription {address.path!r} has no rule {address.rule!r}")
-
     def _queue_entry(self, queue: Queue) -> Entry:
         held = _holdings(queue)
-        content = write_queue(queue.description, held, self.authority)
+        content = write_queue(_settings(queue), held, self.authority)
         return self._render(queue.path, Address(Node.ENTITY, queue.path), held, content)
 
     def _topic_entry(self, topic: Topic) -> Entry:
@@ -291,6 +284,12 @@ class Administration:
 
     def _url(self, path: str) -> str:
         return f"http://{self.authority}{path}"
+
+
+def _settings(queue: Queue) -> QueueDescription:
+    description = queue.description
+    assert isinstance(description, QueueDescription), f"{queue!r} is a subscription"
+    return description
 
 
 def _holdings(queue: Queue) -> Runtime:

@@ -1,7 +1,7 @@
 """Queues, topics and subscriptions as XML: what an administrator asks for, and what there is.
 
 Pure. One table per entity names each setting, its field and its kind; reading and writing both
-follow it.
+follow it. Whether a value is in range is for the engine to say.
 """
 
 from __future__ import annotations
@@ -30,14 +30,10 @@ from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-STATUSES = ("Active", "Disabled", "SendDisabled", "ReceiveDisabled")
 RIGHTS = ("Manage", "Send", "Listen")
 
 AUTHORIZATION_RULES_MAX = 12
 """Shared access rules of one entity, as in Azure."""
-
-USER_METADATA_LENGTH_MAX = 1024
-"""Characters, as in Azure."""
 
 
 class Kind(Enum):
@@ -46,7 +42,7 @@ class Kind(Enum):
     DURATION = auto()
     INT = auto()
     BOOL = auto()
-    STATUS = auto()
+    WORD = auto()
     TEXT = auto()
     PATH = auto()
     """A path inside, the URI of the entity outside."""
@@ -70,7 +66,7 @@ _QUEUE = (
     ("MaxDeliveryCount", "max_delivery_count", Kind.INT),
     ("EnableBatchedOperations", "enable_batched_operations", Kind.BOOL),
     ("AuthorizationRules", "authorization_rules", Kind.RULES),
-    ("Status", "status", Kind.STATUS),
+    ("Status", "status", Kind.WORD),
     ("ForwardTo", "forward_to", Kind.PATH),
     ("UserMetadata", "user_metadata", Kind.TEXT),
     ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", Kind.DURATION),
@@ -88,7 +84,7 @@ _TOPIC = (
     ("EnableBatchedOperations", "enable_batched_operations", Kind.BOOL),
     ("FilteringMessagesBeforePublishing", "filtering_before_publishing", Kind.BOOL),
     ("AuthorizationRules", "authorization_rules", Kind.RULES),
-    ("Status", "status", Kind.STATUS),
+    ("Status", "status", Kind.WORD),
     ("UserMetadata", "user_metadata", Kind.TEXT),
     ("SupportOrdering", "support_ordering", Kind.BOOL),
     ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", Kind.DURATION),
@@ -105,19 +101,12 @@ _SUBSCRIPTION = (
     ("DeadLetteringOnFilterEvaluationExceptions", "dead_letter_on_filter_error", Kind.BOOL),
     ("MaxDeliveryCount", "max_delivery_count", Kind.INT),
     ("EnableBatchedOperations", "enable_batched_operations", Kind.BOOL),
-    ("Status", "status", Kind.STATUS),
+    ("Status", "status", Kind.WORD),
     ("ForwardTo", "forward_to", Kind.PATH),
     ("UserMetadata", "user_metadata", Kind.TEXT),
     ("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", Kind.PATH),
     ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", Kind.DURATION),
 )
-
-_UNCHANGEABLE = {
-    "requires_duplicate_detection": "RequiresDuplicateDetection",
-    "requires_session": "RequiresSession",
-    "enable_partitioning": "EnablePartitioning",
-}
-"""Settings that decide how messages are kept, so they last as long as the entity."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,21 +131,19 @@ _D = TypeVar("_D", QueueDescription, TopicDescription, SubscriptionDescription)
 
 def read_queue(element: Element, present: QueueDescription | None, now_ms: int) -> QueueDescription:
     """The settings a QueueDescription asks for; `present` are those of the queue to update."""
-    return _read(element, _QUEUE, present or QueueDescription(), present is not None, now_ms)
+    return _read(element, _QUEUE, present or QueueDescription(), now_ms)
 
 
 def read_topic(element: Element, present: TopicDescription | None, now_ms: int) -> TopicDescription:
     """The settings a TopicDescription asks for; `present` are those of the topic to update."""
-    return _read(element, _TOPIC, present or TopicDescription(), present is not None, now_ms)
+    return _read(element, _TOPIC, present or TopicDescription(), now_ms)
 
 
 def read_subscription(
     element: Element, present: SubscriptionDescription | None, now_ms: int
 ) -> SubscriptionDescription:
     """The settings a SubscriptionDescription element asks for; `present` as for queues."""
-    return _read(
-        element, _SUBSCRIPTION, present or SubscriptionDescription(), present is not None, now_ms
-    )
+    return _read(element, _SUBSCRIPTION, present or SubscriptionDescription(), now_ms)
 
 
 def write_queue(description: QueueDescription, runtime: Runtime, authority: str) -> str:
@@ -202,7 +189,7 @@ def write_namespace(name: str) -> str:
     )
 
 
-def _read(element: Element, table: Table, present: _D, exists: bool, now_ms: int) -> _D:
+def _read(element: Element, table: Table, present: _D, now_ms: int) -> _D:
     wanted: dict[str, Any] = {}
     for name, field, kind in table:
         found = child(element, name)
@@ -216,8 +203,6 @@ def _read(element: Element, table: Table, present: _D, exists: bool, now_ms: int
             wanted[field] = _read_value(kind, found.text or "", name)
     asked = replace(present, **wanted)
     _refuse_other_tiers(asked)
-    if exists:
-        _refuse_changes(present, asked)
     return asked
 
 
@@ -229,18 +214,12 @@ def _read_value(kind: Kind, text: str, name: str) -> object:
             return parse_int(text, name)
         case Kind.BOOL:
             return parse_bool(text, name)
-        case Kind.STATUS:
-            if text not in STATUSES:
-                raise ArgumentInvalid(f"{name} is {text[:60]!r}; use one of {', '.join(STATUSES)}")
-            return text
+        case Kind.PATH:
+            return entity_path(text) or None
         case Kind.TEXT:
-            if len(text) > USER_METADATA_LENGTH_MAX:
-                raise ArgumentOutOfRange(
-                    f"{name} has at most {USER_METADATA_LENGTH_MAX} characters, not {len(text)}"
-                )
             return text or None
         case _:
-            return entity_path(text) or None
+            return text
 
 
 def entity_path(address: str) -> str:
@@ -298,16 +277,6 @@ def _refuse_other_tiers(asked: _D) -> None:
             f"MaxMessageSizeInKilobytes is {size_kb}, but a Standard namespace takes messages of "
             f"{standard_kb} KB; leave it out"
         )
-
-
-def _refuse_changes(present: _D, asked: _D) -> None:
-    for field, name in _UNCHANGEABLE.items():
-        before, after = getattr(present, field, None), getattr(asked, field, None)
-        if before != after:
-            raise ArgumentInvalid(
-                f"{name} cannot change from {str(before).lower()} to {str(after).lower()}; "
-                "delete the entity and create it anew"
-            )
 
 
 def _write_settings(description: object, table: Table, authority: str) -> str:

@@ -1,7 +1,8 @@
 """Values as the administration API writes them: durations, times, and typed values of rules.
 
 Pure. Durations are ISO 8601 text on the wire and milliseconds inside; times are UTC text and unix
-milliseconds; a rule's parameter is text with its XML schema type, and inside a Python value.
+milliseconds; a rule's parameter is text with its XML schema type, and inside the value that AMQP
+has for it, since rules come and go over AMQP too.
 """
 
 from __future__ import annotations
@@ -11,13 +12,21 @@ import re
 import uuid
 from datetime import UTC, datetime, timedelta
 
-from twinbus.amqp.types import Described, Timestamp
+from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.broker.descriptions import FOREVER_MS
 from twinbus.broker.refusals import ArgumentInvalid
 
 FOREVER_TEXT = "P10675199DT2H48M5.4775807S"
 
+TIME_SPAN = Symbol("com.microsoft:timespan")
+ZONELESS = Symbol("com.microsoft:datetime-offset")
+"""Stands for a time that was given without a zone, and is given back so: AMQP's own timestamp is
+always UTC, and a client compares what it gets with what it gave. Filters see the same moment."""
+
 _TICKS_PER_MS = 10_000
+_TICKS_AT_1970 = 621_355_968_000_000_000
+_MS = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_MS, _HOUR_MS, _MINUTE_MS = 86_400_000, 3_600_000, 60_000
 
 _FOREVER_SLACK_MS = 1_000
@@ -108,7 +117,7 @@ def parse_int(text: str, name: str) -> int:
 
 
 def parse_typed(schema_type: str, text: str, name: str) -> object:
-    """The Python value of a rule's parameter, from its XML schema type (no prefix) and text."""
+    """The value of a rule's parameter, from its XML schema type (no prefix) and text."""
     try:
         match schema_type:
             case "string":
@@ -122,9 +131,9 @@ def parse_typed(schema_type: str, text: str, name: str) -> object:
             case "double" | "float" | "decimal":
                 return float(text)
             case "dateTime":
-                return datetime.fromisoformat(text.strip())
+                return _parse_moment(text)
             case "duration":
-                return timedelta(milliseconds=parse_duration(text, name))
+                return Described(TIME_SPAN, parse_duration(text, name) * _TICKS_PER_MS)
             case "guid":
                 return uuid.UUID(text.strip())
             case "base64Binary":
@@ -143,21 +152,31 @@ def render_typed(value: object) -> tuple[str, str]:
         case bool():
             return "boolean", "true" if value else "false"
         case Timestamp():
-            return "dateTime", render_time(int(value))
+            return "dateTime", _render_moment(int(value)) + "Z"
         case int():
             return ("int" if -INT32_MAX - 1 <= value <= INT32_MAX else "long"), str(int(value))
         case float():
             return "double", repr(float(value))
-        case datetime():
-            # Told as it was given: a time without a zone stays without one.
-            return "dateTime", value.isoformat().replace("+00:00", "Z")
-        case timedelta():
-            return "duration", render_duration(value // timedelta(milliseconds=1))
-        case Described(descriptor="com.microsoft:timespan", value=int(ticks)):
+        case Described(descriptor=str(descriptor), value=int(ticks)) if descriptor == TIME_SPAN:
             return "duration", render_duration(ticks // _TICKS_PER_MS)
+        case Described(descriptor=str(descriptor), value=int(ticks)) if descriptor == ZONELESS:
+            return "dateTime", _render_moment((ticks - _TICKS_AT_1970) // _TICKS_PER_MS)
         case uuid.UUID():
             return "guid", str(value)
         case bytes():
             return "base64Binary", base64.b64encode(value).decode("ascii")
         case _:
             return "string", str(value)
+
+
+def _parse_moment(text: str) -> object:
+    moment = datetime.fromisoformat(text.strip())
+    if moment.tzinfo is not None:
+        return Timestamp((moment - _EPOCH) // _MS)
+    at_ms = (moment.replace(tzinfo=UTC) - _EPOCH) // _MS
+    return Described(ZONELESS, at_ms * _TICKS_PER_MS + _TICKS_AT_1970)
+
+
+def _render_moment(at_ms: int) -> str:
+    moment = (_EPOCH + at_ms * _MS).replace(tzinfo=None)
+    return moment.isoformat(timespec="milliseconds" if at_ms % 1000 else "seconds")

@@ -79,6 +79,13 @@ class DataDirectory:
             room = min(room, limit - (data.stat().st_size if data.exists() else 0))
         return max(room, 0)
 
+    def is_nearly_full(self) -> bool:
+        """Whether room is short right now; no if the disk does not say."""
+        try:
+            return self.room_bytes() < LOW_SPACE_BYTES
+        except OSError:
+            return False
+
     def low_on_space(self) -> str | None:
         """Why no more should be stored, looked up once a second at most; None if there is room."""
         now_s = time.monotonic()

@@ -1,7 +1,7 @@
 """Due times, earliest first: an index over facts that are kept elsewhere.
 
 An entry is only a hint. Whether it still holds is asked of its owner when it comes up, so that
-cancelling costs nothing; entries that no longer hold are swept out once they could be the majority.
+cancelling costs nothing; entries that no longer hold are swept out when many may have gathered.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ K = TypeVar("K", bytes, int, str)
 
 SWEEP_FLOOR = 64
 """Entries below which sweeping is not worth its while."""
+
+SWEEP_FACTOR = 4
+"""Growth between two sweeps: what is held is at most this many times what was true at the last."""
 
 
 class Deadlines(Generic[K]):
@@ -56,4 +59,4 @@ class Deadlines(Generic[K]):
         due_of = self._due_of
         self._heap = [entry for entry in self._heap if due_of(entry[1]) == entry[0]]
         heapify(self._heap)
-        self._sweep_at = max(SWEEP_FLOOR, 2 * len(self._heap))
+        self._sweep_at = max(SWEEP_FLOOR, SWEEP_FACTOR * len(self._heap))

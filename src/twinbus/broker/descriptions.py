@@ -1,7 +1,7 @@
 """What an administrator asked for: the settings of queues, topics, subscriptions and rules.
 
-Plain frozen values with Azure Service Bus's defaults. Durations are whole milliseconds; `FOREVER_MS`
-stands for Azure's largest duration and is never added to a time.
+Plain frozen values with Azure Service Bus's defaults. Durations are whole milliseconds;
+`FOREVER_MS` stands for Azure's largest duration and is never added to a time.
 """
 
 from __future__ import annotations

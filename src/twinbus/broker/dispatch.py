@@ -1,4 +1,4 @@
-"""Who gets the next message: consumers of each queue in turn, and receivers that wait for a session.
+"""Who gets the next message: a queue's consumers in turn, and receivers that wait for a session.
 
 The engine says which queues have something to give; at the end of each loop tick `run` hands it to
 the links that have credit, a few messages to each in turn, so that no consumer starves another.
@@ -72,5 +72,5 @@ class Dispatcher:
         while consumers and idle < len(consumers):
             link = consumers[0]
             consumers.rotate(-1)
-            # A full turn may mean that there is more; anything less, that there is not (or no credit).
+            # A full turn may mean that there is more; less, that there is not, or no credit.
             idle = 0 if link.deliver(TURN, now_ms) == TURN else idle + 1

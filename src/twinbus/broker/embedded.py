@@ -1,6 +1,7 @@
 """The broker inside a program: start namespaces, get their connection strings, stop them.
 
     with EmbeddedBroker("contoso", "contoso-dr") as broker:
+        broker.create_queue("orders")
         client = ServiceBusClient.from_connection_string(broker.connection_string("contoso"))
 
 It runs on a thread and an event loop of its own, so it serves sync and async programs alike.
@@ -11,14 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.descriptions import (
+    AuthorizationRule,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
 from twinbus.broker.faults import Fault
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt
+from twinbus.broker.namespace import Namespace
 from twinbus.errors import BrokerStartError
 
 T = TypeVar("T")
@@ -86,6 +93,26 @@ class EmbeddedBroker:
         """The port in use."""
         return self._host.port(namespace)
 
+    def create_queue(
+        self, path: str, description: QueueDescription | None = None, namespace: str | None = None
+    ) -> None:
+        """Create a queue; returns when it is on disk."""
+        self._change(
+            namespace, lambda n, at: n.create_queue(path, description or QueueDescription(), at)
+        )
+
+    def create_topic(
+        self, path: str, subscriptions: Iterable[str] = (), namespace: str | None = None
+    ) -> None:
+        """Create a topic and subscriptions that take every message."""
+
+        def create(engine: Namespace, now_ms: int) -> None:
+            engine.create_topic(path, TopicDescription(), now_ms)
+            for name in subscriptions:
+                engine.create_subscription(path, name, SubscriptionDescription(), now_ms)
+
+        self._change(namespace, create)
+
     def add_fault(self, fault: Fault, namespace: str | None = None) -> int:
         """Misbehave from now on; returns the number to remove the fault by."""
         return self._call(lambda: self._host.server(namespace).faults.add(fault))
@@ -96,16 +123,28 @@ class EmbeddedBroker:
 
     def clear_faults(self, namespace: str | None = None) -> None:
         """Behave again."""
-        self._call(lambda: self._host.server(namespace).faults.clear())
+        self._call(self._host.server(namespace).faults.clear)
+
+    def _change(self, namespace: str | None, change: Callable[[Namespace, int], object]) -> None:
+        server = self._host.server(namespace)
+
+        async def on_loop() -> None:
+            change(server.namespace, server.now_ms())
+            await server.commit.durable()
+
+        self._run_on_loop(on_loop())
 
     def _call(self, action: Callable[[], T]) -> T:
-        if self._loop is None:
-            raise BrokerStartError("the broker is not running; use it as a context manager")
-
         async def on_loop() -> T:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result()
+        return self._run_on_loop(on_loop())
+
+    def _run_on_loop(self, work: Coroutine[None, None, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise BrokerStartError("the broker is not running; use it as a context manager")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _run(self, started: Future[None]) -> None:
         try:
@@ -125,5 +164,3 @@ class EmbeddedBroker:
             await self._stopping.wait()
         finally:
             await self._host.close()
-
-

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
 
@@ -108,6 +108,10 @@ class FaultPlan:
         self._faults: dict[int, Fault] = {}
         self._last_id = 0
 
+    def __bool__(self) -> bool:
+        """False while there is nothing to decide, which is all that a busy path need ask."""
+        return bool(self._faults)
+
     def add(self, fault: Fault) -> int:
         """Put a fault in force; returns the id that removes it."""
         if len(self._faults) >= FAULTS_MAX:
@@ -182,7 +186,7 @@ def fault_from_json(document: object, now_ms: int) -> Fault:
         raise ArgumentInvalid(
             f"a fault has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         )
-    until_ms, for_ms = _typed(document, "until_ms", int), _typed(document, "for_ms", int)
+    until_ms, for_ms = _whole(document, "until_ms"), _whole(document, "for_ms")
     if for_ms is not None:
         if for_ms < 1:
             raise ArgumentOutOfRange(f"for_ms of a fault is 1 or more, not {for_ms}")
@@ -191,13 +195,13 @@ def fault_from_json(document: object, now_ms: int) -> Fault:
     if isinstance(probability, bool) or not isinstance(probability, int | float):
         raise ArgumentInvalid(f"probability of a fault is a number, not {probability!r}")
     return Fault(
-        kind=_typed(document, "kind", str) or "",
-        entity=_typed(document, "entity", str),
-        condition=_typed(document, "condition", str) or "",
-        description=_typed(document, "description", str) or "",
-        count=_typed(document, "count", int),
+        kind=_text(document, "kind") or "",
+        entity=_text(document, "entity"),
+        condition=_text(document, "condition") or "",
+        description=_text(document, "description") or "",
+        count=_whole(document, "count"),
         until_ms=until_ms,
-        delay_ms=_typed(document, "delay_ms", int) or 0,
+        delay_ms=_whole(document, "delay_ms") or 0,
         probability=float(probability),
     )
 
@@ -217,15 +221,16 @@ def fault_to_json(fault_id: int, fault: Fault) -> dict[str, object]:
     }
 
 
-_T = TypeVar("_T", str, int)
-
-
-def _typed(document: Mapping[str, object], key: str, kind: type[_T]) -> _T | None:
+def _text(document: Mapping[str, object], key: str) -> str | None:
     value = document.get(key)
-    if value is None:
-        return None
+    if value is None or isinstance(value, str):
+        return value
+    raise ArgumentInvalid(f"{key} of a fault is a string, not {value!r}")
+
+
+def _whole(document: Mapping[str, object], key: str) -> int | None:
+    value = document.get(key)
     # JSON's true is an int to Python, but not to a person.
-    if isinstance(value, bool) or not isinstance(value, kind):
-        wanted = "a string" if kind is str else "a whole number"
-        raise ArgumentInvalid(f"{key} of a fault is {wanted}, not {value!r}")
-    return value
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise ArgumentInvalid(f"{key} of a fault is a whole number, not {value!r}")

@@ -1,4 +1,4 @@
-"""Several namespaces in one process: a store, a server and a port for each, started and stopped together."""
+"""Several namespaces in one process: a store, a server and a port for each."""
 
 from __future__ import annotations
 

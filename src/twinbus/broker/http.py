@@ -112,8 +112,9 @@ def application(services: BrokerServices) -> Starlette:
             Route("/health", health, methods=["GET"]),
             Route("/$faults", faults, methods=_EVERY_METHOD),
             Route("/$faults/{fault_id}", faults, methods=_EVERY_METHOD),
-            WebSocketRoute("/$servicebus/websocket", amqp),
-            WebSocketRoute("/$servicebus/websocket/", amqp),
+            # Given a custom endpoint that has the path already, Azure's SDK appends it once more.
+            WebSocketRoute("/{before:path}$servicebus/websocket", amqp),
+            WebSocketRoute("/{before:path}$servicebus/websocket/", amqp),
             Route("/{path:path}", administration, methods=_EVERY_METHOD),
         ]
     )

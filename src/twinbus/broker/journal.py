@@ -1,8 +1,8 @@
 """What the engine needs of a disk: a port that collects changes, and payloads read back.
 
-The engine changes its memory at once and notes each durable change here. The shell commits what was
-noted as one group and lets nothing out (no acknowledgement, no delivery) before that commit is done,
-so memory may run ahead of the disk but no client ever sees it do so.
+The engine changes its memory at once and notes each durable change here. The shell commits what
+was noted as one group and lets nothing out (no acknowledgement, no delivery) before that commit is
+done, so memory may run ahead of the disk but no client ever sees it do so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class State(IntEnum):
 
 
 class StoredMessage:
-    """The index entry of one message: everything the engine decides by. The payload stays in the store."""
+    """What the engine knows of one message. The payload stays in the store."""
 
     __slots__ = (
         "dead_letter_source",
@@ -73,12 +73,13 @@ class StoredMessage:
         self.enqueued_sequence_number = enqueued_sequence_number
         self.dead_letter_source = dead_letter_source
         self.overrides = overrides
-        """Application properties that settlement added or changed (DeadLetterReason and the like)."""
+        """Application properties that settlement added or changed (DeadLetterReason, …)."""
         self.lock_token: bytes | None = None
         """Set while a receiver holds the message. Never stored: a restart frees all locks."""
 
     def __repr__(self) -> str:
-        return f"<{self.state.name.lower()} message {self.sequence_number}, delivered {self.delivery_count} times>"
+        state = self.state.name.lower()
+        return f"<{state} message {self.sequence_number}, delivered {self.delivery_count} times>"
 
 
 @dataclass(slots=True)
@@ -101,7 +102,9 @@ class EntityImage:
 class Journal(Protocol):
     """Collects the changes of one loop tick; the shell commits them together."""
 
-    def put_entity(self, entity_id: int, kind: str, path: str, description: dict[str, object]) -> None:
+    def put_entity(
+        self, entity_id: int, kind: str, path: str, description: dict[str, object]
+    ) -> None:
         """Create or replace the entity's own record. `description` is JSON-ready."""
 
     def drop_entity(self, entity_id: int) -> None:
@@ -111,13 +114,15 @@ class Journal(Protocol):
         """Store a new message; also raises the entity's last sequence number to the message's."""
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
-        """Store the message's changed state, delivery count and overrides; the payload stays as it is."""
+        """Store the message's changed state, delivery count and overrides; the payload stays."""
 
     def remove(self, entity_id: int, message: StoredMessage) -> None:
         """Forget a message."""
 
-    def move(self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage) -> None:
-        """Re-key a message: the old (entity, number) goes, the same payload is put as `message` under the new one."""
+    def move(
+        self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
+    ) -> None:
+        """Re-key a message: the old (entity, number) goes, the same payload is put as `message`."""
 
     def payload(self, entity_id: int, sequence_number: int) -> bytes:
         """The stored payload of a message that was put (committed or not)."""

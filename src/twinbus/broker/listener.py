@@ -17,6 +17,8 @@ import socket
 from collections.abc import Callable
 from enum import Enum
 
+from twinbus.errors import ListenError
+
 _log = logging.getLogger(__name__)
 
 SNIFF_LIMIT_S = 10.0
@@ -35,10 +37,6 @@ TLS_HANDSHAKE = 0x16
 PEEK_BYTES = 8
 
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class ListenError(Exception):
-    """The address cannot be listened on; the text says why and what to do."""
 
 
 class Speech(Enum):

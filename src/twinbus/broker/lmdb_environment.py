@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import lmdb
 
 from twinbus.broker import records
-from twinbus.broker.data_directory import LOW_SPACE_BYTES, out_of_room, sync_directory
+from twinbus.broker.data_directory import out_of_room, sync_directory
 from twinbus.errors import StoreError, StoreFull
 
 if TYPE_CHECKING:
@@ -142,8 +142,7 @@ def translated(directory: DataDirectory, error: lmdb.Error) -> StoreError:
             " address space (ulimit -v)"
         )
     # A write that the disk took only in part reaches us as EIO.
-    short = code == errno.EIO and directory.room_bytes() < LOW_SPACE_BYTES
-    if out_of_room(code) or short:
+    if out_of_room(code) or (code == errno.EIO and directory.is_nearly_full()):
         return StoreFull(f"{path}: the disk is full ({error}): make room")
     if isinstance(error, _DAMAGE):
         return StoreError(

@@ -99,7 +99,6 @@ class LmdbStore(RecordJournal, Store):
         changes = self._take_pending()
         if not changes and not self._dropped:
             return None
-        self._end_snapshot()
         return Batch(changes, tuple(self._dropped))
 
     def stage(self, batch: Batch) -> None:
@@ -173,6 +172,8 @@ class LmdbStore(RecordJournal, Store):
         # The objects are kept, unused, so that nothing is unmapped or unlocked on their behalf.
         _LEFT_TO_PARENT.append((self._environment, self._snapshot, self._write))
         self._environment = self._snapshot = self._write = None
+        # The thread that may hold the old one does not exist here.
+        self._writing = threading.Lock()
         self._directory.release()
 
     def _opened(self) -> lmdb.Environment:

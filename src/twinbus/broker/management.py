@@ -74,7 +74,7 @@ def _peek(request: Request, context: ManagementContext, now_ms: int) -> Body:
     queue = context.queue()
     found = queue.peek(
         request.integer("from-sequence-number", 0),
-        request.integer("message-count", 1, minimum=0),
+        min(request.integer("message-count", 1, minimum=0), ITEMS_MAX),
         now_ms,
         session_id=request.optional_text("session-id"),
     )

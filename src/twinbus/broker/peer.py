@@ -1,8 +1,8 @@
 """One AMQP client of the broker: its connection, its links and what its tokens allow.
 
-An `asyncio.Protocol` around the sans-IO connection. It acts on each event at once, but sends nothing
-by itself: the server collects what all peers have to say at the end of the tick and writes it when
-that tick's changes are on disk.
+An `asyncio.Protocol` around the sans-IO connection. It acts on each event at once, but sends
+nothing by itself: the server collects what all peers have to say at the end of the tick and writes
+it when that tick's changes are on disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from twinbus.amqp.events import (
     Opened,
 )
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
-from twinbus.amqp.performatives import Accepted, Rejected, encode_state
+from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected, encode_state
 from twinbus.amqp.sasl import ServerSasl
 from twinbus.amqp.session import Session
 from twinbus.broker.receiving import ReceivingLink
@@ -33,7 +33,6 @@ from twinbus.broker.refusals import Refusal, Unauthorized
 from twinbus.broker.requests import ReplyLink, RequestLink
 from twinbus.broker.sas import LISTEN, SEND, Grant, covers
 from twinbus.broker.sending import SendingLink
-from twinbus.broker.topic import Topic
 from twinbus.broker.wire import CBS, MANAGEMENT_SUFFIX, entity_address
 
 if TYPE_CHECKING:
@@ -113,35 +112,16 @@ class Peer(asyncio.Protocol):
         """Have the server collect this peer's output at the end of the tick."""
         self.server.collect(self)
 
-    def require(self, address: str, right: str, now_ms: int) -> None:
-        """Raise `Unauthorized` unless a token put on this connection grants `right` on `address`."""
+    def require(self, address: str, right: str, now_ms: int) -> int:
+        """Until when (ms) a token put here grants `right`; `Unauthorized` if none does."""
         now_s = now_ms / 1000
         lapsed = ""
         for grant in self._grants.values():
             if grant.allows(address, right):
                 if not grant.is_expired(now_s):
-                    return
+                    return int(grant.expires_at_s * 1000)
                 lapsed = f" (the token of rule {grant.rule_name!r} for it has expired)"
         raise Unauthorized(f"{right} on {address!r} is not granted to this connection{lapsed}")
-
-    def require_send(self, sending: SendingLink, now_ms: int) -> None:
-        """Raise unless the link may still send now: tokens expire, and disks fill up."""
-        self.require(sending.address, SEND, now_ms)
-        self.server.require_space()
-
-    def may_receive(self, receiving: ReceivingLink, now_ms: int) -> bool:
-        """Whether a link may be served now; a link whose token expired is detached."""
-        try:
-            self.require(receiving.address, LISTEN, now_ms)
-        except Unauthorized as refusal:
-            self.detach(receiving.link, refusal)
-            return False
-        fault = self.server.faults.decide("receive", receiving.queue.path, now_ms)
-        if fault is None:
-            return True
-        if fault.kind == "delay":
-            self.later(fault.delay_ms, lambda: self.server.dispatcher.ready(receiving.queue))
-        return False
 
     def holder(self, link_name: str) -> ReceivingLink | None:
         """The receiver behind the client's link of that name: who holds its locks."""
@@ -157,15 +137,15 @@ class Peer(asyncio.Protocol):
             self._grants.pop(next(iter(self._grants)))
         self._grants[audience] = grant
 
-    def refuse(self, link: Link, refusal: Refusal) -> None:
+    def refuse(self, link: Link, address: str, refusal: Refusal) -> None:
         """Turn an attach down and log why."""
-        self.log_refusal(link.name, refusal)
+        self.log_refusal(f"a link to {address!r}", refusal)
         link.refuse(refusal.condition, refusal.description)
         self.touch()
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """Close an open link with an error."""
-        self.log_refusal(link.name, refusal)
+        self.log_refusal(f"a link to {getattr(link.owner, 'address', '')!r}", refusal)
         self._close_owner(link, self.server.now_ms())
         if link.state is LinkState.OFFERED:
             link.refuse(refusal.condition, refusal.description)
@@ -177,11 +157,16 @@ class Peer(asyncio.Protocol):
         """One line for a person: who was refused what, and why."""
         log.warning(
             "%s: refused %s for %s: %s (%s)",
-            self.server.name, what, self.address, refusal.description, refusal.condition,
+            self.server.name,
+            what,
+            self.address,
+            refusal.description,
+            refusal.condition,
         )
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Do something after a while, if the connection is still there."""
+
         def act() -> None:
             if self._transport is not None:
                 action()
@@ -269,7 +254,9 @@ class Peer(asyncio.Protocol):
                 if event.error is not None:
                     log.warning(
                         "%s: connection from %s broke off: %s",
-                        self.server.name, self.address, event.error.description,
+                        self.server.name,
+                        self.address,
+                        event.error.description,
                     )
 
     def _attach(self, link: Link, now_ms: int) -> None:
@@ -298,7 +285,7 @@ class Peer(asyncio.Protocol):
                 self._open_sending(link, address, now_ms)
         except Refusal as refusal:
             link.owner = None
-            self.refuse(link, refusal)
+            self.refuse(link, address, refusal)
 
     def _open_node(self, link: Link, address: str) -> None:
         if isinstance(link, SenderLink):
@@ -310,16 +297,16 @@ class Peer(asyncio.Protocol):
             node.attach()
 
     def _open_receiving(self, link: SenderLink, address: str, now_ms: int) -> None:
-        self.require(address, LISTEN, now_ms)
+        granted_until_ms = self.require(address, LISTEN, now_ms)
         queue = self.server.namespace.receive_source(address)
-        receiving = ReceivingLink(self, link, queue, address)
+        receiving = ReceivingLink(self, link, queue, address, granted_until_ms)
         link.owner = receiving
         receiving.attach(now_ms)
 
     def _open_sending(self, link: ReceiverLink, address: str, now_ms: int) -> None:
-        self.require(address, SEND, now_ms)
+        granted_until_ms = self.require(address, SEND, now_ms)
         entity = self.server.namespace.send_target(address)
-        sending = SendingLink(self, link, entity, address)
+        sending = SendingLink(self, link, entity, address, granted_until_ms)
         link.owner = sending
         sending.attach()
 
@@ -379,11 +366,11 @@ class Peer(asyncio.Protocol):
         self._arm()
 
 
-def _echo(state: object) -> object:
+def _echo(state: object) -> DeliveryState:
     """The state that confirms a client's own: a rejection is echoed without its error.
 
     The SDKs read a rejection that carries an error as a failure of the settlement (AMQP.md 2.6).
     """
     if isinstance(state, Rejected):
         return Rejected()
-    return Accepted() if state is None else state
+    return state if isinstance(state, DeliveryState) else Accepted()

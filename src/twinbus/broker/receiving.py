@@ -14,7 +14,8 @@ from twinbus.amqp.performatives import Modified, Rejected, Released, Source, enc
 from twinbus.amqp.types import Described, Symbol
 from twinbus.broker.message import render
 from twinbus.broker.queue import Outcome, Queue
-from twinbus.broker.refusals import NotAllowed, OperationTimedOut, Refusal
+from twinbus.broker.refusals import NotAllowed, OperationTimedOut, Refusal, Unauthorized
+from twinbus.broker.sas import LISTEN
 from twinbus.broker.wire import TICKS_PER_MS, UNIX_EPOCH_TICKS, rejected
 
 if TYPE_CHECKING:
@@ -30,11 +31,14 @@ SESSION_WAIT_MAX_MS = 3_600_000
 class ReceivingLink:
     """One receiver of a queue, subscription or dead-letter queue."""
 
-    def __init__(self, peer: Peer, link: SenderLink, queue: Queue, address: str) -> None:
+    def __init__(
+        self, peer: Peer, link: SenderLink, queue: Queue, address: str, granted_until_ms: int
+    ) -> None:
         self.peer = peer
         self.link = link
         self.queue = queue
         self.address = address
+        self._granted_until_ms = granted_until_ms
         self.session_id: str | None = None
         self.settles = link.snd_settle_mode != SETTLED
         """False for receive-and-delete."""
@@ -73,7 +77,7 @@ class ReceivingLink:
     def deliver(self, limit: int, now_ms: int) -> int:
         """Send up to `limit` messages; returns how many."""
         link = self.link
-        if not self.peer.may_receive(self, now_ms):
+        if not self._may_receive(now_ms):
             return 0
         limit = min(limit, link.credit) if self.peer.writable else 0
         sent = self._deliver(limit, now_ms) if limit > 0 else 0
@@ -81,6 +85,22 @@ class ReceivingLink:
             link.drained()
             self.peer.touch()
         return sent
+
+    def _may_receive(self, now_ms: int) -> bool:
+        """Whether the link may be served now; one whose token expired is detached."""
+        server = self.peer.server
+        if now_ms >= self._granted_until_ms:
+            try:
+                self._granted_until_ms = self.peer.require(self.address, LISTEN, now_ms)
+            except Unauthorized as refusal:
+                self.peer.detach(self.link, refusal)
+                return False
+        fault = server.faults.decide("receive", self.queue.path, now_ms) if server.faults else None
+        if fault is None:
+            return True
+        if fault.kind == "delay":
+            self.peer.later(fault.delay_ms, lambda: server.dispatcher.ready(self.queue))
+        return False
 
     def _deliver(self, limit: int, now_ms: int) -> int:
         try:
@@ -128,8 +148,13 @@ class ReceivingLink:
                 reason = info.pop("DeadLetterReason", None)
                 text = info.pop("DeadLetterErrorDescription", None)
                 settle(
-                    lock_token, Outcome.DEAD_LETTER, now_ms, overrides=info or None,
-                    reason=_text(reason), description=_text(text), session_id=session,
+                    lock_token,
+                    Outcome.DEAD_LETTER,
+                    now_ms,
+                    overrides=info or None,
+                    reason=_text(reason),
+                    description=_text(text),
+                    session_id=session,
                 )
             case _:
                 settle(lock_token, Outcome.COMPLETE, now_ms, session_id=session)
@@ -179,7 +204,7 @@ class ReceivingLink:
         if self.link.state is LinkState.OFFERED:
             self.peer.server.dispatcher.remove(self)
             text = f"no session of {self.queue.path!r} became free in the time given"
-            self.peer.refuse(self.link, OperationTimedOut(text))
+            self.peer.refuse(self.link, self.address, OperationTimedOut(text))
 
 
 def _plain(value: object) -> str | None:

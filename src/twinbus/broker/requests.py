@@ -16,7 +16,9 @@ from twinbus.amqp.performatives import ACCEPTED_BYTES, Target, encode_state
 from twinbus.amqp.types import DecodeError
 from twinbus.broker import cbs, management
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal
-from twinbus.broker.wire import CBS, MANAGEMENT_SUFFIX, new_message_id, rejected
+from twinbus.broker.sas import SEND
+from twinbus.broker.tokens import new_message_id
+from twinbus.broker.wire import CBS, MANAGEMENT_SUFFIX, rejected
 
 if TYPE_CHECKING:
     from twinbus.broker.peer import Peer
@@ -81,28 +83,32 @@ class RequestLink:
             reply = self._reply_link(request)
             reply.send(self._respond(request, now_ms))
         except Refusal as refusal:
-            self.peer.log_refusal(self.address, refusal)
+            self.peer.log_refusal(f"a request to {self.address!r}", refusal)
             state = encode_state(rejected(refusal))
         if not event.settled:
-            self.link.session.settle(
-                event.delivery_id, event.delivery_id, state, as_receiver=True
-            )
+            self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         if self.link.credit < CREDIT // 2:
             self.link.grant(CREDIT)
 
     def _respond(self, request: Sections, now_ms: int) -> bytes:
         if self.address == CBS:
             return self._put_token(request, now_ms)
-        peer, entity_path = self.peer, self.address.removesuffix(MANAGEMENT_SUFFIX)
+        peer = self.peer
         context = management.ManagementContext(
             namespace=peer.server.namespace,
-            address=entity_path,
-            require=lambda right: peer.require(entity_path, right, now_ms),
+            address=self.address.removesuffix(MANAGEMENT_SUFFIX),
+            require=lambda right: self._require(right, now_ms),
             holder=peer.holder,
             payload=peer.server.store.payload,
             new_message_id=new_message_id,
         )
         return management.handle(request, context, now_ms)
+
+    def _require(self, right: str, now_ms: int) -> None:
+        # On the node itself: some SDKs put their token for it, others for the whole entity.
+        self.peer.require(self.address, right, now_ms)
+        if right == SEND:
+            self.peer.server.require_space()
 
     def _put_token(self, request: Sections, now_ms: int) -> bytes:
         answer = cbs.handle(request, self.peer.server.policy, now_ms / 1000)

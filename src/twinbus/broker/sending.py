@@ -13,8 +13,10 @@ from twinbus.broker.faults import Fault
 from twinbus.broker.message import Incoming, parse
 from twinbus.broker.queue import Queue
 from twinbus.broker.refusals import MalformedMessage, Refusal
+from twinbus.broker.sas import SEND
+from twinbus.broker.tokens import new_message_id
 from twinbus.broker.topic import Topic
-from twinbus.broker.wire import new_message_id, rejected, rejected_with
+from twinbus.broker.wire import rejected, rejected_with
 
 if TYPE_CHECKING:
     from twinbus.broker.peer import Peer
@@ -30,12 +32,18 @@ class SendingLink:
     """One sender to a queue or topic."""
 
     def __init__(
-        self, peer: Peer, link: ReceiverLink, entity: Queue | Topic, address: str
+        self,
+        peer: Peer,
+        link: ReceiverLink,
+        entity: Queue | Topic,
+        address: str,
+        granted_until_ms: int,
     ) -> None:
         self.peer = peer
         self.link = link
         self.entity = entity
         self.address = address
+        self._granted_until_ms = granted_until_ms
 
     def attach(self) -> None:
         """Answer the client's attach and give it credit."""
@@ -56,17 +64,21 @@ class SendingLink:
     def _store(self, event: DeliveryArrived, now_ms: int) -> None:
         state = ACCEPTED_BYTES
         try:
-            self.peer.require_send(self, now_ms)
+            self._require(now_ms)
             batch = self._parse(event)
             self.peer.server.namespace.send(self.entity, batch, now_ms)
         except Refusal as refusal:
-            self.peer.log_refusal(self.entity.path, refusal)
+            self.peer.log_refusal(f"a message to {self.entity.path!r}", refusal)
             state = encode_state(rejected(refusal))
         if not event.settled:
-            self.link.session.settle(
-                event.delivery_id, event.delivery_id, state, as_receiver=True
-            )
+            self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         self._top_up()
+
+    def _require(self, now_ms: int) -> None:
+        """Raise unless the link may still send now: tokens expire, and disks fill up."""
+        if now_ms >= self._granted_until_ms:
+            self._granted_until_ms = self.peer.require(self.address, SEND, now_ms)
+        self.peer.server.require_space()
 
     def _parse(self, event: DeliveryArrived) -> list[Incoming]:
         if event.message_format != BATCH_FORMAT:

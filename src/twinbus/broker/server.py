@@ -49,7 +49,8 @@ class BrokerServer:
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.peers: set[Peer] = set()
-        self.faults = FaultPlan(random.Random(fault_seed).random)
+        # Faults that strike by chance must strike the same way again, given the seed.
+        self.faults = FaultPlan(random.Random(fault_seed).random)  # noqa: S311
         self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
         self.policy = AccessPolicy(rules, self._entity_rules)
         self.dispatcher = Dispatcher(self.wake)
@@ -175,7 +176,7 @@ class BrokerServer:
 
         Memory ran ahead of the disk, but no client saw it do so: acknowledgements wait for commits.
         """
-        log.error("%s: %s; every client is disconnected, nothing acknowledged is lost", self.name, error)
+        log.error("%s: %s; clients are cut off, nothing acknowledged is lost", self.name, error)
         for peer in list(self.peers):
             peer.close("amqp:resource-limit-exceeded", f"the message was not stored: {error}")
         self.dispatcher = Dispatcher(self.wake)
@@ -183,5 +184,3 @@ class BrokerServer:
         self._read_again()
         self.namespace = self._restore()
         self._arm_timer()
-
-

@@ -1,8 +1,9 @@
-"""Lock tokens: 16 bytes that no two locks of a broker share, before or after a restart."""
+"""Names that nothing else has: lock tokens, and ids for messages that came without one."""
 
 from __future__ import annotations
 
 import os
+import uuid
 from itertools import count
 
 
@@ -15,3 +16,8 @@ class LockTokens:
 
     def __call__(self) -> bytes:
         return self._start + next(self._numbers).to_bytes(8, "big")
+
+
+def new_message_id() -> str:
+    """An id for a message that came without one, as Azure gives it: 32 hex digits."""
+    return uuid.uuid4().hex

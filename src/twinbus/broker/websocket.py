@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 SUBPROTOCOL = "AMQPWSB10"
 """The name AMQP's WebSocket binding has in Service Bus; Azure's SDKs ask for it."""
@@ -122,7 +122,6 @@ async def serve(websocket: WebSocket, amqp_factory: Callable[[], asyncio.Protoco
         {"peername": websocket.scope.get("client"), "sockname": websocket.scope.get("server")},
     )
     protocol.connection_made(transport)
-    error: Exception | None = None
     sending = asyncio.create_task(_send(websocket, transport))
     receiving = asyncio.create_task(_receive(websocket, transport, protocol))
     try:
@@ -132,8 +131,21 @@ async def serve(websocket: WebSocket, amqp_factory: Callable[[], asyncio.Protoco
         for task in (sending, receiving):
             task.cancel()
         results = await asyncio.gather(sending, receiving, return_exceptions=True)
-        error = next((result for result in results if isinstance(result, Exception)), None)
-        protocol.connection_lost(error)
+        failure = next((result for result in results if isinstance(result, Exception)), None)
+        if failure is not None and not isinstance(failure, WebSocketDisconnect):
+            _report(failure, protocol)
+        protocol.connection_lost(failure)
+
+
+def _report(failure: Exception, protocol: asyncio.Protocol) -> None:
+    """Make our own mistake known, as asyncio does for a protocol on a socket."""
+    asyncio.get_running_loop().call_exception_handler(
+        {
+            "message": "AMQP over WebSocket failed and was closed",
+            "exception": failure,
+            "protocol": protocol,
+        }
+    )
 
 
 async def _send(websocket: WebSocket, transport: WebSocketTransport) -> None:

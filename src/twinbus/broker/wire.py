@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from urllib.parse import unquote, urlsplit
 
 from twinbus.amqp.performatives import Error, Rejected
@@ -23,11 +22,6 @@ def entity_address(address: str) -> str:
     if "://" in address:
         address = unquote(urlsplit(address).path)
     return address.strip("/")
-
-
-def new_message_id() -> str:
-    """An id for a message that came without one, as Azure gives it: 32 hex digits."""
-    return uuid.uuid4().hex
 
 
 def rejected(refusal: Refusal) -> Rejected:

@@ -1,6 +1,6 @@
-"""`twinbus`: the command line. Each command parses, calls one function, prints, and exits with a meaning.
+"""`twinbus`: the command line. Each command parses, calls one function, prints, and exits.
 
-Exit status: 0 done, 1 it could not be done (one line on stderr says why), 2 it was asked for wrongly.
+Exit status: 0 done, 1 it could not be done (one line on stderr says why), 2 asked for wrongly.
 """
 
 from __future__ import annotations

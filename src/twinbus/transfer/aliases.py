@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from twinbus.amqp.encoding import string
 from twinbus.amqp.types import Described, Symbol, Timestamp, encode
 from twinbus.errors import AliasTypeError, BacklogMessageTooLargeError, MissingDestinationError
 
@@ -26,6 +27,8 @@ RESERVED_NAMES: Final = frozenset(
     {SESSION_ID, TIME_TO_LIVE, SCHEDULED_TIME, PATH, PARTITION_KEY_MARKER}
 )
 """Application properties that no message may have on its way into the backlog."""
+
+_KEYS: Final = {name: string(name) for name in RESERVED_NAMES}
 
 TIMESPAN: Final = Symbol("com.microsoft:timespan")
 DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")
@@ -66,6 +69,10 @@ class Aliases:
         properties[PATH] = self.path
         return properties
 
+    def as_entries(self) -> list[bytes]:
+        """The same, each encoded as an entry of a map."""
+        return [_KEYS[name] + encode(value) for name, value in self.as_properties().items()]
+
     @classmethod
     def read(cls, properties: Mapping[str, object]) -> Aliases:
         """The aliases among application properties; TransferError if they make no sense."""
@@ -103,8 +110,7 @@ def overhead_bytes(
         scheduled_ms=FOREVER_MS if is_scheduled else None,
         partition_key_is_session=has_partition_key and session_id is not None,
     )
-    entries = aliases.as_properties().items()
-    return SECTION_GROWTH_MAX + sum(len(encode(name)) + len(encode(item)) for name, item in entries)
+    return SECTION_GROWTH_MAX + sum(map(len, aliases.as_entries()))
 
 
 def require_fits(size_bytes: int, overhead: int, limit_bytes: int) -> None:

@@ -12,7 +12,6 @@ A section in which nothing of this stands comes out as the very bytes that went 
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Final
 
 from twinbus.amqp.encoding import string, symbol, uint
@@ -29,10 +28,9 @@ from twinbus.transfer.aliases import RESERVED_NAMES, Aliases
 from twinbus.transfer.splice import (
     NULL,
     Entry,
-    Field,
+    entries_of,
     field_value,
-    list_fields,
-    map_entries,
+    fields_of,
     with_entries,
     with_fields,
 )
@@ -65,6 +63,13 @@ DELIVERY_MARKS: Final = frozenset(
 )
 """Annotations that a broker writes on what it delivers."""
 
+_RESERVED: Final = {name.encode(): name for name in RESERVED_NAMES}
+_SCHEDULED: Final = SCHEDULED_ANNOTATION.encode()
+_PARTITION_KEY: Final = PARTITION_KEY_ANNOTATION.encode()
+_MARKS: Final = frozenset(name.encode() for name in DELIVERY_MARKS)
+_SCHEDULED_KEY: Final = symbol(SCHEDULED_ANNOTATION)
+_PARTITION_KEY_KEY: Final = symbol(PARTITION_KEY_ANNOTATION)
+
 UINT_MAX: Final = 0xFFFF_FFFF
 """The longest ttl of a header, 49 days. A longer one is told by the two times in the properties."""
 TIMESTAMP_MAX: Final = 253_402_300_799_999
@@ -73,56 +78,60 @@ TIMESTAMP_MAX: Final = 253_402_300_799_999
 
 def to_backlog_sections(sections: Sections, path: str) -> Sections:
     """The message as a backlog queue keeps it; ReservedPropertyError if a name is taken."""
-    custom = map_entries(sections.application_properties)
+    custom = entries_of(sections.application_properties)
     for entry in custom:
-        if entry.key in RESERVED_NAMES:
-            raise ReservedPropertyError(str(entry.key))
-    header, ttl = _header(sections.header)
-    properties, session_id, expiry, creation = _properties(sections.properties)
+        if entry[0] in _RESERVED:
+            raise ReservedPropertyError(_RESERVED[entry[0]])
+    header = fields_of(sections.header)
+    properties = fields_of(sections.properties)
     annotations, scheduled, partition_key = _annotations(sections.message_annotations)
-    ttl_ms = _time_to_live_ms(ttl, expiry, creation)
+    ttl = _number(field_value(sections.header, header, TTL))
+    expiry = _number(field_value(sections.properties, properties, ABSOLUTE_EXPIRY))
+    creation = _number(field_value(sections.properties, properties, CREATION))
+    session_id = field_value(sections.properties, properties, GROUP_ID)
+    # The specification makes it a string. Anything else is no session, and stays what it is.
+    session_id = session_id if isinstance(session_id, str) else None
     # `type`, because a symbol is a str too and would come back as a string.
     key_leaves = type(partition_key) is str and partition_key == session_id
     aliases = Aliases(
         path=path,
         session_id=session_id,
-        time_to_live_ms=ttl_ms,
+        time_to_live_ms=_time_to_live_ms(ttl, expiry, creation),
         scheduled_ms=scheduled,
         partition_key_is_session=key_leaves,
     )
 
-    result = copy(sections)
-    if ttl_ms is not None and ttl is not None:
-        result.header = with_fields(sections.header, HEADER, header, {TTL: NULL})
-    cleared = [GROUP_ID] if session_id is not None else []
-    if ttl_ms is not None and expiry is not None:
-        # Only an expiry makes the creation time a derived one; alone it is the application's.
-        cleared += [ABSOLUTE_EXPIRY] if creation is None else [ABSOLUTE_EXPIRY, CREATION]
-    result.properties = with_fields(
-        sections.properties, PROPERTIES, properties, dict.fromkeys(cleared, NULL)
-    )
-    leaving = [SCHEDULED_ANNOTATION] if scheduled is not None else []
-    leaving += [PARTITION_KEY_ANNOTATION] if key_leaves else []
+    result = _copied(sections)
+    cleared = {} if session_id is None else {GROUP_ID: NULL}
+    if aliases.time_to_live_ms is not None:
+        if ttl is not None:
+            result.header = with_fields(sections.header, HEADER, header, {TTL: NULL})
+        if expiry is not None:
+            cleared[ABSOLUTE_EXPIRY] = NULL
+            # Only an expiry makes a creation time a derived one; alone it is the application's.
+            if creation is not None:
+                cleared[CREATION] = NULL
+    result.properties = with_fields(sections.properties, PROPERTIES, properties, cleared)
+    leaving = [_SCHEDULED] if scheduled is not None else []
+    if key_leaves:
+        leaving.append(_PARTITION_KEY)
     if leaving:
         result.message_annotations = with_entries(
             sections.message_annotations, MESSAGE_ANNOTATIONS, annotations, without=leaving
         )
-    added = {string(name): encode(value) for name, value in aliases.as_properties().items()}
     result.application_properties = with_entries(
-        sections.application_properties, APPLICATION_PROPERTIES, custom, added=added
+        sections.application_properties,
+        APPLICATION_PROPERTIES,
+        custom,
+        added=aliases.as_entries(),
     )
     return result
 
 
 def aliases_of(sections: Sections) -> Aliases:
     """What a backlog message says it was; TransferError if it is none, or cannot be read."""
-    raw = sections.application_properties
-    return Aliases.read(
-        {
-            entry.key: decode(raw, entry.value_at)[0]
-            for entry in map_entries(raw)
-            if entry.key in RESERVED_NAMES
-        }
+    return _aliases_among(
+        sections.application_properties, entries_of(sections.application_properties)
     )
 
 
@@ -133,65 +142,56 @@ def from_backlog_sections(
 
     `aliases` in place of the message's own restore something else, such as a shorter time to live.
     """
-    aliases = aliases or aliases_of(sections)
-    result = copy(sections)
+    custom = entries_of(sections.application_properties)
+    aliases = aliases or _aliases_among(sections.application_properties, custom)
+    result = _copied(sections)
     result.application_properties = with_entries(
-        sections.application_properties,
-        APPLICATION_PROPERTIES,
-        map_entries(sections.application_properties),
-        without=RESERVED_NAMES,
+        sections.application_properties, APPLICATION_PROPERTIES, custom, without=_RESERVED
     )
     if aliases.time_to_live_ms is not None:
         ttl = uint(min(aliases.time_to_live_ms, UINT_MAX))
-        fields = list_fields(sections.header)
-        result.header = with_fields(sections.header, HEADER, fields, {TTL: ttl})
+        bounds = fields_of(sections.header)
+        result.header = with_fields(sections.header, HEADER, bounds, {TTL: ttl})
     changes = _restored_properties(aliases, now_ms)
     if changes:
-        fields = list_fields(sections.properties)
-        result.properties = with_fields(sections.properties, PROPERTIES, fields, changes)
+        bounds = fields_of(sections.properties)
+        result.properties = with_fields(sections.properties, PROPERTIES, bounds, changes)
     annotations = _restored_annotations(aliases)
     if annotations:
         result.message_annotations = with_entries(
             sections.message_annotations,
             MESSAGE_ANNOTATIONS,
-            map_entries(sections.message_annotations),
+            entries_of(sections.message_annotations),
             without=annotations,
-            added={symbol(name): encode(value) for name, value in annotations.items()},
+            added=annotations.values(),
         )
     return result, aliases
 
 
 def without_delivery_marks(sections: Sections) -> Sections:
     """A delivered message as it was sent: without what the delivering broker wrote on it."""
-    result = copy(sections)
-    fields = list_fields(sections.header)
-    counts = [place for place in (FIRST_ACQUIRER, DELIVERY_COUNT) if place < len(fields)]
-    result.header = with_fields(sections.header, HEADER, fields, dict.fromkeys(counts, NULL))
+    result = _copied(sections)
     result.delivery_annotations = b""
-    entries = map_entries(sections.message_annotations)
-    if any(entry.key in DELIVERY_MARKS for entry in entries):
+    bounds = fields_of(sections.header)
+    counts = {place: NULL for place in (FIRST_ACQUIRER, DELIVERY_COUNT) if place + 1 < len(bounds)}
+    result.header = with_fields(sections.header, HEADER, bounds, counts)
+    entries = entries_of(sections.message_annotations)
+    if any(entry[0] in _MARKS for entry in entries):
         result.message_annotations = with_entries(
-            sections.message_annotations, MESSAGE_ANNOTATIONS, entries, without=DELIVERY_MARKS
+            sections.message_annotations, MESSAGE_ANNOTATIONS, entries, without=_MARKS
         )
     return result
 
 
-def _header(raw: bytes) -> tuple[list[Field], int | None]:
-    """The header's fields, and its ttl."""
-    fields = list_fields(raw)
-    return fields, _number(field_value(raw, fields, TTL))
-
-
-def _properties(raw: bytes) -> tuple[list[Field], str | None, int | None, int | None]:
-    """The fields of the properties, the session id, the absolute expiry and the creation time."""
-    fields = list_fields(raw)
-    session_id = field_value(raw, fields, GROUP_ID)
-    return (
-        fields,
-        # The specification makes it a string. Anything else is no session, and stays what it is.
-        session_id if isinstance(session_id, str) else None,
-        _number(field_value(raw, fields, ABSOLUTE_EXPIRY)),
-        _number(field_value(raw, fields, CREATION)),
+def _copied(sections: Sections) -> Sections:
+    return Sections(
+        sections.header,
+        sections.delivery_annotations,
+        sections.message_annotations,
+        sections.properties,
+        sections.application_properties,
+        sections.body,
+        sections.footer,
     )
 
 
@@ -199,13 +199,23 @@ def _annotations(raw: bytes) -> tuple[list[Entry], int | None, object]:
     """The entries of the annotations, the scheduled time, and the partition key."""
     scheduled: int | None = None
     partition_key: object = None
-    entries = map_entries(raw)
-    for entry in entries:
-        if entry.key == SCHEDULED_ANNOTATION:
-            scheduled = _number(decode(raw, entry.value_at)[0])
-        elif entry.key == PARTITION_KEY_ANNOTATION:
-            partition_key = decode(raw, entry.value_at)[0]
+    entries = entries_of(raw)
+    for key, _, value_at, _ in entries:
+        if key == _SCHEDULED:
+            scheduled = _number(decode(raw, value_at)[0])
+        elif key == _PARTITION_KEY:
+            partition_key = decode(raw, value_at)[0]
     return entries, scheduled, partition_key
+
+
+def _aliases_among(raw: bytes, entries: list[Entry]) -> Aliases:
+    return Aliases.read(
+        {
+            _RESERVED[key]: decode(raw, value_at)[0]
+            for key, _, value_at, _ in entries
+            if key in _RESERVED
+        }
+    )
 
 
 def _time_to_live_ms(ttl: int | None, expiry: int | None, creation: int | None) -> int | None:
@@ -226,12 +236,13 @@ def _restored_properties(aliases: Aliases, now_ms: int) -> dict[int, bytes]:
     return changes
 
 
-def _restored_annotations(aliases: Aliases) -> dict[str, object]:
-    annotations: dict[str, object] = {}
+def _restored_annotations(aliases: Aliases) -> dict[bytes, bytes]:
+    """Key and encoded entry of each annotation that returns."""
+    annotations = {}
     if aliases.scheduled_ms is not None:
-        annotations[SCHEDULED_ANNOTATION] = Timestamp(aliases.scheduled_ms)
+        annotations[_SCHEDULED] = _SCHEDULED_KEY + encode(Timestamp(aliases.scheduled_ms))
     if aliases.partition_key_is_session and aliases.session_id is not None:
-        annotations[PARTITION_KEY_ANNOTATION] = aliases.session_id
+        annotations[_PARTITION_KEY] = _PARTITION_KEY_KEY + string(aliases.session_id)
     return annotations
 
 

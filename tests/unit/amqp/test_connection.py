@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pytest
 
@@ -26,10 +27,21 @@ from twinbus.amqp.events import (
     Opened,
 )
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
-from twinbus.amqp.performatives import ACCEPTED_BYTES, Accepted, Close, Source, Target, encode_frame
+from twinbus.amqp.performatives import (
+    ACCEPTED_BYTES,
+    Accepted,
+    Close,
+    Detach,
+    Error,
+    Source,
+    Target,
+    encode_frame,
+)
 from twinbus.amqp.sasl import ClientSasl, ServerSasl
 from twinbus.amqp.session import INCOMING_WINDOW, Session
 from twinbus.amqp.types import UInt
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -85,8 +97,13 @@ def pair() -> Pair:
     return pair
 
 
-def of(kind: type, events: list[Event]) -> list[Event]:
+def of(kind: type[T], events: list[Event]) -> list[T]:
     return [event for event in events if isinstance(event, kind)]
+
+
+def said(closed: Closed | Detached) -> Error:
+    assert closed.error is not None
+    return closed.error
 
 
 def test_both_ends_open_through_sasl(pair: Pair) -> None:
@@ -154,7 +171,7 @@ def test_a_delivery_past_the_links_limit_detaches_it(pair: Pair) -> None:
     at_client, at_server = pair.exchange()
     assert not of(DeliveryArrived, at_server)
     (detached,) = of(Detached, at_client)
-    assert detached.error.condition == "amqp:link:message-size-exceeded"
+    assert said(detached).condition == "amqp:link:message-size-exceeded"
     assert offered.state is LinkState.CLOSED
 
 
@@ -167,7 +184,7 @@ def test_a_refused_attach_has_a_null_terminus_and_an_error(pair: Pair) -> None:
     at_client, _ = pair.exchange()
     assert link.source is None
     (detached,) = of(Detached, at_client)
-    assert detached.error.description == "there is no q"
+    assert said(detached).description == "there is no q"
 
 
 def test_a_drained_link_gives_its_credit_back(pair: Pair) -> None:
@@ -175,6 +192,7 @@ def test_a_drained_link_gives_its_credit_back(pair: Pair) -> None:
     link = ours.attach_receiver("in", source=Source(address="q"), target=Target(address="me"))
     _, at_server = pair.exchange()
     sender = of(Attached, at_server)[0].link
+    assert isinstance(sender, SenderLink)
     sender.accept()
     link.grant(5, drain=True)
     pair.exchange()
@@ -196,7 +214,7 @@ def test_transfers_wait_for_the_peers_window(pair: Pair) -> None:
 
 
 def test_detach_end_and_close_are_answered(pair: Pair) -> None:
-    link, offered = pair.sender()
+    link, _ = pair.sender()
     link.detach()
     _, at_server = pair.exchange()
     assert of(Detached, at_server)
@@ -205,7 +223,7 @@ def test_detach_end_and_close_are_answered(pair: Pair) -> None:
     assert of(Ended, at_server)
     pair.client.close("amqp:connection:forced", "bye")
     at_client, at_server = pair.exchange()
-    assert of(Closed, at_server)[0].error.description == "bye"
+    assert said(of(Closed, at_server)[0]).description == "bye"
     assert of(Closed, at_client)
     assert pair.server.phase is Phase.CLOSED
 
@@ -213,17 +231,11 @@ def test_detach_end_and_close_are_answered(pair: Pair) -> None:
 def test_frames_for_a_channel_that_ended_are_ignored(pair: Pair) -> None:
     """pyamqp sends END and then DETACHes."""
     link, _ = pair.sender()
-    stray = encode_frame(link.session.channel, _detach(link.handle))
+    stray = encode_frame(link.session.channel, Detach(handle=UInt(link.handle), closed=True))
     link.session.end()
     pair.exchange()
     assert pair.server.receive(stray, pair.now_ms) == []
     assert pair.server.phase is Phase.OPEN
-
-
-def _detach(handle: int) -> object:
-    from twinbus.amqp.performatives import Detach
-
-    return Detach(handle=UInt(handle), closed=True)
 
 
 @pytest.mark.parametrize(
@@ -237,10 +249,10 @@ def _detach(handle: int) -> object:
 def test_a_broken_frame_closes_the_connection_with_a_reason(
     pair: Pair, data: bytes, condition: str
 ) -> None:
-    (closed,) = pair.server.receive(data, pair.now_ms)
-    assert closed.error.condition == condition
+    (closed,) = of(Closed, pair.server.receive(data, pair.now_ms))
+    assert said(closed).condition == condition
     at_client, _ = pair.exchange()
-    assert of(Closed, at_client)[0].error.condition == condition
+    assert said(of(Closed, at_client)[0]).condition == condition
 
 
 def test_an_unknown_header_is_answered_with_ours() -> None:
@@ -253,8 +265,8 @@ def test_an_unknown_header_is_answered_with_ours() -> None:
 
 def test_a_silent_peer_is_given_up(pair: Pair) -> None:
     assert pair.server.next_deadline_ms() == 1_000 + IDLE_TIMEOUT_MS // 2
-    (closed,) = pair.server.run_timers(1_000 + IDLE_TIMEOUT_MS)
-    assert "nothing was heard" in closed.error.description
+    (closed,) = of(Closed, pair.server.run_timers(1_000 + IDLE_TIMEOUT_MS))
+    assert "nothing was heard" in (said(closed).description or "")
 
 
 def test_a_keep_alive_is_sent_when_the_peer_asks_for_one(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""The AMQP type system: golden bytes of the specification, pyamqp as a second opinion, bad input."""
+"""The AMQP type system: golden bytes, pyamqp as a second opinion, bad input."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ CANONICAL: list[tuple[str, object]] = [
     ("a3 02 6869", Symbol("hi")),
     ("45", []),
     ("c0 04 02 54 01 40", [Int(1), None]),
-    ("c0 03 01 c0 01 00".replace("c0 01 00", "45").replace("03", "02"), [[]]),
+    ("c0 02 01 45", [[]]),
     ("c1 01 00", {}),
     ("c1 07 02 a3 02 6869 55 05", {Symbol("hi"): 5}),
     ("00 a3 01 78 40", Described(Symbol("x"), None)),
@@ -229,7 +229,7 @@ def test_subclasses_are_written_as_what_they_extend() -> None:
     ids=repr,
 )
 def test_what_amqp_cannot_carry_is_an_encode_error(value: object) -> None:
-    with pytest.raises(EncodeError, match="AMQP|array"):
+    with pytest.raises(EncodeError, match=r"AMQP|array"):
         encode(value)
 
 
@@ -248,7 +248,7 @@ MALFORMED = {
     "56 02": "neither 0 nor 1",
     "73 00110000": "no Unicode character",
     "73 0000d800": "no Unicode character",
-    "c0 00": "no room for its count",
+    "c0 00 40": "no room for its count",
     "c0 05 01 40": "claims to end",
     "c0 02 05 40": "5 elements are claimed in the 1 bytes",
     "c0 03 01 40 40": "the elements end at byte 4, their compound at 5",
@@ -297,7 +297,7 @@ def test_nesting_is_bounded_for_every_kind_of_bracket() -> None:
     bombs = [nested_lists(NESTING_MAX + 2), nested_lists(20_000), b"\x00" * 100_000]
     arrays = b"\x40"
     for _ in range(NESTING_MAX + 1):
-        arrays = struct.pack(">BIIB", 0xF0, len(arrays) + 5, 1, arrays[0]) + arrays[1:]
+        arrays = struct.pack(">BIIB", 0xF0, len(arrays) + 4, 1, arrays[0]) + arrays[1:]
     bombs.append(arrays)
     for bomb in bombs:
         with pytest.raises(DecodeError, match="nested deeper than 32"):

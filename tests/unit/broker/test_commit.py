@@ -298,6 +298,30 @@ async def test_closing_waits_for_what_is_in_flight_and_commits_the_rest() -> Non
 
 
 @on_a_loop
+async def test_nothing_is_left_to_do_when_closing_returns() -> None:
+    disk = DiskByHand(free=True)
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+
+    def second() -> None:
+        disk.diary.append("second")
+        disk.note("c")
+
+    def first() -> None:
+        disk.diary.append("first")
+        disk.note("b")
+        commit.after_commit(second)
+
+    disk.note("a")
+    commit.after_commit(first)
+    await commit.close()
+    assert disk.diary == [
+        *("stage a", "commit a", "finish a", "first"),
+        *("stage b", "commit b", "finish b", "second"),
+        *("stage c", "commit c", "finish c"),
+    ]
+
+
+@on_a_loop
 async def test_closing_that_is_cancelled_still_ends_the_writer_after_its_commit() -> None:
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())

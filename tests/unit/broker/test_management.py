@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,8 @@ from twinbus.broker.settlement import Outcome
 
 LOCK_MS = 60_000
 
+read_deferred = partial(mgmt_handlers.deferred_message_op, receiver=SimpleNamespace())
+
 
 @pytest.fixture
 def world() -> World:
@@ -43,22 +45,15 @@ def longs(*numbers: int) -> Any:
     return Sdk.AMQP_ARRAY_VALUE([Sdk.AMQP_LONG_VALUE(number) for number in numbers])
 
 
-def browsing(**extra: Any) -> Callable[..., Any]:
-    receiver = SimpleNamespace(_last_received_sequenced_number=None, **extra)
-    return lambda *given, **named: mgmt_handlers.peek_op(*given, receiver=receiver, **named)
-
-
-def deferred(*given: Any, **named: Any) -> Any:
-    return mgmt_handlers.deferred_message_op(*given, receiver=SimpleNamespace(), **named)
-
-
 def peek(world: World, start: int = 1, count: int = 100, **extra: Any) -> list[Any]:
     body = {
         "from-sequence-number": Sdk.AMQP_LONG_VALUE(start),
         "message-count": count,
         **{key.replace("_", "-"): value for key, value in extra.items()},
     }
-    found: list[Any] = world.ask("peek-message", body, browsing())
+    receiver = SimpleNamespace(_last_received_sequenced_number=None)
+    handler = partial(mgmt_handlers.peek_op, receiver=receiver)
+    found: list[Any] = world.ask("peek-message", body, handler)
     return found
 
 
@@ -142,7 +137,7 @@ def receive_deferred(world: World, *numbers: int, mode: int = 1) -> list[Any]:
         "sequence-numbers": longs(*numbers),
         "receiver-settle-mode": Sdk.AMQP_UINT_VALUE(mode),
     }
-    found: list[Any] = world.ask("receive-by-sequence-number", body, deferred)
+    found: list[Any] = world.ask("receive-by-sequence-number", body, read_deferred)
     return found
 
 
@@ -283,10 +278,10 @@ def test_deferred_messages_of_a_session_need_its_lock(world: World) -> None:
     (held,) = queue.acquire(world.holder, 1, NOW_MS, session_id="s")
     queue.settle(held.lock_token, Outcome.DEFER, NOW_MS)
     body = {"sequence-numbers": longs(number), "session-id": "s"}
-    (found,) = world.ask("receive-by-sequence-number", body, deferred, address="talks")
+    (found,) = world.ask("receive-by-sequence-number", body, read_deferred, address="talks")
     assert found.session_id == "s"
     with pytest.raises(exceptions.SessionLockLostError):
-        world.ask("receive-by-sequence-number", body, deferred, address="talks", link="other")
+        world.ask("receive-by-sequence-number", body, read_deferred, address="talks", link="other")
 
 
 def list_sessions(world: World, skip: int, top: int) -> Any:

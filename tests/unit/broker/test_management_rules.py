@@ -1,4 +1,4 @@
-"""Rules over `$management`, in the described types that the SDKs for .NET, Java and JavaScript read."""
+"""Rules over `$management`, in the described types that other SDKs than Python's read."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import pytest
 
 from twinbus.broker import data_directory, lmdb_store, records
 from twinbus.broker.journal import State, StoredMessage
+from twinbus.broker.lmdb_environment import translated
 from twinbus.broker.lmdb_store import LmdbStore
 from twinbus.broker.store import MemoryStore, Store, StoreError, StoreFull, flush
 
@@ -132,6 +133,12 @@ def test_an_amendment_of_the_last_run_goes_with_its_message(tmp_path: Path) -> N
     store.close()
 
 
+def test_commits_are_synchronous_for_data_and_metadata(disk: LmdbStore) -> None:
+    assert disk._environment is not None
+    flags = disk._environment.flags()
+    assert (flags["sync"], flags["metasync"], flags["writemap"]) == (True, True, False)
+
+
 def test_a_payload_is_found_pending_in_flight_and_on_disk(disk: LmdbStore) -> None:
     disk.put(1, message(1), b"payload")
     assert disk.payload(1, 1) == b"payload"
@@ -224,9 +231,18 @@ def test_a_sweep_cut_off_by_a_crash_is_finished_at_the_next_start(
 def test_an_entity_dropped_before_its_first_commit_leaves_nothing(disk: LmdbStore) -> None:
     disk.put_entity(1, "queue", "q", {})
     disk.put(1, message(1), b"x")
+    disk.put(2, message(1), b"another's")
     disk.drop_entity(1)
-    flush(disk)
-    assert entries(disk) == 0
+    batch = disk.take_batch()
+    assert batch is not None
+    assert [key for key, record in batch.records.items() if record] == [
+        records.message_key(2, 1),
+        records.entity_key(records.COUNTER, 2),
+    ]
+    disk.stage(batch)
+    disk.commit(batch)
+    disk.finish(batch)
+    assert entries(disk) == 2
     assert disk.take_batch() is None
 
 
@@ -241,7 +257,9 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     LmdbStore(tmp_path, map_size=MAP_SIZE).close()
     with lmdb.open(str(tmp_path)) as environment, environment.begin(write=True) as transaction:
         transaction.put(records.FORMAT_KEY, (2).to_bytes(4, "little"))
-    with pytest.raises(StoreError, match="store format 2, this Twinbus reads up to 1: use the newer"):
+    with pytest.raises(
+        StoreError, match="store format 2, this Twinbus reads up to 1: use the newer"
+    ):
         LmdbStore(tmp_path, map_size=MAP_SIZE)
 
 
@@ -304,7 +322,7 @@ def test_low_space_is_said_before_the_disk_is_full_and_looked_up_once_a_second(
         looks[0] += 1
         return room[0]
 
-    monkeypatch.setattr(data_directory.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
     monkeypatch.setattr(data_directory.DataDirectory, "room_bytes", look)
     assert disk.low_on_space() is None
     room[0] = 63 * 2**20
@@ -360,7 +378,7 @@ def test_a_full_map_writes_nothing_and_the_store_goes_on(tmp_path: Path) -> None
 def test_what_lmdb_says_becomes_one_line(
     disk: LmdbStore, error: lmdb.Error, kind: type[StoreError], words: str
 ) -> None:
-    line = lmdb_store.translated(disk._directory, error)
+    line = translated(disk._directory, error)
     assert type(line) is kind
     assert words in str(line)
     assert "\n" not in str(line)
@@ -371,7 +389,7 @@ def test_a_short_write_on_a_full_disk_is_a_full_disk(
 ) -> None:
     monkeypatch.setattr(data_directory.DataDirectory, "room_bytes", lambda _: 0)
     error = said(lmdb.Error, errno.EIO)
-    assert isinstance(lmdb_store.translated(disk._directory, error), StoreFull)
+    assert isinstance(translated(disk._directory, error), StoreFull)
 
 
 def test_a_record_that_makes_no_sense_is_one_line(disk: LmdbStore) -> None:
@@ -415,11 +433,11 @@ def test_closing_waits_for_the_commit_in_flight(disk: LmdbStore, tmp_path: Path)
     def write() -> None:
         disk.stage(batch)
         staged.set()
-        lock.asked.wait()
+        lock.asked.wait(timeout=30)
         assert disk._environment is not None
         disk.commit(batch)
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write, daemon=True)
     writer.start()
     staged.wait()
     disk.close()

@@ -261,7 +261,7 @@ def test_closing_leaves_no_timer_and_no_ping(state: State) -> None:
 
 def test_every_change_is_announced_with_its_reason() -> None:
     it, clock = entity(), VirtualClock()
-    seen = [*it.handle(FAILED, 0.0)]
+    seen: list[object] = [*it.handle(FAILED, 0.0)]
     seen += [action for _, action in clock.run(it, until=70, announcements=True)]
     seen += it.handle(PingAnswered(), 70.0)
     assert [action.transition for action in seen if isinstance(action, Notify)] == [

@@ -1,0 +1,13 @@
+"""The ledger: what every process of a pair did, one line for each operation (SPEC 8).
+
+`record` says what a line holds, `writer` appends lines cheaply and survives a crash, `reader` reads
+them without Spark. The tables over it are in `twinbus.pipeline`.
+"""
+
+from __future__ import annotations
+
+from twinbus.ledger.reader import Reading, read
+from twinbus.ledger.record import LedgerError
+from twinbus.ledger.writer import LedgerWriter, NullLedger, open_ledger
+
+__all__ = ["LedgerError", "LedgerWriter", "NullLedger", "Reading", "open_ledger", "read"]

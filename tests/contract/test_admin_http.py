@@ -1,0 +1,233 @@
+"""The HTTP side of a real broker: the namespace, rights, refusals, faults, and the asyncio client.
+
+The broker is whole (listener, HTTP, engine, group commit) with its store in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from azure.core.exceptions import (
+    ClientAuthenticationError,
+    ResourceExistsError,
+    ResourceNotFoundError,
+)
+from azure.servicebus.management import (
+    AccessRights,
+    ApiVersion,
+    AuthorizationRule,
+    ServiceBusAdministrationClient,
+    SqlRuleFilter,
+)
+
+from tests.official_sdk import Faults, administration, async_administration, sas_token
+from twinbus.broker import descriptions
+from twinbus.broker.embedded import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.contract
+
+Admin = Any
+"""The SDK's client; its optional fields would need a check each before a test may look at them."""
+
+SENDER = descriptions.AuthorizationRule(
+    key_name="sender", primary_key="send-key", rights=frozenset({"Send"})
+)
+ENTRY = (
+    '<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">'
+    '<{0} xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect" '
+    'xmlns:i="http://www.w3.org/2001/XMLSchema-instance">{1}</{0}></content></entry>'
+)
+
+
+@pytest.fixture
+def embedded() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker("contoso", rules=[SENDER]) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(embedded: EmbeddedBroker) -> Iterator[Admin]:
+    with administration(embedded.connection_string()) as client:
+        yield client
+
+
+def as_rule(embedded: EmbeddedBroker, name: str, key: str) -> str:
+    """The connection string of another rule."""
+    text = embedded.connection_string()
+    return text.replace("RootManageSharedAccessKey", name).replace("SAS_KEY_VALUE", key)
+
+
+def ask(
+    embedded: EmbeddedBroker,
+    method: str,
+    path: str,
+    body: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> tuple[int, str]:
+    """Status and body of a request as any HTTP client would make it."""
+    request = urllib.request.Request(
+        f"http://localhost:{embedded.port()}{path}",
+        data=None if body is None else body.encode(),
+        headers={"Authorization": sas_token(embedded.connection_string()), **(headers or {})},
+        method=method,
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_subscription_can_be_born_with_a_rule_of_its_own(
+    embedded: EmbeddedBroker, admin: Admin
+) -> None:
+    """The SDKs of other languages create a subscription and its first rule in one request."""
+    admin.create_topic("events")
+    inner = (
+        "<DefaultRuleDescription><Filter i:type='SqlFilter'><SqlExpression>a = 1</SqlExpression>"
+        "</Filter><Action i:type='EmptyRuleAction'/><Name>first</Name></DefaultRuleDescription>"
+    )
+    body = ENTRY.format("SubscriptionDescription", inner)
+    status, _ = ask(embedded, "PUT", "/events/Subscriptions/s?api-version=2021-05", body)
+    assert status == 201
+    assert [rule.name for rule in admin.list_rules("events", "s")] == ["first"]
+
+
+# The namespace, rights, errors
+
+
+def test_the_namespace_tells_who_it_is(embedded: EmbeddedBroker, admin: Admin) -> None:
+    properties = admin.get_namespace_properties()
+    assert (properties.name, properties.messaging_sku) == ("contoso", "Standard")
+    status, body = ask(embedded, "GET", "/health", headers={"Authorization": ""})
+    assert (status, json.loads(body)) == (200, {"status": "ok", "namespace": "contoso"})
+
+
+def test_an_old_version_of_the_api_is_spoken_too(embedded: EmbeddedBroker) -> None:
+    transport = administration(embedded.connection_string())._pipeline._transport
+    with ServiceBusAdministrationClient.from_connection_string(
+        embedded.connection_string(), api_version=ApiVersion.V2017_04, transport=transport
+    ) as old:
+        old.create_queue("orders")
+        assert [queue.name for queue in old.list_queues()] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("RootManageSharedAccessKey", "wrong"), ("nobody", "x"), ("sender", "send-key")],
+)
+def test_only_a_key_with_the_right_to_manage_opens(
+    embedded: EmbeddedBroker, name: str, key: str
+) -> None:
+    with administration(as_rule(embedded, name, key)) as stranger:
+        for attempt in (
+            lambda: stranger.create_queue("orders"),
+            lambda: list(stranger.list_queues()),
+            stranger.get_namespace_properties,
+        ):
+            with pytest.raises(ClientAuthenticationError, match=name):
+                attempt()
+
+
+def test_a_rule_of_one_entity_manages_that_entity_and_no_other(
+    embedded: EmbeddedBroker, admin: Admin
+) -> None:
+    manage = AuthorizationRule(
+        type="SharedAccessAuthorizationRule", claim_type="SharedAccessKey", claim_value="None",
+        key_name="owner", primary_key="owner-key", rights=[AccessRights.MANAGE],
+    )  # fmt: skip
+    admin.create_queue("orders", authorization_rules=[manage])
+    admin.create_queue("other")
+    token = sas_token(as_rule(embedded, "owner", "owner-key"), "orders")
+    owner = {"Authorization": token}
+    assert ask(embedded, "GET", "/orders", headers=owner)[0] == 200
+    assert ask(embedded, "GET", "/other", headers=owner)[0] == 401
+    assert ask(embedded, "GET", "/$Resources/queues", headers=owner)[0] == 401
+    forward = ENTRY.format("QueueDescription", "<ForwardTo>sb://localhost/other</ForwardTo>")
+    update = {**owner, "If-Match": "*"}
+    status, body = ask(embedded, "PUT", "/orders", forward, update)
+    assert (status, "right to send" in body) == (401, True)
+    helper = {"ServiceBusSupplementaryAuthorization": sas_token(embedded.connection_string())}
+    assert ask(embedded, "PUT", "/orders", forward, {**update, **helper})[0] == 200
+
+
+def test_bad_requests_are_refused_in_xml(embedded: EmbeddedBroker) -> None:
+    bad = [
+        ("PUT", "/orders", "not xml", 400),
+        ("PUT", "/orders", ENTRY.format("Riddle", ""), 400),
+        ("PUT", "/t/subscriptions/s", ENTRY.format("QueueDescription", ""), 400),
+        ("PUT", "/$Resources/queues", ENTRY.format("QueueDescription", ""), 400),
+        ("DELETE", "/$namespaceinfo", None, 400),
+        ("POST", "/orders", "", 405),
+        ("GET", "/$Resources/queues?$top=many", None, 400),
+        ("PUT", "/orders", "x" * (1024 * 1024 + 1), 413),
+    ]
+    for method, path, body, expected in bad:
+        status, answer = ask(embedded, method, path, body)
+        assert (status, f"<Code>{expected}</Code>" in answer) == (expected, True), (method, path)
+    request = urllib.request.Request(f"http://localhost:{embedded.port()}/orders")
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+        urllib.request.urlopen(request, timeout=10)
+    refused.value.close()
+
+
+# Faults
+
+
+def test_faults_are_added_listed_removed_and_cleared(embedded: EmbeddedBroker) -> None:
+    faults = Faults(embedded.connection_string())
+    first = faults.add("hang", entity="orders", for_ms=60_000)
+    second = faults.add("throttle", count=3)
+    assert [fault["id"] for fault in faults.list()["faults"]] == [first, second]
+    assert faults.list()["faults"][1]["count"] == 3
+    faults.remove(first)
+    assert [fault["kind"] for fault in faults.list()["faults"]] == ["throttle"]
+    faults.clear()
+    assert faults.list() == {"faults": []}
+
+
+def test_faults_that_make_no_sense_or_are_not_allowed_are_refused(embedded: EmbeddedBroker) -> None:
+    assert ask(embedded, "POST", "/$faults", "{")[0] == 400
+    status, body = ask(embedded, "POST", "/$faults", '{"kind": "explode"}')
+    assert (status, "explode" in json.loads(body)["error"]) == (400, True)
+    assert ask(embedded, "DELETE", "/$faults/99")[0] == 404
+    assert ask(embedded, "PUT", "/$faults")[0] == 405
+    token = sas_token(as_rule(embedded, "sender", "send-key"))
+    assert ask(embedded, "GET", "/$faults", headers={"Authorization": token})[0] == 401
+
+
+# asyncio
+
+
+def test_the_asyncio_client_speaks_the_same(embedded: EmbeddedBroker) -> None:
+    async def scenario() -> None:
+        async with async_administration(embedded.connection_string()) as admin:
+            await asyncio.gather(*(admin.create_queue(f"queue-{n}") for n in range(20)))
+            names = [queue.name async for queue in admin.list_queues()]
+            assert names == sorted(f"queue-{n}" for n in range(20))
+            queue = await admin.get_queue("queue-7")
+            queue.max_delivery_count = 4
+            await admin.update_queue(queue)
+            assert (await admin.get_queue("queue-7")).max_delivery_count == 4
+            assert (await admin.get_queue_runtime_properties("queue-7")).total_message_count == 0
+            await admin.create_topic("events")
+            await admin.create_subscription("events", "all")
+            await admin.create_rule("events", "all", "one", filter=SqlRuleFilter("a = 1"))
+            rules = [rule.name async for rule in admin.list_rules("events", "all")]
+            assert rules == ["$Default", "one"]
+            with pytest.raises(ResourceExistsError):
+                await admin.create_queue("queue-7")
+            await admin.delete_queue("queue-7")
+            with pytest.raises(ResourceNotFoundError):
+                await admin.get_queue("queue-7")
+
+    asyncio.run(scenario())

@@ -1,0 +1,213 @@
+"""`twinbus serve` from start to stop, and what a restart keeps."""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from azure.core.exceptions import ResourceNotFoundError
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageState
+from azure.servicebus.exceptions import MessagingEntityNotFoundError
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from tests.official_sdk import SDK_LEAKS_SOCKETS, ClosedTogether, administration, client
+from tests.processes import ServedBroker
+
+pytestmark = [pytest.mark.end_to_end, *SDK_LEAKS_SOCKETS]
+
+HEALTH_LIMIT_S = 1.0
+STOP_LIMIT_S = 5.0
+
+
+def test_health_answers_within_a_second_of_the_command(tmp_path: Path) -> None:
+    broker = ServedBroker(tmp_path, "contoso", "contoso-dr")
+    starts = []
+    for _ in range(3):
+        with broker:
+            starts.append(broker.start_took)
+            assert broker.health("contoso-dr")["namespace"] == "contoso-dr"
+            broker.terminate()
+    assert any(start.is_within(HEALTH_LIMIT_S) for start in starts), starts
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_cleanly_though_clients_are_connected(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with ServedBroker(tmp_path) as broker:
+        text = broker.connection_string()
+        with administration(text) as admin, client(text) as sdk:
+            admin.create_queue("orders")
+            sender, receiver = sdk.get_queue_sender("orders"), sdk.get_queue_receiver("orders")
+            sender.send_messages(ServiceBusMessage("one"))
+            assert receiver.receive_messages(1, max_wait_time=5)
+            began = time.monotonic()
+            assert broker.terminate(number) == 0
+            assert time.monotonic() - began < STOP_LIMIT_S
+    assert "Traceback" not in broker.log()
+    with broker:
+        assert counted(broker, "orders") == 1
+
+
+def counted(broker: ServedBroker, queue: str, name: str | None = None) -> int:
+    """Messages in a queue, whatever their state."""
+    with administration(broker.connection_string(name)) as admin:
+        return admin.get_queue_runtime_properties(queue).total_message_count or 0
+
+
+def test_two_namespaces_share_a_process_and_nothing_else(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path, "contoso", "contoso-dr") as broker:
+        assert broker.port("contoso") != broker.port("contoso-dr")
+        first, second = (broker.connection_string(name) for name in ("contoso", "contoso-dr"))
+        with administration(first) as admin, administration(second) as other:
+            admin.create_queue("orders")
+            with pytest.raises(ResourceNotFoundError):
+                other.get_queue("orders")
+            with client(second) as sdk, pytest.raises(MessagingEntityNotFoundError):
+                sdk.get_queue_sender("orders").send_messages(ServiceBusMessage("lost"))
+            other.create_queue("orders")
+            with client(first) as sdk, sdk.get_queue_sender("orders") as sender:
+                sender.send_messages(ServiceBusMessage("mine"))
+        assert counted(broker, "orders", "contoso") == 1
+        assert counted(broker, "orders", "contoso-dr") == 0
+    assert sorted(path.name for path in broker.data.iterdir()) == ["contoso", "contoso-dr"]
+
+
+def test_a_restart_keeps_everything_but_locks(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path) as broker:
+        text = broker.connection_string()
+        with administration(text) as admin, client(text) as sdk:
+            deferred_number = fill(admin, sdk)
+        broker.kill9()
+        broker.restart()
+        with administration(text) as admin, client(text) as sdk:
+            look_again(admin, sdk, deferred_number)
+
+
+def fill(admin: ServiceBusAdministrationClient, sdk: ServiceBusClient) -> int:
+    """One message of each kind; the sequence number of the deferred one."""
+    admin.create_queue("orders", max_delivery_count=7, user_metadata="kept")
+    admin.create_queue("steps", requires_session=True)
+    admin.create_topic("news")
+    admin.create_subscription("news", "all")
+    with ClosedTogether() as opened:
+        sender = opened.add(sdk.get_queue_sender("orders"))
+        receiver = opened.add(sdk.get_queue_receiver("orders"))
+        names = ["dead", "deferred", "abandoned", "locked"]
+        sender.send_messages([ServiceBusMessage(name, message_id=name) for name in names])
+        dead, deferred, abandoned = (receiver.receive_messages(1)[0] for _ in range(3))
+        receiver.dead_letter_message(dead, reason="Bad", error_description="as told")
+        receiver.defer_message(deferred)
+        receiver.abandon_message(abandoned)
+        for _ in range(2):
+            assert receiver.receive_messages(1)
+        due = datetime.now(UTC) + timedelta(hours=1)
+        sender.schedule_messages(ServiceBusMessage("scheduled"), due)
+        opened.add(sdk.get_topic_sender("news")).send_messages(ServiceBusMessage("for all"))
+        steps = opened.add(sdk.get_queue_sender("steps"))
+        steps.send_messages(ServiceBusMessage("step", session_id="s"))
+        session = opened.add(sdk.get_queue_receiver("steps", session_id="s"))
+        session.session.set_state(b"state")
+    assert deferred.sequence_number is not None
+    return deferred.sequence_number
+
+
+def look_again(
+    admin: ServiceBusAdministrationClient, sdk: ServiceBusClient, deferred_number: int
+) -> None:
+    queue = admin.get_queue("orders")
+    assert (queue.max_delivery_count, queue.user_metadata) == (7, "kept")
+    counts = admin.get_queue_runtime_properties("orders")
+    assert (counts.scheduled_message_count, counts.dead_letter_message_count) == (1, 1)
+    with ClosedTogether() as opened:
+        receiver = opened.add(sdk.get_queue_receiver("orders"))
+        states = {str(each): each.state for each in receiver.peek_messages(9, sequence_number=1)}
+        assert states == {
+            "deferred": ServiceBusMessageState.DEFERRED,
+            "abandoned": ServiceBusMessageState.ACTIVE,
+            "locked": ServiceBusMessageState.ACTIVE,
+            "scheduled": ServiceBusMessageState.SCHEDULED,
+        }
+        # Locks do not outlive the broker: what was locked is there for the next receiver at once.
+        received = [receiver.receive_messages(1, max_wait_time=5)[0] for _ in range(2)]
+        counts_by_name = {str(each): each.delivery_count for each in received}
+        assert counts_by_name == {"abandoned": 1, "locked": 0}
+        (deferred,) = receiver.receive_deferred_messages(deferred_number)
+        assert str(deferred) == "deferred"
+        letters = opened.add(sdk.get_queue_receiver("orders", sub_queue="deadletter"))
+        (letter,) = letters.receive_messages(1, max_wait_time=5)
+        assert letter.dead_letter_reason == "Bad"
+        assert letter.dead_letter_error_description == "as told"
+        session = opened.add(sdk.get_queue_receiver("steps", session_id="s"))
+        assert session.session.get_state() == b"state"
+        assert [str(each) for each in session.receive_messages(1, max_wait_time=5)] == ["step"]
+        subscription = opened.add(sdk.get_subscription_receiver("news", "all"))
+        assert [str(each) for each in subscription.peek_messages(5)] == ["for all"]
+
+
+def test_new_numbers_go_on_where_they_were_though_the_queue_is_empty(tmp_path: Path) -> None:
+    numbers = []
+    with ServedBroker(tmp_path) as broker:
+        with administration(broker.connection_string()) as admin:
+            admin.create_queue("orders")
+        for _ in range(2):
+            with client(broker.connection_string()) as sdk:
+                sdk.get_queue_sender("orders").send_messages(ServiceBusMessage("one"))
+                receiver = sdk.get_queue_receiver("orders")
+                (message,) = receiver.receive_messages(1, max_wait_time=5)
+                numbers.append(message.sequence_number or 0)
+                receiver.complete_message(message)
+            broker.kill9()
+            broker.restart()
+    assert numbers[1] > numbers[0] > 0
+
+
+def test_an_ephemeral_broker_writes_nothing_and_forgets_everything(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path, ephemeral=True) as broker:
+        text = broker.connection_string()
+        with administration(text) as admin, client(text) as sdk:
+            admin.create_queue("orders")
+            with sdk.get_queue_sender("orders") as sender:
+                sender.send_messages(ServiceBusMessage("brief"))
+        assert counted(broker, "orders") == 1
+        assert broker.terminate() == 0
+        assert [path.name for path in tmp_path.iterdir()] == [broker.log_path.name]
+        broker.restart()
+        with administration(text) as admin:
+            assert list(admin.list_queues()) == []
+
+
+def send_to_nowhere(broker: ServedBroker) -> None:
+    with client(broker.connection_string()) as sdk, pytest.raises(MessagingEntityNotFoundError):
+        sdk.get_queue_sender("nowhere").send_messages(ServiceBusMessage("x"))
+
+
+def test_the_log_has_a_line_for_each_connection_and_each_refusal(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path, ephemeral=True) as broker:
+        before = broker.log()
+        send_to_nowhere(broker)
+        broker.terminate()
+        lines = broker.log().removeprefix(before).splitlines()
+    assert [line for line in lines if "contoso: connection from 127.0.0.1:" in line]
+    (refusal,) = [line for line in lines if "refused" in line]
+    assert "nowhere" in refusal
+    assert "amqp:not-found" in refusal
+    assert len(lines) <= 4, lines
+
+
+def test_a_quiet_broker_logs_neither(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path, ephemeral=True, options=("--quiet",)) as broker:
+        send_to_nowhere(broker)
+        broker.terminate()
+        assert broker.log() == ""
+
+
+def test_a_key_of_ones_own_replaces_the_default(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path, ephemeral=True, options=("--key", "my own")) as broker:
+        assert "SharedAccessKey=my own;" in broker.connection_string()
+        with administration(broker.connection_string()) as admin:
+            admin.create_queue("orders")
+            assert [queue.name for queue in admin.list_queues()] == ["orders"]

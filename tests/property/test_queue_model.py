@@ -1,0 +1,426 @@
+"""The engine against a model: any operations at any times, and a crash after any of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.property.queue_model import ACTIVE, DEFERRED, SCHEDULED, Entry, QueueModel
+from tests.unit.broker.fakes import World, incoming
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.queue import Outcome, Queue
+from twinbus.broker.refusals import (
+    MessageLockLost,
+    MessageNotFound,
+    Refusal,
+    SessionCannotBeLocked,
+    SessionLockLost,
+)
+
+HOLDERS = [object(), object(), object()]
+SESSIONS = ["red", "green", "blue"]
+LOCK_MS = 5_000
+WINDOW_MS = 20_000
+
+holders = st.sampled_from(HOLDERS)
+sessions = st.sampled_from(SESSIONS)
+numbers = st.integers(1, 12)
+picks = st.integers(0, 1_000_000)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """One queue and its model, side by side."""
+
+    @initialize(
+        has_sessions=st.booleans(), dead_letters_expired=st.booleans(), detects=st.booleans()
+    )
+    def begin(self, has_sessions: bool, dead_letters_expired: bool, detects: bool) -> None:
+        self.now_ms = 1_000
+        self.world = World()
+        self.sent = 0
+        self.accepted: list[str] = []
+        self.tokens: list[bytes] = []
+        self.model = QueueModel(
+            has_sessions, dead_letters_expired, WINDOW_MS if detects else 0, LOCK_MS, tries=2
+        )
+        self.description = QueueDescription(
+            requires_session=has_sessions,
+            dead_letter_on_expiration=dead_letters_expired,
+            requires_duplicate_detection=detects,
+            duplicate_detection_window_ms=WINDOW_MS,
+            lock_duration_ms=LOCK_MS,
+            max_delivery_count=2,
+        )
+        self.world.namespace.create_queue("q", self.description, self.now_ms)
+
+    @property
+    def queue(self) -> Queue:
+        return self.world.namespace.get_queue("q")
+
+    # What clients do
+
+    @rule(
+        ttl_ms=st.sampled_from([0, 0, 3_000, 8_000]),
+        delay_ms=st.sampled_from([0, 0, 0, -5, 2_000, 6_000]),
+        session=sessions,
+        again=st.booleans(),
+    )
+    def send(self, ttl_ms: int, delay_ms: int, session: str, again: bool) -> None:
+        self.sent += not again
+        message_id = f"m{self.sent}"
+        at_ms = self.now_ms + delay_ms if delay_ms else 0
+        session_id = session if self.model.has_sessions else None
+        stored = self.queue.enqueue(
+            incoming(
+                message_id=message_id,
+                session_id=session_id,
+                ttl_ms=ttl_ms,
+                scheduled_for_ms=at_ms,
+            ),
+            self.now_ms,
+        )
+        self.model.catch_up(self.now_ms)
+        if self.model.window_ms and message_id in self.model.seen_at_ms:
+            assert stored is None
+            return
+        assert stored is not None
+        if self.model.window_ms:
+            self.model.seen_at_ms[message_id] = self.now_ms
+        entry = Entry(0, message_id, session_id, ttl_ms)
+        if at_ms > self.now_ms:
+            entry.state, entry.scheduled_for_ms = SCHEDULED, at_ms
+        elif ttl_ms:
+            entry.expires_at_ms = self.now_ms + ttl_ms
+        self.model.append(entry)
+        self.accepted.append(message_id)
+
+    @rule(limit=st.integers(1, 4), holder=holders, session=sessions, settled=st.booleans())
+    def receive(self, limit: int, holder: object, session: str, settled: bool) -> None:
+        session_id = session if self.model.has_sessions else None
+        refusal, deliveries = self._try(
+            lambda: self.queue.acquire(
+                holder, limit, self.now_ms, session_id=session_id, settled=settled
+            )
+        )
+        self.model.catch_up(self.now_ms)
+        if session_id is not None and not self._holds(session_id, holder):
+            assert isinstance(refusal, SessionLockLost)
+            return
+        expected = self.model.ready(session_id)[:limit]
+        assert [each.message.sequence_number for each in deliveries] == [
+            each.number for each in expected
+        ]
+        self._hand_over(expected, deliveries, settled)
+
+    @rule(number=numbers, holder=holders, session=sessions, settled=st.booleans())
+    def receive_deferred(self, number: int, holder: object, session: str, settled: bool) -> None:
+        session_id = session if self.model.has_sessions else None
+        refusal, deliveries = self._try(
+            lambda: self.queue.receive_by_sequence(
+                [number], holder, self.now_ms, session_id=session_id, settled=settled
+            )
+        )
+        self.model.catch_up(self.now_ms)
+        if session_id is not None and not self._holds(session_id, holder):
+            assert isinstance(refusal, SessionLockLost)
+            return
+        entry = self.model.by_number(number)
+        if entry is None or entry.state != DEFERRED or entry.token:
+            assert isinstance(refusal, MessageNotFound)
+        elif session_id is not None and entry.session_id != session_id:
+            assert isinstance(refusal, MessageNotFound)
+        elif self.model.is_expired(entry, self.now_ms):
+            assert isinstance(refusal, MessageNotFound)
+            self.model.expire(entry)
+        else:
+            self._hand_over([entry], deliveries, settled)
+
+    def _hand_over(self, entries: list[Entry], deliveries: list[Any], settled: bool) -> None:
+        for entry, delivery in zip(entries, deliveries, strict=True):
+            if settled:
+                assert delivery.payload is not None
+                self.model.remove(entry)
+                continue
+            entry.token = delivery.lock_token
+            entry.locked_until_ms = self.now_ms + self.model.lock_ms
+            if self.model.has_sessions:
+                entry.locked_until_ms = self.model.held[entry.session_id or ""][1]
+            assert delivery.locked_until_ms == entry.locked_until_ms
+            self.tokens.append(delivery.lock_token)
+
+    @precondition(lambda self: self.tokens)
+    @rule(pick=picks, outcome=st.sampled_from(Outcome))
+    def settle(self, pick: int, outcome: Outcome) -> None:
+        token = self.tokens[-1 - pick % min(len(self.tokens), 4)]
+        refusal, _ = self._try(lambda: self.queue.settle(token, outcome, self.now_ms))
+        self.model.catch_up(self.now_ms)
+        entry = self.model.by_token(token)
+        if entry is None:
+            assert isinstance(refusal, MessageLockLost | SessionLockLost)
+            return
+        assert refusal is None
+        match outcome:
+            case Outcome.COMPLETE:
+                self.model.remove(entry)
+            case Outcome.DEAD_LETTER:
+                self.model.bury(entry, "")
+            case Outcome.DEFER:
+                entry.token, entry.state = None, DEFERRED
+            case _:
+                counted = outcome is Outcome.ABANDON
+                self.model.give_back(entry, self.now_ms, counted=counted)
+
+    @precondition(lambda self: self.tokens and not self.model.has_sessions)
+    @rule(pick=picks)
+    def renew(self, pick: int) -> None:
+        token = self.tokens[-1 - pick % min(len(self.tokens), 4)]
+        refusal, until_ms = self._try(lambda: self.queue.renew(token, self.now_ms))
+        self.model.catch_up(self.now_ms)
+        entry = self.model.by_token(token)
+        if entry is None:
+            assert isinstance(refusal, MessageLockLost)
+        else:
+            entry.locked_until_ms = self.now_ms + self.model.lock_ms
+            assert until_ms == entry.locked_until_ms
+
+    @rule(number=numbers)
+    def cancel(self, number: int) -> None:
+        refusal, _ = self._try(lambda: self.queue.cancel_scheduled([number], self.now_ms))
+        self.model.catch_up(self.now_ms)
+        entry = self.model.by_number(number)
+        if entry is None or entry.state != SCHEDULED:
+            assert isinstance(refusal, MessageNotFound)
+        else:
+            assert refusal is None
+            self.model.remove(entry)
+
+    # Sessions
+
+    @precondition(lambda self: self.model.has_sessions)
+    @rule(session=st.none() | sessions, holder=holders)
+    def accept(self, session: str | None, holder: object) -> None:
+        refusal, granted = self._try(
+            lambda: self.queue.accept_session(session, holder, self.now_ms)
+        )
+        self.model.catch_up(self.now_ms)
+        if session is None and not self.model.available():
+            assert (refusal, granted) == (None, None)
+        elif session in self.model.held:
+            assert isinstance(refusal, SessionCannotBeLocked)
+        else:
+            name, until_ms = granted
+            assert name == session or (session is None and name in self.model.available())
+            assert until_ms == self.now_ms + self.model.lock_ms
+            self.model.held[name] = (holder, until_ms)
+
+    @precondition(lambda self: self.model.has_sessions)
+    @rule(session=sessions, holder=holders, state=st.none() | st.binary(max_size=3))
+    def use_session(self, session: str, holder: object, state: bytes | None) -> None:
+        for attempt in (
+            lambda: self.queue.renew_session(session, holder, self.now_ms),
+            lambda: self.queue.set_session_state(session, state, self.now_ms, holder=holder),
+        ):
+            refusal, _ = self._try(attempt)
+            self.model.catch_up(self.now_ms)
+            assert isinstance(refusal, SessionLockLost) != self._holds(session, holder)
+        if self._holds(session, holder):
+            self.model.held[session] = (holder, self.now_ms + self.model.lock_ms)
+            self.model.states.pop(session, None)
+            if state is not None:
+                self.model.states[session] = state
+
+    @precondition(lambda self: self.model.has_sessions)
+    @rule(holder=holders)
+    def leave(self, holder: object) -> None:
+        self.queue.release_holder(holder, self.now_ms)
+        self.model.catch_up(self.now_ms)
+        for session_id, (who, _) in list(self.model.held.items()):
+            if who is holder:
+                self.model.free(session_id, self.now_ms, counted=False)
+
+    def _holds(self, session_id: str, holder: object) -> bool:
+        return self.model.held.get(session_id, (None, 0))[0] is holder
+
+    # What happens
+
+    @rule(delta_ms=st.sampled_from([0, 1, 999, 2_000, 3_000, 5_000, 30_000]))
+    def wait(self, delta_ms: int) -> None:
+        self.now_ms += delta_ms
+
+    @rule()
+    def wait_until_something_is_due(self) -> None:
+        self.now_ms = max(self.now_ms, self.world.namespace.next_deadline_ms())
+        self.world.namespace.run_timers(self.now_ms)
+        self.model.catch_up(self.now_ms)
+
+    @rule(lock_ms=st.sampled_from([5_000, 7_000]), tries=st.integers(1, 3))
+    def change_settings(self, lock_ms: int, tries: int) -> None:
+        self.description = QueueDescription(
+            requires_session=self.description.requires_session,
+            dead_letter_on_expiration=self.description.dead_letter_on_expiration,
+            requires_duplicate_detection=self.description.requires_duplicate_detection,
+            duplicate_detection_window_ms=WINDOW_MS,
+            lock_duration_ms=lock_ms,
+            max_delivery_count=tries,
+        )
+        self.world.namespace.update_queue("q", self.description, self.now_ms)
+        self.model.lock_ms, self.model.tries = lock_ms, tries
+        self.model.catch_up(self.now_ms)
+
+    @rule()
+    def crash(self) -> None:
+        self.world = self.world.restarted(self.now_ms)
+        self.model.restart()
+
+    def _try(self, attempt: Any) -> tuple[Refusal | None, Any]:
+        try:
+            return None, attempt()
+        except Refusal as refusal:
+            return refusal, None
+
+    # What must always hold
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        self._compare(self.queue)
+
+    @invariant()
+    def nothing_is_lost_and_nothing_is_twice(self) -> None:
+        queue = self.queue
+        assert queue.dead_letter is not None
+        held = [each.message_id for each in queue.messages.values()]
+        held += [each.message_id for each in queue.dead_letter.messages.values()]
+        assert Counter(self.accepted) == Counter(held) + Counter(self.model.gone)
+
+    @invariant()
+    def a_restart_would_lose_only_locks(self) -> None:
+        before = self.world.namespace.get_queue("q")
+        after = self.world.restarted(self.now_ms).namespace.get_queue("q")
+        assert after.locked_count == 0
+        for part, again in ((before, after), (before.dead_letter, after.dead_letter)):
+            assert part is not None
+            assert again is not None
+            assert [_stored(each) for each in part.messages.values()] == [
+                _stored(each) for each in again.messages.values()
+            ]
+            assert part.size_bytes == again.size_bytes
+            assert part.last_sequence_number == again.last_sequence_number
+            assert (part.active_count, part.deferred_count, part.scheduled_count) == (
+                again.active_count, again.deferred_count, again.scheduled_count,
+            )  # fmt: skip
+
+    def _compare(self, queue: Queue) -> None:
+        seen = queue.peek(0, 10_000, self.now_ms)
+        model = self.model
+        model.catch_up(self.now_ms)
+        assert [_seen(each) for each in seen] == [
+            entry.seen() for entry in sorted(model.entries, key=lambda each: each.number)
+        ]
+        states = Counter(entry.state for entry in model.entries)
+        assert (queue.active_count, queue.deferred_count, queue.scheduled_count) == (
+            states[ACTIVE], states[DEFERRED], states[SCHEDULED],
+        )  # fmt: skip
+        assert queue.locked_count == sum(entry.token is not None for entry in model.entries)
+        assert queue.size_bytes == sum(each.size_bytes for each in queue.messages.values())
+        assert queue.next_deadline_ms() == model.next_deadline_ms(self.now_ms)
+        assert queue.dead_letter is not None
+        assert Counter(model.dead) == Counter(
+            (each.message_id, (each.overrides or {}).get("DeadLetterReason", ""),
+             each.delivery_count)
+            for each in queue.dead_letter.peek(0, 10_000, self.now_ms)
+        )  # fmt: skip
+        if model.has_sessions:
+            assert {name: queue.session_state(name) for name in model.states} == model.states
+
+
+def _seen(message: Any) -> tuple[object, ...]:
+    return (
+        message.sequence_number, message.message_id, message.session_id, int(message.state),
+        message.delivery_count, message.lock_token is not None, message.expires_at_ms,
+    )  # fmt: skip
+
+
+def _stored(message: Any) -> tuple[object, ...]:
+    seen = _seen(message)
+    return (*seen[:5], seen[6], message.overrides, message.enqueued_at_ms, message.scheduled_for_ms)
+
+
+TestQueueMachine = QueueMachine.TestCase
+TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+NAMES = ["a", "b", "c"]
+targets = st.none() | st.sampled_from([*NAMES, "nowhere"])
+
+
+@given(
+    routes=st.lists(st.tuples(targets, targets), min_size=3, max_size=3),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(NAMES),
+            st.sampled_from(["send", "schedule", "dead-letter", "wait", "close", "open", "crash"]),
+        ),
+        max_size=25,
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_forwards_where_each_message_is_in_one_place(
+    routes: list[tuple[str | None, str | None]], steps: list[tuple[str, str]]
+) -> None:
+    world = World()
+    wanted = {
+        name: QueueDescription(forward_to=onward, forward_dead_letters_to=dead)
+        for name, (onward, dead) in zip(NAMES, routes, strict=True)
+    }
+    for name, description in wanted.items():
+        world.namespace.create_queue(name, description, 0)
+    now_ms, sent = 0, 0
+    for name, step in steps:
+        queue = world.namespace.get_queue(name)
+        now_ms += 400
+        if step in ("send", "schedule"):
+            sent += _tries_to_send(queue, f"m{sent}", now_ms, step)
+        elif step == "dead-letter":
+            for delivery in _available(queue, now_ms):
+                queue.settle(delivery.lock_token, Outcome.DEAD_LETTER, now_ms)
+        elif step == "wait":
+            world.namespace.run_timers(now_ms)
+        elif step == "crash":
+            world = world.restarted(now_ms)
+        else:
+            status = "Disabled" if step == "close" else "Active"
+            description = QueueDescription(
+                forward_to=wanted[name].forward_to,
+                forward_dead_letters_to=wanted[name].forward_dead_letters_to,
+                status=status,
+            )
+            world.namespace.update_queue(name, description, now_ms)
+        held: list[str | None] = []
+        for each in world.namespace.queues():
+            assert each.dead_letter is not None
+            for part in (each, each.dead_letter):
+                held += [message.message_id for message in part.messages.values()]
+        assert Counter(held) == Counter(f"m{index}" for index in range(sent))
+        on_disk = [
+            message.message_id for image in world.journal.images() for message in image.messages
+        ]
+        assert Counter(on_disk) == Counter(held)
+
+
+def _tries_to_send(queue: Queue, message_id: str, now_ms: int, step: str) -> bool:
+    at_ms = now_ms + 900 if step == "schedule" else 0
+    try:
+        queue.enqueue(incoming(message_id=message_id, scheduled_for_ms=at_ms), now_ms)
+    except Refusal:
+        return False
+    return True
+
+
+def _available(queue: Queue, now_ms: int) -> list[Any]:
+    try:
+        return queue.acquire(HOLDERS[0], 2, now_ms)
+    except Refusal:
+        return []

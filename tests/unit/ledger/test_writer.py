@@ -1,0 +1,213 @@
+"""The writer and the reader together, in one process: groups, rotation, limits, forks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from twinbus.ledger import LedgerError, LedgerWriter, NullLedger, open_ledger, read, writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NEVER_S = 3_600.0
+"""A flush interval that no test lives to see: only `flush` and `close` write."""
+
+
+def ids(directory: Path) -> list[Any]:
+    return [record.get("message_id") for record in read(directory)]
+
+
+def test_a_record_holds_what_was_given_and_when_and_by_whom(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, process="me", flush_s=NEVER_S) as ledger:
+        ledger.record("send", at_ms=12, entity="orders", message_id="a", outcome="ok", error=None)
+    assert list(read(tmp_path)) == [
+        {
+            "v": 1,
+            "at_ms": 12,
+            "operation": "send",
+            "process": "me",
+            "entity": "orders",
+            "message_id": "a",
+            "outcome": "ok",
+        }
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["me-00000.jsonl"]
+
+
+def test_nothing_is_made_before_there_is_something_to_write(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path / "deep" / "ledger", flush_s=NEVER_S) as ledger:
+        assert list(tmp_path.iterdir()) == []
+        ledger.record("ping")
+        ledger.flush()
+        assert len(list(read(tmp_path / "deep" / "ledger"))) == 1
+
+
+def test_the_time_is_now_where_none_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer.time, "time_ns", lambda: 1_234_567_890)
+    with LedgerWriter(tmp_path, process="p", flush_s=NEVER_S) as ledger:
+        ledger.record("ping")
+    assert next(read(tmp_path))["at_ms"] == 1_234
+
+
+def test_the_thread_writes_by_itself(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, flush_s=0.001) as ledger:
+        ledger.record("send", message_id="a")
+        while not list(tmp_path.glob("*.jsonl")) or ids(tmp_path) != ["a"]:
+            threading.Event().wait(0.001)
+    assert not any(thread.name == "twinbus-ledger" for thread in threading.enumerate())
+
+
+def test_a_full_file_is_followed_by_the_next_and_no_record_is_in_two(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, process="p", rotate_bytes=100, flush_s=NEVER_S) as ledger:
+        for number in range(10):
+            ledger.record("send", message_id=str(number))
+            ledger.flush()
+    assert ids(tmp_path) == [str(number) for number in range(10)]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    # A line has 80 bytes: two fill a file.
+    assert names == [f"p-0000{number}.jsonl" for number in range(5)]
+
+
+def test_two_writers_of_one_name_keep_out_of_each_others_files(tmp_path: Path) -> None:
+    first, second = (LedgerWriter(tmp_path, process="p", flush_s=NEVER_S) for _ in range(2))
+    for ledger, name in ((first, "a"), (second, "b"), (first, "c")):
+        ledger.record("send", message_id=name)
+        ledger.flush()
+    first.close()
+    second.close()
+    assert ids(tmp_path) == ["a", "c", "b"]
+
+
+def test_records_from_many_threads_all_arrive(tmp_path: Path) -> None:
+    def work(name: int) -> None:
+        for number in range(2_000):
+            ledger.record("send", message_id=f"{name}-{number}")
+
+    with LedgerWriter(tmp_path, flush_s=0.001, rotate_bytes=50_000) as ledger:
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = ids(tmp_path)
+    assert len(found) == len(set(found)) == 8_000
+
+
+def test_past_the_buffer_records_are_counted_and_the_ledger_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer, "BUFFER_MAX", 3)
+    with caplog.at_level(logging.WARNING), LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+        for number in range(5):
+            ledger.record("send", message_id=str(number))
+        assert ledger.unrecorded == 2
+    assert len(caplog.records) == 1
+    records = list(read(tmp_path))
+    assert [record["operation"] for record in records] == ["state", "send", "send", "send"]
+    assert records[0]["unrecorded"] == 2
+
+
+def test_a_value_of_the_wrong_kind_costs_its_own_record_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+        ledger.record("send", message_id="a", size_bytes="many")
+        ledger.record("send", message_id="b")
+    assert ids(tmp_path) == [None, "b"]
+    assert ledger.unrecorded == 1
+    assert "wrong kind" in caplog.text
+
+
+def test_a_misspelt_field_or_operation_is_our_own_mistake(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as ledger:
+        with pytest.raises(AssertionError, match="messageid"):
+            ledger.record("send", messageid="a")
+        with pytest.raises(AssertionError, match="sent"):
+            ledger.record("sent")
+
+
+def test_a_closed_writer_takes_no_more_and_close_is_idempotent(tmp_path: Path) -> None:
+    ledger = LedgerWriter(tmp_path)
+    ledger.record("send", message_id="a")
+    ledger.close()
+    ledger.close()
+    ledger.record("send", message_id="b")
+    assert ids(tmp_path) == ["a"]
+    assert ledger.unrecorded == 1
+
+
+def test_a_forked_child_writes_its_own_file_and_not_its_parents_records(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+        ledger.record("send", message_id="parent")
+        child = os.fork()
+        if child == 0:
+            ledger.record("send", message_id="child")
+            ledger.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert sorted(ids(tmp_path)) == ["child", "parent"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_directory_that_cannot_be_made_costs_records_and_no_exception(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with LedgerWriter(tmp_path / "file" / "ledger", flush_s=NEVER_S) as ledger:
+        ledger.record("send")
+        ledger.flush()
+        ledger.record("send")
+        ledger.flush()
+    assert ledger.unrecorded == 2
+    assert len(caplog.records) == 1
+    assert "Not a directory" in caplog.text
+
+
+def test_no_ledger_takes_everything_and_keeps_nothing(tmp_path: Path) -> None:
+    for nowhere in (None, ""):
+        ledger = open_ledger(nowhere)
+        assert isinstance(ledger, NullLedger)
+        with ledger:
+            ledger.record("send", entity="orders")
+            ledger.flush()
+        assert ledger.unrecorded == 0
+    there = open_ledger(tmp_path / "ledger")
+    assert isinstance(there, LedgerWriter)
+    there.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["_hidden", ".hidden", "a/b", "a:b", "x" * 201])
+def test_a_process_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LedgerError, match="process name"):
+        LedgerWriter(tmp_path, process=name)
+
+
+def test_a_url_is_refused_except_that_of_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="abfss://lake/ledger is a URL"):
+        LedgerWriter("abfss://lake/ledger")
+    assert LedgerWriter(f"file://{tmp_path}").directory == tmp_path
+
+
+def test_the_reader_sets_aside_torn_and_foreign_lines_and_counts_them(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, process="a", flush_s=NEVER_S) as ledger:
+        ledger.record("send", message_id="1")
+    whole = (tmp_path / "a-00000.jsonl").read_bytes()
+    (tmp_path / "b.jsonl").write_bytes(whole + b"not json\n\n" + whole + whole[:-10])
+    (tmp_path / "c.jsonl").write_bytes(whole[:-1])
+    (tmp_path / "notes.txt").write_text("no part of the ledger")
+    reading = read(tmp_path)
+    assert len(list(reading)) == reading.records == 4
+    assert (reading.torn, reading.foreign, reading.set_aside) == (1, 1, 2)
+
+
+def test_a_ledger_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="no ledger at .*nowhere"):
+        read(tmp_path / "nowhere")

@@ -1,0 +1,275 @@
+"""Raw sections into the backlog and back: names, types, refusals, and what stays as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from twinbus.amqp import message as wire
+from twinbus.amqp.message import Header, Properties, Sections, decode_map, encode_message, split
+from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.errors import (
+    AliasTypeError,
+    BacklogMessageTooLargeError,
+    MissingDestinationError,
+    ReservedPropertyError,
+)
+from twinbus.transfer import (
+    RESERVED_NAMES,
+    Aliases,
+    aliases_of,
+    from_backlog_sections,
+    overhead_bytes,
+    require_fits,
+    to_backlog_sections,
+    without_delivery_marks,
+)
+
+NOW_MS = 1_800_000_000_000
+WHEN = datetime(2030, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
+WHEN_MS = int(WHEN.timestamp() * 1000)
+TTL_ALIAS = Described(Symbol("com.microsoft:timespan"), 90_000 * 10_000)
+
+
+def raw(**parts: Any) -> Sections:
+    return split(encode_message(**{"data": b"body", **parts}))
+
+
+FULL = raw(
+    header=Header(durable=True, priority=4, ttl=90_000),
+    message_annotations={
+        "x-opt-scheduled-enqueue-time": Timestamp(WHEN_MS),
+        "x-opt-partition-key": "session 1",
+        "x-opt-mine": 5,
+    },
+    properties=Properties(
+        message_id="id 1",
+        absolute_expiry_time=NOW_MS + 90_000,
+        creation_time=NOW_MS,
+        group_id="session 1",
+        reply_to_group_id="answers",
+    ),
+    application_properties={"colour": "red"},
+)
+
+
+def test_every_alias_has_the_documented_name_and_type() -> None:
+    backlog = to_backlog_sections(FULL, "orders")
+    properties = decode_map(backlog.application_properties)
+    assert properties == {
+        "colour": "red",
+        "x-ms-sessionid": "session 1",
+        "x-ms-timetolive": TTL_ALIAS,
+        "x-ms-scheduledenqueuetimeutc": WHEN_MS,
+        "x-twinbus-partitionkey": True,
+        "x-ms-path": "orders",
+    }
+    assert type(properties["x-ms-sessionid"]) is str
+    assert type(properties["x-ms-path"]) is str
+    assert type(properties["x-ms-scheduledenqueuetimeutc"]) is Timestamp
+    assert type(properties["x-ms-timetolive"].descriptor) is Symbol
+    assert type(properties["x-ms-timetolive"].value) is int
+
+
+def test_what_has_an_alias_is_cleared_and_nothing_else() -> None:
+    backlog = to_backlog_sections(FULL, "orders")
+    assert wire.decode_header(backlog.header) == Header(durable=True, priority=4)
+    assert wire.decode_properties(backlog.properties) == Properties(
+        message_id="id 1", reply_to_group_id="answers"
+    )
+    assert decode_map(backlog.message_annotations) == {"x-opt-mine": 5}
+    assert backlog.body == FULL.body
+
+
+def test_back_again_it_is_the_message_it_was_without_the_derived_times() -> None:
+    back, aliases = from_backlog_sections(to_backlog_sections(FULL, "orders"), now_ms=NOW_MS)
+    assert aliases == Aliases(
+        path="orders",
+        session_id="session 1",
+        time_to_live_ms=90_000,
+        scheduled_ms=WHEN_MS,
+        partition_key_is_session=True,
+    )
+    assert wire.decode_header(back.header) == wire.decode_header(FULL.header)
+    assert wire.decode_properties(back.properties) == Properties(
+        message_id="id 1", group_id="session 1", reply_to_group_id="answers"
+    )
+    annotations = decode_map(back.message_annotations)
+    assert annotations == decode_map(FULL.message_annotations)
+    assert type(annotations["x-opt-scheduled-enqueue-time"]) is Timestamp
+    assert back.application_properties == FULL.application_properties
+
+
+def test_a_message_without_any_of_it_only_gains_its_path() -> None:
+    plain = raw()
+    backlog = to_backlog_sections(plain, "orders")
+    assert decode_map(backlog.application_properties) == {"x-ms-path": "orders"}
+    assert replace_properties(backlog, b"") == plain
+    assert from_backlog_sections(backlog, now_ms=NOW_MS)[0] == plain
+
+
+def replace_properties(sections: Sections, properties: bytes) -> Sections:
+    return Sections(
+        sections.header,
+        sections.delivery_annotations,
+        sections.message_annotations,
+        sections.properties,
+        properties,
+        sections.body,
+        sections.footer,
+    )
+
+
+def test_a_partition_key_of_its_own_passes_through() -> None:
+    for key in ("other", Symbol("session 1")):
+        message = raw(
+            message_annotations={"x-opt-partition-key": key},
+            properties=Properties(group_id="session 1"),
+        )
+        backlog = to_backlog_sections(message, "orders")
+        assert backlog.message_annotations == message.message_annotations
+
+
+def test_a_session_without_a_partition_key_gains_none() -> None:
+    message = raw(properties=Properties(group_id="session 1"))
+    back, _ = from_backlog_sections(to_backlog_sections(message, "orders"), now_ms=NOW_MS)
+    assert back == message
+
+
+def test_a_creation_time_without_an_expiry_is_the_applications() -> None:
+    message = raw(header=Header(ttl=5), properties=Properties(creation_time=7))
+    backlog = to_backlog_sections(message, "orders")
+    assert wire.decode_properties(backlog.properties).creation_time == 7
+
+
+def test_an_expiry_alone_in_the_properties_is_a_time_to_live_too() -> None:
+    message = raw(properties=Properties(absolute_expiry_time=NOW_MS + 500, creation_time=NOW_MS))
+    backlog = to_backlog_sections(message, "orders")
+    assert aliases_of(backlog).time_to_live_ms == 500
+    assert wire.decode_properties(backlog.properties) == Properties()
+    back, _ = from_backlog_sections(backlog, now_ms=NOW_MS)
+    assert wire.decode_header(back.header).ttl == 500
+
+
+def test_a_time_to_live_past_49_days_comes_back_as_the_two_times() -> None:
+    ninety_days = 90 * 86_400_000
+    message = raw(
+        header=Header(ttl=0xFFFF_FFFF),
+        properties=Properties(absolute_expiry_time=1_000 + ninety_days, creation_time=1_000),
+    )
+    backlog = to_backlog_sections(message, "orders")
+    assert aliases_of(backlog).time_to_live_ms == ninety_days
+    back, _ = from_backlog_sections(backlog, now_ms=NOW_MS)
+    assert wire.decode_header(back.header).ttl == 0xFFFF_FFFF
+    properties = wire.decode_properties(back.properties)
+    assert properties.creation_time == NOW_MS
+    assert properties.absolute_expiry_time == NOW_MS + ninety_days
+
+
+def test_other_aliases_can_be_restored_in_place_of_the_messages_own() -> None:
+    backlog = to_backlog_sections(FULL, "orders")
+    shorter = replace(aliases_of(backlog), time_to_live_ms=1)
+    back, _ = from_backlog_sections(backlog, now_ms=NOW_MS, aliases=shorter)
+    assert wire.decode_header(back.header).ttl == 1
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_NAMES))
+def test_a_reserved_name_is_refused_and_named(name: str) -> None:
+    with pytest.raises(ReservedPropertyError, match=name):
+        to_backlog_sections(raw(application_properties={name: "mine"}), "orders")
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        ({"x-ms-timetolive": 90_000 * 10_000}, {"time_to_live_ms": 90_000}),
+        ({"x-ms-timetolive": TTL_ALIAS}, {"time_to_live_ms": 90_000}),
+        ({"x-ms-timetolive": 1}, {"time_to_live_ms": 1}),
+        ({"x-ms-timetolive": 2**63 - 1}, {"time_to_live_ms": None}),
+        ({"x-ms-scheduledenqueuetimeutc": WHEN_MS}, {"scheduled_ms": WHEN_MS}),
+        ({"x-ms-scheduledenqueuetimeutc": Timestamp(WHEN_MS)}, {"scheduled_ms": WHEN_MS}),
+        (
+            {
+                "x-ms-scheduledenqueuetimeutc": Described(
+                    Symbol("com.microsoft:datetime-offset"),
+                    621_355_968_000_000_000 + WHEN_MS * 10_000,
+                )
+            },
+            {"scheduled_ms": WHEN_MS},
+        ),
+        ({"x-ms-sessionid": "s"}, {"session_id": "s"}),
+        ({"x-ms-sessionid": None, "x-ms-timetolive": None}, {}),
+    ],
+)
+def test_what_the_net_library_left_behind_is_read_in_plain_types_too(
+    stored: dict[str, object], expected: dict[str, Any]
+) -> None:
+    message = raw(application_properties={"x-ms-path": "orders", **stored})
+    assert aliases_of(message) == replace(Aliases(path="orders"), **expected)
+
+
+@pytest.mark.parametrize("path", [None, ""])
+def test_a_message_without_a_path_says_so(path: object) -> None:
+    properties = {} if path is None else {"x-ms-path": path}
+    with pytest.raises(MissingDestinationError, match="x-ms-path") as refused:
+        from_backlog_sections(raw(application_properties=properties), now_ms=NOW_MS)
+    assert refused.value.reason == "MissingDestination"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-ms-path", 5),
+        ("x-ms-sessionid", b"bytes"),
+        ("x-ms-timetolive", "00:01:30"),
+        ("x-ms-timetolive", -1),
+        ("x-ms-timetolive", True),
+        ("x-ms-timetolive", Described(Symbol("com.example:other"), 5)),
+        ("x-ms-scheduledenqueuetimeutc", "tomorrow"),
+        ("x-ms-scheduledenqueuetimeutc", True),
+        ("x-ms-scheduledenqueuetimeutc", 1.5),
+    ],
+)
+def test_an_alias_of_another_type_is_named(name: str, value: object) -> None:
+    message = raw(application_properties={"x-ms-path": "orders", name: value})
+    with pytest.raises(AliasTypeError, match=name):
+        aliases_of(message)
+
+
+def test_the_marks_of_a_delivery_do_not_travel_on() -> None:
+    sent = raw(header=Header(durable=True, ttl=5), message_annotations={"x-opt-mine": 1})
+    delivered = raw(
+        header=Header(durable=True, ttl=5, first_acquirer=True, delivery_count=3),
+        delivery_annotations={"x-opt-lock-token": "t"},
+        message_annotations={
+            "x-opt-mine": 1,
+            "x-opt-sequence-number": 7,
+            "x-opt-enqueued-time": Timestamp(5),
+            "x-opt-locked-until": Timestamp(6),
+        },
+    )
+    clean = without_delivery_marks(delivered)
+    assert wire.decode_header(clean.header) == wire.decode_header(sent.header)
+    assert clean.delivery_annotations == b""
+    assert clean.message_annotations == sent.message_annotations
+    assert clean.body == delivered.body
+    assert without_delivery_marks(raw()) == raw()
+
+
+def test_the_overhead_is_never_less_than_what_the_aliases_add() -> None:
+    for message in (FULL, raw()):
+        backlog = to_backlog_sections(message, "orders")
+        added = len(wire.join(backlog)) - len(wire.join(message))
+        assert added <= overhead_bytes("orders", session_id="session 1")
+    assert overhead_bytes("orders", has_time_to_live=False) < overhead_bytes("orders")
+
+
+def test_a_message_that_would_not_fit_is_refused_with_the_numbers() -> None:
+    require_fits(100, 20, 120)
+    with pytest.raises(BacklogMessageTooLargeError) as refused:
+        require_fits(101, 20, 120)
+    error = refused.value
+    assert (error.size_bytes, error.overhead_bytes, error.limit_bytes) == (101, 20, 120)
