@@ -80,6 +80,7 @@ class ServedBroker:
         self._strings: dict[str, str] = {}
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread()
 
     def __enter__(self) -> Self:
         self.start()
@@ -116,9 +117,10 @@ class ServedBroker:
             )
         self._lines = queue.Queue()
         assert self._process.stdout is not None
-        threading.Thread(
+        self._reader = threading.Thread(
             target=_read_lines, args=(self._process.stdout, self._lines), daemon=True
-        ).start()
+        )
+        self._reader.start()
         try:
             self._read_places(began + START_LIMIT_S)
             for name in self._namespaces:
@@ -210,8 +212,7 @@ class ServedBroker:
             process.wait()
             raise
         finally:
-            while self._lines.get(timeout=STOP_LIMIT_S) is not None:
-                pass
+            self._reader.join()
 
 
 def _cpu_s(pid: int) -> float:

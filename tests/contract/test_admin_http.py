@@ -9,7 +9,9 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from azure.core.exceptions import (
@@ -27,7 +29,13 @@ from azure.servicebus.management import (
 
 from tests.official_sdk import Faults, administration, async_administration, sas_token
 from twinbus.broker import descriptions
+from twinbus.broker.admin import AdminRequest, BrokerServices, respond
 from twinbus.broker.embedded import EmbeddedBroker
+from twinbus.broker.namespace import Namespace
+from twinbus.broker.sas import AccessPolicy, sign
+from twinbus.broker.store import MemoryStore
+from twinbus.broker.tokens import LockTokens
+from twinbus.errors import StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,6 +186,36 @@ def test_bad_requests_are_refused_in_xml(embedded: EmbeddedBroker) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401") as refused:
         urllib.request.urlopen(request, timeout=10)
     refused.value.close()
+
+
+class FullDisk:
+    """A group commit whose disk takes nothing."""
+
+    async def durable(self) -> None:
+        raise StoreFull("no room left")
+
+
+def test_a_change_that_the_disk_did_not_take_is_not_confirmed() -> None:
+    root = replace(SENDER, rights=frozenset({"Manage"}))
+    namespace = Namespace(
+        "contoso", MemoryStore(), LockTokens(), notify=lambda _: None, deleted=lambda _: None
+    )
+    services = SimpleNamespace(
+        namespace=namespace,
+        commit=FullDisk(),
+        policy=AccessPolicy([root]),
+        now_ms=lambda: 1_700_000_000_000,
+        wake=lambda: None,
+    )
+    request = AdminRequest(
+        method="PUT",
+        raw_path="/orders",
+        query={},
+        headers={"authorization": sign("sb://localhost/", "sender", "send-key", 1_800_000_000)},
+        body=ENTRY.format("QueueDescription", "").encode(),
+    )
+    answer = asyncio.run(respond(cast("BrokerServices", services), request))
+    assert (answer.status, b"no room left" in answer.body) == (500, True)
 
 
 # Faults

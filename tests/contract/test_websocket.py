@@ -178,7 +178,8 @@ def test_a_mistake_in_the_protocol_closes_the_connection_and_is_reported() -> No
         reported: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: reported.append(what))
         await client.send_bytes(b"stumble")
-        assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
+        message = await client.receive()
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1011)
         await asyncio.wait_for(peer.lost.wait(), 5)
         assert isinstance(peer.error, RuntimeError)
         assert [str(what["exception"]) for what in reported] == ["a mistake of ours"]

@@ -268,6 +268,11 @@ class RawSender:
         if self._client.lost is not None:
             raise self._client.lost
 
+    def send_unasked(self, payload: bytes) -> None:
+        """Send one delivery, settled: the broker will not say what became of it."""
+        self._link.send(payload, next(self._tags).to_bytes(8), settled=True)
+        self._client.flush()
+
     def send(self, payload: bytes, *, is_batch: bool = False) -> asyncio.Future[None]:
         """Send one delivery; the future ends with the broker's word on it."""
         delivery_id = self._link.send(

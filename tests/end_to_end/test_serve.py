@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMess
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from tests.end_to_end.raw_client import ConnectionLost, RawClient, message
 from tests.official_sdk import SDK_LEAKS_SOCKETS, ClosedTogether, administration, client
 from tests.processes import ServedBroker
 
@@ -39,9 +41,11 @@ def test_a_signal_stops_it_cleanly_though_clients_are_connected(
 ) -> None:
     with ServedBroker(tmp_path) as broker:
         text = broker.connection_string()
-        with administration(text) as admin, client(text) as sdk:
+        over_websocket = client(text, custom_endpoint_address=f"sb://localhost:{broker.port()}")
+        with administration(text) as admin, client(text) as sdk, over_websocket:
             admin.create_queue("orders")
-            sender, receiver = sdk.get_queue_sender("orders"), sdk.get_queue_receiver("orders")
+            sender = over_websocket.get_queue_sender("orders")
+            receiver = sdk.get_queue_receiver("orders")
             sender.send_messages(ServiceBusMessage("one"))
             assert receiver.receive_messages(1, max_wait_time=5)
             began = time.monotonic()
@@ -146,6 +150,27 @@ def look_again(
         assert [str(each) for each in session.receive_messages(1, max_wait_time=5)] == ["step"]
         subscription = opened.add(sdk.get_subscription_receiver("news", "all"))
         assert [str(each) for each in subscription.peek_messages(5)] == ["for all"]
+
+
+def test_what_nobody_waits_for_is_on_disk_soon_all_the_same(tmp_path: Path) -> None:
+    async def send(text: str) -> None:
+        connection = await RawClient.open(text)
+        sender = await connection.sender("orders")
+        await sender.room()
+        sender.send_unasked(message("unasked"))
+        # No answer comes and nothing else happens that would be committed with it.
+        await asyncio.sleep(0.3)
+        broker.process.kill()
+        with pytest.raises(ConnectionLost):
+            await connection.sender("orders")
+
+    with ServedBroker(tmp_path) as broker:
+        with administration(broker.connection_string()) as admin:
+            admin.create_queue("orders")
+        asyncio.run(send(broker.connection_string()))
+        broker.kill9()
+        broker.restart()
+        assert counted(broker, "orders") == 1
 
 
 def test_new_numbers_go_on_where_they_were_though_the_queue_is_empty(tmp_path: Path) -> None:

@@ -180,8 +180,7 @@ def test_a_kill_while_the_store_is_made_leaves_a_store_that_opens(tmp_path: Path
     from twinbus.broker import lmdb_environment
     dying(lmdb_environment, "_check_format")
     store = LmdbStore(directory)
-    dying(store, "stage")
-    dying(store, "commit")
+    dying(store, "write")
     dying(store, "finish")
     store.put_entity(1, "queue", "q", {})
     store.put(1, message(1), b"x")

@@ -126,14 +126,12 @@ class TwoStores(RuleBasedStateMachine):
     @rule()
     def begin_commit(self) -> None:
         self.batch = self.disk.take_batch()
-        if self.batch is not None:
-            self.disk.stage(self.batch)
 
     @precondition(lambda self: self.batch is not None)
     @rule()
     def end_commit(self) -> None:
         assert self.batch is not None
-        self.disk.commit(self.batch)
+        self.disk.write(self.batch)
         self.disk.finish(self.batch)
         self.batch = None
 

@@ -10,7 +10,7 @@ import pytest
 
 from twinbus.amqp import message as wire
 from twinbus.amqp.message import Header, Properties, Sections, decode_map, encode_message, split
-from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.amqp.types import DecodeError, Described, Symbol, Timestamp
 from twinbus.errors import (
     AliasTypeError,
     BacklogMessageTooLargeError,
@@ -273,3 +273,38 @@ def test_a_message_that_would_not_fit_is_refused_with_the_numbers() -> None:
         require_fits(101, 20, 120)
     error = refused.value
     assert (error.size_bytes, error.overhead_bytes, error.limit_bytes) == (101, 20, 120)
+
+
+def test_wide_encodings_are_read_as_well_as_compact_ones() -> None:
+    """What another client may write: 32-bit sizes everywhere, a descriptor by its name."""
+    key, value = b"\xb1\x00\x00\x00\x09x-ms-path", b"\xb1\x00\x00\x00\x06orders"
+    items = b"\x00\x00\x00\x02" + key + value
+    descriptor = b"\x00\xa3\x1famqp:application-properties:map"
+    wide = Sections(
+        application_properties=descriptor + b"\xd1" + len(items).to_bytes(4, "big") + items
+    )
+    assert aliases_of(wide) == Aliases(path="orders")
+    with pytest.raises(ReservedPropertyError, match="x-ms-path"):
+        to_backlog_sections(wide, "orders")
+    assert from_backlog_sections(wide, now_ms=NOW_MS)[0] == Sections()
+    fields = b"\x00\x00\x00\x03\x40\x40\x70\x00\x01\x5f\x90"
+    header = b"\x00\x80" + bytes(7) + b"\x70\xd0" + len(fields).to_bytes(4, "big") + fields
+    assert aliases_of(to_backlog_sections(Sections(header=header), "q")).time_to_live_ms == 90_000
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        b"\x00\x53\x74\xc1\x01\x01",
+        b"\x00\x53\x74\xc1\x02\x02\x40",
+        b"\x00\x53\x74\xc1\x03\x02\xa1\x09",
+        b"\x00\x53\x74\xc1\x00",
+        b"\x00\x53\x74\xc1\x05\x02\x40\x40\x40\x40",
+        b"\x00\x53\x74\xd1\x00\x00\x00\x01\x02",
+        b"\x00\x53\x74\xc1\x01\x00\xff",
+    ],
+    ids=["odd", "cut", "cut in a key", "no count", "too long", "no wide count", "a byte behind"],
+)
+def test_a_broken_section_is_refused_and_nothing_worse(section: bytes) -> None:
+    with pytest.raises(DecodeError):
+        aliases_of(Sections(application_properties=section))

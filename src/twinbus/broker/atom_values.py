@@ -27,6 +27,8 @@ _TICKS_PER_MS = 10_000
 _TICKS_AT_1970 = 621_355_968_000_000_000
 _MS = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_MS = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MS
+_LAST_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MS
 _DAY_MS, _HOUR_MS, _MINUTE_MS = 86_400_000, 3_600_000, 60_000
 
 _FOREVER_SLACK_MS = 1_000
@@ -178,5 +180,7 @@ def _parse_moment(text: str) -> object:
 
 
 def _render_moment(at_ms: int) -> str:
+    # AMQP timestamps reach further than the years 1 to 9999 that the administration API can write.
+    at_ms = min(max(at_ms, _FIRST_MS), _LAST_MS)
     moment = (_EPOCH + at_ms * _MS).replace(tzinfo=None)
     return moment.isoformat(timespec="milliseconds" if at_ms % 1000 else "seconds")

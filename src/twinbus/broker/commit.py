@@ -1,11 +1,9 @@
 """Group commit: everything that one tick of the loop noted goes to disk as one batch.
 
-    after_commit(fn) ... --end of tick--> take batch -> [writer thread: stage, commit] -> run fns
-                                             ^------ what came meanwhile is the next --------'
+    after_commit(fn) ... --end of tick--> take batch -> [writer thread: write] -> run the fns
+                                             ^--- what came meanwhile is the next ---'
 
-The loop waits while the writer stages a batch (some microseconds a message) and runs on while the
-writer waits for the disk. Staging beside a running loop would be far slower: each call into LMDB
-gives up the interpreter's lock, and a busy loop returns it after five milliseconds.
+The writer is a thread of its own, for waiting on the disk must not stop the loop.
 """
 
 from __future__ import annotations
@@ -45,8 +43,6 @@ class GroupCommit:
         self._is_closed = False
         self._promises: set[asyncio.Future[None]] = set()
         self._work: SimpleQueue[Batch | None] = SimpleQueue()
-        self._staged = threading.Lock()
-        self._staged.acquire()
         self._outcome: Exception | None = None
         """What the writer's last batch came to; read by the loop when it has landed."""
         self._writer = threading.Thread(target=self._write, name="twinbus-writer", daemon=True)
@@ -119,18 +115,13 @@ class GroupCommit:
             return
         self._in_flight = batch, waiting
         self._work.put(batch)
-        self._staged.acquire()
 
     def _write(self) -> None:
         """The writer thread."""
         while (batch := self._work.get()) is not None:
             outcome: Exception | None = None
             try:
-                try:
-                    self._store.stage(batch)
-                finally:
-                    self._staged.release()
-                self._store.commit(batch)
+                self._store.write(batch)
             except Exception as error:  # noqa: BLE001 - whatever it is, the loop must hear of it
                 outcome = error
             self._outcome = outcome

@@ -87,11 +87,6 @@ class HttpHost:
             connection.shutdown()
 
 
-def http_factory(services: BrokerServices) -> HttpHost:
-    """What a listener calls for each HTTP connection; close it when the listener is closed."""
-    return HttpHost(services)
-
-
 def application(services: BrokerServices) -> Starlette:
     """The ASGI application of one namespace."""
 

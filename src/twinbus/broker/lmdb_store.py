@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from twinbus.broker.journal import EntityImage
 
 SWEEP_RECORDS = 1000
-"""Leftovers of dropped entities removed with one batch: about a millisecond of the loop's time."""
+"""Leftovers of dropped entities removed with one batch: about a millisecond that a send may have to
+wait for, however long the queue was."""
 
 _SWEEP_AT_START_RECORDS = 50_000
 """The same at a start, when no loop waits: bounds the memory of one transaction."""
@@ -52,9 +53,8 @@ class LmdbStore(RecordJournal, Store):
         super().__init__()
         self._map_size = map_size
         self._environment: lmdb.Environment | None = None
-        self._write: lmdb.Transaction[bytes] | None = None
         self._writing = threading.Lock()
-        """Held from `stage` to the end of `commit`; `close` must not pull the map from under it."""
+        """Held during `write`; `close` must not pull the map from under it."""
         self._snapshot: lmdb.Transaction[memoryview] | None = None
         """What `payload` reads. It never outlives a commit: it would miss what that wrote, and
         keep LMDB from using pages that were freed since."""
@@ -101,33 +101,13 @@ class LmdbStore(RecordJournal, Store):
             return None
         return Batch(changes, tuple(self._dropped))
 
-    def stage(self, batch: Batch) -> None:
-        self._writing.acquire()
-        try:
-            self._write = self._opened().begin(write=True)
-            _apply(self._write, batch)
-        except lmdb.Error as error:
-            self._abandon()
-            raise translated(self._directory, error) from error
-        except BaseException:
-            self._abandon()
-            raise
-
-    def _abandon(self) -> None:
-        if self._write is not None:
-            self._write.abort()
-            self._write = None
-        self._writing.release()
-
-    def commit(self, batch: Batch) -> None:
-        assert self._write is not None, "commit() comes after stage()"
-        try:
-            self._write.commit()
-        except lmdb.Error as error:
-            raise translated(self._directory, error) from error
-        finally:
-            self._write = None
-            self._writing.release()
+    def write(self, batch: Batch) -> None:
+        with self._writing:
+            try:
+                with self._opened().begin(write=True) as transaction:
+                    _apply(transaction, batch)
+            except lmdb.Error as error:
+                raise translated(self._directory, error) from error
 
     def finish(self, batch: Batch) -> None:
         self._dropped.difference_update(batch.swept)
@@ -170,8 +150,8 @@ class LmdbStore(RecordJournal, Store):
     def _leave_to_parent(self) -> None:
         """In a forked child: let go without touching what is the parent's."""
         # The objects are kept, unused, so that nothing is unmapped or unlocked on their behalf.
-        _LEFT_TO_PARENT.append((self._environment, self._snapshot, self._write))
-        self._environment = self._snapshot = self._write = None
+        _LEFT_TO_PARENT.append((self._environment, self._snapshot))
+        self._environment = self._snapshot = None
         # The thread that may hold the old one does not exist here.
         self._writing = threading.Lock()
         self._directory.release()

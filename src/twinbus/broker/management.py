@@ -123,7 +123,9 @@ def _entry(
     if is_deleted:
         return {"message": render(payload, message)}
     token = UUID(bytes_le=delivery.lock_token)
-    wire = render(payload, message, locked_until_ms=delivery.locked_until_ms, lock_token=token)
+    wire = render(
+        payload, message, locked_until_ms=delivery.locked_until_ms, lock_token=delivery.lock_token
+    )
     return {"message": wire, "lock-token": token}
 
 

@@ -26,12 +26,14 @@ from twinbus.broker.rendering import render
 from twinbus.broker.stored_form import (
     BROKER_ANNOTATIONS,
     FORMAT,
+    LOCK_TOKEN,
     PARTITION_KEY,
     PREFIX,
     SCHEDULED_FOR,
     UINT_MAX,
     content_at,
     entries_at,
+    entries_without,
     key_text,
 )
 
@@ -117,7 +119,9 @@ def parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
 
 
 def _parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
-    header, annotations, properties, application_properties, rest = _outline(wire)
+    header, delivery_annotations, annotations, properties, application_properties, rest = _outline(
+        wire
+    )
     durable, priority, ttl_ms = _read_header(header) if header else _NO_HEADER
     scheduled_for_ms, partition_key, item_count, kept = (
         _read_annotations(annotations) if annotations else _NO_ANNOTATIONS
@@ -130,7 +134,8 @@ def _parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
         properties = _with_message_id(properties, message_id)
     if application_properties:
         _check_entries(application_properties)
-    prefix = PREFIX.pack(FORMAT, durable, priority, item_count, len(kept))
+    mark_count, marks = _read_marks(delivery_annotations) if delivery_annotations else (0, b"")
+    prefix = PREFIX.pack(FORMAT, durable, priority, mark_count, len(marks), item_count, len(kept))
     return Incoming(
         message_id,
         session_id,
@@ -139,14 +144,14 @@ def _parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
         partition_key,
         content_type,
         len(wire),
-        b"".join((prefix, kept, properties, application_properties, rest)),
+        b"".join((prefix, marks, kept, properties, application_properties, rest)),
         wire,
         properties,
     )
 
 
-def _outline(wire: bytes) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-    """Raw header, annotations, properties and application properties, and all that follows them.
+def _outline(wire: bytes) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
+    """Raw header, delivery and message annotations, both kinds of properties, and what follows.
 
     What nearly every client sends is told by the first four bytes of each section; anything else is
     left to `split`, which also knows what to complain about.
@@ -184,10 +189,11 @@ def _outline(wire: bytes) -> tuple[bytes, bytes, bytes, bytes, bytes]:
     except (IndexError, struct.error):
         end = 0
     if end == size:
-        return header, annotations, properties, application_properties, wire[offset:]
+        return header, b"", annotations, properties, application_properties, wire[offset:]
     sections = split(wire)
     return (
         sections.header,
+        sections.delivery_annotations,
         sections.message_annotations,
         sections.properties,
         sections.application_properties,
@@ -230,10 +236,19 @@ def _read_annotations(raw: bytes) -> tuple[int, str | None, int, bytes]:
         if name == SCHEDULED_FOR:
             scheduled_for_ms = _scheduled_time(_value(raw, value_at))
         elif name == PARTITION_KEY:
-            partition_key = _text("x-opt-partition-key", _value(raw, value_at))
+            partition_key = _partition_key(_value(raw, value_at))
     if offset != len(raw):
         raise DecodeError(f"the annotations end at byte {offset}, their map at {len(raw)}")
     return scheduled_for_ms, partition_key, 2 * len(kept), b"".join(kept)
+
+
+def _read_marks(raw: bytes) -> tuple[int, bytes]:
+    """The sender's delivery annotations, passed on as Azure does: item count and bytes.
+
+    Without a lock token: a forwarded message may bring one along, but it is the broker's to set.
+    """
+    kept = entries_without(raw, frozenset((LOCK_TOKEN,)))
+    return 2 * len(kept), b"".join(kept)
 
 
 def _value(raw: bytes, offset: int) -> Any:
@@ -251,6 +266,11 @@ and creation time only where the header leaves the time to live open."""
 def _read_properties(raw: bytes, ttl_ms: int) -> tuple[str | None, str | None, int, str | None]:
     """Message id as text, content type, time to live (ms), group id."""
     count, offset = _list_at(raw)
+    if count and raw[offset] == 0xA1:
+        start, end = offset + 2, offset + 2 + raw[offset + 1]
+        # An id and nothing but nulls is what most messages have.
+        if raw.count(b"\x40", end) == len(raw) - end == count - 1:
+            return raw[start:end].decode(), None, ttl_ms, None
     wanted = _WANTED_FOR_TTL if ttl_ms in (0, UINT_MAX) else _WANTED
     values: list[Any] = [None] * _FIELD_COUNT_MAX
     for index in range(count):
@@ -317,6 +337,13 @@ def _text(name: str, value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise DecodeError(f"the {name} is {value!r:.80}, not a string")
+
+
+def _partition_key(value: object) -> str | None:
+    # The Python SDK passes on what the application gave it, and that may be bytes.
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return _text("x-opt-partition-key", value)
 
 
 def _integer(name: str, value: object) -> int:

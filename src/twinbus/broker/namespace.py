@@ -226,9 +226,7 @@ class Namespace:
         owner.accessed_at_ms = now_ms
         self._write(owner)
 
-    def _put_rule(
-        self, owner: Subscription, rule: RuleDescription, now_ms: int
-    ) -> RuleDescription:
+    def _put_rule(self, owner: Subscription, rule: RuleDescription, now_ms: int) -> RuleDescription:
         owner.rules[rule.name.lower()] = rule
         owner.accessed_at_ms = now_ms
         self._write(owner)

@@ -63,9 +63,7 @@ class Queue(Access):
         self.updated_at_ms = 0
         self._notify = notify
         self._quota_bytes = NEVER_MS
-        super().__init__(
-            path, entity_id, description, journal, tokens, dead_letter, arm, resolve
-        )
+        super().__init__(path, entity_id, description, journal, tokens, dead_letter, arm, resolve)
 
     def __repr__(self) -> str:
         return f"<queue {self.path!r}: {self.active_count} active, {self.locked_count} locked>"
@@ -80,9 +78,7 @@ class Queue(Access):
         """Tell the shell that something may be deliverable; it must only take note of it."""
         self._notify(self)
 
-    def update(
-        self, description: QueueDescription | SubscriptionDescription, now_ms: int
-    ) -> None:
+    def update(self, description: QueueDescription | SubscriptionDescription, now_ms: int) -> None:
         """Put new settings into effect at once."""
         before = self._forwarding
         self._apply(description)

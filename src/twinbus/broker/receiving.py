@@ -106,7 +106,9 @@ class ReceivingLink:
         try:
             batch = self.queue.acquire(self, limit, now_ms, session_id=self.session_id)
         except Refusal as refusal:
-            self.peer.detach(self.link, refusal)
+            # A client that drains is about to close the link: an error would come too late for it.
+            if not self.link.drain:
+                self.peer.detach(self.link, refusal)
             return 0
         read = self.peer.server.store.payload
         for delivery in batch:
@@ -115,6 +117,7 @@ class ReceivingLink:
                 read(self.queue.entity_id, message.sequence_number),
                 message,
                 locked_until_ms=delivery.locked_until_ms if self.settles else 0,
+                lock_token=delivery.lock_token if self.settles else None,
             )
             if self.settles:
                 self.link.send(wire, delivery.lock_token)

@@ -50,8 +50,8 @@ class RecordJournal(ABC):
         )
 
     def drop_entity(self, entity_id: int) -> None:
-        # What was committed is swept a bounded slice at a time: a queue of millions must not stop
-        # the loop. Its entity record goes now, so it is gone whenever the process dies.
+        # What was committed is swept a bounded slice at a time: a queue of millions must not hold
+        # up every send behind it. Its entity record goes now, so a crash cannot bring it back.
         held = entity_key(records.MESSAGE, entity_id)[1:]
         for key in [key for key in self._pending if key[1:9] == held]:
             self._forget(key)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from typing import Final
-from uuid import UUID
 
 from twinbus.amqp import encoding
 from twinbus.amqp.message import (
     APPLICATION_PROPERTIES,
-    DELIVERY_ANNOTATIONS,
     Header,
     encode_header,
-    encode_map_section,
     section_at,
 )
 from twinbus.amqp.skipping import skip
@@ -23,13 +20,13 @@ from twinbus.broker.stored_form import (
     ENQUEUED_SEQUENCE_NUMBER,
     ENQUEUED_TIME,
     FORMAT,
+    LOCK_TOKEN,
     LOCKED_UNTIL,
     MESSAGE_STATE,
     PREFIX,
     SEQUENCE_NUMBER,
     UINT_MAX,
-    entries_at,
-    key_text,
+    entries_without,
 )
 
 
@@ -59,15 +56,15 @@ def render(
     message: StoredMessage,
     *,
     locked_until_ms: int = 0,
-    lock_token: UUID | None = None,
+    lock_token: bytes | None = None,
 ) -> bytes:
     """The message as a receiver gets it, in its delivery or in a management response.
 
-    `lock_token` is for those received by sequence number, which have no delivery tag to carry it.
+    A locked message has its token among the delivery annotations too, where SDKs look for it.
     """
-    form, durable, priority, item_count, size = PREFIX.unpack_from(payload)
+    form, durable, priority, mark_count, mark_size, item_count, size = PREFIX.unpack_from(payload)
     assert form == FORMAT, f"stored payload of format {form}"
-    start = PREFIX.size
+    start = PREFIX.size + mark_size
     extra = payload[start : start + size]
     if locked_until_ms:
         item_count += 2
@@ -81,7 +78,7 @@ def render(
     return b"".join(
         (
             _header(durable, priority, message.ttl_ms, message.delivery_count),
-            _lock_token_section(lock_token) if lock_token is not None else b"",
+            _delivery_annotations(payload[PREFIX.size : start], mark_count, lock_token),
             _ANNOTATIONS.pack(
                 b"\x00\x53\x72",
                 0xD1,
@@ -114,8 +111,22 @@ def _header(durable: int, priority: int, ttl_ms: int, delivery_count: int) -> by
     )
 
 
-def _lock_token_section(lock_token: UUID) -> bytes:
-    return encode_map_section(DELIVERY_ANNOTATIONS, {"x-opt-lock-token": lock_token})
+_LOCK_TOKEN: Final = _key(LOCK_TOKEN, 0x98)
+_TOKEN_ALONE: Final = b"\x00\x53\x71" + bytes((0xC1, 1 + len(_LOCK_TOKEN) + 16, 2)) + _LOCK_TOKEN
+
+
+def _delivery_annotations(marks: bytes, mark_count: int, lock_token: bytes | None) -> bytes:
+    if lock_token is None:
+        if not marks:
+            return b""
+        return b"\x00\x53\x71" + encoding.compound(0xC1, 0xD1, mark_count, marks)
+    # A token is a GUID in little-endian form; an AMQP uuid is the same in network order.
+    guid = lock_token[3::-1] + lock_token[5:3:-1] + lock_token[7:5:-1] + lock_token[8:]
+    if not marks:
+        return _TOKEN_ALONE + guid
+    return b"\x00\x53\x71" + encoding.compound(
+        0xC1, 0xD1, mark_count + 2, _LOCK_TOKEN + guid + marks
+    )
 
 
 def _overridden(rest: bytes, overrides: dict[str, object]) -> bytes:
@@ -125,21 +136,8 @@ def _overridden(rest: bytes, overrides: dict[str, object]) -> bytes:
     end = start
     if start < len(rest) and section_at(rest, start)[0] == APPLICATION_PROPERTIES:
         end = skip(rest, start)
-        entries = _entries_without(rest[start:end], overrides)
+        entries = entries_without(rest[start:end], {name.encode() for name in overrides})
     for name, value in overrides.items():
         entries.append(encoding.string(name) + encoding.encode(value))
     section = encoding.compound(0xC1, 0xD1, 2 * len(entries), b"".join(entries))
     return b"".join((rest[:start], b"\x00\x53\x74", section, rest[end:]))
-
-
-def _entries_without(raw: bytes, overrides: dict[str, object]) -> list[bytes]:
-    count, offset = entries_at(raw)
-    names = {name.encode() for name in overrides}
-    kept = []
-    for _ in range(count // 2):
-        start = offset
-        value_at = skip(raw, start)
-        offset = skip(raw, value_at)
-        if key_text(raw, start, value_at) not in names:
-            kept.append(raw[start:offset])
-    return kept

@@ -107,6 +107,8 @@ class BrokerServer:
             action = peer.collect_output(now_ms)
             if action is not None:
                 self.commit.after_commit(action)
+        # Timers and settled deliveries change the store too, though nobody waits to be told.
+        self.commit.schedule()
         self._hold_back()
         self._arm_timer()
 

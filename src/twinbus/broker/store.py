@@ -2,13 +2,8 @@
 
 A store is a `Journal` that can make what was noted durable, one batch at a time:
 
-    loop thread      take_batch ------------------------> finish      (or discard, then recover)
-    writer thread                stage -> commit ------'
-
-`stage` does all the work of a batch that needs the processor, `commit` waits for the disk. They are
-apart because a storage library gives up the interpreter's lock at every call and gets it back only
-when the loop rests: the loop waits out `stage`, which nobody then disturbs, and runs on beside
-`commit` (see `twinbus.broker.commit`).
+    loop thread      take_batch -----------> finish      (or discard, then recover)
+    writer thread                write ----'
 """
 
 from __future__ import annotations
@@ -31,11 +26,11 @@ class Batch:
     sweep: tuple[int, ...] = ()
     """Dropped entities of whose leftovers a slice goes with this batch."""
     swept: list[int] = field(default_factory=list)
-    """Those of them that have nothing left; known once the batch is staged."""
+    """Those of them that have nothing left; known once the batch is written."""
 
 
 class Store(Journal, Protocol):
-    """A journal with a disk behind it. All but `stage` and `commit` belong to the loop's thread."""
+    """A journal with a disk behind it. All but `write` belongs to the loop's thread."""
 
     @property
     def pending_bytes(self) -> int:
@@ -50,14 +45,8 @@ class Store(Journal, Protocol):
         One batch at a time: the last one must have been finished or discarded.
         """
 
-    def stage(self, batch: Batch) -> None:
-        """Do everything but wait for the disk. Raises StoreError; then nothing is written."""
-
-    def commit(self, batch: Batch) -> None:
-        """Return when the staged batch is durable. Raises StoreError; then none of it is visible.
-
-        Called by the thread that staged it.
-        """
+    def write(self, batch: Batch) -> None:
+        """Return when the batch is durable. Raises StoreError; then none of it is visible."""
 
     def finish(self, batch: Batch) -> None:
         """Note that the batch is durable: what was kept of it in memory may go."""
@@ -76,8 +65,7 @@ def flush(store: Store) -> None:
     """Commit here and now, in this thread, what was noted; nothing may be in flight."""
     batch = store.take_batch()
     if batch is not None:
-        store.stage(batch)
-        store.commit(batch)
+        store.write(batch)
         store.finish(batch)
 
 
@@ -178,10 +166,7 @@ class MemoryStore(Store):
     def take_batch(self) -> Batch | None:
         return None
 
-    def stage(self, batch: Batch) -> None:
-        raise AssertionError("a store in memory has no batches")
-
-    def commit(self, batch: Batch) -> None:
+    def write(self, batch: Batch) -> None:
         raise AssertionError("a store in memory has no batches")
 
     def finish(self, batch: Batch) -> None:

@@ -1,18 +1,22 @@
 """How a message lies in the store, for those who write it (message) and read it (rendering).
 
-A prefix, the sender's annotations as raw map entries, then every section from the properties on.
+A prefix, the sender's delivery annotations and message annotations, each as raw map entries, then
+every section from the properties on.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Set
 from typing import Final
 
 from twinbus.amqp.message import section_at
+from twinbus.amqp.skipping import skip
 from twinbus.amqp.types import DecodeError
 
-PREFIX: Final = struct.Struct(">BBhII")
-"""Format, durable as its AMQP format code, priority (-1: null), items and bytes of annotations."""
+PREFIX: Final = struct.Struct(">BBhIIII")
+"""Format, durable as its AMQP format code, priority (-1: null), then items and bytes of the
+delivery annotations, and of the message annotations."""
 
 FORMAT: Final = 1
 
@@ -28,6 +32,7 @@ LOCKED_UNTIL: Final = b"x-opt-locked-until"
 DEAD_LETTER_SOURCE: Final = b"x-opt-deadletter-source"
 SCHEDULED_FOR: Final = b"x-opt-scheduled-enqueue-time"
 PARTITION_KEY: Final = b"x-opt-partition-key"
+LOCK_TOKEN: Final = b"x-opt-lock-token"
 
 BROKER_ANNOTATIONS: Final = frozenset(
     (
@@ -64,3 +69,18 @@ def entries_at(raw: bytes) -> tuple[int, int]:
 def key_text(raw: bytes, start: int, end: int) -> bytes:
     """The text of the key at `start`, a symbol or a string; of any other key nothing useful."""
     return raw[start + (2 if raw[start] in (0xA3, 0xA1) else 5) : end]
+
+
+def entries_without(raw: bytes, names: Set[bytes]) -> list[bytes]:
+    """The entries of a section that is a map, each as its raw bytes, but for those named."""
+    count, offset = entries_at(raw)
+    kept = []
+    for _ in range(count // 2):
+        start = offset
+        value_at = skip(raw, start)
+        offset = skip(raw, value_at)
+        if key_text(raw, start, value_at) not in names:
+            kept.append(raw[start:offset])
+    if offset != len(raw):
+        raise DecodeError(f"a map's entries end at byte {offset}, the map at {len(raw)}")
+    return kept

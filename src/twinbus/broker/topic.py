@@ -47,8 +47,15 @@ class Subscription(Queue):
         resolve: Resolve | None = None,
     ) -> None:
         super().__init__(
-            path, entity_id, description, journal, tokens, notify, dead_letter,
-            arm=arm, resolve=resolve,
+            path,
+            entity_id,
+            description,
+            journal,
+            tokens,
+            notify,
+            dead_letter,
+            arm=arm,
+            resolve=resolve,
         )
         self.topic_path = topic_path
         self.name = name

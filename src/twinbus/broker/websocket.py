@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -22,10 +23,10 @@ LOW_WATER_BYTES = 64 * 1024
 FRAME_BYTES_MAX = 64 * 1024
 """Bytes put into one WebSocket frame, so that a slow client frees the buffer step by step."""
 
-_GOING_AWAY = 1001
 _NORMAL_CLOSURE = 1000
 _PROTOCOL_ERROR = 1002
 _UNACCEPTABLE_DATA = 1003
+_INTERNAL_ERROR = 1011
 
 
 class WebSocketTransport(asyncio.Transport):
@@ -134,6 +135,8 @@ async def serve(websocket: WebSocket, amqp_factory: Callable[[], asyncio.Protoco
         failure = next((result for result in results if isinstance(result, Exception)), None)
         if failure is not None and not isinstance(failure, WebSocketDisconnect):
             _report(failure, protocol)
+            with suppress(WebSocketDisconnect):
+                await websocket.close(_INTERNAL_ERROR, "the broker failed; its log says how")
         protocol.connection_lost(failure)
 
 

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 VERSION: Final = 1
-"""Goes up when a reader of today would misread a line of tomorrow. A new field is no such change."""
+"""Goes up when a reader of today would misread a line of tomorrow. A new field is none."""
 
 FILE_SUFFIX: Final = ".jsonl"
 
@@ -36,9 +36,7 @@ OPERATIONS: Final = frozenset(
 )
 """What was done. All are calls to a namespace but `state`, which is news of an entity."""
 
-CAUSES: Final = frozenset(
-    "application failover ping syphon poll administration consumer".split()
-)
+CAUSES: Final = frozenset("application failover ping syphon poll administration consumer".split())
 """Who wanted it: the bill is split by these."""
 
 OUTCOMES: Final = frozenset({"ok", "failed", "unknown"})

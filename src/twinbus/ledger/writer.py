@@ -50,7 +50,7 @@ _GROUP_MAX: Final = 2_000
 
 _OPTIONAL: Final = frozenset(FIELDS) - frozenset(REQUIRED)
 _PROCESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-"""A name that every file system takes, and that Spark does not pass over (as it does `_` and `.`)."""
+"""A name that every file system takes; Spark passes over files that begin with `_` or `.`."""
 
 _Noted = tuple[int, str, dict[str, object]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,8 +29,9 @@ class DiskByHand(MemoryStore):
         self.diary: list[str] = []
         self.noted: list[bytes] = []
         self.answers = threading.Semaphore(1_000_000 if free else 0)
-        self.stage_error: Exception | None = None
-        self.commit_error: Exception | None = None
+        self.begun: SimpleQueue[str] = SimpleQueue()
+        """Batches that reached the disk, whatever it answered."""
+        self.error: Exception | None = None
 
     def note(self, name: str) -> None:
         self.noted.append(name.encode())
@@ -38,16 +40,12 @@ class DiskByHand(MemoryStore):
         noted, self.noted = self.noted, []
         return Batch(dict.fromkeys(noted)) if noted else None
 
-    def stage(self, batch: Batch) -> None:
-        self.diary.append("stage " + self._names(batch))
-        if self.stage_error is not None:
-            raise self.stage_error
-
-    def commit(self, batch: Batch) -> None:
+    def write(self, batch: Batch) -> None:
+        self.begun.put(self._names(batch))
         self.answers.acquire()
-        if self.commit_error is not None:
-            raise self.commit_error
-        self.diary.append("commit " + self._names(batch))
+        if self.error is not None:
+            raise self.error
+        self.diary.append("write " + self._names(batch))
 
     def finish(self, batch: Batch) -> None:
         self.diary.append("finish " + self._names(batch))
@@ -56,7 +54,7 @@ class DiskByHand(MemoryStore):
         self.noted = []
         self.diary.append("discard")
 
-    def write(self, name: str) -> Callable[[], None]:
+    def line(self, name: str) -> Callable[[], None]:
         """A function for `after_commit` that writes into the diary."""
         return lambda: self.diary.append(name)
 
@@ -84,8 +82,8 @@ async def ticks(count: int) -> None:
 async def test_what_has_nothing_to_write_runs_at_the_end_of_the_tick() -> None:
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())
-    commit.after_commit(disk.write("one"))
-    commit.after_commit(disk.write("two"))
+    commit.after_commit(disk.line("one"))
+    commit.after_commit(disk.line("two"))
     assert disk.diary == []
     await ticks(1)
     assert disk.diary == ["one", "two"]
@@ -98,23 +96,23 @@ async def test_one_tick_is_one_batch_and_what_comes_meanwhile_is_the_next() -> N
     commit = GroupCommit(disk, asyncio.get_running_loop())
     for name in ("a", "b"):
         disk.note(name)
-        commit.after_commit(disk.write(f"acknowledge {name}"))
+        commit.after_commit(disk.line(f"acknowledge {name}"))
     await ticks(2)
     for name in ("c", "d"):
         disk.note(name)
-        commit.after_commit(disk.write(f"acknowledge {name}"))
+        commit.after_commit(disk.line(f"acknowledge {name}"))
         await ticks(2)
-    assert disk.diary == ["stage a+b"]
+    assert disk.diary == []
+    assert disk.begun.get(timeout=30) == "a+b"
+    assert disk.begun.empty()
     disk.answers.release(2)
     await commit.durable()
     assert disk.diary == [
-        "stage a+b",
-        "commit a+b",
+        "write a+b",
         "finish a+b",
         "acknowledge a",
         "acknowledge b",
-        "stage c+d",
-        "commit c+d",
+        "write c+d",
         "finish c+d",
         "acknowledge c",
         "acknowledge d",
@@ -123,17 +121,20 @@ async def test_one_tick_is_one_batch_and_what_comes_meanwhile_is_the_next() -> N
 
 
 @on_a_loop
-async def test_the_loop_waits_out_the_staging_but_not_the_commit() -> None:
+async def test_the_loop_runs_on_while_the_disk_is_waited_for() -> None:
     disk = DiskByHand()
     loop = asyncio.get_running_loop()
     commit = GroupCommit(disk, loop)
     disk.note("a")
-    commit.schedule()
-    loop.call_soon(disk.write("the loop runs on"))
+    commit.after_commit(disk.line("acknowledge a"))
+    await ticks(1)
+    assert disk.begun.get(timeout=30) == "a"
+    loop.call_soon(disk.line("the loop runs on"))
     await ticks(2)
-    assert disk.diary == ["stage a", "the loop runs on"]
+    assert disk.diary == ["the loop runs on"]
     disk.answers.release()
     await commit.close()
+    assert disk.diary == ["the loop runs on", "write a", "finish a", "acknowledge a"]
 
 
 @on_a_loop
@@ -141,14 +142,14 @@ async def test_a_function_without_a_write_of_its_own_waits_for_the_batch_in_flig
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())
     disk.note("a")
-    commit.after_commit(disk.write("first"))
+    commit.after_commit(disk.line("first"))
     await ticks(2)
-    commit.after_commit(disk.write("second"))
+    commit.after_commit(disk.line("second"))
     await ticks(3)
-    assert disk.diary == ["stage a"]
+    assert disk.diary == []
     disk.answers.release()
     await commit.durable()
-    assert disk.diary == ["stage a", "commit a", "finish a", "first", "second"]
+    assert disk.diary == ["write a", "finish a", "first", "second"]
     await commit.close()
 
 
@@ -161,7 +162,7 @@ async def test_what_nobody_waits_for_is_committed_when_scheduled() -> None:
     commit.schedule()
     await ticks(2)
     await commit.durable()
-    assert disk.diary == ["stage a", "commit a", "finish a"]
+    assert disk.diary == ["write a", "finish a"]
     await commit.close()
 
 
@@ -173,56 +174,55 @@ async def test_what_a_function_notes_in_its_turn_is_the_next_batch() -> None:
     def deliver() -> None:
         disk.diary.append("deliver")
         disk.note("b")
-        commit.after_commit(disk.write("settled"))
+        commit.after_commit(disk.line("settled"))
 
     disk.note("a")
     commit.after_commit(deliver)
     await commit.durable()
     await commit.durable()
     assert disk.diary == [
-        *("stage a", "commit a", "finish a", "deliver"),
-        *("stage b", "commit b", "finish b", "settled"),
+        *("write a", "finish a", "deliver"),
+        *("write b", "finish b", "settled"),
     ]
     await commit.close()
 
 
-@pytest.mark.parametrize("where", ["stage", "commit"])
 @on_a_loop
-async def test_a_failed_batch_drops_all_that_waited_and_tells_once(where: str) -> None:
+async def test_a_failed_batch_drops_all_that_waited_and_tells_once() -> None:
     disk = DiskByHand()
     failures: list[Exception] = []
 
     def rebuild(failure: Exception) -> None:
         failures.append(failure)
         disk.diary.append("rebuild")
-        commit.after_commit(disk.write("never: nothing is taken before the rebuild is done"))
+        commit.after_commit(disk.line("never: nothing is taken before the rebuild is done"))
 
     def note_b() -> None:
-        assert disk.diary == ["stage a"]
+        assert disk.diary == []
         disk.note("b")
-        commit.after_commit(disk.write("never b"))
+        commit.after_commit(disk.line("never b"))
 
     loop = asyncio.get_running_loop()
     commit = GroupCommit(disk, loop, rebuild)
     full = StoreFull("no room")
-    setattr(disk, f"{where}_error", full)
+    disk.error = full
     disk.note("a")
-    commit.after_commit(disk.write("never a"))
+    commit.after_commit(disk.line("never a"))
     loop.call_soon(note_b)
     promises = [asyncio.ensure_future(commit.durable()) for _ in range(2)]
     disk.answers.release()
     for promise in promises:
         with pytest.raises(StoreFull, match="no room"):
             await promise
-    assert disk.diary == ["stage a", "discard", "rebuild"]
+    assert disk.diary == ["discard", "rebuild"]
     assert failures == [full]
 
-    disk.stage_error = disk.commit_error = None
+    disk.error = None
     disk.answers.release(5)
     disk.note("c")
-    commit.after_commit(disk.write("acknowledge c"))
+    commit.after_commit(disk.line("acknowledge c"))
     await commit.durable()
-    assert disk.diary[3:] == ["stage c", "commit c", "finish c", "acknowledge c"]
+    assert disk.diary[2:] == ["write c", "finish c", "acknowledge c"]
     await commit.close()
 
 
@@ -230,18 +230,18 @@ async def test_a_failed_batch_drops_all_that_waited_and_tells_once(where: str) -
 async def test_without_anyone_to_rebuild_a_failure_is_for_ever() -> None:
     disk = DiskByHand(free=True)
     commit = GroupCommit(disk, asyncio.get_running_loop())
-    disk.commit_error = StoreError("disk on fire")
+    disk.error = StoreError("disk on fire")
     disk.note("a")
     with pytest.raises(StoreError, match="disk on fire"):
         await commit.durable()
-    disk.commit_error = None
+    disk.error = None
     disk.note("b")
-    commit.after_commit(disk.write("never"))
+    commit.after_commit(disk.line("never"))
     with pytest.raises(StoreError, match="nothing is stored any more: disk on fire"):
         await commit.durable()
     await ticks(3)
     await commit.close()
-    assert disk.diary == ["stage a", "discard"]
+    assert disk.diary == ["discard"]
 
 
 @on_a_loop
@@ -258,7 +258,7 @@ async def test_a_function_that_fails_does_not_take_the_others_with_it() -> None:
 
     disk.note("a")
     commit.after_commit(fail)
-    commit.after_commit(disk.write("next"))
+    commit.after_commit(disk.line("next"))
     await commit.durable()
     assert told == [error]
     assert disk.diary[-1] == "next"
@@ -270,26 +270,26 @@ async def test_closing_waits_for_what_is_in_flight_and_commits_the_rest() -> Non
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())
     disk.note("a")
-    commit.after_commit(disk.write("first"))
+    commit.after_commit(disk.line("first"))
     await ticks(2)
     disk.note("b")
 
     def last_words() -> None:
         disk.diary.append("second")
         disk.note("c")
-        commit.after_commit(disk.write("third"))
+        commit.after_commit(disk.line("third"))
 
     commit.after_commit(last_words)
     closing = asyncio.ensure_future(commit.close())
     await ticks(3)
-    assert disk.diary == ["stage a"]
+    assert disk.diary == []
     disk.answers.release(3)
     await closing
     assert [line for line in disk.diary if " " not in line] == ["first", "second", "third"]
-    assert [line for line in disk.diary if line.startswith("commit")] == [
-        "commit a",
-        "commit b",
-        "commit c",
+    assert [line for line in disk.diary if line.startswith("write")] == [
+        "write a",
+        "write b",
+        "write c",
     ]
     assert not commit._writer.is_alive()
     await commit.close()
@@ -315,9 +315,9 @@ async def test_nothing_is_left_to_do_when_closing_returns() -> None:
     commit.after_commit(first)
     await commit.close()
     assert disk.diary == [
-        *("stage a", "commit a", "finish a", "first"),
-        *("stage b", "commit b", "finish b", "second"),
-        *("stage c", "commit c", "finish c"),
+        *("write a", "finish a", "first"),
+        *("write b", "finish b", "second"),
+        *("write c", "finish c"),
     ]
 
 
@@ -326,7 +326,7 @@ async def test_closing_that_is_cancelled_still_ends_the_writer_after_its_commit(
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())
     disk.note("a")
-    commit.after_commit(disk.write("acknowledge"))
+    commit.after_commit(disk.line("acknowledge"))
     closing = asyncio.ensure_future(commit.close())
     await ticks(3)
     closing.cancel()
@@ -334,14 +334,14 @@ async def test_closing_that_is_cancelled_still_ends_the_writer_after_its_commit(
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert not commit._writer.is_alive()
-    assert disk.diary == ["stage a", "commit a", "finish a", "acknowledge"]
+    assert disk.diary == ["write a", "finish a", "acknowledge"]
 
 
 @on_a_loop
 async def test_closing_says_what_could_not_be_stored() -> None:
     disk = DiskByHand(free=True)
     commit = GroupCommit(disk, asyncio.get_running_loop())
-    disk.commit_error = StoreFull("no room")
+    disk.error = StoreFull("no room")
     disk.note("a")
     with pytest.raises(StoreFull, match="no room"):
         await commit.close()
@@ -358,7 +358,7 @@ def test_a_loop_that_is_gone_ends_the_writer() -> None:
     loop.close()
     disk.answers.release()
     commit._writer.join()
-    assert disk.diary == ["stage a", "commit a"]
+    assert disk.diary == ["write a"]
 
 
 @on_a_loop

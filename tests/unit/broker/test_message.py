@@ -217,7 +217,7 @@ def test_annotations_of_an_earlier_delivery_are_replaced() -> None:
         incoming.payload,
         stored(incoming, dead_letter_source="old", delivery_count=4),
         locked_until_ms=5,
-        lock_token=UUID_1,
+        lock_token=UUID_1.bytes_le,
     )
     again = parse(first, no_new_id)
     delivered = split(render(again.payload, stored(again)))
@@ -235,7 +235,7 @@ def test_annotations_of_an_earlier_delivery_are_replaced() -> None:
 def test_a_dead_letter_names_its_source_and_a_lock_token_is_a_delivery_annotation() -> None:
     incoming = read()
     message = stored(incoming, dead_letter_source="queue/" + "x" * 250)
-    delivered = split(render(incoming.payload, message, lock_token=UUID_1))
+    delivered = split(render(incoming.payload, message, lock_token=UUID_1.bytes_le))
     annotations = decode_map(delivered.message_annotations)
     assert annotations["x-opt-deadletter-source"] == "queue/" + "x" * 250
     assert decode_map(delivered.delivery_annotations) == {"x-opt-lock-token": UUID_1}

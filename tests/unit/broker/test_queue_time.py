@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.broker.fakes import World, incoming, numbers
+from tests.unit.broker.fakes import FakeJournal, World, incoming, numbers
+from twinbus.broker.dedup import DuplicateHistory
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.journal import State
 from twinbus.broker.queue import Outcome, Queue
-from twinbus.broker.refusals import MessageNotFound
+from twinbus.broker.refusals import MessageLockLost, MessageNotFound
 
 LOCK_MS = 10_000
 PLAIN = QueueDescription(lock_duration_ms=LOCK_MS, max_delivery_count=3)
@@ -102,6 +103,16 @@ class TestTimeToLive:
         assert len(queue.acquire(ME, 1, 10)) == 1
 
 
+def test_no_lock_outlives_its_time_behind_a_mass_of_timers(queue: Queue) -> None:
+    for _ in range(1100):
+        queue.enqueue(incoming(), 0)
+    tokens = [each.lock_token for each in queue.acquire(ME, 1100, 0)]
+    for token in (tokens[-1], tokens[0]):
+        with pytest.raises(MessageLockLost):
+            queue.settle(token, Outcome.COMPLETE, LOCK_MS)
+    assert queue.active_count == 1100
+
+
 class TestScheduled:
     def test_a_message_appears_at_its_time_under_a_new_number(
         self, world: World, queue: Queue
@@ -192,3 +203,13 @@ class TestDuplicates:
         queue.enqueue(incoming(message_id="a"), 0)
         world.namespace.update_queue("q", self.DETECTING, 30_000)
         assert queue.enqueue(incoming(message_id="a"), 30_000) is not None
+
+    def test_an_id_accepted_again_outlives_its_first_entry(self) -> None:
+        journal = FakeJournal()
+        history = DuplicateHistory(1, journal, window_ms=100)
+        assert history.accept("a", 0)
+        assert history.accept("a", 150)
+        assert history.forget_old(150, 10) == 1
+        assert (history.accept("a", 200), history.next_ms()) == (False, 250)
+        assert history.forget_old(250, 10) == 1
+        assert len(history) == 0

@@ -59,6 +59,15 @@ def test_the_next_session_is_the_one_that_waited_longest(queue: Queue) -> None:
     assert queue.accept_session(None, object(), 0) is None
 
 
+def test_a_freed_session_with_messages_is_next_again(queue: Queue) -> None:
+    queue.accept_session("a", ANN, 0)
+    queue.accept_session("b", BOB, 0)
+    queue.acquire(BOB, 1, 0, session_id="b")
+    queue.release_holder(BOB, 1)
+    assert queue.accept_session(None, BOB, 1) == ("b", 1 + LOCK_MS)
+    assert queue.accept_session(None, BOB, LOCK_MS) == ("a", 2 * LOCK_MS)
+
+
 def test_a_held_session_cannot_be_had(queue: Queue) -> None:
     queue.accept_session("a", ANN, 0)
     with pytest.raises(SessionCannotBeLocked):

@@ -14,7 +14,7 @@ from twinbus.broker import data_directory, lmdb_store, records
 from twinbus.broker.journal import State, StoredMessage
 from twinbus.broker.lmdb_environment import translated
 from twinbus.broker.lmdb_store import LmdbStore
-from twinbus.broker.store import MemoryStore, Store, StoreError, StoreFull, flush
+from twinbus.broker.store import Batch, MemoryStore, Store, StoreError, StoreFull, flush
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,8 +145,7 @@ def test_a_payload_is_found_pending_in_flight_and_on_disk(disk: LmdbStore) -> No
     batch = disk.take_batch()
     assert batch is not None
     assert disk.payload(1, 1) == b"payload"
-    disk.stage(batch)
-    disk.commit(batch)
+    disk.write(batch)
     assert disk.payload(1, 1) == b"payload"
     disk.finish(batch)
     assert disk.pending_bytes == 0
@@ -173,8 +172,7 @@ def test_pending_bytes_rise_with_what_is_noted_and_fall_when_it_is_durable(disk:
     assert batch is not None
     disk.put(1, message(2), b"x" * 1000)
     assert disk.pending_bytes == 2 * noted
-    disk.stage(batch)
-    disk.commit(batch)
+    disk.write(batch)
     disk.finish(batch)
     assert disk.pending_bytes == noted
 
@@ -194,8 +192,7 @@ def test_a_dropped_entity_is_swept_a_slice_at_a_time(
     disk.drop_entity(1)
     left = []
     while (batch := disk.take_batch()) is not None:
-        disk.stage(batch)
-        disk.commit(batch)
+        disk.write(batch)
         disk.finish(batch)
         left.append(entries(disk))
     # 25 messages, a state, an id and a counter, then the note that the entity was dropped; the
@@ -239,8 +236,7 @@ def test_an_entity_dropped_before_its_first_commit_leaves_nothing(disk: LmdbStor
         records.message_key(2, 1),
         records.entity_key(records.COUNTER, 2),
     ]
-    disk.stage(batch)
-    disk.commit(batch)
+    disk.write(batch)
     disk.finish(batch)
     assert entries(disk) == 2
     assert disk.take_batch() is None
@@ -354,7 +350,7 @@ def test_a_full_map_writes_nothing_and_the_store_goes_on(tmp_path: Path) -> None
     batch = store.take_batch()
     assert batch is not None
     with pytest.raises(StoreFull, match="as large as its map allows"):
-        store.stage(batch)
+        store.write(batch)
     store.discard()
     store.put(1, message(4), b"noted by an engine that is about to go")
     assert numbers(store) == [1]
@@ -401,47 +397,44 @@ def test_a_record_that_makes_no_sense_is_one_line(disk: LmdbStore) -> None:
 
 
 class AnnouncedLock:
-    """A lock that says when somebody is about to wait for it."""
+    """A lock that says when a second one asks for it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.asked = threading.Event()
-
-    def acquire(self) -> bool:
-        return self.lock.acquire()
-
-    def release(self) -> None:
-        self.lock.release()
+        self.contended = threading.Event()
 
     def __enter__(self) -> None:
-        self.asked.set()
+        if self.lock.locked():
+            self.contended.set()
         self.lock.acquire()
 
     def __exit__(self, *_: object) -> None:
         self.lock.release()
 
 
-def test_closing_waits_for_the_commit_in_flight(disk: LmdbStore, tmp_path: Path) -> None:
-    lock = AnnouncedLock()
+def test_closing_waits_for_the_commit_in_flight(
+    disk: LmdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, begun, seen = AnnouncedLock(), threading.Event(), []
     disk._writing = lock  # type: ignore[assignment]
     disk.put_entity(1, "queue", "q", {})
     disk.put(1, message(1), b"x")
     batch = disk.take_batch()
     assert batch is not None
-    staged = threading.Event()
+    apply = lmdb_store._apply
 
-    def write() -> None:
-        disk.stage(batch)
-        staged.set()
-        lock.asked.wait(timeout=30)
-        assert disk._environment is not None
-        disk.commit(batch)
+    def slow_apply(transaction: lmdb.Transaction[bytes], changes: Batch) -> None:
+        apply(transaction, changes)
+        begun.set()
+        seen.append(lock.contended.wait(timeout=10) and disk._environment is not None)
 
-    writer = threading.Thread(target=write, daemon=True)
+    monkeypatch.setattr(lmdb_store, "_apply", slow_apply)
+    writer = threading.Thread(target=disk.write, args=(batch,), daemon=True)
     writer.start()
-    staged.wait()
+    assert begun.wait(timeout=10)
     disk.close()
     writer.join()
+    assert seen == [True]
     with pytest.raises(StoreError, match="is not open here"):
         disk.recover()
     again = LmdbStore(tmp_path / "ns", map_size=MAP_SIZE)

@@ -50,7 +50,7 @@ def test_nothing_is_made_before_there_is_something_to_write(tmp_path: Path) -> N
 def test_the_time_is_now_where_none_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer.time, "time_ns", lambda: 1_234_567_890)
+    monkeypatch.setattr("twinbus.ledger.writer.time.time_ns", lambda: 1_234_567_890)
     with LedgerWriter(tmp_path, process="p", flush_s=NEVER_S) as ledger:
         ledger.record("ping")
     assert next(read(tmp_path))["at_ms"] == 1_234
@@ -209,5 +209,5 @@ def test_the_reader_sets_aside_torn_and_foreign_lines_and_counts_them(tmp_path: 
 
 
 def test_a_ledger_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="no ledger at .*nowhere"):
+    with pytest.raises(LedgerError, match=r"no ledger at .*nowhere"):
         read(tmp_path / "nowhere")

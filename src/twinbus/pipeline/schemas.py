@@ -1,0 +1,116 @@
+"""What the tables read and give, as literal schemas. The ledger's is that of `ledger.record`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql.types import (
+    BooleanType,
+    DateType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+__all__ = ["CHARGES", "CORRUPT", "DEPTH", "DUPLICATES", "FATES", "LEDGER", "SENDS", "SIGHTINGS"]
+
+CORRUPT: Final = "_corrupt"
+"""Where Spark puts a line that it cannot read as a record."""
+
+LEDGER: Final = StructType(
+    [
+        # Spark's reader takes a schema as a wish: every field of a file can turn out null.
+        StructField("v", LongType()),
+        StructField("at_ms", LongType()),
+        StructField("operation", StringType()),
+        StructField("process", StringType()),
+        StructField("cause", StringType()),
+        StructField("pair", StringType()),
+        StructField("namespace", StringType()),
+        StructField("side", StringType()),
+        StructField("entity", StringType()),
+        StructField("backlog_queue", StringType()),
+        StructField("message_id", StringType()),
+        StructField("sequence_number", LongType()),
+        StructField("size_bytes", LongType()),
+        StructField("outcome", StringType()),
+        StructField("error", StringType()),
+        StructField("latency_us", LongType()),
+        StructField("state", StringType()),
+        StructField("trace_id", StringType()),
+        StructField("view", StringType()),
+        StructField("unrecorded", LongType()),
+    ]
+)
+
+SIGHTINGS: Final = StructType(
+    [
+        StructField("destination", StringType(), nullable=False),
+        StructField("message_id", StringType(), nullable=False),
+        # "waiting" or "dead_lettered".
+        StructField("place", StringType(), nullable=False),
+    ]
+)
+
+CHARGES: Final = StructType(
+    [
+        StructField("day", DateType(), nullable=False),
+        StructField("namespace", StringType(), nullable=False),
+        StructField("entity", StringType(), nullable=False),
+        StructField("cause", StringType(), nullable=False),
+        StructField("operation", StringType(), nullable=False),
+        # Worked out from the deliveries and not recorded.
+        StructField("assumed", BooleanType(), nullable=False),
+        StructField("operations", LongType(), nullable=False),
+        StructField("units", LongType(), nullable=False),
+        StructField("bytes_in", LongType(), nullable=False),
+        StructField("bytes_out", LongType(), nullable=False),
+    ]
+)
+
+FATES: Final = StructType(
+    [
+        StructField("destination", StringType(), nullable=False),
+        StructField("message_id", StringType(), nullable=False),
+        StructField("accepted", BooleanType(), nullable=False),
+        StructField("diverted", BooleanType(), nullable=False),
+        # A send or divert ended without an answer.
+        StructField("ambiguous", BooleanType(), nullable=False),
+        # A delivery to the destination was acknowledged.
+        StructField("acknowledged", BooleanType(), nullable=False),
+        StructField("received", BooleanType(), nullable=False),
+        StructField("forwards", LongType(), nullable=False),
+        StructField("size_bytes", LongType(), nullable=False),
+        StructField("delivered_ms", LongType()),
+        StructField("entered_ms", LongType()),
+        StructField("left_ms", LongType()),
+        # See `conservation.FATES_OF_ACCEPTED`; null where the message was not accepted.
+        StructField("fate", StringType()),
+    ]
+)
+
+DUPLICATES: Final = StructType(
+    [
+        StructField("entity", StringType(), nullable=False),
+        StructField("destination", StringType(), nullable=False),
+        StructField("message_id", StringType(), nullable=False),
+        StructField("times", LongType(), nullable=False),
+        StructField("window", StringType(), nullable=False),
+    ]
+)
+
+SENDS: Final = StructType(
+    [
+        StructField("at_s", LongType(), nullable=False),
+        StructField("to_primary", LongType(), nullable=False),
+        StructField("to_backlog", LongType(), nullable=False),
+    ]
+)
+
+DEPTH: Final = StructType(
+    [
+        StructField("at_s", LongType(), nullable=False),
+        StructField("depth", LongType(), nullable=False),
+    ]
+)
