@@ -19,10 +19,12 @@ from twinbus.broker.data_directory import LOW_SPACE_BYTES
 pytestmark = pytest.mark.end_to_end
 
 MEGABYTE = 1024 * 1024
-BODY = b"x" * (200 * 1024)
-SENDS_MAX = 200
-"""Far more than fit."""
+BODY = b"x" * (20 * 1024)
+LARGE_BODY = b"x" * (200 * 1024)
+SENDS_MAX = 4_000
+"""More than fit."""
 
+SENDS_AT_ONCE = 50
 GUARD_LOOKS_EVERY_S = 1.0
 
 
@@ -83,7 +85,9 @@ async def fill_at_once(broker: ServedBroker) -> tuple[list[str], str]:
     await asyncio.sleep(GUARD_LOOKS_EVERY_S)
     await sender.send(message("before"))
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size + MEGABYTE, hard))
-    answers = {str(number): sender.send(message(str(number), BODY)) for number in range(50)}
+    answers = {
+        str(number): sender.send(message(str(number), BODY)) for number in range(SENDS_AT_ONCE)
+    }
     await asyncio.wait(answers.values())
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
     kept = [key for key, answer in answers.items() if answer.exception() is None]
@@ -94,19 +98,18 @@ async def fill_at_once(broker: ServedBroker) -> tuple[list[str], str]:
 def test_a_write_that_fails_is_not_acknowledged_and_harms_nothing(broker: ServedBroker) -> None:
     acknowledged, last_word = asyncio.run(fill_at_once(broker))
     assert "not stored" in last_word
-    assert len(acknowledged) < 50
+    assert len(acknowledged) < SENDS_AT_ONCE
     assert "nothing acknowledged is lost" in broker.log()
     assert "Traceback" not in broker.log()
-    # It goes on by itself once there is room, and a restart finds the same.
-    for after in ("after", "after a restart"):
-        with client(broker.connection_string()) as sdk:
-            with sdk.get_queue_sender("orders") as sender:
-                sender.send_messages(ServiceBusMessage("x", message_id=after))
-            receiver = sdk.get_queue_receiver("orders")
-            peeked = [str(each.message_id) for each in receiver.peek_messages(100)]
-        acknowledged.append(after)
-        assert peeked == acknowledged
-        broker.kill9()
-        broker.restart()
+    # It goes on by itself once there is room. A message whose send was not answered may be there.
     with client(broker.connection_string()) as sdk:
-        assert take_all(sdk) == acknowledged
+        with sdk.get_queue_sender("orders") as sender:
+            sender.send_messages(ServiceBusMessage("x", message_id="after"))
+        acknowledged.append("after")
+        receiver = sdk.get_queue_receiver("orders")
+        stored = [str(each.message_id) for each in receiver.peek_messages(100)]
+    assert [key for key in stored if key in acknowledged] == acknowledged
+    broker.kill9()
+    broker.restart()
+    with client(broker.connection_string()) as sdk:
+        assert take_all(sdk) == stored

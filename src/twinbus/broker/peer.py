@@ -168,7 +168,7 @@ class Peer(asyncio.Protocol):
         """Do something after a while, if the connection is still there."""
 
         def act() -> None:
-            if self._transport is not None:
+            if self._transport is not None and not self._transport.is_closing():
                 action()
 
         self.server.loop.call_later(delay_ms / 1000, act)
@@ -213,6 +213,15 @@ class Peer(asyncio.Protocol):
         self.connection.close(condition, description)
         self._write(self.connection.take_output(self.server.now_ms()), True)
 
+    def abandon_links(self) -> None:
+        """Cut every link off its entity, which is of an engine that is given up."""
+        for owner in self.owners():
+            if isinstance(owner, ReceivingLink):
+                owner.stop_waiting()
+        for session in self.connection.sessions.values():
+            for link in session.links.values():
+                link.owner = None
+
     def owners(self) -> list[object]:
         """What stands behind this connection's links."""
         return [
@@ -236,7 +245,10 @@ class Peer(asyncio.Protocol):
     def _act(self, event: Event, now_ms: int) -> None:
         match event:
             case DeliveryArrived():
-                event.link.owner.take(event, now_ms)  # type: ignore[attr-defined]
+                owner = event.link.owner
+                # A link that was never opened has no credit; what comes on it is not looked at.
+                if isinstance(owner, (SendingLink, RequestLink)):
+                    owner.take(event, now_ms)
             case Disposed():
                 if event.by_receiver:
                     self._settle(event, now_ms)

@@ -69,8 +69,7 @@ class ReceivingLink:
         granted = self.queue.accept_session(None, self, now_ms)
         if granted is None:
             return False
-        if self._wait is not None:
-            self._wait.cancel()
+        self.stop_waiting()
         self._open_session(*granted)
         return True
 
@@ -162,10 +161,14 @@ class ReceivingLink:
             case _:
                 settle(lock_token, Outcome.COMPLETE, now_ms, session_id=session)
 
-    def close(self, now_ms: int) -> None:
-        """Give up the session, if there is one; message locks run on until they expire."""
+    def stop_waiting(self) -> None:
+        """Wait no longer for a session."""
         if self._wait is not None:
             self._wait.cancel()
+
+    def close(self, now_ms: int) -> None:
+        """Give up the session, if there is one; message locks run on until they expire."""
+        self.stop_waiting()
         self.peer.server.dispatcher.remove(self)
         if not self.queue.is_deleted:
             self.queue.release_holder(self, now_ms)

@@ -24,6 +24,7 @@ from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, Refusal
 from twinbus.broker.sas import AccessPolicy
 from twinbus.broker.store import Store
 from twinbus.broker.tokens import LockTokens
+from twinbus.errors import StoreError
 
 log = logging.getLogger("twinbus.broker")
 
@@ -91,10 +92,12 @@ class BrokerServer:
         """Commit what is under way, say goodbye to the clients, close the store."""
         if self._timer is not None:
             self._timer.cancel()
-        await self.commit.close()
-        for peer in list(self.peers):
-            peer.close("amqp:connection:forced", "the broker is shutting down")
-        self.store.close()
+        try:
+            await self.commit.close()
+        finally:
+            for peer in list(self.peers):
+                peer.close("amqp:connection:forced", "the broker is shutting down")
+            self.store.close()
 
     # The tick
 
@@ -180,9 +183,14 @@ class BrokerServer:
         """
         log.error("%s: %s; clients are cut off, nothing acknowledged is lost", self.name, error)
         for peer in list(self.peers):
+            peer.abandon_links()
             peer.close("amqp:resource-limit-exceeded", f"the message was not stored: {error}")
         self.dispatcher = Dispatcher(self.wake)
         self._to_collect.clear()
         self._read_again()
-        self.namespace = self._restore()
+        try:
+            self.namespace = self._restore()
+        except StoreError:
+            log.exception("%s: cannot go on; free some space and start it again", self.name)
+            raise
         self._arm_timer()

@@ -82,6 +82,7 @@ def _facts(records: DataFrame) -> DataFrame:
         records.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
         .groupBy(destination_of(F.col("entity")).alias("destination"), "message_id")
         .agg(
+            _any(operation.isin("send", "divert")).alias("tried"),
             _any(sent).alias("sent"),
             _any(diverted).alias("diverted"),
             _any(operation.isin("send", "divert") & (F.col("outcome") == "unknown")).alias(

@@ -122,7 +122,7 @@ def bundled_java() -> Path | None:
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
     """Where the shim is kept from one run to the next."""
-    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "twinbus"
 
 

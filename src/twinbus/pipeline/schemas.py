@@ -73,6 +73,8 @@ FATES: Final = StructType(
     [
         StructField("destination", StringType(), nullable=False),
         StructField("message_id", StringType(), nullable=False),
+        # A send or divert of it is recorded, whatever came of it.
+        StructField("tried", BooleanType(), nullable=False),
         StructField("accepted", BooleanType(), nullable=False),
         StructField("diverted", BooleanType(), nullable=False),
         # A send or divert ended without an answer.

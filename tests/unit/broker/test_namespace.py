@@ -22,7 +22,7 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.journal import State
 from twinbus.broker.message import PING_CONTENT_TYPE
-from twinbus.broker.queue import Outcome, Queue
+from twinbus.broker.queue import Outcome
 from twinbus.broker.refusals import (
     ArgumentInvalid,
     ArgumentOutOfRange,
@@ -250,70 +250,6 @@ class TestDeletion:
         again = world.restarted().namespace
         new = again.create_subscription("news", "all", SUBSCRIPTION, 2)
         assert new.entity_id > old
-
-
-class TestIdleness:
-    IDLE = replace(QUEUE, auto_delete_on_idle_ms=IDLE_MS)
-    BORN_MS = 50
-    END_MS = BORN_MS + IDLE_MS
-
-    @pytest.fixture
-    def queue(self, world: World) -> Queue:
-        return world.namespace.create_queue("tmp", self.IDLE, self.BORN_MS)
-
-    def test_an_idle_queue_is_deleted_at_its_time(self, world: World, queue: Queue) -> None:
-        world.namespace.run_timers(self.END_MS - 1)
-        assert world.namespace.get_queue("tmp") is queue
-        assert world.namespace.next_deadline_ms() == self.END_MS
-        world.namespace.run_timers(self.END_MS)
-        assert world.deleted == ["tmp/$DeadLetterQueue", "tmp"]
-
-    def test_any_use_puts_it_off(self, world: World, queue: Queue) -> None:
-        assert queue.dead_letter is not None
-        queue.enqueue(incoming(), 1_000)
-        queue.acquire(ME, 1, 2_000, settled=True)
-        queue.dead_letter.peek(0, 1, 3_000)
-        world.namespace.run_timers(self.END_MS)
-        assert world.namespace.next_deadline_ms() == IDLE_MS + 3_000
-        world.namespace.run_timers(IDLE_MS + 3_000)
-        assert "tmp" in world.deleted
-
-    def test_links_locks_and_scheduled_messages_are_use(self, world: World, queue: Queue) -> None:
-        world.in_use.add("tmp")
-        world.namespace.run_timers(self.END_MS)
-        world.in_use.clear()
-        queue.enqueue(incoming(scheduled_for_ms=3 * IDLE_MS), self.END_MS)
-        world.namespace.run_timers(self.END_MS + IDLE_MS)
-        assert world.deleted == []
-        world.namespace.run_timers(3 * IDLE_MS)
-        world.namespace.run_timers(4 * IDLE_MS)
-        assert "tmp" in world.deleted
-
-    def test_a_subscription_nobody_receives_from_goes_though_its_topic_is_busy(
-        self, world: World
-    ) -> None:
-        settings = replace(SUBSCRIPTION, auto_delete_on_idle_ms=IDLE_MS)
-        world.namespace.create_subscription("news", "tmp", settings, self.BORN_MS)
-        world.namespace.get_topic("news").publish(incoming(), self.END_MS - 1)
-        world.namespace.run_timers(self.END_MS)
-        assert "News/Subscriptions/tmp" in world.deleted
-
-    @pytest.mark.parametrize("told_ms", [0, 10 * IDLE_MS])
-    def test_a_restart_begins_the_count_anew(
-        self, world: World, queue: Queue, told_ms: int
-    ) -> None:
-        again = world.restarted(told_ms)
-        again.namespace.run_timers(10 * IDLE_MS)
-        again.namespace.run_timers(11 * IDLE_MS - 1)
-        assert (again.deleted, queue.is_deleted) == ([], False)
-        again.namespace.run_timers(11 * IDLE_MS)
-        assert "tmp" in again.deleted
-
-    def test_a_new_setting_counts_at_once(self, world: World, queue: Queue) -> None:
-        world.namespace.update_queue("tmp", QUEUE, 60)
-        world.namespace.run_timers(10 * IDLE_MS)
-        assert (world.deleted, queue.description) == ([], QUEUE)
-        assert world.namespace.next_deadline_ms() == 0
 
 
 def test_idle_queues_cost_the_timers_nothing(world: World) -> None:

@@ -279,6 +279,16 @@ class TestForwarding:
             world.namespace.run_timers(now_ms)
         assert (ids(loop), ids(loop.dead_letter)) == ([], ["1"])
 
+    def test_what_ended_a_chain_is_not_sent_round_again_after_a_restart(self) -> None:
+        world = World()
+        world.queue("one", QueueDescription(forward_to="two", forward_dead_letters_to="two"))
+        world.queue("two", QueueDescription(forward_to="one"))
+        world.namespace.get_queue("one").enqueue(incoming(message_id="1"), 0)
+        again = world.restarted()
+        again.namespace.run_timers(10_000)
+        assert ids(again.namespace.get_queue("one").dead_letter) == ["1"]
+        assert again.namespace.next_deadline_ms() == 0
+
     def test_a_queue_that_forwards_to_itself_loses_nothing(self) -> None:
         world = World()
         loop = world.queue("loop", QueueDescription(forward_to="loop"))

@@ -1,0 +1,203 @@
+"""One namespace as a side of a pair: where it is, how to get in, and its clients of the SDK.
+
+    Namespace.from_connection_string(text)
+    Namespace("contoso.servicebus.windows.net", DefaultAzureCredential())
+
+Nothing is connected here. Keywords of the SDK's client that are none of ours are kept and passed
+to every client that is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from twinbus.errors import NamespaceInUseError
+from twinbus.pairing.backlog import backlog_label
+
+if TYPE_CHECKING:
+    from azure.servicebus.aio import ServiceBusClient
+
+__all__ = ["ConnectionString", "Namespace"]
+
+PORT: Final = 5671
+EMULATOR_PORT: Final = 5672
+"""Where a namespace listens that names no port: with TLS, and the development emulator without."""
+
+BACKSTOP_S: Final = 2.0
+"""The SDK's own bound of an attempt lies this far past ours, which is the one that is meant: only a
+call that is still alive can be asked which socket to close."""
+
+RETRIES_OFF: Final = {"retry_total": 0, "retry_backoff_factor": 0.0}
+"""Twinbus owns the retries (SPEC 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionString:
+    """The parts of a connection string that matter here."""
+
+    host: str
+    port: int
+    key_name: str | None
+    key: str | None
+    signature: str | None
+    entity_path: str | None
+    emulator: bool
+    """`UseDevelopmentEmulator=true`: no TLS, and administration over plain HTTP."""
+
+    @classmethod
+    def parse(cls, text: str) -> ConnectionString:
+        """The parts; ValueError, which never repeats a key, says what is missing."""
+        parts = _parts(text)
+        endpoint = parts.get("endpoint")
+        if not endpoint:
+            raise ValueError(
+                "a connection string begins with Endpoint=sb://HOST; this one has no Endpoint"
+            )
+        emulator = parts.get("usedevelopmentemulator", "").lower() == "true"
+        host, port = _host_and_port(endpoint, EMULATOR_PORT if emulator else PORT)
+        parsed = cls(
+            host=host,
+            port=port,
+            key_name=parts.get("sharedaccesskeyname"),
+            key=parts.get("sharedaccesskey"),
+            signature=parts.get("sharedaccesssignature"),
+            entity_path=parts.get("entitypath"),
+            emulator=emulator,
+        )
+        if not parsed.signature and not (parsed.key_name and parsed.key):
+            raise ValueError(
+                f"the connection string of {host} has neither SharedAccessKeyName with"
+                " SharedAccessKey nor SharedAccessSignature; copy it whole"
+            )
+        return parsed
+
+
+class Namespace:
+    """A Service Bus namespace and the way into it; part of one pair at most."""
+
+    def __init__(
+        self,
+        fully_qualified_namespace: str,
+        credential: Any,
+        name: str | None = None,
+        **sdk_options: Any,
+    ) -> None:
+        """`credential` is any that the SDK takes; `name` is what backlog queues are called after."""
+        self.host, self.port = _host_and_port(fully_qualified_namespace, PORT)
+        self.credential = credential
+        self.connection_string: str | None = None
+        self.parts: ConnectionString | None = None
+        self.emulator = False
+        self.label = backlog_label(self.host, self.port, name)
+        self.sdk_options: Mapping[str, Any] = sdk_options
+        self._is_paired = False
+
+    @classmethod
+    def from_connection_string(
+        cls, text: str, name: str | None = None, **sdk_options: Any
+    ) -> Self:
+        """The namespace that a connection string leads to."""
+        parts = ConnectionString.parse(text)
+        namespace = cls(f"{_bracketed(parts.host)}:{parts.port}", None, name, **sdk_options)
+        namespace.connection_string = text
+        namespace.parts = parts
+        namespace.emulator = parts.emulator
+        return namespace
+
+    @classmethod
+    def of(cls, side: str | Namespace) -> Namespace:
+        """A side of a pair as users give it: a connection string, or a Namespace."""
+        if isinstance(side, Namespace):
+            return side
+        if isinstance(side, str):
+            return cls.from_connection_string(side)
+        raise TypeError(
+            f"a side of a pair is a connection string or a Namespace; got {type(side).__name__}"
+        )
+
+    def __repr__(self) -> str:
+        return f"Namespace({self.label}, {self.endpoint})"
+
+    @property
+    def endpoint(self) -> str:
+        """Where it is, for people: no key is part of it."""
+        return f"sb://{_bracketed(self.host)}:{self.port}"
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The host, with its port where that is not the usual one, as the SDK writes it."""
+        host = _bracketed(self.host)
+        return f"{host}:{self.port}" if self.emulator else host
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Equal for two namespaces that are the same one."""
+        loopback = self.host == "localhost" or _is_loopback(self.host)
+        return ("localhost" if loopback else self.host), self.port
+
+    def claim(self) -> None:
+        """Make it part of a pair; NamespaceInUseError if it is part of one already (SPEC 2.1)."""
+        if self._is_paired:
+            raise NamespaceInUseError(
+                f"this Namespace object of {self.endpoint} is part of a pair already; make another"
+                " one from the same connection string or credential"
+            )
+        self._is_paired = True
+
+    def release(self) -> None:
+        """Undo `claim`: the pair did not come about, or was closed."""
+        self._is_paired = False
+
+    def bounded_client(self, attempt_timeout_s: float) -> ServiceBusClient:
+        """A client whose calls are single attempts: no retries, none much longer than the time."""
+        return self.client(**RETRIES_OFF, try_timeout=attempt_timeout_s + BACKSTOP_S)
+
+    def client(self, **options: Any) -> ServiceBusClient:
+        """A client of the SDK as the user would have made it, `options` over the user's own."""
+        from azure.servicebus.aio import ServiceBusClient
+
+        merged = {**self.sdk_options, **options}
+        if self.connection_string is not None:
+            return ServiceBusClient.from_connection_string(self.connection_string, **merged)
+        return ServiceBusClient(self.fully_qualified_namespace, self.credential, **merged)
+
+
+def _parts(text: str) -> dict[str, str]:
+    if not text.strip():
+        raise ValueError("the connection string is empty")
+    parts: dict[str, str] = {}
+    for part in text.strip().strip(";").split(";"):
+        name, separator, value = part.partition("=")
+        if not separator:
+            # The part itself may be a key that lost its name: it must not be printed.
+            raise ValueError("a connection string is NAME=VALUE;NAME=VALUE...; one part has no '='")
+        parts[name.strip().lower()] = value.strip()
+    return parts
+
+
+def _host_and_port(endpoint: str, default_port: int) -> tuple[str, int]:
+    bare = endpoint.strip().partition("//")[2] or endpoint.strip()
+    bare = bare.partition("/")[0]
+    host, port = bare, ""
+    if bare.startswith("["):
+        host, _, rest = bare[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif bare.count(":") == 1:
+        host, _, port = bare.partition(":")
+    if not host or (port and not (port.isdecimal() and 0 < int(port) < 65_536)):
+        raise ValueError(f"a namespace is HOST or HOST:PORT; got {endpoint!r}")
+    return host.lower(), int(port) if port else default_port
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,271 @@
+"""SDK senders of one entity, kept open: each serves one call at a time, more open on demand.
+
+The SDK's asyncio sender is not made for several tasks at once (two of them open two links and lose
+one, and read each other's answers with up to 0.2 s of delay), so a call leases one for itself. The
+last one given back is the next one lent: with little to do, one connection serves.
+
+A sender whose call was cut short is in no known state. It is never used again; `Closer` closes it
+behind the scenes, within a bound, whatever the peer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from twinbus.pairing.classify import Meaning, meaning_of
+
+if TYPE_CHECKING:
+    from azure.servicebus.aio import ServiceBusSender
+
+__all__ = ["Closer", "Conduit", "SenderPool", "attempt"]
+
+log = logging.getLogger("twinbus.pairing")
+
+T = TypeVar("T")
+
+SENDERS_MAX: Final = 8
+"""Connections of one pool. One fills a core's worth of SDK work; more hide the way to Azure."""
+
+IDLE_MAX_S: Final = 240.0
+"""Azure detaches a link that is idle for 10 minutes. One idle for this long is opened anew instead
+of being found dead by a message."""
+
+CLOSE_LIMIT_S: Final = 3.0
+"""A goodbye takes milliseconds. A peer that hangs gets this long, then its socket is cut."""
+
+HARMLESS: Final = frozenset({Meaning.BUSY, Meaning.QUOTA, Meaning.MESSAGE})
+"""A sender that was told this can be used again: it answered, and its link stands."""
+
+
+class Conduit:
+    """One SDK sender, and what is known of it."""
+
+    __slots__ = ("epoch", "idle_since", "is_open", "opening", "sdk")
+
+    def __init__(self, sdk: ServiceBusSender, epoch: int) -> None:
+        self.sdk = sdk
+        self.epoch = epoch
+        self.is_open = False
+        self.idle_since = 0.0
+        self.opening: asyncio.Task[object] | None = None
+
+    async def open(self, timeout_s: float) -> None:
+        """Connect and attach, or raise TimeoutError in time.
+
+        In a task of its own: cancelled in the middle of opening, the SDK first says goodbye to a
+        peer that may not listen, and a caller must not wait for that.
+        """
+        self.opening = asyncio.create_task(self._attach())
+        done, _ = await asyncio.wait({self.opening}, timeout=timeout_s)
+        if not done:
+            raise TimeoutError
+        opening, self.opening = self.opening, None
+        opening.result()
+        self.is_open = True
+
+    async def _attach(self) -> None:
+        # The one call of the SDK that opens the link and sends nothing.
+        await self.sdk.create_message_batch()
+
+
+class SenderPool:
+    """The senders of one entity: `take` one, use it, then `give_back` or `discard` it."""
+
+    def __init__(
+        self, make: Callable[[], ServiceBusSender], closer: Closer, *, limit: int = SENDERS_MAX
+    ) -> None:
+        self._make = make
+        self._closer = closer
+        self._limit = limit
+        self._idle: list[Conduit] = []
+        self._leased: set[Conduit] = set()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._epoch = 0
+        self._loop = asyncio.get_running_loop()
+        self._drained = asyncio.Event()
+        self.closed = False
+
+    def take(self) -> Conduit | None:
+        """A sender for one call; None: all are in use."""
+        assert not self.closed
+        while self._idle:
+            conduit = self._idle.pop()
+            if self._loop.time() - conduit.idle_since < IDLE_MAX_S:
+                self._leased.add(conduit)
+                return conduit
+            self._closer.bury(conduit)
+        if len(self._leased) >= self._limit:
+            return None
+        conduit = Conduit(self._make(), self._epoch)
+        self._leased.add(conduit)
+        return conduit
+
+    async def wait(self, until: float | None) -> None:
+        """Return when it is worth to `take` again, or to look at the world again."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            timeout_s = None if until is None else max(0.0, until - self._loop.time())
+            await asyncio.wait({waiter}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            if waiter.done():
+                # It was this one's turn; the next one must not sleep beside a free sender.
+                self._wake_one()
+            raise
+        finally:
+            waiter.cancel()
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
+
+    def give_back(self, conduit: Conduit) -> None:
+        """The call ended well, or in a way that leaves the sender usable."""
+        self._leased.discard(conduit)
+        if conduit.epoch != self._epoch or self.closed:
+            self._closer.bury(conduit)
+        else:
+            conduit.idle_since = self._loop.time()
+            self._idle.append(conduit)
+        self._released()
+
+    def discard(self, conduit: Conduit) -> None:
+        """The call ended in a way that leaves the sender in no known state."""
+        self._leased.discard(conduit)
+        self._closer.bury(conduit)
+        self._released()
+
+    def renew(self) -> None:
+        """Use none of the present senders again: what broke one has broken all."""
+        self._epoch += 1
+        for conduit in self._idle:
+            self._closer.bury(conduit)
+        self._idle.clear()
+
+    def rouse(self) -> None:
+        """Have everyone who waits look at the world again."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def close(self, limit_s: float) -> None:
+        """Close what is idle; wait for what is in use, and past the limit close it all the same."""
+        self.closed = True
+        self.renew()
+        self.rouse()
+        if self._leased:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._drained.wait()
+        for conduit in list(self._leased):
+            self._closer.bury(conduit)
+        self._leased.clear()
+
+    def _released(self) -> None:
+        if self.closed and not self._leased:
+            self._drained.set()
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+
+async def attempt(
+    pool: SenderPool,
+    conduit: Conduit,
+    operation: Callable[[Any], Awaitable[T]],
+    timeout_s: float,
+) -> T:
+    """One SDK call on a leased sender, which is given back or discarded; TimeoutError in time."""
+    kept = False
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    try:
+        if not conduit.is_open:
+            await conduit.open(timeout_s)
+        async with asyncio.timeout_at(deadline):
+            result = await operation(conduit.sdk)
+        kept = True
+    except Exception as error:
+        meaning = meaning_of(error)
+        kept = meaning in HARMLESS and conduit.is_open
+        if meaning is Meaning.UNREACHABLE:
+            pool.renew()
+        raise
+    finally:
+        if kept:
+            pool.give_back(conduit)
+        else:
+            pool.discard(conduit)
+    return result
+
+
+class Closer:
+    """Closes senders behind the scenes; `wait` for all of it at the end."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def bury(self, conduit: Conduit) -> None:
+        """Close a sender that nobody uses any more; returns at once."""
+        task = asyncio.create_task(_close(conduit))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait(self) -> None:
+        """Return when everything buried so far is closed; each takes a few seconds at most."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+async def _close(conduit: Conduit) -> None:
+    # The SDK forgets its connection when opening is broken off, and leaves the socket open: look
+    # at it before.
+    remains = _Remains(conduit.sdk)
+    if conduit.opening is not None:
+        conduit.opening.cancel()
+        await asyncio.wait({conduit.opening}, timeout=CLOSE_LIMIT_S)
+        if conduit.opening.done() and not conduit.opening.cancelled():
+            conduit.opening.exception()
+    await remains.stop_keep_alive()
+    try:
+        async with asyncio.timeout(CLOSE_LIMIT_S):
+            await conduit.sdk.close()
+    except Exception as error:  # noqa: BLE001  # whatever it says, the socket is cut next
+        log.debug("a sender could not say goodbye: %r", error)
+    finally:
+        remains.cut()
+
+
+class _Remains:
+    """What an SDK sender may leave behind: its keep-alive task and its socket.
+
+    The SDK has no way to close without talking to the peer. These are its private parts, and where
+    a later version has others, nothing is found and its own `close` must do.
+    """
+
+    def __init__(self, sdk: object) -> None:
+        self._handler = getattr(sdk, "_handler", None)
+        connection = getattr(self._handler, "_connection", None)
+        self._transport = getattr(connection, "_transport", None)
+        self._writer = getattr(self._transport, "writer", None)
+
+    async def stop_keep_alive(self) -> None:
+        """End the task that wakes every second; `close` would wait for its next turn."""
+        task = getattr(self._handler, "_keep_alive_thread", None)
+        if isinstance(task, asyncio.Future):
+            task.cancel()
+            await asyncio.wait({task}, timeout=CLOSE_LIMIT_S)
+            setattr(self._handler, "_keep_alive_thread", None)  # noqa: B010
+
+    def cut(self) -> None:
+        """Close the socket without another word."""
+        writer = getattr(self._transport, "writer", None) or self._writer
+        transport = getattr(writer, "transport", None)
+        if transport is not None:
+            transport.abort()

@@ -1,0 +1,125 @@
+"""From sums to a report: the bill, and the sentences about what is unknown or assumed. No Spark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import NamedTuple
+
+from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule
+from twinbus.cost.prices import Meter, PriceBook
+from twinbus.pipeline.report import Bill, Charge
+
+__all__ = ["MonthlySum", "Overview", "assumed", "bill", "charges_by_kind", "unknown"]
+
+POINTS_MAX = 600
+"""Points of a time series: more than a chart has room for. Longer ledgers get wider buckets."""
+
+
+class MonthlySum(NamedTuple):
+    """Charges of one month, cause and operation, over all days, namespaces and entities."""
+
+    month: str
+    cause: str
+    operation: str
+    assumed: bool
+    operations: int
+    units: int
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What one pass over all lines of a ledger tells."""
+
+    lines: int
+    records: int
+    broker_records: int
+    unrecorded: int
+    nameless: int
+    receives: int
+    forwards: int
+    states: int
+    first_ms: int | None
+    last_ms: int | None
+    drain_began_ms: int | None
+    drain_ended_ms: int | None
+
+    @property
+    def bucket_s(self) -> int:
+        """The width of a point in the time series, in whole seconds."""
+        if self.first_ms is None or self.last_ms is None:
+            return 1
+        return max(1, -(-(self.last_ms - self.first_ms) // (1000 * POINTS_MAX)))
+
+
+def charges_by_kind(sums: Sequence[MonthlySum]) -> tuple[Charge, ...]:
+    """The sums over all months, in the order of cause and operation."""
+    operations: Counter[tuple[str, str, bool]] = Counter()
+    units: Counter[tuple[str, str, bool]] = Counter()
+    for row in sums:
+        kind = row.cause, row.operation, row.assumed
+        operations[kind] += row.operations
+        units[kind] += row.units
+    return tuple(Charge(*kind, operations[kind], units[kind]) for kind in sorted(operations))
+
+
+def bill(sums: Sequence[MonthlySum], prices: PriceBook, rule: CountingRule) -> Bill:
+    """What the sums cost: each month's units by the tiers of a month."""
+    counted = [row for row in sums if rule.count_settlement or row.operation not in SETTLEMENTS]
+    by_month: Counter[str] = Counter()
+    out_by_month: Counter[str] = Counter()
+    for row in counted:
+        by_month[row.month] += row.units
+        out_by_month[row.month] += row.bytes_out
+    units = by_month.total()
+    meter = prices.meter("operations")
+    return Bill(
+        price_book=prices.name,
+        currency=prices.currency,
+        units=units,
+        settlement_units=sum(row.units for row in sums if row.operation in SETTLEMENTS),
+        settlement_counted=rule.count_settlement,
+        amount=_over_months(meter, by_month),
+        amount_past_free=meter.cost_past_free(units),
+        bytes_in=sum(row.bytes_in for row in sums),
+        bytes_out=out_by_month.total(),
+        egress_amount=_over_months(prices.meter("egress"), out_by_month),
+    )
+
+
+def _over_months(meter: Meter, quantities: Mapping[str, int]) -> Decimal | None:
+    if not meter.priced:
+        return None
+    amounts = (meter.cost(quantity) for quantity in quantities.values())
+    return sum((amount for amount in amounts if amount is not None), Decimal(0))
+
+
+def unknown(seen: Overview, told: Mapping[str, int], *, looked: bool) -> Iterator[str]:
+    """What the ledger cannot tell, a sentence each."""
+    if not looked:
+        yield "waiting and dead-lettered: nobody peeked into the backlog queues"
+    if told["undecided"]:
+        yield f"{told['undecided']} diverted messages wait or are lost: peek to know which"
+    if not seen.receives:
+        yield "received, duplicates: no consumer kept a ledger"
+    if told["lost"]:
+        yield "expired: one of the lost can have expired, which leaves no record"
+    if seen.nameless:
+        yield f"{seen.nameless} accepted messages have no id or no entity: not followed"
+    if seen.unrecorded:
+        yield f"{seen.unrecorded} records could not be written: counts are too low"
+    if seen.lines > seen.records:
+        yield f"{seen.lines - seen.records} lines are no record (torn or foreign): set aside"
+
+
+def assumed(seen: Overview, told: Mapping[str, int]) -> Iterator[str]:
+    """What was counted by a rule and not from a record, a sentence each."""
+    yield "operations that failed are not charged, those without an answer are"
+    if not seen.receives and told["delivered"]:
+        yield "one receive for each delivered message"
+    if seen.broker_records:
+        yield f"{seen.broker_records} records of the broker's own view say the same: left out"

@@ -1,0 +1,268 @@
+"""The only place where tables are read and worked out: one ledger in, one `Report` out.
+
+Nothing here knows a number that is not in the ledger, the price book or the peek snapshot. A
+session is the caller's (`session.spark_session`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812: the name all of Spark's world gives it
+from pyspark.sql.types import StringType, StructField, StructType
+
+from twinbus.cost.arithmetic import CountingRule
+from twinbus.ledger.record import FILE_SUFFIX, REQUIRED, VERSION, LedgerError
+from twinbus.pipeline.charges import assumed_receives, charges
+from twinbus.pipeline.conservation import (
+    FATES_OF_ACCEPTED,
+    backlog_depth,
+    duplicates,
+    fates,
+    sends_by_route,
+)
+from twinbus.pipeline.findings import (
+    MonthlySum,
+    Overview,
+    assumed,
+    bill,
+    charges_by_kind,
+    unknown,
+)
+from twinbus.pipeline.report import (
+    Charge,
+    Depth,
+    Duplicate,
+    Report,
+    Sends,
+    Sighting,
+    StateChange,
+)
+from twinbus.pipeline.schemas import CORRUPT, LEDGER, SIGHTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from twinbus.cost.prices import PriceBook
+
+__all__ = ["read_ledger", "tables"]
+
+IDS_MAX: Final = 100
+"""Ids that a report names: enough to look into, and it stays a report."""
+
+STATES_MAX: Final = 1_000
+"""State changes that a report lists: a primary that flaps for a day has fewer."""
+
+
+def tables(
+    spark: SparkSession,
+    ledger_directory: Path | str,
+    prices: PriceBook,
+    *,
+    snapshot: Iterable[Sighting] | None = None,
+    rule: CountingRule | None = None,
+) -> Report:
+    """What the ledger in a directory (or at a Hadoop URL) says: conservation and charges.
+
+    `snapshot` is what peeks into all backlog queues and their dead-letter queues saw after the
+    traffic ended; empty: they saw nothing; None: nobody looked.
+    """
+    lines = read_ledger(spark, ledger_directory).cache()
+    try:
+        records = lines.where(_is_record()).drop(CORRUPT)
+        return _Tables(spark, lines, records, snapshot).report(prices, rule or CountingRule())
+    finally:
+        lines.unpersist()
+
+
+def read_ledger(spark: SparkSession, ledger_directory: Path | str) -> DataFrame:
+    """Every line of a ledger; one that is no JSON of the schema is in the column `CORRUPT`."""
+    location = str(ledger_directory)
+    if "://" not in location:
+        directory = Path(location).absolute()
+        if not any(directory.glob(f"*{FILE_SUFFIX}")):
+            raise LedgerError(f"there is no ledger at {directory}: no file *{FILE_SUFFIX} is there")
+        # A local path, whatever Spark's default file system is, and no pattern.
+        location = "file:" + re.sub(r"([\\{}\[\]*?,])", r"\\\1", str(directory))
+    return spark.read.json(
+        location,
+        schema=StructType([*LEDGER.fields, StructField(CORRUPT, StringType())]),
+        mode="PERMISSIVE",
+        columnNameOfCorruptRecord=CORRUPT,
+        pathGlobFilter=f"*{FILE_SUFFIX}",
+        encoding="UTF-8",
+        lineSep="\n",
+    )
+
+
+def _is_record() -> Column:
+    whole = F.col(CORRUPT).isNull() & (F.col("v") == VERSION)
+    for name in REQUIRED:
+        whole &= F.col(name).isNotNull()
+    # The column `v` is null in a line that is no record, and so would be the answer.
+    return F.coalesce(whole, F.lit(False))
+
+
+class _Tables:
+    """The tables of one ledger, each worked out once."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lines: DataFrame,
+        records: DataFrame,
+        snapshot: Iterable[Sighting] | None,
+    ) -> None:
+        self._lines = lines
+        # The broker's own view tells the same operations again.
+        self._records = records.where(F.coalesce(F.col("view"), F.lit("client")) == "client")
+        self._looked = snapshot is not None
+        sightings = None if snapshot is None else spark.createDataFrame(list(snapshot), SIGHTINGS)
+        self._fates = fates(self._records, sightings).cache()
+
+    def report(self, prices: PriceBook, rule: CountingRule) -> Report:
+        try:
+            return self._report(prices, rule)
+        finally:
+            self._fates.unpersist()
+
+    def _report(self, prices: PriceBook, rule: CountingRule) -> Report:
+        seen, told = self._overview(), self._told()
+        sums = self._sums(assume_receives=not seen.receives)
+        kinds = charges_by_kind(sums)
+        windows = self._duplicate_windows() if seen.receives else {}
+        accepted, lost, undecided = told["accepted"], told["lost"], told["undecided"]
+        received = told["received_accepted"] if seen.receives else None
+        all_came = received in {None, accepted}
+        return Report(
+            accepted=accepted,
+            delivered=told["delivered"],
+            received=received,
+            not_received=None if received is None else accepted - received,
+            not_received_ids=() if all_came else self._ids(~F.col("received")),
+            received_unaccepted=told["received"] - told["received_accepted"],
+            waiting=told["waiting"] if self._looked else None,
+            dead_lettered=told["dead_lettered"] or (0 if self._looked else None),
+            expired=None if lost or undecided else 0,
+            lost=None if undecided else lost,
+            lost_at_least=lost,
+            lost_ids=self._ids(F.col("fate") == "lost") if lost else (),
+            undecided=undecided,
+            duplicates=sum(windows.values()),
+            duplicate_windows=windows,
+            duplicate_ids=self._duplicate_ids() if windows else (),
+            diverted=told["diverted"],
+            ambiguous=told["ambiguous"],
+            raised=told["raised"],
+            charges=kinds,
+            operations_by_cause=_recorded_by_cause(kinds),
+            bill=bill(sums, prices, rule),
+            states=self._states() if seen.states else (),
+            drain_began_ms=seen.drain_began_ms,
+            drain_ended_ms=seen.drain_ended_ms,
+            forwarded=seen.forwards,
+            bucket_s=seen.bucket_s,
+            sends=self._sends(seen.bucket_s),
+            backlog=self._depth(seen.bucket_s) if told["entered"] else (),
+            records=seen.records,
+            set_aside=seen.lines - seen.records,
+            unrecorded=seen.unrecorded,
+            unknown=tuple(unknown(seen, told, looked=self._looked)),
+            assumed=tuple(assumed(seen, told)),
+        )
+
+    def _overview(self) -> Overview:
+        record = _is_record()
+        client = record & (F.coalesce(F.col("view"), F.lit("client")) == "client")
+        operation, at_ms = F.col("operation"), F.col("at_ms")
+        ok = client & (F.coalesce(F.col("outcome"), F.lit("ok")) == "ok")
+        about_a_message = ok & operation.isin("send", "divert")
+        nameless = F.col("message_id").isNull() | F.col("entity").isNull()
+        out = ok & (operation == "backlog_receive") & F.col("message_id").isNotNull()
+        settled = ok & operation.isin("complete", "dead_letter")
+        settled &= F.coalesce(F.col("cause"), F.lit("")) != "consumer"
+        row = self._lines.agg(
+            F.count("*").alias("lines"),
+            F.count_if(record).alias("records"),
+            F.count_if(record & ~client).alias("broker_records"),
+            F.coalesce(F.sum(F.when(record, F.col("unrecorded"))), F.lit(0)).alias("unrecorded"),
+            F.count_if(about_a_message & nameless).alias("nameless"),
+            F.count_if(ok & (operation == "receive")).alias("receives"),
+            F.count_if(ok & (operation == "forward")).alias("forwards"),
+            F.min(F.when(record, at_ms)).alias("first_ms"),
+            F.max(F.when(record, at_ms)).alias("last_ms"),
+            F.min(F.when(out, at_ms)).alias("drain_began_ms"),
+            F.max(F.when(settled, at_ms)).alias("drain_ended_ms"),
+            F.count_if(client & (operation == "state") & F.col("entity").isNotNull()).alias(
+                "states"
+            ),
+        ).collect()[0]
+        return Overview(**row.asDict())
+
+    def _told(self) -> dict[str, int]:
+        """Counts of messages by what is known of them, and by fate."""
+        accepted, received = F.col("accepted"), F.col("received")
+        row = self._fates.agg(
+            F.count_if(accepted).alias("accepted"),
+            F.count_if(received).alias("received"),
+            F.count_if(accepted & received).alias("received_accepted"),
+            F.count_if(F.col("diverted")).alias("diverted"),
+            F.count_if(F.col("ambiguous")).alias("ambiguous"),
+            F.count_if(F.col("tried") & ~accepted).alias("raised"),
+            F.count_if(F.col("entered_ms").isNotNull()).alias("entered"),
+            *(F.count_if(F.col("fate") == fate).alias(fate) for fate in FATES_OF_ACCEPTED),
+        ).collect()[0]
+        counts: dict[str, int] = row.asDict()
+        return counts
+
+    def _ids(self, condition: Column) -> tuple[str, ...]:
+        found = self._fates.where(F.col("accepted") & condition).select("message_id")
+        return tuple(
+            row["message_id"] for row in found.orderBy("message_id").limit(IDS_MAX).collect()
+        )
+
+    def _sums(self, *, assume_receives: bool) -> list[MonthlySum]:
+        """Sums by month: the price of a unit depends on how many its month had."""
+        table = charges(self._records)
+        if assume_receives:
+            table = table.unionAll(assumed_receives(self._fates))
+        summed = table.groupBy(
+            F.date_format("day", "yyyy-MM").alias("month"), "cause", "operation", "assumed"
+        ).agg(F.sum("operations"), F.sum("units"), F.sum("bytes_in"), F.sum("bytes_out"))
+        return [MonthlySum(*row) for row in summed.collect()]
+
+    def _duplicate_windows(self) -> dict[str, int]:
+        by_window = duplicates(self._records, self._fates).groupBy("window")
+        counted = by_window.agg(F.count_distinct("destination", "message_id").alias("messages"))
+        return {row["window"]: row["messages"] for row in counted.orderBy("window").collect()}
+
+    def _duplicate_ids(self) -> tuple[Duplicate, ...]:
+        named = duplicates(self._records, self._fates).select(*Duplicate._fields)
+        rows = named.orderBy("entity", "message_id").limit(IDS_MAX).collect()
+        return tuple(Duplicate(*row) for row in rows)
+
+    def _sends(self, bucket_s: int) -> tuple[Sends, ...]:
+        rows = sends_by_route(self._records, bucket_s).orderBy("at_s").collect()
+        return tuple(Sends(*row) for row in rows)
+
+    def _depth(self, bucket_s: int) -> tuple[Depth, ...]:
+        rows = backlog_depth(self._fates, bucket_s).orderBy("at_s").collect()
+        return tuple(Depth(*row) for row in rows)
+
+    def _states(self) -> tuple[StateChange, ...]:
+        changes = self._records.where(
+            (F.col("operation") == "state") & F.col("entity").isNotNull()
+        ).select("at_ms", "entity", "state", "process")
+        rows = changes.orderBy("at_ms").limit(STATES_MAX).collect()
+        return tuple(StateChange(*row) for row in rows)
+
+
+def _recorded_by_cause(kinds: Iterable[Charge]) -> dict[str, int]:
+    causes: dict[str, int] = {}
+    for kind in kinds:
+        if not kind.assumed:
+            causes[kind.cause] = causes.get(kind.cause, 0) + kind.operations
+    return causes

@@ -1,0 +1,66 @@
+"""Small ledgers, line by line, as the parts of a pair would write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twinbus.ledger.record import VERSION
+from twinbus.pipeline.schemas import LEDGER
+
+Line = dict[str, Any]
+
+EPOCH_MS = 1_760_000_000_000
+"""2025-10-09 08:53:20 UTC."""
+
+
+def line(operation: str, message_id: str | None = None, at_s: float = 0, **fields: Any) -> Line:
+    """One record about the queue `orders`, `at_s` seconds after the beginning."""
+    return {
+        "v": VERSION,
+        "at_ms": EPOCH_MS + int(at_s * 1000),
+        "operation": operation,
+        "process": "test",
+        "entity": "orders",
+        "message_id": message_id,
+        "outcome": "ok",
+        **fields,
+    }
+
+
+def sent(message_id: str, at_s: float = 0, **fields: Any) -> Line:
+    return line("send", message_id, at_s, **{"cause": "application", "size_bytes": 100, **fields})
+
+
+def diverted(message_id: str, at_s: float = 0, **fields: Any) -> Line:
+    return line("divert", message_id, at_s, **{"cause": "failover", "size_bytes": 150, **fields})
+
+
+def came_out(message_id: str, at_s: float = 0) -> Line:
+    return line("backlog_receive", message_id, at_s, cause="syphon", size_bytes=150)
+
+
+def forwarded(message_id: str, at_s: float = 0, **fields: Any) -> Line:
+    return line("forward", message_id, at_s, **{"cause": "syphon", "size_bytes": 100, **fields})
+
+
+def completed(message_id: str, at_s: float = 0, **fields: Any) -> Line:
+    return line("complete", message_id, at_s, **{"cause": "syphon", **fields})
+
+
+def received(message_id: str, at_s: float = 0, **fields: Any) -> Line:
+    return line("receive", message_id, at_s, **{"cause": "consumer", "size_bytes": 100, **fields})
+
+
+def moved(message_id: str, at_s: float = 0, out_s: float = 10) -> list[Line]:
+    """A message that went by the backlog, from its sender to its destination."""
+    return [
+        diverted(message_id, at_s),
+        came_out(message_id, out_s),
+        forwarded(message_id, out_s),
+        completed(message_id, out_s),
+    ]
+
+
+def rows(lines: list[Line]) -> list[tuple[Any, ...]]:
+    """The lines as rows of the ledger's schema."""
+    return [tuple(one.get(name) for name in LEDGER.fieldNames()) for one in lines]
