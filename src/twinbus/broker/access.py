@@ -103,8 +103,8 @@ class Access(Custody):
 
     def release_holder(self, holder: object, now_ms: int) -> None:
         """Free the sessions of a receiver that left; its other locks run on until they expire."""
-        self.catch_up(now_ms)
-        if self._sessions is not None:
+        if self._sessions is not None and not self.is_deleted:
+            self.catch_up(now_ms)
             for session in self._sessions.held_by(holder):
                 self.free_session(session, now_ms, counted=False)
 

@@ -188,14 +188,16 @@ class Custody:
 
     # Locked
 
-    def lock(self, message: StoredMessage, until_ms: int, session: Session | None) -> Delivery:
-        """Give a message that was taken out of its lane, or deferred, into a receiver's hands."""
-        delivery = self._locks.add(message, self._tokens(), until_ms, timed=session is None)
+    def lock(
+        self, messages: list[StoredMessage], until_ms: int, session: Session | None
+    ) -> list[Delivery]:
+        """Give messages taken out of their lane, or deferred, into a receiver's hands."""
+        deliveries = self._locks.add(messages, self._tokens, until_ms, timed=session is None)
         if session is not None:
-            session.tokens[delivery.lock_token] = None
-        elif until_ms < self._wake_ms:
+            session.tokens.update(dict.fromkeys(each.lock_token for each in deliveries))
+        elif messages:
             self._wake_by(until_ms)
-        return delivery
+        return deliveries
 
     def unlock(self, token: bytes) -> StoredMessage:
         """Take a message out of a receiver's hands; the caller puts it somewhere at once."""

@@ -6,7 +6,7 @@ cancelling costs nothing; entries that no longer hold are swept out when many ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -37,6 +37,14 @@ class Deadlines(Generic[K]):
         """Note that `key` is due at `due_ms`; its owner must say the same when asked."""
         heappush(self._heap, (due_ms, key))
         if len(self._heap) > self._sweep_at:
+            self._sweep()
+
+    def add_all(self, due_ms: int, keys: Iterable[K]) -> None:
+        """Note that all `keys` are due at `due_ms`."""
+        heap = self._heap
+        for key in keys:
+            heappush(heap, (due_ms, key))
+        if len(heap) > self._sweep_at:
             self._sweep()
 
     def pop(self, now_ms: int) -> K | None:

@@ -189,20 +189,20 @@ class Queue(Access):
         self.require_receiving(now_ms)
         session, until_ms = self.lock_terms(session_id, holder, now_ms)
         pop = self._lane.pop if session is None else session.lane.pop
-        deliveries: list[Delivery] = []
+        found: list[StoredMessage] = []
         expired_count = 0
-        while len(deliveries) < limit and (message := pop()) is not None:
+        while len(found) < limit and (message := pop()) is not None:
             if 0 < message.expires_at_ms <= now_ms:
                 self.perish(message, now_ms)
                 expired_count += 1
                 if expired_count == EXPIRED_AT_ONCE:
                     self.announce()
                     break
-            elif settled:
-                deliveries.append(self._hand_over(message))
             else:
-                deliveries.append(self.lock(message, until_ms, session))
-        return deliveries
+                found.append(message)
+        if settled:
+            return [self._hand_over(message) for message in found]
+        return self.lock(found, until_ms, session)
 
     def receive_by_sequence(
         self,
@@ -219,7 +219,7 @@ class Queue(Access):
         found = [self._deferred(number, session_id, now_ms) for number in dict.fromkeys(numbers)]
         if settled:
             return [self._hand_over(message) for message in found]
-        return [self.lock(message, until_ms, session) for message in found]
+        return self.lock(found, until_ms, session)
 
     def _deferred(self, number: int, session_id: str | None, now_ms: int) -> StoredMessage:
         message = self.messages.get(number)

@@ -13,8 +13,15 @@ from twinbus.amqp.link import SETTLED, LinkState, SenderLink
 from twinbus.amqp.performatives import Modified, Rejected, Released, Source, encode_state
 from twinbus.amqp.types import Described, Symbol
 from twinbus.broker.message import render
-from twinbus.broker.queue import Outcome, Queue
-from twinbus.broker.refusals import NotAllowed, OperationTimedOut, Refusal, Unauthorized
+from twinbus.broker.queue import Delivery, Outcome, Queue
+from twinbus.broker.refusals import (
+    ArgumentInvalid,
+    NotAllowed,
+    OperationTimedOut,
+    Refusal,
+    SessionLockLost,
+    Unauthorized,
+)
 from twinbus.broker.sas import LISTEN
 from twinbus.broker.wire import TICKS_PER_MS, UNIX_EPOCH_TICKS, rejected
 
@@ -103,7 +110,7 @@ class ReceivingLink:
 
     def _deliver(self, limit: int, now_ms: int) -> int:
         try:
-            batch = self.queue.acquire(self, limit, now_ms, session_id=self.session_id)
+            batch = self._acquire(limit, now_ms)
         except Refusal as refusal:
             # A client that drains is about to close the link: an error would come too late for it.
             if not self.link.drain:
@@ -126,6 +133,17 @@ class ReceivingLink:
         if batch:
             self.peer.touch()
         return len(batch)
+
+    def _acquire(self, limit: int, now_ms: int) -> list[Delivery]:
+        try:
+            return self.queue.acquire(self, limit, now_ms, session_id=self.session_id)
+        except SessionLockLost:
+            if self.settles:
+                raise
+        # Who receives and deletes settles nothing, so an expired lock matters only if another
+        # receiver has the session now.
+        self.queue.accept_session(self.session_id, self, now_ms)
+        return self.queue.acquire(self, limit, now_ms, session_id=self.session_id)
 
     def settle(self, lock_token: bytes, state: object, now_ms: int) -> bytes | None:
         """Carry out a client's outcome; returns the state to answer with if it failed."""
@@ -215,7 +233,9 @@ class ReceivingLink:
 
 def _plain(value: object) -> str | None:
     inner = value.value if isinstance(value, Described) else value
-    return None if inner is None else str(inner)
+    if inner is not None and not isinstance(inner, str):
+        raise ArgumentInvalid(f"a session id is a string; this one is {inner!r}")
+    return inner
 
 
 def _text(value: object) -> str | None:

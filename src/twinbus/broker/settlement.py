@@ -6,6 +6,7 @@ with sessions a message's lock lives as long as its session's, so only plain loc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -66,14 +67,25 @@ class Locks:
         delivery = self._deliveries.get(token)
         return 0 if delivery is None else delivery.locked_until_ms
 
-    def add(self, message: StoredMessage, token: bytes, until_ms: int, *, timed: bool) -> Delivery:
-        """Lock a message; `timed` locks expire by themselves, others with their session."""
-        # `_make` costs half of what the constructor does, and this is once for each delivery.
-        delivery = self._deliveries[token] = Delivery._make((message, token, until_ms, None))
-        message.lock_token = token
+    def add(
+        self,
+        messages: list[StoredMessage],
+        fresh: Callable[[], bytes],
+        until_ms: int,
+        *,
+        timed: bool,
+    ) -> list[Delivery]:
+        """Lock messages under fresh tokens; `timed` locks expire by themselves."""
+        held = self._deliveries
+        make = Delivery._make  # half the cost of the constructor, and this is the hot path
+        deliveries = []
+        for message in messages:
+            message.lock_token = token = fresh()
+            delivery = held[token] = make((message, token, until_ms, None))
+            deliveries.append(delivery)
         if timed:
-            self.deadlines.add(until_ms, token)
-        return delivery
+            self.deadlines.add_all(until_ms, [delivery.lock_token for delivery in deliveries])
+        return deliveries
 
     def get(self, token: bytes) -> Delivery | None:
         """The delivery that the token locks, if it still does."""
