@@ -10,36 +10,101 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from twinbus.broker.embedded import EmbeddedBroker
+    from twinbus.broker.embedded import (
+        EmbeddedBroker,
+    )
     from twinbus.errors import (
+        AliasTypeError,
+        BacklogGuardError,
+        BacklogMessageTooLargeError,
+        BacklogUnavailableError,
         BrokerError,
         BrokerStartError,
+        EntityUnusableError,
         ListenError,
+        MissingDestinationError,
+        MissingRightError,
+        NamespaceInUseError,
+        PairFaultedError,
+        PairingError,
+        PartialDivertError,
+        ReservedPropertyError,
+        SameNamespaceError,
+        ScheduleUnavailableError,
         StoreError,
         StoreFull,
+        TransferError,
         TwinbusError,
+    )
+    from twinbus.options import (
+        SendAvailabilityOptions,
+        Verdict,
+    )
+    from twinbus.pair import (
+        pair_namespaces,
+    )
+    from twinbus.pairing.namespaces import (
+        Namespace,
     )
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AliasTypeError",
+    "BacklogGuardError",
+    "BacklogMessageTooLargeError",
+    "BacklogUnavailableError",
     "BrokerError",
     "BrokerStartError",
     "EmbeddedBroker",
+    "EntityUnusableError",
     "ListenError",
+    "MissingDestinationError",
+    "MissingRightError",
+    "Namespace",
+    "NamespaceInUseError",
+    "PairFaultedError",
+    "PairingError",
+    "PartialDivertError",
+    "ReservedPropertyError",
+    "SameNamespaceError",
+    "ScheduleUnavailableError",
+    "SendAvailabilityOptions",
     "StoreError",
     "StoreFull",
+    "TransferError",
     "TwinbusError",
+    "Verdict",
+    "pair_namespaces",
 ]
 
 _HOMES = {
+    "AliasTypeError": "twinbus.errors",
+    "BacklogGuardError": "twinbus.errors",
+    "BacklogMessageTooLargeError": "twinbus.errors",
+    "BacklogUnavailableError": "twinbus.errors",
     "BrokerError": "twinbus.errors",
     "BrokerStartError": "twinbus.errors",
     "EmbeddedBroker": "twinbus.broker.embedded",
+    "EntityUnusableError": "twinbus.errors",
     "ListenError": "twinbus.errors",
+    "MissingDestinationError": "twinbus.errors",
+    "MissingRightError": "twinbus.errors",
+    "Namespace": "twinbus.pairing.namespaces",
+    "NamespaceInUseError": "twinbus.errors",
+    "PairFaultedError": "twinbus.errors",
+    "PairingError": "twinbus.errors",
+    "PartialDivertError": "twinbus.errors",
+    "ReservedPropertyError": "twinbus.errors",
+    "SameNamespaceError": "twinbus.errors",
+    "ScheduleUnavailableError": "twinbus.errors",
+    "SendAvailabilityOptions": "twinbus.options",
     "StoreError": "twinbus.errors",
     "StoreFull": "twinbus.errors",
+    "TransferError": "twinbus.errors",
     "TwinbusError": "twinbus.errors",
+    "Verdict": "twinbus.options",
+    "pair_namespaces": "twinbus.pair",
 }
 """Where each public name lives; the layout test holds its keys to `__all__`."""
 

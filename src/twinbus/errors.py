@@ -18,6 +18,7 @@
      |    +-- BacklogGuardError            the message could not be stored in a backlog queue
      |         +-- BacklogMessageTooLargeError     ... for its size
      |         +-- ReservedPropertyError           ... for the name of a property
+     +-- SyphonError               a backlog cannot be drained as it was asked for
      +-- TransferError             a message that is not in the form of the backlog
           +-- MissingDestinationError      it does not say where it belongs
           +-- AliasTypeError               one of its aliases has a type that cannot be read
@@ -178,6 +179,10 @@ class ReservedPropertyError(BacklogGuardError):
             message_ids=message_ids,
         )
         self.name = name
+
+
+class SyphonError(TwinbusError):
+    """A backlog cannot be drained as it was asked for: no such queue, a right that is missing."""
 
 
 class TransferError(TwinbusError):

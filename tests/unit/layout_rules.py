@@ -40,6 +40,16 @@ SHELLS: Mapping[str, str] = {
     "twinbus.broker.store": "what the disk must do, and the store in memory",
     "twinbus.broker.tokens": "draws lock tokens and message ids",
     "twinbus.broker.websocket": "AMQP inside a WebSocket",
+    "twinbus.pairing.administration": "administration calls over HTTP",
+    "twinbus.pairing.calls": "performs one call with senders of the SDK",
+    "twinbus.pairing.client": "what the senders of a pair share, and pings",
+    "twinbus.pairing.discovery": "looks for backlog queues, also in the background",
+    "twinbus.pairing.entity": "an entity's timer and ping task",
+    "twinbus.pairing.namespaces": "makes clients of the SDK",
+    "twinbus.pairing.outgoing": "message objects of the SDK; draws message ids",
+    "twinbus.pairing.pool": "keeps senders of the SDK open, and closes them",
+    "twinbus.pairing.recording": "writes to the ledger",
+    "twinbus.pairing.sender": "the sender that applications use",
 }
 """Modules of pure units that may do I/O, each with its reason. Any other module there is pure."""
 

@@ -26,13 +26,32 @@ IMPORT_TRIES = 7
 """The best of several: the limit is about our code, not about a busy machine."""
 
 PUBLIC_NAMES = [
+    "AliasTypeError",
+    "BacklogGuardError",
+    "BacklogMessageTooLargeError",
+    "BacklogUnavailableError",
     "BrokerError",
     "BrokerStartError",
     "EmbeddedBroker",
+    "EntityUnusableError",
     "ListenError",
+    "MissingDestinationError",
+    "MissingRightError",
+    "Namespace",
+    "NamespaceInUseError",
+    "PairFaultedError",
+    "PairingError",
+    "PartialDivertError",
+    "ReservedPropertyError",
+    "SameNamespaceError",
+    "ScheduleUnavailableError",
+    "SendAvailabilityOptions",
     "StoreError",
     "StoreFull",
+    "TransferError",
     "TwinbusError",
+    "Verdict",
+    "pair_namespaces",
 ]
 
 

@@ -19,6 +19,7 @@ from twinbus.amqp.performatives import (
     End,
     Error,
     Open,
+    SaslInit,
     decode_performative,
     encode_frame,
 )
@@ -254,6 +255,8 @@ class Connection:
         reply, done = self._sasl.handle(performative)
         if reply:
             self._output.append(reply)
+        if isinstance(performative, SaslInit) and not done:
+            raise SaslFailed(f"the mechanism {performative.mechanism} is not offered")
         if done:
             self.phase = Phase.HEADER
             if not self._server:

@@ -108,11 +108,16 @@ class Session:
         source: Source,
         target: Target,
         settled: bool = False,
+        confirmed: bool = False,
         properties: dict[object, object] | None = None,
     ) -> ReceiverLink:
-        """Attach a link on which we receive from `source`; `settled`: received is deleted."""
+        """Attach a link on which we receive from `source`; `settled`: received is deleted.
+
+        `confirmed`: an outcome that we `dispose` counts when the peer settles it (peek-lock).
+        """
         link = ReceiverLink(self, name, self._new_handle())
         link.snd_settle_mode = 1 if settled else 0
+        link.rcv_settle_mode = 1 if confirmed else 0
         self._attach(link, source, target, properties)
         return link
 

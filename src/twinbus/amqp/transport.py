@@ -1,7 +1,7 @@
 """A client's AMQP connection on asyncio: a socket (TCP or TLS) around the sans-IO `Connection`.
 
     transport = await connect(connection, host, port, on_event)
-    session = connection.begin(); transport.flush()
+    ... on `Opened`: session = connection.begin()
 
 Events are handed to `on_event` as they come. Whatever the owner does to the connection outside of
 `on_event` goes out with `flush`.
@@ -53,6 +53,11 @@ class ClientTransport(asyncio.Protocol):
         except TimeoutError:
             if self._socket is not None:
                 self._socket.abort()
+
+    def abort(self) -> None:
+        """Let the socket go without a word; the owner gets `Closed` as for any lost connection."""
+        if self._socket is not None:
+            self._socket.abort()
 
     # asyncio.Protocol
 

@@ -22,6 +22,7 @@ START_SPACE_BYTES = 1024 * 1024
 disk has no room for kills the process."""
 
 _LOOK_EVERY_S = 1.0
+_LOOK_EVERY_BYTES = 8 * 2**20
 
 
 class DataDirectory:
@@ -30,6 +31,8 @@ class DataDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._looked_at_s = float("-inf")
+        self._unseen_bytes = 0
+        """Written since the last look."""
         self._reason: str | None = None
         try:
             make_directories(path)
@@ -86,11 +89,15 @@ class DataDirectory:
         except OSError:
             return False
 
+    def wrote(self, size_bytes: int) -> None:
+        """Note that room was used: a fast disk can fill up within a second."""
+        self._unseen_bytes += size_bytes
+
     def low_on_space(self) -> str | None:
-        """Why no more should be stored, looked up once a second at most; None if there is room."""
+        """Why no more should be stored, looked up now and then; None if there is room."""
         now_s = time.monotonic()
-        if now_s - self._looked_at_s >= _LOOK_EVERY_S:
-            self._looked_at_s = now_s
+        if now_s - self._looked_at_s >= _LOOK_EVERY_S or self._unseen_bytes >= _LOOK_EVERY_BYTES:
+            self._looked_at_s, self._unseen_bytes = now_s, 0
             self._reason = self._look()
         return self._reason
 

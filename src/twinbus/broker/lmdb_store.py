@@ -111,6 +111,7 @@ class LmdbStore(RecordJournal, Store):
 
     def finish(self, batch: Batch) -> None:
         self._dropped.difference_update(batch.swept)
+        self._directory.wrote(self._in_flight_size_bytes)
         self._landed()
         self._end_snapshot()
 

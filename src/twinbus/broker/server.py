@@ -184,7 +184,10 @@ class BrokerServer:
         log.error("%s: %s; clients are cut off, nothing acknowledged is lost", self.name, error)
         for peer in list(self.peers):
             peer.abandon_links()
-            peer.close("amqp:resource-limit-exceeded", f"the message was not stored: {error}")
+            peer.close(
+                "amqp:resource-limit-exceeded",
+                f"what is not acknowledged may not be stored: {error}",
+            )
         self.dispatcher = Dispatcher(self.wake)
         self._to_collect.clear()
         self._read_again()

@@ -5,12 +5,21 @@ Exit status: 0 done, 1 it could not be done (one line on stderr says why), 2 ask
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from twinbus.errors import BrokerStartError, TwinbusError
+
+
+class Output(StrEnum):
+    """How a command answers."""
+
+    TEXT = "text"
+    JSON = "json"
+
 
 app = typer.Typer(
     name="twinbus",
@@ -67,6 +76,47 @@ def serve(
             "say where to keep messages: --data DIR, or --ephemeral to keep them in memory only"
         )
     run(namespaces, data=data, host=host, key=key, rules=rule or [], seed=fault_seed, quiet=quiet)
+
+
+@app.command(epilog="Example: twinbus drill --messages 5000 --outage 8 --output json")
+def drill(
+    messages: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Messages to send.", metavar="N")
+    ] = 3_000,
+    senders: Annotated[int, typer.Option(min=1, max=64, help="Senders at once.", metavar="N")] = 4,
+    outage: Annotated[
+        float, typer.Option(min=0, max=3_600, help="How long the primary is down.", metavar="S")
+    ] = 8.0,
+    failover_interval: Annotated[
+        float,
+        typer.Option(min=0, max=3_600, help="Failing so long, an entity fails over.", metavar="S"),
+    ] = 2.0,
+    ping_interval: Annotated[
+        float, typer.Option(min=1, max=1_800, help="Time between pings.", metavar="S")
+    ] = 1.0,
+    backlog_queues: Annotated[
+        int, typer.Option(min=1, max=100, help="Backlog queues in the secondary.", metavar="N")
+    ] = 4,
+    report: Annotated[
+        Path, typer.Option(help="Directory for report.html and drill.json.", metavar="DIR")
+    ] = Path("drill-report"),
+    output: Annotated[
+        Output, typer.Option(help="What to print: a report to read, or one JSON object.")
+    ] = Output.TEXT,
+) -> None:
+    """Kill a primary under load, and prove what became of every message."""
+    from twinbus.console.drill import run
+    from twinbus.console.drill_result import DrillPlan
+
+    plan = DrillPlan(
+        messages=messages,
+        senders=senders,
+        outage_s=outage,
+        failover_interval_s=failover_interval,
+        ping_interval_s=ping_interval,
+        backlog_queues=backlog_queues,
+    )
+    raise typer.Exit(run(plan, report, as_json=output is Output.JSON))
 
 
 def main() -> None:

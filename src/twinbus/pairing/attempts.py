@@ -220,6 +220,11 @@ class SendCall:
             case Woken():
                 return self._woken(now)
 
+    @property
+    def stays(self) -> bool:
+        """Whether the last attempt's place is still where the entity's route leads."""
+        return self._route() is (Route.BACKLOG if self.diverting else Route.PRIMARY)
+
     def _go_on(self, now: float) -> list[Step]:
         """Try again where the entity's route leads now."""
         self._retry_at = None
@@ -260,8 +265,7 @@ class SendCall:
     def _woken(self, now: float) -> list[Step]:
         if self._is_over(now):
             return [self._give_up()]
-        stayed = self._route() is (Route.BACKLOG if self.diverting else Route.PRIMARY)
-        if not stayed:
+        if not self.stays:
             # The entity went another way meanwhile, and the call goes with it at once.
             return self._go_on(now)
         if self._retry_at is not None:

@@ -9,10 +9,13 @@ to every client that is made.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Self
+
+import certifi
 
 from twinbus.errors import NamespaceInUseError
 from twinbus.pairing.backlog import backlog_label
@@ -85,7 +88,7 @@ class Namespace:
         name: str | None = None,
         **sdk_options: Any,
     ) -> None:
-        """`credential` is any that the SDK takes; `name` is what backlog queues are called after."""
+        """`credential` is any that the SDK takes; backlog queues are called after `name`."""
         self.host, self.port = _host_and_port(fully_qualified_namespace, PORT)
         self.credential = credential
         self.connection_string: str | None = None
@@ -94,11 +97,10 @@ class Namespace:
         self.label = backlog_label(self.host, self.port, name)
         self.sdk_options: Mapping[str, Any] = sdk_options
         self._is_paired = False
+        self._certificates: ssl.SSLContext | None = None
 
     @classmethod
-    def from_connection_string(
-        cls, text: str, name: str | None = None, **sdk_options: Any
-    ) -> Self:
+    def from_connection_string(cls, text: str, name: str | None = None, **sdk_options: Any) -> Self:
         """The namespace that a connection string leads to."""
         parts = ConnectionString.parse(text)
         namespace = cls(f"{_bracketed(parts.host)}:{parts.port}", None, name, **sdk_options)
@@ -159,10 +161,29 @@ class Namespace:
         """A client of the SDK as the user would have made it, `options` over the user's own."""
         from azure.servicebus.aio import ServiceBusClient
 
-        merged = {**self.sdk_options, **options}
+        merged = {**self._trust(), **self.sdk_options, **options}
         if self.connection_string is not None:
             return ServiceBusClient.from_connection_string(self.connection_string, **merged)
         return ServiceBusClient(self.fully_qualified_namespace, self.credential, **merged)
+
+    def _trust(self) -> dict[str, Any]:
+        """The certificates that the SDK trusts, loaded once.
+
+        Left alone it loads them for every connection, even one without TLS: 40 ms in which the
+        event loop stands still, just when an outage makes everyone connect anew.
+        """
+        if self.sdk_options.keys() & {"ssl_context", "connection_verify", "uamqp_transport"}:
+            return {}
+        if self._certificates is None:
+            self._certificates = _certificates(emulator=self.emulator)
+        return {"ssl_context": self._certificates}
+
+
+def _certificates(*, emulator: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if not emulator:
+        context.load_verify_locations(certifi.where())
+    return context
 
 
 def _parts(text: str) -> dict[str, str]:

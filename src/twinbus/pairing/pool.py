@@ -15,6 +15,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twinbus.pairing.classify import Meaning, meaning_of
@@ -38,6 +39,9 @@ of being found dead by a message."""
 CLOSE_LIMIT_S: Final = 3.0
 """A goodbye takes milliseconds. A peer that hangs gets this long, then its socket is cut."""
 
+CANCEL_AGAIN_S: Final = 0.05
+"""Between two cancellations of a call of the SDK that has missed the first."""
+
 HARMLESS: Final = frozenset({Meaning.BUSY, Meaning.QUOTA, Meaning.MESSAGE})
 """A sender that was told this can be used again: it answered, and its link stands."""
 
@@ -45,7 +49,7 @@ HARMLESS: Final = frozenset({Meaning.BUSY, Meaning.QUOTA, Meaning.MESSAGE})
 class Conduit:
     """One SDK sender, and what is known of it."""
 
-    __slots__ = ("epoch", "idle_since", "is_open", "opening", "sdk")
+    __slots__ = ("epoch", "idle_since", "is_open", "opening", "remains", "sdk")
 
     def __init__(self, sdk: ServiceBusSender, epoch: int) -> None:
         self.sdk = sdk
@@ -53,6 +57,7 @@ class Conduit:
         self.is_open = False
         self.idle_since = 0.0
         self.opening: asyncio.Task[object] | None = None
+        self.remains = _Remains(sdk)
 
     async def open(self, timeout_s: float) -> None:
         """Connect and attach, or raise TimeoutError in time.
@@ -61,10 +66,13 @@ class Conduit:
         peer that may not listen, and a caller must not wait for that.
         """
         self.opening = asyncio.create_task(self._attach())
+        self.opening.add_done_callback(_note_end)
         done, _ = await asyncio.wait({self.opening}, timeout=timeout_s)
         if not done:
             raise TimeoutError
         opening, self.opening = self.opening, None
+        # Now, because a sender that meets an error forgets its connection before it raises.
+        self.remains.look()
         opening.result()
         self.is_open = True
 
@@ -184,11 +192,12 @@ async def attempt(
 ) -> T:
     """One SDK call on a leased sender, which is given back or discarded; TimeoutError in time."""
     kept = False
-    deadline = asyncio.get_running_loop().time() + timeout_s
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
     try:
         if not conduit.is_open:
             await conduit.open(timeout_s)
-        async with asyncio.timeout_at(deadline):
+        with _Insistent(loop, deadline):
             result = await operation(conduit.sdk)
         kept = True
     except Exception as error:
@@ -221,17 +230,16 @@ class Closer:
         """Return when everything buried so far is closed; each takes a few seconds at most."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+        # A socket that was cut is closed in the loop's next turn.
+        await asyncio.sleep(0)
 
 
 async def _close(conduit: Conduit) -> None:
-    # The SDK forgets its connection when opening is broken off, and leaves the socket open: look
-    # at it before.
-    remains = _Remains(conduit.sdk)
+    remains = conduit.remains
+    remains.look()
     if conduit.opening is not None:
-        conduit.opening.cancel()
-        await asyncio.wait({conduit.opening}, timeout=CLOSE_LIMIT_S)
-        if conduit.opening.done() and not conduit.opening.cancelled():
-            conduit.opening.exception()
+        await _end(conduit.opening)
+        remains.look()
     await remains.stop_keep_alive()
     try:
         async with asyncio.timeout(CLOSE_LIMIT_S):
@@ -242,30 +250,100 @@ async def _close(conduit: Conduit) -> None:
         remains.cut()
 
 
-class _Remains:
-    """What an SDK sender may leave behind: its keep-alive task and its socket.
+async def _end(task: asyncio.Task[object]) -> None:
+    """Cancel a task of the SDK until it ends, for it may miss a cancellation."""
+    for _ in range(round(CLOSE_LIMIT_S / CANCEL_AGAIN_S)):
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
+        if done:
+            return
 
-    The SDK has no way to close without talking to the peer. These are its private parts, and where
-    a later version has others, nothing is found and its own `close` must do.
+
+def _note_end(task: asyncio.Task[object]) -> None:
+    """Take an error that nobody waits for any more, so that asyncio does not complain of it."""
+    if not task.cancelled():
+        task.exception()
+
+
+class _Remains:
+    """What an SDK sender may leave behind: its keep-alive task and its sockets.
+
+    The SDK cannot close without talking to the peer, and when opening is broken off it forgets the
+    connection and leaves its socket open. So its private parts are looked at before and after;
+    where a later version has others, nothing is found, and its own `close` must do.
     """
 
     def __init__(self, sdk: object) -> None:
-        self._handler = getattr(sdk, "_handler", None)
-        connection = getattr(self._handler, "_connection", None)
-        self._transport = getattr(connection, "_transport", None)
-        self._writer = getattr(self._transport, "writer", None)
+        self._sdk = sdk
+        self._handlers: list[object] = []
+        self._transports: list[object] = []
+        self._writers: list[object] = []
+
+    def look(self) -> None:
+        """Note what the sender holds now."""
+        handler = getattr(self._sdk, "_handler", None)
+        self._handlers += [handler] if handler is not None else []
+        for one in self._handlers:
+            transport = getattr(getattr(one, "_connection", None), "_transport", None)
+            self._transports += [transport] if transport is not None else []
+        for one in self._transports:
+            writer = getattr(one, "writer", None)
+            self._writers += [writer] if writer is not None else []
 
     async def stop_keep_alive(self) -> None:
         """End the task that wakes every second; `close` would wait for its next turn."""
-        task = getattr(self._handler, "_keep_alive_thread", None)
-        if isinstance(task, asyncio.Future):
-            task.cancel()
-            await asyncio.wait({task}, timeout=CLOSE_LIMIT_S)
-            setattr(self._handler, "_keep_alive_thread", None)  # noqa: B010
+        for handler in self._handlers:
+            task = getattr(handler, "_keep_alive_thread", None)
+            if isinstance(task, asyncio.Task):
+                await _end(task)
+                setattr(handler, "_keep_alive_thread", None)  # noqa: B010
 
     def cut(self) -> None:
-        """Close the socket without another word."""
-        writer = getattr(self._transport, "writer", None) or self._writer
-        transport = getattr(writer, "transport", None)
-        if transport is not None:
-            transport.abort()
+        """Close the sockets without another word."""
+        self.look()
+        for writer in self._writers:
+            transport = getattr(writer, "transport", None)
+            if transport is not None:
+                transport.abort()
+
+
+class _Insistent:
+    """`asyncio.timeout_at`, but it cancels again and again until the block ends.
+
+    The SDK waits in `asyncio.wait_for` five times a second, which in Python 3.11 can swallow a
+    cancellation that comes at the wrong moment.
+    """
+
+    __slots__ = ("_cancels", "_deadline", "_loop", "_task", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        self._loop = loop
+        self._deadline = deadline
+        self._cancels = 0
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._timer = self._loop.call_at(self._deadline, self._cancel)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        if not self._cancels:
+            return
+        # Those that are left are somebody else's, who wants the whole task to end.
+        left = 0
+        for _ in range(self._cancels):
+            left = self._task.uncancel()
+        if kind is asyncio.CancelledError and not left:
+            raise TimeoutError from error
+
+    def _cancel(self) -> None:
+        self._cancels += 1
+        self._task.cancel()
+        self._timer = self._loop.call_later(CANCEL_AGAIN_S, self._cancel)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812: the name all of Spark's world gives it
+from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import UNCHARGED, UNIT_BYTES
 from twinbus.pipeline.schemas import CHARGES

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812: the name all of Spark's world gives it
+from pyspark.sql import functions as F
 
 from twinbus.pipeline.schemas import DEPTH, DUPLICATES, FATES, SENDS
 

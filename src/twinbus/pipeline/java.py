@@ -31,7 +31,7 @@ VERSION_MIN: Final = 17
 """The oldest Java that Spark 4 starts on."""
 
 _ASK_LIMIT_S: Final = 30.0
-"""A Java that has not told its version by now is broken; a cold one on a busy disk needs seconds."""
+"""A Java that has not told its version by now is broken; a cold disk costs seconds."""
 
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _DROPPED: Final = "--add-modules=jdk.incubator.vector"
@@ -97,7 +97,7 @@ def _installed(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
 def java_version(executable: Path) -> int | None:
     """The major version of a Java, or None where it is not there or does not run."""
     try:
-        asked = subprocess.run(  # noqa: S603: the user's own Java
+        asked = subprocess.run(  # noqa: S603 - the user's own Java
             [executable, "-version"],
             capture_output=True,
             text=True,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812: the name all of Spark's world gives it
+from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from twinbus.cost.arithmetic import CountingRule
@@ -107,7 +107,11 @@ def _is_record() -> Column:
 
 
 class _Tables:
-    """The tables of one ledger, each worked out once."""
+    """The tables of one ledger, each worked out once.
+
+    What is small by then (a row for a second, a month, a window) is sorted here and not by Spark,
+    which would run a job more for it.
+    """
 
     def __init__(
         self,
@@ -237,7 +241,7 @@ class _Tables:
     def _duplicate_windows(self) -> dict[str, int]:
         by_window = duplicates(self._records, self._fates).groupBy("window")
         counted = by_window.agg(F.count_distinct("destination", "message_id").alias("messages"))
-        return {row["window"]: row["messages"] for row in counted.orderBy("window").collect()}
+        return {row["window"]: row["messages"] for row in sorted(counted.collect())}
 
     def _duplicate_ids(self) -> tuple[Duplicate, ...]:
         named = duplicates(self._records, self._fates).select(*Duplicate._fields)
@@ -245,12 +249,12 @@ class _Tables:
         return tuple(Duplicate(*row) for row in rows)
 
     def _sends(self, bucket_s: int) -> tuple[Sends, ...]:
-        rows = sends_by_route(self._records, bucket_s).orderBy("at_s").collect()
-        return tuple(Sends(*row) for row in rows)
+        rows = sends_by_route(self._records, bucket_s).collect()
+        return tuple(sorted(Sends(*row) for row in rows))
 
     def _depth(self, bucket_s: int) -> tuple[Depth, ...]:
-        rows = backlog_depth(self._fates, bucket_s).orderBy("at_s").collect()
-        return tuple(Depth(*row) for row in rows)
+        rows = backlog_depth(self._fates, bucket_s).collect()
+        return tuple(sorted(Depth(*row) for row in rows))
 
     def _states(self) -> tuple[StateChange, ...]:
         changes = self._records.where(

@@ -119,6 +119,8 @@ def _settings(master: str) -> dict[str, str]:
         "spark.app.name": "twinbus",
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.log.level": "ERROR",
+        # Spark would look up the stack for the source line of every column expression.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # A second attempt beside a running one would be a second syphon on the same queue.
         "spark.speculation": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -172,12 +174,13 @@ def _launch(settings: Mapping[str, str], output: IO[bytes]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    gateway = launch_gateway(conf, {"stdout": output, "stderr": subprocess.STDOUT})
+    launch: Any = launch_gateway
+    gateway = launch(conf, {"stdout": output, "stderr": subprocess.STDOUT})
     return SparkSession(SparkContext(conf=conf, gateway=gateway))
 
 
 def _reset() -> None:
-    """End the JVM that this process started and let pyspark forget it, so that it can start anew."""
+    """End the JVM that this process started and let pyspark forget it: it can start anew."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway

@@ -52,7 +52,9 @@ class Endpoint:
         url = urlsplit(parts.get("endpoint", ""))
         if url.scheme.lower() != "sb" or not url.hostname:
             raise ValueError("a connection string needs Endpoint=sb://HOST/; this one has none")
-        missing = [n for n in ("SharedAccessKeyName", "SharedAccessKey") if not parts.get(n.lower())]
+        missing = [
+            n for n in ("SharedAccessKeyName", "SharedAccessKey") if not parts.get(n.lower())
+        ]
         if missing:
             raise ValueError(f"the connection string of {url.hostname} lacks {', '.join(missing)}")
         # The flag is compared as the SDKs do it (AMQP.md 1).

@@ -16,7 +16,7 @@ from twinbus.errors import AliasTypeError, ReservedPropertyError
 from twinbus.transfer.aliases import RESERVED_NAMES, Aliases
 from twinbus.transfer.sections import PARTITION_KEY_ANNOTATION, SCHEDULED_ANNOTATION
 
-__all__ = ["from_backlog_message", "to_backlog_message"]
+__all__ = ["from_backlog_message", "to_backlog_message", "with_message_id"]
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -45,6 +45,13 @@ def to_backlog_message(message: Any, path: str, *, message_id: str | None = None
     custom |= {name: _sdk_value(value) for name, value in aliases.as_properties().items()}
     if message_id is not None and _lacks_id(result):
         _properties_of(result).message_id = message_id
+    return result
+
+
+def with_message_id(message: Any, message_id: str) -> Any:
+    """A copy, an AmqpAnnotatedMessage, with this id; the message stays as it was."""
+    result = _copied(_annotated(message))
+    _properties_of(result).message_id = message_id
     return result
 
 

@@ -18,9 +18,7 @@ from twinbus.broker.refusals import (
 from twinbus.broker.sessions import STATE_BYTES_MAX
 
 LOCK_MS = 10_000
-SESSIONS = QueueDescription(
-    requires_session=True, lock_duration_ms=LOCK_MS, max_delivery_count=2
-)
+SESSIONS = QueueDescription(requires_session=True, lock_duration_ms=LOCK_MS, max_delivery_count=2)
 ANN, BOB = object(), object()
 
 
@@ -146,6 +144,14 @@ def test_a_holder_that_leaves_frees_its_sessions_without_counting(
     assert [(d.message.sequence_number, d.message.delivery_count) for d in deliveries] == [
         (1, 0), (3, 0),
     ]  # fmt: skip
+
+
+def test_a_holder_may_leave_after_its_queue_was_deleted(world: World, queue: Queue) -> None:
+    queue.accept_session("a", ANN, 0)
+    queue.acquire(ANN, 1, 0, session_id="a")
+    world.namespace.delete("orders", 1)
+    queue.release_holder(ANN, 1)
+    assert queue.locked_count == 0
 
 
 def test_a_deferred_message_belongs_to_its_session(queue: Queue) -> None:

@@ -1,0 +1,267 @@
+"""Charts as SVG text: pure functions of numbers, no library, no resource from elsewhere.
+
+Colours are classes, so that the page can give them for light and for dark; `STYLE` is that, and a
+chart that stands alone (an image in a README) carries it inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+__all__ = ["STYLE", "Band", "Bar", "Marker", "Timeline", "cause_bars", "timeline"]
+
+WIDTH: Final = 880
+LEFT: Final = 56
+RIGHT: Final = 12
+LABELS_TOP: Final = 30
+LABEL_ROW: Final = 16
+PANEL: Final = 170
+GAP: Final = 46
+CHAR_WIDTH: Final = 6.4
+"""Of a letter at 12 px, to keep labels apart; fonts differ, so it is on the wide side."""
+
+STYLE: Final = """
+.chart{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
+.chart text{fill:#51586a}.chart .title{fill:#1b2130;font-weight:600;font-size:13px}
+.chart .grid{stroke:#d9dee8;stroke-width:1}.chart .axis{stroke:#9aa3b5;stroke-width:1}
+.chart .primary{fill:#2f7fd6}.chart .backlog{fill:#e08a00}.chart .plain{fill:#5b7cb8}
+.chart .depth{fill:#e08a00;fill-opacity:.25}
+.chart .line{fill:none;stroke:#e08a00;stroke-width:2}
+.chart .outage{fill:#d64545;fill-opacity:.11}.chart .mark{stroke:#7b8498;stroke-dasharray:3 3}
+@media (prefers-color-scheme:dark){
+.chart text{fill:#a9b2c6}.chart .title{fill:#eef1f7}
+.chart .grid{stroke:#2c3444}.chart .axis{stroke:#55607a}
+.chart .primary{fill:#5aa2f0}.chart .backlog{fill:#f3a93c}.chart .plain{fill:#7f9fd8}
+.chart .depth{fill:#f3a93c}.chart .line{stroke:#f3a93c}
+.chart .outage{fill:#ff6b6b;fill-opacity:.13}.chart .mark{stroke:#77829b}}
+"""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bucket of time and what was sent in it."""
+
+    at_s: float
+    to_primary: int
+    to_backlog: int
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A moment that the reader should see."""
+
+    at_s: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Band:
+    """A stretch of time that the reader should see."""
+
+    from_s: float
+    to_s: float
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Sends and backlog on one time axis, in seconds from the first send."""
+
+    bucket_s: float
+    bars: Sequence[Bar]
+    depth: Sequence[tuple[float, int]]
+    """Messages in the backlog at a time; it is flat up to the bucket in which it changed."""
+    outage: Band
+    markers: Sequence[Marker]
+    until_s: float
+
+
+def timeline(data: Timeline, *, alone: bool = False) -> str:
+    """Two panels over one axis: sends a second by where they went, and the backlog's depth."""
+    top = LABELS_TOP + LABEL_ROW * (1 + max(_label_rows(data), default=0)) + 6
+    sends = _Panel(data, top, max((b.to_primary + b.to_backlog for b in data.bars), default=0))
+    below = top + PANEL + GAP
+    depths = _Panel(data, below, max((depth for _, depth in data.depth), default=0))
+    height = below + PANEL + 40
+    per = "second" if data.bucket_s == 1 else f"{data.bucket_s:g} s"
+    parts = [
+        f'<text class="title" x="{LEFT}" y="16">Sends per {per}</text>',
+        *_legend(),
+        *_marks(data, [top, below]),
+        *sends.frame(),
+        *(part for bar in data.bars for part in sends.bar(bar)),
+        f'<text class="title" x="{LEFT}" y="{below - 12}">Messages in the backlog</text>',
+        *depths.frame(),
+        depths.area(data.depth),
+        *depths.seconds(),
+    ]
+    label = "Sends to the primary and to the backlog over time, and the depth of the backlog"
+    return _svg(height, label, parts, alone=alone)
+
+
+def cause_bars(operations: Iterable[tuple[str, int]], *, alone: bool = False) -> str:
+    """A bar for each name, as long as its number is large, in the order given."""
+    counted = list(operations)
+    most = max((count for _, count in counted), default=0) or 1
+    names_width = 230
+    room = WIDTH - names_width - 90
+    parts = []
+    for place, (name, count) in enumerate(counted):
+        y = 8 + place * 28
+        width = room * count / most
+        parts += [
+            f'<text x="{names_width - 10}" y="{y + 15}" text-anchor="end">{escape(name)}</text>',
+            f'<rect class="plain" x="{names_width}" y="{y}" width="{width:.1f}" height="20" rx="2"/>',
+            f'<text x="{names_width + width + 8:.1f}" y="{y + 15}">{count:,}</text>',
+        ]
+    label = "Operations by cause"
+    return _svg(16 + 28 * len(counted), label, parts, alone=alone)
+
+
+class _Panel:
+    """One plot: where a second and an amount lie in the picture."""
+
+    def __init__(self, data: Timeline, top: float, most: int) -> None:
+        self._data = data
+        self._top = top
+        self._step = _nice(most / 4)
+        self._most = max(self._step * 4, 1)
+        while self._most - self._step >= most > 0:
+            self._most -= self._step
+
+    def x(self, at_s: float) -> float:
+        return _x(self._data, at_s)
+
+    def y(self, amount: float) -> float:
+        return self._top + PANEL * (1 - amount / self._most)
+
+    def frame(self) -> list[str]:
+        parts = []
+        amount = 0
+        while amount <= self._most:
+            y = self.y(amount)
+            kind = "grid" if amount else "axis"
+            parts.append(
+                f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+                f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{amount:,}</text>'
+            )
+            amount += self._step
+        return parts
+
+    def seconds(self) -> list[str]:
+        step = _nice(self._data.until_s / 10)
+        y = self._top + PANEL + 18
+        marks = range(0, int(self._data.until_s) + 1, step)
+        return [
+            f'<text x="{self.x(at_s):.1f}" y="{y}" text-anchor="middle">{at_s} s</text>'
+            for at_s in marks
+        ]
+
+    def bar(self, bar: Bar) -> list[str]:
+        left = self.x(bar.at_s)
+        width = max(1.0, self.x(bar.at_s + self._data.bucket_s) - left - 1.5)
+        parts = []
+        floor = 0
+        for kind, words, count in (
+            ("primary", "to the primary", bar.to_primary),
+            ("backlog", "to the backlog", bar.to_backlog),
+        ):
+            if count:
+                high, low = self.y(floor + count), self.y(floor)
+                parts.append(
+                    f'<rect class="{kind}" x="{left:.1f}" y="{high:.1f}" width="{width:.1f}"'
+                    f' height="{low - high:.1f}"><title>{bar.at_s:.0f} s: {count:,} {words}</title>'
+                    "</rect>"
+                )
+                floor += count
+        return parts
+
+    def area(self, depth: Sequence[tuple[float, int]]) -> str:
+        if not depth:
+            middle = self._top + PANEL / 2
+            return f'<text x="{WIDTH / 2}" y="{middle}" text-anchor="middle">none</text>'
+        points = [(0.0, 0)]
+        for at_s, amount in depth:
+            if at_s - self._data.bucket_s > points[-1][0]:
+                points.append((at_s - self._data.bucket_s, points[-1][1]))
+            points.append((at_s, amount))
+        points.append((self._data.until_s, points[-1][1]))
+        path = " ".join(f"{self.x(at_s):.1f},{self.y(amount):.1f}" for at_s, amount in points)
+        first, last = self.x(points[0][0]), self.x(points[-1][0])
+        floor = self.y(0)
+        return (
+            f'<polygon class="depth" points="{first:.1f},{floor:.1f} {path}'
+            f' {last:.1f},{floor:.1f}"/><polyline class="line" points="{path}"/>'
+        )
+
+
+def _x(data: Timeline, at_s: float) -> float:
+    share = min(max(at_s / data.until_s, 0.0), 1.0) if data.until_s else 0.0
+    return LEFT + (WIDTH - LEFT - RIGHT) * share
+
+
+def _legend() -> list[str]:
+    x = WIDTH - RIGHT - 230
+    return [
+        f'<rect class="primary" x="{x}" y="6" width="11" height="11" rx="2"/>',
+        f'<text x="{x + 17}" y="16">to the primary</text>',
+        f'<rect class="backlog" x="{x + 120}" y="6" width="11" height="11" rx="2"/>',
+        f'<text x="{x + 137}" y="16">to the backlog</text>',
+    ]
+
+
+def _label_rows(data: Timeline) -> list[int]:
+    """The row of each marker's label: the first in which it does not touch its neighbour."""
+    ends: list[float] = []
+    rows = []
+    for marker in data.markers:
+        x = _x(data, marker.at_s)
+        left = _label_left(x, marker.label)
+        row = next((row for row, end in enumerate(ends) if end < left), len(ends))
+        ends[row : row + 1] = [left + len(marker.label) * CHAR_WIDTH + 10]
+        rows.append(row)
+    return rows
+
+
+def _label_left(x: float, label: str) -> float:
+    """Where a label begins: at its marker, or further left where the picture ends."""
+    return min(x + 4, WIDTH - RIGHT - len(label) * CHAR_WIDTH)
+
+
+def _marks(data: Timeline, tops: Sequence[float]) -> list[str]:
+    """The outage as a shade and each marker as a line, in every panel; labels above the first."""
+    left, right = _x(data, data.outage.from_s), _x(data, data.outage.to_s)
+    place = f'x="{left:.1f}" width="{max(1.0, right - left):.1f}" height="{PANEL}"'
+    title = f"<title>{escape(data.outage.label)}</title>"
+    parts = [f'<rect class="outage" {place} y="{top}">{title}</rect>' for top in tops]
+    for marker, row in zip(data.markers, _label_rows(data), strict=True):
+        x = _x(data, marker.at_s)
+        y = LABELS_TOP + LABEL_ROW * (row + 1)
+        label = escape(marker.label)
+        parts.append(f'<text x="{_label_left(x, marker.label):.1f}" y="{y}">{label}</text>')
+        parts += [
+            f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{begins}" y2="{top + PANEL}"/>'
+            for top, begins in zip(tops, [y - 10, *tops[1:]], strict=True)
+        ]
+    return parts
+
+
+def _svg(height: float, label: str, parts: Iterable[str], *, alone: bool) -> str:
+    style = f"<style>{STYLE}</style>" if alone else ""
+    return (
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}"'
+        f' role="img" aria-label="{escape(label)}">{style}\n' + "\n".join(parts) + "\n</svg>"
+    )
+
+
+def _nice(value: float) -> int:
+    """The next number of the row 1, 2, 5, 10, 20, 50, ... that is not smaller."""
+    power = 1
+    while True:
+        for digit in (1, 2, 5):
+            if digit * power >= value:
+                return digit * power
+        power *= 10

@@ -1,0 +1,132 @@
+"""What a pump tells its relay to do: plain values, performed in the order in which they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from twinbus.syphon.parcel import Parcel
+
+__all__ = [
+    "Action",
+    "Attach",
+    "Complete",
+    "DeadLetter",
+    "Defer",
+    "Detach",
+    "EmptyPoll",
+    "Fetch",
+    "Forward",
+    "Grant",
+    "LookForDeferred",
+    "Reconnect",
+    "Release",
+    "Renew",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Let the backlog queue send up to `credit` messages from now on; 0: none."""
+
+    credit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Open a sender link to a destination on the primary."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """Close the link to a destination; whatever it still answers is not to be told."""
+
+    path: str
+
+
+@dataclass(slots=True)
+class Forward:
+    """Send a parcel to its destination."""
+
+    parcel: Parcel
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Complete these in the backlog queue: the primary has them."""
+
+    parcels: list[Parcel]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Move a parcel to the backlog queue's dead-letter queue."""
+
+    parcel: Parcel
+    reason: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Set a parcel aside in the backlog queue, to be received by its number later."""
+
+    parcel: Parcel
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give a parcel back to the backlog queue as if it had not been received."""
+
+    parcel: Parcel
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Renew the locks of these."""
+
+    parcels: list[Parcel]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Receive these deferred messages by their numbers."""
+
+    numbers: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LookForDeferred:
+    """Peek for deferred messages, of whichever process deferred them."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyPoll:
+    """One long poll ended without a message: a counted operation (SPEC 6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Give up a connection that does not answer, and make a new one."""
+
+    side: Literal["primary", "secondary"]
+    reason: str
+
+
+Action = (
+    Grant
+    | Attach
+    | Detach
+    | Forward
+    | Complete
+    | DeadLetter
+    | Defer
+    | Release
+    | Renew
+    | Fetch
+    | LookForDeferred
+    | EmptyPoll
+    | Reconnect
+)

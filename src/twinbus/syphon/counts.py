@@ -1,0 +1,95 @@
+"""How many messages a backlog queue holds, asked over the administration API.
+
+The numbers decide whether a backlog is drained: active (locked ones included), scheduled and
+deferred must all be 0 (SPEC 6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import re
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from twinbus.errors import SyphonError
+from twinbus.syphon.endpoint import Endpoint
+
+__all__ = ["CountsUnavailable", "QueueCounts", "counts_of"]
+
+API_VERSION: Final = "2021-05"
+ANSWER_S: Final = 10.0
+ANSWER_BYTES_MAX: Final = 1024 * 1024
+
+_COUNT: Final = re.compile(r"<(?:\w+:)?(\w*MessageCount)>(\d+)<")
+
+
+class CountsUnavailable(Exception):
+    """The namespace did not answer; it may later."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueCounts:
+    """The messages of one queue."""
+
+    active: int = 0
+    """Locked ones included."""
+    scheduled: int = 0
+    dead_lettered: int = 0
+    total: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Active, locked, scheduled and deferred: what a drained queue has none of.
+
+        Deferred ones have no number of their own; they are what the total has beyond the others.
+        """
+        return max(self.total - self.dead_lettered, self.active + self.scheduled)
+
+
+async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
+    """The counts now; SyphonError if they are refused, CountsUnavailable if nobody answers."""
+    return await asyncio.to_thread(_ask, endpoint, queue)
+
+
+def _ask(endpoint: Endpoint, queue: str) -> QueueCounts:
+    host, port, tls = endpoint.administration
+    connection: http.client.HTTPConnection
+    if tls:
+        context = ssl.create_default_context()
+        connection = http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=context)
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+    try:
+        headers = {"Authorization": endpoint.token(queue, time.time()).text}
+        connection.request("GET", f"/{quote(queue)}?api-version={API_VERSION}", headers=headers)
+        response = connection.getresponse()
+        status, text = response.status, response.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise CountsUnavailable(f"{endpoint.label} does not answer: {error}") from error
+    finally:
+        connection.close()
+    return _read(endpoint, queue, status, text)
+
+
+def _read(endpoint: Endpoint, queue: str, status: int, text: str) -> QueueCounts:
+    if status in (401, 403):
+        raise SyphonError(
+            f"the counts of {queue} in {endpoint.label} need the Manage right, and the key "
+            f"{endpoint.key_name} does not have it: drain with one that does"
+        )
+    counts = dict(_COUNT.findall(text))
+    # Azure answers 200 with an empty feed for a queue that is not there.
+    if status == 404 or (status == 200 and "MessageCount" not in counts):
+        raise SyphonError(f"there is no queue {queue} in {endpoint.label}; name one that exists")
+    if status != 200:
+        raise CountsUnavailable(f"{endpoint.label} answers {status} for the counts of {queue}")
+    return QueueCounts(
+        active=int(counts.get("ActiveMessageCount", 0)),
+        scheduled=int(counts.get("ScheduledMessageCount", 0)),
+        dead_lettered=int(counts.get("DeadLetterMessageCount", 0)),
+        total=int(counts["MessageCount"]),
+    )

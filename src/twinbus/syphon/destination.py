@@ -1,0 +1,165 @@
+"""One destination on the primary as a pump sees it, and what its refusals mean (SPEC 6).
+
+unattached --attach--> attached --refusal of the entity--> held --back-off--> one message as a
+                          ^                                  ^                probe
+                          '-------- it was accepted ---------+--- it was not ---'
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import Final
+
+from twinbus.syphon.parcel import Parcel
+
+__all__ = ["TOO_LARGE", "Destination", "Meaning", "meaning_of"]
+
+FIRST_BACKOFF_S: Final = 1.0
+LONGEST_BACKOFF_S: Final = 60.0
+"""A destination that refuses is asked again after the first, then after twice as long each time, up
+to the second."""
+
+ANY_NUMBER: Final = 1 << 30
+"""Messages in flight to a destination that takes what it gets: the pump's own bound holds."""
+
+RECENT_S: Final = 10.0
+"""A destination that took a message within this time is going on."""
+
+
+class Meaning(Enum):
+    """What a refusal says."""
+
+    MESSAGE = "the message is refused for what it is"
+    MISSING = "the entity does not exist"
+    HOLD = "the entity cannot take messages now"
+
+
+TOO_LARGE: Final = "amqp:link:message-size-exceeded"
+
+_MEANINGS: Final = {
+    TOO_LARGE: Meaning.MESSAGE,
+    "amqp:not-allowed": Meaning.MESSAGE,
+    "amqp:not-implemented": Meaning.MESSAGE,
+    "amqp:decode-error": Meaning.MESSAGE,
+    "amqp:invalid-field": Meaning.MESSAGE,
+    "amqp:precondition-failed": Meaning.MESSAGE,
+    "com.microsoft:precondition-failed": Meaning.MESSAGE,
+    "com.microsoft:argument-error": Meaning.MESSAGE,
+    "com.microsoft:argument-out-of-range": Meaning.MESSAGE,
+    "amqp:not-found": Meaning.MISSING,
+    "amqp:resource-deleted": Meaning.MISSING,
+}
+"""Conditions that do not only ask for patience. Every other one (disabled, full, busy,
+unauthorized, internal error, unknown) does: a message waits rather than be given up."""
+
+
+def meaning_of(condition: str | None) -> Meaning:
+    """What a refusal with that AMQP condition says of the message or the entity."""
+    return _MEANINGS.get(condition or "", Meaning.HOLD)
+
+
+class Destination:
+    """What is under way to one entity of the primary, and whether more may be sent."""
+
+    __slots__ = (
+        "accepted_at",
+        "attach_at",
+        "attached",
+        "backoff_s",
+        "credit",
+        "deferred",
+        "held_until",
+        "is_careful",
+        "limit_bytes",
+        "missing_since",
+        "path",
+        "progressed",
+        "reason",
+        "sent",
+        "unsorted",
+        "waiting",
+        "window",
+    )
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.attached = False
+        self.attach_at: float | None = None
+        """When an attach was asked for that is not answered yet."""
+        self.credit = 0
+        self.limit_bytes = 0
+        """Largest message that the link takes; 0: it does not say."""
+        self.window = ANY_NUMBER
+        self.waiting: deque[Parcel] = deque()
+        self.unsorted = False
+        """Parcels came back to `waiting` out of order."""
+        self.sent: dict[bytes, Parcel] = {}
+        """In flight, the oldest first, by lock token."""
+        self.deferred: deque[int] = deque()
+        """Numbers of messages that were set aside in the backlog queue."""
+        self.held_until: float | None = None
+        self.reason = ""
+        self.backoff_s = 0.0
+        self.missing_since: float | None = None
+        self.accepted_at = float("-inf")
+        self.progressed = False
+        """It took a message since its link was attached."""
+        self.is_careful = False
+        """The link was detached for what some message is: one at a time, until it is found."""
+
+    def __repr__(self) -> str:
+        state = f"held: {self.reason}" if self.held_until is not None else "open"
+        return f"<{self.path}, {state}, {len(self.sent)} sent, {len(self.waiting)} waiting>"
+
+    def goes_on(self, now: float) -> bool:
+        """Whether messages to it arrive, so that others must not make it wait."""
+        if self.held_until is not None:
+            return False
+        return bool(self.sent or self.waiting) or now - self.accepted_at < RECENT_S
+
+    def hold(self, reason: str, now: float) -> None:
+        """Send it nothing for a while; each time in a row for longer."""
+        if self.held_until is None:
+            self.backoff_s = min(max(FIRST_BACKOFF_S, self.backoff_s * 2), LONGEST_BACKOFF_S)
+            self.held_until = now + self.backoff_s
+        self.reason = reason
+        self.window = 1
+
+    def probe(self) -> None:
+        """Let one message find out whether it takes them again."""
+        self.held_until = None
+        self.window = 1
+
+    def succeeded(self, now: float) -> None:
+        """It took a message: it is itself again."""
+        self.accepted_at = now
+        self.progressed = True
+        self.backoff_s = 0.0
+        self.missing_since = None
+        if not self.is_careful or not self.waiting:
+            self.is_careful = False
+            self.window = ANY_NUMBER
+
+    def drop_link(self) -> list[Parcel]:
+        """Forget the link; what was in flight on it waits again, and is returned."""
+        back = list(self.sent.values())
+        self.sent.clear()
+        self.waiting.extendleft(reversed(back))
+        self.unsorted = self.unsorted or bool(back)
+        self.attached = self.progressed = False
+        self.attach_at = None
+        self.credit = 0
+        return back
+
+    def return_to_waiting(self, parcel: Parcel) -> None:
+        """Have a refused parcel wait again."""
+        self.waiting.appendleft(parcel)
+        self.unsorted = True
+
+    def next_waiting(self) -> Parcel:
+        """The parcel to send next: in the order of the backlog queue."""
+        if self.unsorted:
+            self.waiting = deque(sorted(self.waiting, key=lambda each: each.sequence_number))
+            self.unsorted = False
+        return self.waiting.popleft()

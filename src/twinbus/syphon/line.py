@@ -1,0 +1,211 @@
+"""One signed-in AMQP connection to a namespace: tokens put and renewed, requests answered.
+
+    line = Line(endpoint, on_event); await line.open()
+    await line.authorize("orders"); link = line.session.attach_sender(...); line.flush()
+    ...; await line.close()
+
+What happens to links of the owner goes to `on_event`. When the connection is lost, for whatever
+reason, `lost` gets the reason and nothing else comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from twinbus.amqp.connection import Connection
+from twinbus.amqp.events import Begun, Closed, Ended, Event, Opened
+from twinbus.amqp.sasl import ClientSasl
+from twinbus.amqp.session import Session
+from twinbus.amqp.transport import ClientTransport, connect
+from twinbus.syphon.endpoint import Endpoint
+from twinbus.syphon.node import LineLost, Node, RequestRefused
+
+__all__ = ["Line", "LineLost", "RequestRefused"]
+
+log = logging.getLogger("twinbus.syphon")
+
+T = TypeVar("T")
+
+ANSWER_S: Final = 15.0
+"""Bound of each step: the socket, the open, a token, a request."""
+
+CLOSE_S: Final = 2.0
+"""How long a goodbye may take; nothing depends on its being heard."""
+
+TOKEN_RENEW_AFTER: Final = 0.7
+"""Of a token's life."""
+
+_numbers = itertools.count(1)
+
+
+class Line:
+    """A connection with one session, on which the owner attaches its links."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        on_event: Callable[[Event], None],
+        *,
+        answer_s: float = ANSWER_S,
+        token_life_share: float = TOKEN_RENEW_AFTER,
+    ) -> None:
+        self.endpoint = endpoint
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.session: Session
+        self._on_event = on_event
+        self._answer_s = answer_s
+        self._token_life_share = token_life_share
+        self._connection = Connection(
+            f"twinbus-syphon-{next(_numbers)}", sasl=ClientSasl(), hostname=endpoint.host
+        )
+        self._transport: ClientTransport | None = None
+        self._begun = asyncio.Event()
+        self._nodes: dict[str, Node] = {}
+        self._opening = asyncio.Lock()
+        self._authorized: set[str] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._renewals: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Connect and begin; LineLost says what stood in the way."""
+        host, port = self.endpoint.host, self.endpoint.port
+        try:
+            async with asyncio.timeout(self._answer_s):
+                tls = None
+                if self.endpoint.tls:
+                    tls = await asyncio.to_thread(ssl.create_default_context)
+                self._transport = await connect(self._connection, host, port, self._take, tls=tls)
+                await self._unless_lost(self._begun.wait())
+        except (OSError, TimeoutError) as error:
+            text = f"{self.endpoint.label} cannot be reached: {error or 'no answer'}"
+            self._lose(text)
+            raise LineLost(text) from error
+
+    async def authorize(self, path: str) -> None:
+        """Have links to `path` allowed: put a token for it, and again before it expires."""
+        if path in self._authorized:
+            return
+        await self._put_token(path)
+        self._authorized.add(path)
+
+    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask the `$management` node of an entity; the answer's body."""
+        await self.authorize(path)
+        headers = {"operation": f"com.microsoft:{operation}", "type": "entity-mgmt"}
+        return await self._ask(f"{path}/$management", headers, body)
+
+    def flush(self) -> None:
+        """Write what the owner did to the session."""
+        if self._transport is not None:
+            self._transport.flush()
+
+    def drop(self, reason: str) -> None:
+        """Cut the connection: it does not answer."""
+        self._lose(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """Say goodbye and let the socket go."""
+        self._lose("it was closed here")
+        for renewal in list(self._renewals):
+            renewal.cancel()
+        if self._transport is not None:
+            await self._transport.close(CLOSE_S)
+
+    async def _put_token(self, path: str) -> None:
+        token = self.endpoint.token(path, time.time())
+        headers = {
+            "operation": "put-token",
+            "type": token.kind,
+            "name": self.endpoint.audience(path),
+        }
+        await self._ask("$cbs", headers, token.text)
+        life_s = max(1.0, (token.expires_at_s - time.time()) * self._token_life_share)
+        loop = asyncio.get_running_loop()
+        self._timers[path] = loop.call_later(life_s, self._renew_token, path)
+
+    def _renew_token(self, path: str) -> None:
+        renewal = asyncio.create_task(self._renew(path))
+        self._renewals.add(renewal)
+        renewal.add_done_callback(self._renewals.discard)
+
+    async def _renew(self, path: str) -> None:
+        try:
+            await self._put_token(path)
+        except (LineLost, RequestRefused) as error:
+            # The links end with the old token, and whoever attaches again puts a new one.
+            log.warning("%s: the token for %s: %s", self.endpoint.label, path, error)
+            self._authorized.discard(path)
+
+    async def _ask(self, address: str, headers: dict[str, Any], body: object) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(self._answer_s):
+                node = await self._node(address)
+                answer = node.ask(headers, body)
+                self.flush()
+                return await answer
+        except TimeoutError as error:
+            text = f"{address} of {self.endpoint.label} did not answer for {self._answer_s:g} s"
+            raise LineLost(text) from error
+
+    async def _node(self, address: str) -> Node:
+        async with self._opening:
+            node = self._nodes.get(address)
+            if node is None or not node.is_open:
+                if self.lost.done():
+                    raise LineLost(self.lost.result())
+                node = self._nodes[address] = Node(self.session, address)
+                self.flush()
+            await node.ready()
+            return node
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Opened():
+                self.session = self._connection.begin()
+            case Begun():
+                self._begun.set()
+            case Closed():
+                text = event.error.description if event.error else None
+                self._lose(text or "the namespace closed the connection")
+            case Ended():
+                text = event.error.description if event.error else None
+                self._lose(text or "the namespace ended the session")
+                self._connection.close()
+            case _:
+                owner = getattr(getattr(event, "link", None), "owner", None)
+                if isinstance(owner, Node):
+                    owner.take(event)
+                else:
+                    self._on_event(event)
+
+    def _lose(self, reason: str) -> None:
+        if self.lost.done():
+            return
+        self.lost.set_result(reason)
+        self._on_event = _ignored
+        for timer in self._timers.values():
+            timer.cancel()
+        for node in self._nodes.values():
+            node.fail(LineLost(f"{self.endpoint.label}: {reason}"))
+
+    async def _unless_lost(self, awaitable: Awaitable[T]) -> T:
+        waiting = asyncio.ensure_future(awaitable)
+        try:
+            await asyncio.wait({waiting, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+            raise LineLost(self.lost.result())
+        finally:
+            waiting.cancel()
+
+
+def _ignored(_: Event) -> None:
+    """What is left to say when the line is lost."""

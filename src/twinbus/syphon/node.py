@@ -1,0 +1,149 @@
+"""Requests to a node of a namespace (`$cbs`, an entity's `$management`) and their answers.
+
+Two links carry them: one to ask on, one to be answered on. A request ends with its answer, with
+RequestRefused, with LineLost, or when its time is over; never otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, Final
+from uuid import UUID
+
+from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Detached, Event
+from twinbus.amqp.link import LinkState, SenderLink
+from twinbus.amqp.message import (
+    Properties,
+    decode_map,
+    decode_properties,
+    decode_value,
+    encode_message,
+    split,
+)
+from twinbus.amqp.performatives import ACCEPTED_BYTES, Source, Target
+from twinbus.amqp.session import Session
+from twinbus.amqp.types import DecodeError
+
+__all__ = ["LineLost", "Node", "RequestRefused", "uuid_of_token"]
+
+CREDIT: Final = 100
+"""Answers that may be under way; renewed with each request."""
+
+OK, ACCEPTED, NO_CONTENT = 200, 202, 204
+
+_numbers = itertools.count(1)
+
+
+class LineLost(Exception):
+    """The connection is gone, or did not answer in time; the text says how."""
+
+
+class RequestRefused(Exception):
+    """A node answered that it will not do what was asked; `status` and `condition` say why."""
+
+    def __init__(self, text: str, status: int, condition: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.condition = condition
+
+
+def uuid_of_token(lock_token: bytes) -> UUID:
+    """A delivery's lock token as requests carry it: the same GUID, in big-endian order."""
+    return UUID(bytes_le=lock_token)
+
+
+class Node:
+    """One node on one session."""
+
+    def __init__(self, session: Session, address: str) -> None:
+        self.address = address
+        self._session = session
+        self._reply_to = f"{address}-answers-{next(_numbers)}"
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._asking = session.attach_sender(
+            f"{self._reply_to}-questions",
+            source=Source(address=self._reply_to),
+            target=Target(address=address),
+        )
+        self._answering = session.attach_receiver(
+            self._reply_to,
+            source=Source(address=address),
+            target=Target(address=self._reply_to),
+        )
+        self._asking.owner = self._answering.owner = self
+
+    @property
+    def is_open(self) -> bool:
+        return LinkState.CLOSED not in (self._asking.state, self._answering.state)
+
+    def ask(self, headers: dict[str, Any], body: object) -> asyncio.Future[dict[str, Any]]:
+        """Send a request (flush the line after it); the future gets the answer's parts."""
+        request_id = f"{self._reply_to}-{next(_numbers)}"
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._pending[request_id] = answer
+        answer.add_done_callback(lambda _: self._pending.pop(request_id, None))
+        message = encode_message(
+            properties=Properties(message_id=request_id, reply_to=self._reply_to),
+            application_properties=headers,
+            value=body,
+        )
+        self._answering.grant(CREDIT)
+        self._asking.send(message, b"q", settled=True)
+        return answer
+
+    async def ready(self) -> None:
+        """Returns once requests can be sent."""
+        await asyncio.shield(self._ready)
+
+    def take(self, event: Event) -> None:
+        """Take what happened to one of the two links."""
+        match event:
+            case DeliveryArrived():
+                self._take_answer(event)
+            case CreditChanged() if isinstance(event.link, SenderLink) and event.link.credit:
+                if not self._ready.done():
+                    self._ready.set_result(None)
+            case Detached():
+                condition = str(event.error.condition) if event.error else ""
+                text = (event.error.description if event.error else "") or "it was closed"
+                self.fail(RequestRefused(f"{self.address}: {text}", 0, condition))
+            case Attached():
+                pass
+
+    def fail(self, error: Exception) -> None:
+        """End every request that waits."""
+        for answer in [self._ready, *self._pending.values()]:
+            if not answer.done():
+                answer.set_exception(error)
+                # Nobody may be waiting: a renewal that is abandoned with its line.
+                answer.exception()
+        for link in (self._asking, self._answering):
+            link.detach()
+
+    def _take_answer(self, event: DeliveryArrived) -> None:
+        if not event.settled:
+            self._session.settle(
+                event.delivery_id, event.delivery_id, ACCEPTED_BYTES, as_receiver=True
+            )
+        try:
+            sections = split(event.payload)
+            request_id = decode_properties(sections.properties).correlation_id
+            headers = decode_map(sections.application_properties)
+            body = decode_value(sections.body) if sections.body else None
+        except DecodeError:
+            # Nobody can tell whose it is; the request runs into its time limit.
+            return
+        answer = self._pending.get(str(request_id))
+        if answer is None or answer.done():
+            return
+        # $cbs writes its words with hyphens, $management in camel case (AMQP.md 2.8).
+        status = headers.get("status-code", headers.get("statusCode", 0))
+        text = headers.get("status-description", headers.get("statusDescription", ""))
+        if status in (OK, ACCEPTED, NO_CONTENT):
+            answer.set_result(body if isinstance(body, dict) else {})
+        else:
+            condition = headers.get("errorCondition") or headers.get("error-condition") or ""
+            refusal = RequestRefused(f"{self.address}: {text}", int(status), str(condition))
+            answer.set_exception(refusal)

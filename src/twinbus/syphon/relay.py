@@ -1,0 +1,503 @@
+"""Moves the messages of one backlog queue: raw AMQP in, raw AMQP out, as its pump says.
+
+    secondary --deliveries--> pump --Forward--> primary
+        ^                                          |
+        '------ Complete, as ranges <--- accepted -'
+
+Both sides are pipelined. Everything that one read of a socket brought is handled before anything
+is written, so that sends and settlements leave in groups. A side whose connection is lost is
+connected again for as long as the relay runs; the pump knows what that means for each message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from twinbus.amqp.events import (
+    Attached,
+    CreditChanged,
+    DeliveryArrived,
+    Detached,
+    Disposed,
+    Event,
+)
+from twinbus.amqp.link import ReceiverLink, SenderLink
+from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
+from twinbus.syphon.actions import (
+    Action,
+    Attach,
+    Complete,
+    DeadLetter,
+    Defer,
+    Detach,
+    EmptyPoll,
+    Fetch,
+    Forward,
+    Grant,
+    LookForDeferred,
+    Reconnect,
+    Release,
+    Renew,
+)
+from twinbus.syphon.bookkeeping import Bookkeeper, Ledger
+from twinbus.syphon.endpoint import Endpoint
+from twinbus.syphon.line import Line, LineLost, RequestRefused
+from twinbus.syphon.parcel import Parcel, unpack
+from twinbus.syphon.pump import Pump
+from twinbus.syphon.source import SourceRequests, disposition_of, joined
+
+__all__ = ["Relay"]
+
+log = logging.getLogger("twinbus.syphon")
+
+FIRST_RECONNECT_S: Final = 0.5
+LONGEST_RECONNECT_S: Final = 30.0
+LONGEST_TICK_S: Final = 1.0
+"""Between two looks at the time, so that a timer set meanwhile is late by no more."""
+
+UNAUTHORIZED: Final = "amqp:unauthorized-access"
+
+_link_numbers = itertools.count(1)
+
+
+class Relay:
+    """One backlog queue's way to the primary; runs until it is closed."""
+
+    def __init__(
+        self,
+        primary: Endpoint,
+        secondary: Endpoint,
+        queue: str,
+        *,
+        pump: Pump,
+        ledger: Ledger,
+        remaining_ttl: bool = False,
+        on_delivered: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_delivered` gets the path of each destination that took something."""
+        self.queue = queue
+        self.pump = pump
+        self.problems: dict[str, str] = {}
+        """Side (primary, secondary) and why it cannot be used, while it cannot."""
+        self._primary_at, self._secondary_at = primary, secondary
+        self._books = Bookkeeper(ledger, primary.label, secondary.label, queue)
+        self._remaining_ttl = remaining_ttl
+        self._on_delivered = on_delivered
+        self._primary: Line | None = None
+        self._secondary: Line | None = None
+        self._source: ReceiverLink | None = None
+        self._source_gone: asyncio.Future[str] | None = None
+        self._requests: SourceRequests | None = None
+        self._links: dict[str, SenderLink] = {}
+        self._in_flight: dict[int, Parcel] = {}
+        """Sent and not answered, by delivery id on the primary's session."""
+        self._deliveries: dict[int, Parcel] = {}
+        """Received and not settled, by delivery id of this epoch's source link."""
+        self._epoch = 0
+        self._completing: list[int] = []
+        self._completing_by_token: list[Parcel] = []
+        self._flushing = False
+        self._running: list[asyncio.Task[None]] = []
+        self._errands: set[asyncio.Task[None]] = set()
+        self._performers: dict[type, Callable[[Any], None]] = {
+            Forward: self._forward,
+            Complete: self._complete,
+            Grant: self._grant,
+            Attach: self._attach,
+            Detach: self._detach,
+            DeadLetter: self._settle,
+            Defer: self._settle,
+            Release: self._settle,
+            Renew: lambda action: self._errand(self._renew(action.parcels)),
+            Fetch: lambda action: self._errand(self._fetch(action.numbers)),
+            LookForDeferred: lambda _: self._errand(self._look()),
+            EmptyPoll: self._poll,
+            Reconnect: self._reconnect,
+        }
+
+    def start(self) -> None:
+        """Begin; connections are made, and made again, in the background."""
+        self._running = [
+            asyncio.create_task(work, name=f"syphon {self.queue}")
+            for work in (
+                self._keep("primary", self._serve_primary),
+                self._keep("secondary", self._serve_secondary),
+                self._keep_time(),
+            )
+        ]
+
+    async def close(self, patience_s: float = 10.0) -> None:
+        """Receive nothing more, wait for what is in flight, and let both sides go."""
+        self._do(self.pump.pause(_now()))
+        ends = _now() + patience_s
+        while self.pump.in_flight and _now() < ends and self._running:
+            await asyncio.sleep(0.02)
+        for task in [*self._running, *self._errands]:
+            task.cancel()
+        await asyncio.gather(*self._running, *self._errands, return_exceptions=True)
+        self._running = []
+
+    # Sides
+
+    async def _keep(self, side: str, serve: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """Have one side served for ever, with a growing pause after each loss."""
+        pause_s = 0.0
+        while True:
+            began = _now()
+            try:
+                reason = await serve()
+            except (LineLost, RequestRefused) as error:
+                reason = str(error)
+            self.problems[side] = reason
+            log.warning("%s: %s: %s", self.queue, side, reason)
+            steady = _now() - began > LONGEST_RECONNECT_S
+            pause_s = FIRST_RECONNECT_S if steady else max(FIRST_RECONNECT_S, pause_s * 2)
+            pause_s = min(pause_s, LONGEST_RECONNECT_S)
+            await asyncio.sleep(pause_s)
+
+    async def _serve_primary(self) -> str:
+        line = Line(self._primary_at, self._on_primary)
+        try:
+            await line.open()
+            self._primary = line
+            self.problems.pop("primary", None)
+            self._do(self.pump.primary_up(_now()))
+            return await line.lost
+        finally:
+            if self._primary is line:
+                self._primary = None
+                reason = line.lost.result() if line.lost.done() else "the relay was closed"
+                for parcel in self._in_flight.values():
+                    self._books.not_forwarded(parcel, reason, is_known=False)
+                self._in_flight.clear()
+                self._links.clear()
+                self._do(self.pump.primary_down(_now()))
+            await line.close()
+
+    async def _serve_secondary(self) -> str:
+        line = Line(self._secondary_at, self._on_secondary)
+        try:
+            await line.open()
+            await line.authorize(self.queue)
+            self._secondary = line
+            self._requests = SourceRequests(line, self.queue)
+            while not line.lost.done():
+                reason = await self._serve_source(line)
+                if not line.lost.done():
+                    # Detached for idleness: re-attached inside the same poll (SPEC 6).
+                    log.info("%s: the link was closed (%s), attaching again", self.queue, reason)
+                    self._books.polled()
+            return line.lost.result()
+        finally:
+            self._secondary = self._requests = None
+            await line.close()
+
+    async def _serve_source(self, line: Line) -> str:
+        """Attach to the backlog queue and receive until the link is gone; why it is."""
+        name = f"{self.queue}-syphon-{next(_link_numbers)}"
+        gone = self._source_gone = asyncio.get_running_loop().create_future()
+        self._epoch += 1
+        self._deliveries.clear()
+        self._completing.clear()
+        source = line.session.attach_receiver(
+            name, source=Source(address=self.queue), target=Target(address=name), confirmed=True
+        )
+        source.owner = self
+        line.flush()
+        try:
+            await asyncio.wait({gone, line.lost}, return_when=asyncio.FIRST_COMPLETED)
+            if line.lost.done():
+                return line.lost.result()
+            if self._source is None:
+                raise LineLost(gone.result())
+            return gone.result()
+        finally:
+            if self._source is not None:
+                self._source = None
+                self._do(self.pump.secondary_down(_now()))
+
+    async def _keep_time(self) -> None:
+        while True:
+            due = self.pump.timer_at
+            now = _now()
+            wait_s = LONGEST_TICK_S if due is None else min(LONGEST_TICK_S, max(0.01, due - now))
+            await asyncio.sleep(wait_s)
+            self._do(self.pump.tick(_now()))
+
+    # What happened
+
+    def _on_secondary(self, event: Event) -> None:
+        if isinstance(event, DeliveryArrived):
+            now_ms = time.time_ns() // 1_000_000
+            parcel = unpack(event.payload, event.tag, now_ms, remaining_ttl=self._remaining_ttl)
+            parcel.epoch = self._epoch
+            parcel.delivery_id = event.delivery_id
+            self._deliveries[event.delivery_id] = parcel
+            self._books.received(parcel, now_ms)
+            self._do(self.pump.received(parcel, _now()))
+        elif isinstance(event, Disposed):
+            if not event.by_receiver:
+                self._confirmed(event)
+        elif isinstance(event, Attached):
+            if event.link.source is not None and isinstance(event.link, ReceiverLink):
+                self._source = event.link
+                self.problems.pop("secondary", None)
+                self._do(self.pump.secondary_up(_now()))
+        elif isinstance(event, Detached):
+            gone = self._source_gone
+            if gone is not None and not gone.done():
+                text = event.error.description if event.error else None
+                gone.set_result(text or "the backlog queue's link was closed")
+
+    def _confirmed(self, event: Disposed) -> None:
+        """The backlog queue settled: it is done, or it says why it is not."""
+        taken = self._deliveries.pop
+        parcels = [
+            parcel
+            for number in range(event.first, event.last + 1)
+            if (parcel := taken(number, None)) is not None
+        ]
+        error = event.state.error if isinstance(event.state, Rejected) else None
+        self._book_settled(parcels, None if error is None else str(error.condition))
+        if error is not None:
+            self._do(self.pump.settle_failed(parcels, _now()))
+        else:
+            self._do(self.pump.settled(parcels, _now()))
+
+    def _book_settled(self, parcels: list[Parcel], error: str | None) -> None:
+        for kind, operation in _OPERATIONS:
+            of_kind = [p for p in parcels if p.outcome is kind or isinstance(p.outcome, kind)]
+            self._books.settled(operation, of_kind, error)
+
+    def _on_primary(self, event: Event) -> None:
+        if isinstance(event, Disposed):
+            if event.by_receiver:
+                self._answered(event)
+        elif isinstance(event, CreditChanged):
+            self._do(self.pump.granted(str(event.link.owner), event.link.credit, _now()))
+        elif isinstance(event, Attached):
+            if event.link.target is not None:
+                path = str(event.link.owner)
+                self._do(self.pump.attached(path, event.link.max_message_size, _now()))
+        elif isinstance(event, Detached):
+            path = str(event.link.owner)
+            condition = str(event.error.condition) if event.error else None
+            text = (event.error.description if event.error else None) or "the link was closed"
+            if self._forget_link(path, text, is_known=False):
+                self._do(self.pump.detached(path, condition, text, _now()))
+
+    def _answered(self, event: Disposed) -> None:
+        """The primary took a range of messages, or did not."""
+        taken = event.session.take_unsettled(event.first, event.last)
+        in_flight = self._in_flight.pop
+        parcels = [p for number, _, _ in taken if (p := in_flight(number, None)) is not None]
+        now = _now()
+        if isinstance(event.state, Accepted):
+            self._books.forwarded(parcels, now, time.time_ns() // 1_000_000)
+            self._do(self.pump.accepted(parcels, now))
+            if self._on_delivered is not None:
+                for path in {parcel.path for parcel in parcels}:
+                    self._on_delivered(path)
+            return
+        error = event.state.error if isinstance(event.state, Rejected) else None
+        condition = str(error.condition) if error else None
+        text = (error.description if error else None) or f"answered {event.state}"
+        for parcel in parcels:
+            self._books.not_forwarded(parcel, condition or text, is_known=True)
+            self._do(self.pump.refused(parcel, condition, text, now))
+
+    # What to do
+
+    def _do(self, actions: list[Action]) -> None:
+        if not actions:
+            return
+        performers = self._performers
+        for action in actions:
+            performers[type(action)](action)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write what this turn of the loop brought, in groups."""
+        self._flushing = False
+        line = self._secondary
+        if self._completing and line is not None and self._source is not None:
+            for first, last in joined(self._completing):
+                line.session.dispose(first, last, COMPLETED)
+            self._completing.clear()
+        if self._completing_by_token:
+            parcels, self._completing_by_token = self._completing_by_token, []
+            self._errand(self._settle_by_token(parcels, "completed", {}))
+        if self._primary is not None:
+            self._primary.flush()
+        if line is not None:
+            line.flush()
+
+    def _forward(self, action: Forward) -> None:
+        parcel = action.parcel
+        link = self._links[parcel.destination]
+        self._in_flight[link.send(parcel.wire, parcel.lock_token)] = parcel
+
+    def _complete(self, action: Complete) -> None:
+        for parcel in action.parcels:
+            if parcel.epoch == self._epoch and parcel.delivery_id >= 0:
+                self._completing.append(parcel.delivery_id)
+            else:
+                self._completing_by_token.append(parcel)
+
+    def _settle(self, action: DeadLetter | Defer | Release) -> None:
+        parcel = action.parcel
+        if isinstance(action, DeadLetter):
+            log.warning(
+                "%s: message %s is dead-lettered, %s: %s",
+                self.queue,
+                parcel.message_id,
+                action.reason,
+                action.description,
+            )
+        if parcel.epoch == self._epoch and parcel.delivery_id >= 0:
+            assert self._secondary is not None
+            state = disposition_of(action)
+            self._secondary.session.dispose(parcel.delivery_id, parcel.delivery_id, state)
+            return
+        status, arguments = _BY_TOKEN[type(action)], {}
+        if isinstance(action, DeadLetter):
+            arguments = {
+                "deadletter-reason": action.reason,
+                "deadletter-description": action.description,
+            }
+        self._errand(self._settle_by_token([parcel], status, arguments))
+
+    def _grant(self, action: Grant) -> None:
+        if self._source is not None:
+            self._source.grant(action.credit)
+
+    def _poll(self, _: EmptyPoll) -> None:
+        self._books.polled()
+        if self._source is not None:
+            self._source.grant(self.pump.credit)
+
+    def _reconnect(self, action: Reconnect) -> None:
+        line = self._primary if action.side == "primary" else self._secondary
+        if line is not None:
+            line.drop(action.reason)
+
+    def _attach(self, action: Attach) -> None:
+        assert self._primary is not None
+        self._errand(self._attach_to(self._primary, action.path))
+
+    async def _attach_to(self, line: Line, path: str) -> None:
+        try:
+            await line.authorize(path)
+        except RequestRefused as error:
+            if line is self._primary:
+                self._do(self.pump.detached(path, UNAUTHORIZED, str(error), _now()))
+            return
+        except LineLost as error:
+            line.drop(str(error))
+            return
+        if line is not self._primary or path.lower() in self._links:
+            return
+        name = f"{path}-syphon-{next(_link_numbers)}"
+        link = line.session.attach_sender(
+            name, source=Source(address=name), target=Target(address=path)
+        )
+        link.owner = path
+        self._links[path.lower()] = link
+        line.flush()
+
+    def _detach(self, action: Detach) -> None:
+        link = self._links.get(action.path.lower())
+        if self._forget_link(action.path, "no answer", is_known=False) and link is not None:
+            link.detach()
+
+    def _forget_link(self, path: str, reason: str, *, is_known: bool) -> bool:
+        """Drop a link; whether there was one. What it carried is recorded as not answered."""
+        if self._links.pop(path.lower(), None) is None:
+            return False
+        lost = [n for n, p in self._in_flight.items() if p.destination == path.lower()]
+        for number in lost:
+            self._books.not_forwarded(self._in_flight.pop(number), reason, is_known=is_known)
+        return True
+
+    # Requests to the backlog queue's $management node
+
+    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that takes an answer, without waiting for it."""
+        task = asyncio.create_task(self._despite_loss(work))
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    @staticmethod
+    async def _despite_loss(work: Coroutine[Any, Any, None]) -> None:
+        # Whoever lost the line is told by the line itself; the pump asks again.
+        with contextlib.suppress(LineLost):
+            await work
+
+    async def _settle_by_token(
+        self, parcels: list[Parcel], status: str, arguments: dict[str, Any]
+    ) -> None:
+        if self._requests is None:
+            return
+        self._books.managed()
+        done, failed = await self._requests.settle(parcels, status, arguments)
+        self._book_settled(done, None)
+        self._book_settled(failed, "com.microsoft:message-lock-lost")
+        self._do(self.pump.settled(done, _now()))
+        self._do(self.pump.settle_failed(failed, _now()))
+
+    async def _renew(self, parcels: list[Parcel]) -> None:
+        if self._requests is None:
+            return
+        self._books.renewed()
+        renewed, lost = await self._requests.renew(parcels)
+        self._do(self.pump.renewed(renewed, _now()))
+        self._do(self.pump.lock_lost(lost, _now()))
+
+    async def _fetch(self, numbers: list[int]) -> None:
+        requests = self._requests
+        if requests is None:
+            return
+        now_ms = time.time_ns() // 1_000_000
+        try:
+            parcels = await requests.fetch(numbers, now_ms, remaining_ttl=self._remaining_ttl)
+        except RequestRefused as error:
+            log.warning("%s: deferred messages %s: %s", self.queue, numbers[:5], error)
+            self._do(self.pump.fetched(numbers, _now(), failed=True))
+            return
+        for parcel in parcels:
+            self._books.received(parcel, now_ms)
+            self._do(self.pump.received(parcel, _now()))
+        self._do(self.pump.fetched(numbers, _now()))
+
+    async def _look(self) -> None:
+        if self._requests is None:
+            return
+        self._books.managed()
+        try:
+            found, is_all = await self._requests.find_deferred(time.time_ns() // 1_000_000)
+        except RequestRefused as error:
+            log.warning("%s: looking for deferred messages: %s", self.queue, error)
+            return
+        self._do(self.pump.found_deferred(found, _now(), is_all=is_all))
+
+
+COMPLETED: Final = disposition_of(Complete)
+
+_OPERATIONS: Final[tuple[tuple[type, str], ...]] = (
+    (Complete, "complete"),
+    (DeadLetter, "dead_letter"),
+    (Defer, "defer"),
+)
+_BY_TOKEN: Final = {DeadLetter: "suspended", Defer: "defered", Release: "abandoned"}
+
+
+def _now() -> float:
+    return time.monotonic()

@@ -1,0 +1,155 @@
+"""The backlog queue as the relay settles it and asks it: by disposition, or by request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from twinbus.amqp.message import decode_map, split
+from twinbus.amqp.performatives import (
+    ACCEPTED_BYTES,
+    RELEASED_BYTES,
+    Error,
+    Modified,
+    Rejected,
+    encode_state,
+)
+from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
+from twinbus.syphon.actions import Complete, DeadLetter, Defer, Release
+from twinbus.syphon.line import Line
+from twinbus.syphon.node import RequestRefused, uuid_of_token
+from twinbus.syphon.parcel import Parcel, unpack
+
+__all__ = ["SourceRequests", "disposition_of", "joined"]
+
+TOKENS_MAX: Final = 100
+"""Lock tokens or numbers in one request."""
+
+PEEK_COUNT: Final = 250
+PEEKS_MAX: Final = 400
+"""Peeks of one look; what lies further back is found by a later one."""
+
+FOUND_MAX: Final = 10_000
+DEFERRED_STATE: Final = 1
+REASON_MAX: Final = 4_096
+"""Characters of a reason or description that Service Bus keeps."""
+
+
+def disposition_of(outcome: type[Complete] | DeadLetter | Defer | Release) -> bytes:
+    """The encoded AMQP state that tells an outcome to the backlog queue (AMQP.md 2.6)."""
+    match outcome:
+        case DeadLetter():
+            info = {
+                Symbol("DeadLetterReason"): outcome.reason[:REASON_MAX],
+                Symbol("DeadLetterErrorDescription"): outcome.description[:REASON_MAX],
+            }
+            error = Error(condition=Symbol("com.microsoft:dead-letter"), info=info)
+            return encode_state(Rejected(error=error))
+        case Defer():
+            return encode_state(Modified(delivery_failed=False, undeliverable_here=True))
+        case Release():
+            return RELEASED_BYTES
+        case _:
+            return ACCEPTED_BYTES
+
+
+def joined(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """The numbers as ranges, first and last, in order."""
+    numbers.sort()
+    first = last = numbers[0]
+    for number in numbers:
+        if number > last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+class SourceRequests:
+    """What is asked of a backlog queue's `$management` node."""
+
+    def __init__(self, line: Line, queue: str) -> None:
+        self._line = line
+        self._queue = queue
+
+    async def settle(
+        self, parcels: list[Parcel], status: str, arguments: dict[str, Any]
+    ) -> tuple[list[Parcel], list[Parcel]]:
+        """Settle by lock token: those that are, and those that the queue refused."""
+        return await self._for_each_group(
+            parcels, "update-disposition", {"disposition-status": status, **arguments}
+        )
+
+    async def renew(self, parcels: list[Parcel]) -> tuple[list[Parcel], list[Parcel]]:
+        """Renew locks: those that run anew, and those that are lost."""
+        return await self._for_each_group(parcels, "renew-lock", {})
+
+    async def _for_each_group(
+        self, parcels: list[Parcel], operation: str, arguments: dict[str, Any]
+    ) -> tuple[list[Parcel], list[Parcel]]:
+        done: list[Parcel] = []
+        failed: list[Parcel] = []
+        groups = [parcels[at : at + TOKENS_MAX] for at in range(0, len(parcels), TOKENS_MAX)]
+        while groups:
+            group = groups.pop()
+            tokens = Array([uuid_of_token(parcel.lock_token) for parcel in group])
+            try:
+                await self._line.request(
+                    self._queue, operation, {**arguments, "lock-tokens": tokens}
+                )
+            except RequestRefused:
+                if len(group) == 1:
+                    failed += group
+                else:
+                    # One bad token spoils the answer for all: halve until it is alone.
+                    middle = len(group) // 2
+                    groups += [group[:middle], group[middle:]]
+            else:
+                done += group
+        return done, failed
+
+    async def fetch(self, numbers: list[int], now_ms: int, *, remaining_ttl: bool) -> list[Parcel]:
+        """Receive deferred messages by number; RequestRefused if one of them is not there."""
+        parcels = []
+        for at in range(0, len(numbers), TOKENS_MAX):
+            arguments = {
+                "sequence-numbers": Array(numbers[at : at + TOKENS_MAX]),
+                "receiver-settle-mode": UInt(1),
+            }
+            answer = await self._line.request(self._queue, "receive-by-sequence-number", arguments)
+            for entry in answer.get("messages", ()):
+                token = entry["lock-token"].bytes_le
+                parcel = unpack(entry["message"], token, now_ms, remaining_ttl=remaining_ttl)
+                parcel.is_deferred = True
+                parcels.append(parcel)
+        return parcels
+
+    async def find_deferred(self, now_ms: int) -> tuple[list[tuple[int, str]], bool]:
+        """Numbers and destinations of deferred messages, and whether these are all."""
+        found: list[tuple[int, str]] = []
+        start = 1
+        for _ in range(PEEKS_MAX):
+            answer = await self._line.request(
+                self._queue,
+                "peek-message",
+                {"from-sequence-number": start, "message-count": Int(PEEK_COUNT)},
+            )
+            messages = [entry["message"] for entry in answer.get("messages", ())]
+            if not messages:
+                return found, True
+            for message in messages:
+                parcel = unpack(message, b"", now_ms)
+                start = max(start, parcel.sequence_number + 1)
+                if _is_deferred(message):
+                    found.append((parcel.sequence_number, parcel.path))
+            if len(found) >= FOUND_MAX:
+                break
+        return found, False
+
+
+def _is_deferred(message: bytes) -> bool:
+    try:
+        marks = decode_map(split(message).message_annotations)
+    except DecodeError:
+        return False
+    return marks.get(Symbol("x-opt-message-state")) == DEFERRED_STATE

@@ -1,0 +1,234 @@
+"""The pure tables on small ledgers, against rows worked out by hand."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.testing import assertDataFrameEqual
+
+from tests.spark.ledgers import (
+    EPOCH_MS,
+    Line,
+    came_out,
+    completed,
+    diverted,
+    forwarded,
+    line,
+    moved,
+    received,
+    rows,
+    sent,
+)
+from twinbus.cost.arithmetic import units
+from twinbus.ledger.record import FIELDS
+from twinbus.pipeline import charges, conservation, schemas
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+DAY = date(2025, 10, 9)
+KB = 1024
+
+
+@pytest.fixture
+def ledger(spark: SparkSession) -> Any:
+    def make(*lines: Line | list[Line]) -> DataFrame:
+        flat = [one for part in lines for one in (part if isinstance(part, list) else [part])]
+        return spark.createDataFrame(rows(flat), schemas.LEDGER)
+
+    return make
+
+
+def fates_of(table: DataFrame) -> dict[str, str | None]:
+    return {row["message_id"]: row["fate"] for row in table.collect()}
+
+
+def test_the_schema_is_that_of_the_ledgers_lines() -> None:
+    kinds = {"bigint": int, "string": str}
+    fields = {field.name: kinds[field.dataType.simpleString()] for field in schemas.LEDGER}
+    assert fields == dict(FIELDS)
+
+
+def test_charges_by_cause_in_units_of_64_kib(spark: SparkSession, ledger: Any) -> None:
+    operations = ledger(
+        sent("a", namespace="contoso"),
+        sent("b", namespace="contoso", size_bytes=64 * KB),
+        sent("c", namespace="contoso", size_bytes=64 * KB + 1),
+        # Failed: not charged. Without an answer: charged.
+        sent("d", namespace="contoso", outcome="failed"),
+        sent("d", namespace="contoso", outcome="unknown"),
+        moved("e"),
+        # A poll that found nothing, on the next day.
+        line("backlog_receive", None, 15.2 * 3600, cause="poll", entity=None),
+        line("state", None, entity="orders", state="failed over"),
+    )
+    expected = [
+        (DAY, "contoso", "orders", "application", "send", False, 4, 5, 200 + 128 * KB + 1, 0),
+        (DAY, "", "orders", "failover", "divert", False, 1, 1, 150, 0),
+        (DAY, "", "orders", "syphon", "backlog_receive", False, 1, 1, 0, 150),
+        (DAY, "", "orders", "syphon", "forward", False, 1, 1, 100, 0),
+        (DAY, "", "orders", "syphon", "complete", False, 1, 1, 0, 0),
+        (date(2025, 10, 10), "", "", "poll", "backlog_receive", False, 1, 1, 0, 0),
+    ]
+    assertDataFrameEqual(
+        charges.charges(operations),
+        spark.createDataFrame(expected, schemas.CHARGES),
+        ignoreNullable=True,
+    )
+
+
+def test_spark_counts_units_as_the_arithmetic_does(ledger: Any) -> None:
+    sizes = [0, 1, 64 * KB - 1, 64 * KB, 64 * KB + 1, 96 * KB, 256 * KB, 100 * KB * KB]
+    operations = ledger([sent(str(size), entity=str(size), size_bytes=size) for size in sizes])
+    counted = {row["entity"]: row["units"] for row in charges.charges(operations).collect()}
+    assert counted == {str(size): units(size) for size in sizes}
+
+
+def test_receives_are_assumed_one_for_each_delivered_message(
+    spark: SparkSession, ledger: Any
+) -> None:
+    operations = ledger(
+        sent("a"), sent("a"), sent("b", size_bytes=96 * KB), diverted("c"), sent("d", outcome="f")
+    )
+    found = charges.assumed_receives(conservation.fates(operations, None))
+    expected = [(DAY, "", "orders", "consumer", "receive", True, 2, 3, 0, 100 + 96 * KB)]
+    assertDataFrameEqual(
+        found, spark.createDataFrame(expected, schemas.CHARGES), ignoreNullable=True
+    )
+
+
+def test_every_message_has_the_fate_that_its_lines_tell(ledger: Any) -> None:
+    operations = ledger(
+        sent("direct"),
+        moved("moved"),
+        [diverted("waits"), came_out("waits")],
+        [diverted("dropped"), came_out("dropped"), completed("dropped")],
+        [diverted("poison"), came_out("poison"), line("dead_letter", "poison", cause="syphon")],
+        [diverted("quiet-forward"), received("quiet-forward")],
+        # Asked again elsewhere, and both were carried out.
+        [sent("twice", outcome="unknown"), *moved("twice")],
+        sent("refused", outcome="failed"),
+        [sent("silent", outcome="unknown"), received("silent")],
+        # What a consumer completes is not what the syphon completes.
+        [diverted("consumer"), completed("consumer", cause="consumer")],
+        [diverted("failed-forward"), forwarded("failed-forward", outcome="failed")],
+    )
+    blind = {
+        "direct": "delivered",
+        "moved": "delivered",
+        "waits": "undecided",
+        "dropped": "lost",
+        "poison": "dead_lettered",
+        "quiet-forward": "delivered",
+        "twice": "delivered",
+        "refused": None,
+        "silent": None,
+        "consumer": "undecided",
+        "failed-forward": "undecided",
+    }
+    assert fates_of(conservation.fates(operations, None)) == blind
+    sightings = operations.sparkSession.createDataFrame(
+        [
+            ("Orders", "waits", "waiting"),
+            ("orders", "consumer", "dead_lettered"),
+            # A copy that the syphon has yet to complete: the message is delivered all the same.
+            ("orders", "moved", "waiting"),
+            ("other", "failed-forward", "waiting"),
+        ],
+        schemas.SIGHTINGS,
+    )
+    assert fates_of(conservation.fates(operations, sightings)) == {
+        **blind,
+        "waits": "waiting",
+        "consumer": "dead_lettered",
+        "failed-forward": "lost",
+    }
+
+
+def test_a_message_is_its_destination_and_its_id(ledger: Any) -> None:
+    operations = ledger(
+        sent("1", entity="Orders"),
+        diverted("1", entity="news"),
+        received("1", entity="news/Subscriptions/all"),
+        diverted("1", entity="audit"),
+        sent("nobody", entity=None),
+    )
+    table = conservation.fates(operations, None)
+    found = {(row["destination"], row["fate"], row["received"]) for row in table.collect()}
+    assert found == {
+        ("orders", "delivered", False),
+        ("news", "delivered", True),
+        ("audit", "undecided", False),
+    }
+
+
+def test_the_columns_of_fates_are_those_of_its_schema(ledger: Any) -> None:
+    table = conservation.fates(ledger(sent("a")), None)
+    found = [(field.name, field.dataType) for field in table.schema]
+    assert found == [(field.name, field.dataType) for field in schemas.FATES]
+
+
+def test_duplicates_are_counted_by_entity_and_placed_in_their_window(
+    spark: SparkSession, ledger: Any
+) -> None:
+    topic = "news/Subscriptions/"
+    operations = ledger(
+        [sent("once"), received("once")],
+        [sent("unsure", outcome="unknown"), *moved("unsure"), received("unsure")],
+        received("unsure"),
+        [*moved("crash"), forwarded("crash"), received("crash"), received("crash")],
+        [sent("odd"), received("odd"), received("odd"), received("odd")],
+        # One message, two subscriptions: no duplicate. A third receipt is one.
+        sent("fan", entity="news"),
+        [received("fan", entity=topic + "a"), received("fan", entity=topic + "b")],
+        received("fan", entity=topic + "B"),
+    )
+    found = conservation.duplicates(operations, conservation.fates(operations, None))
+    expected = [
+        ("orders", "orders", "unsure", 2, "ambiguous"),
+        ("orders", "orders", "crash", 2, "syphon"),
+        ("orders", "orders", "odd", 3, "unexplained"),
+        ("news/subscriptions/b", "news", "fan", 2, "unexplained"),
+    ]
+    assertDataFrameEqual(
+        found, spark.createDataFrame(expected, schemas.DUPLICATES), ignoreNullable=True
+    )
+
+
+def test_sends_by_route_and_the_depth_of_the_backlog_over_time(
+    spark: SparkSession, ledger: Any
+) -> None:
+    operations = ledger(
+        [sent("a", 0.1), sent("b", 0.9), sent("c", 1.0), sent("x", 1.1, outcome="failed")],
+        [diverted("d", 2.0), diverted("e", 2.5), diverted("f", 4.0)],
+        # Stored without an answer, as its coming out shows; then one that never was.
+        [diverted("g", 4.5, outcome="unknown"), came_out("g", 9)],
+        diverted("h", 4.6, outcome="unknown"),
+        [forwarded("d", 9.2), completed("d", 9.3), forwarded("e", 10.1), completed("g", 11)],
+    )
+    second = EPOCH_MS // 1000
+    assertDataFrameEqual(
+        conservation.sends_by_route(operations, 1),
+        spark.createDataFrame(
+            [(second, 2, 0), (second + 1, 1, 0), (second + 2, 0, 2), (second + 4, 0, 1)],
+            schemas.SENDS,
+        ),
+        ignoreNullable=True,
+    )
+    table = conservation.fates(operations, None)
+    depth = [(2, 2), (4, 4), (9, 3), (10, 2), (11, 1)]
+    assertDataFrameEqual(
+        conservation.backlog_depth(table, 1),
+        spark.createDataFrame([(second + at, count) for at, count in depth], schemas.DEPTH),
+        ignoreNullable=True,
+    )
+    wide = [(row["at_s"] - second, row["depth"]) for row in _by_time(table, 10)]
+    assert wide == [(0, 3 + 1 - 1), (10, 1)]
+
+
+def _by_time(table: DataFrame, bucket_s: int) -> list[Any]:
+    return conservation.backlog_depth(table, bucket_s).orderBy("at_s").collect()
