@@ -112,11 +112,15 @@ class Bookkeeper:
             error=error,
         )
 
-    def _at_source(self, operation: str, **fields: object) -> None:
+    def _at_source(
+        self, operation: str, *, cause: str, outcome: str, error: str | None = None
+    ) -> None:
         self._record(
             operation,
+            cause=cause,
             namespace=self._secondary,
             side="secondary",
             backlog_queue=self._queue,
-            **fields,
+            outcome=outcome,
+            error=error,
         )

@@ -100,7 +100,7 @@ def endpoint_of(side: object) -> Endpoint:
         return side
     text = side if isinstance(side, str) else getattr(side, "connection_string", None)
     if not isinstance(text, str):
-        raise ValueError(
+        raise TypeError(
             "the syphon signs in with a shared access key: give it a connection string, "
             f"or a Namespace made from one; got {type(side).__name__}"
         )

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import Begun, Closed, Ended, Event, Opened
+from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Disposed, Ended, Event, Opened
 from twinbus.amqp.sasl import ClientSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
@@ -83,7 +83,7 @@ class Line:
                 self._transport = await connect(self._connection, host, port, self._take, tls=tls)
                 await self._unless_lost(self._begun.wait())
         except (OSError, TimeoutError) as error:
-            text = f"{self.endpoint.label} cannot be reached: {error or 'no answer'}"
+            text = f"{self.endpoint.label} cannot be reached: {str(error) or 'no answer'}"
             self._lose(text)
             raise LineLost(text) from error
 
@@ -167,6 +167,13 @@ class Line:
             return node
 
     def _take(self, event: Event) -> None:
+        # Settlements and deliveries to the owner come by the thousand, all else now and then.
+        if isinstance(event, Disposed):
+            self._on_event(event)
+            return
+        if isinstance(event, DeliveryArrived) and not isinstance(event.link.owner, Node):
+            self._on_event(event)
+            return
         match event:
             case Opened():
                 self.session = self._connection.begin()
@@ -198,8 +205,9 @@ class Line:
 
     async def _unless_lost(self, awaitable: Awaitable[T]) -> T:
         waiting = asyncio.ensure_future(awaitable)
+        both: set[asyncio.Future[Any]] = {waiting, self.lost}
         try:
-            await asyncio.wait({waiting, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 return waiting.result()
             raise LineLost(self.lost.result())

@@ -12,7 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Detached, Event
-from twinbus.amqp.link import LinkState, SenderLink
+from twinbus.amqp.link import LinkState
 from twinbus.amqp.message import (
     Properties,
     decode_map,
@@ -102,8 +102,8 @@ class Node:
         match event:
             case DeliveryArrived():
                 self._take_answer(event)
-            case CreditChanged() if isinstance(event.link, SenderLink) and event.link.credit:
-                if not self._ready.done():
+            case CreditChanged():
+                if event.link.credit and not self._ready.done():
                     self._ready.set_result(None)
             case Detached():
                 condition = str(event.error.condition) if event.error else ""
@@ -114,7 +114,8 @@ class Node:
 
     def fail(self, error: Exception) -> None:
         """End every request that waits."""
-        for answer in [self._ready, *self._pending.values()]:
+        waiting: list[asyncio.Future[Any]] = [self._ready, *self._pending.values()]
+        for answer in waiting:
             if not answer.done():
                 answer.set_exception(error)
                 # Nobody may be waiting: a renewal that is abandoned with its line.

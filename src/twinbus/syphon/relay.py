@@ -48,7 +48,8 @@ from twinbus.syphon.actions import (
 from twinbus.syphon.bookkeeping import Bookkeeper, Ledger
 from twinbus.syphon.endpoint import Endpoint
 from twinbus.syphon.line import Line, LineLost, RequestRefused
-from twinbus.syphon.parcel import Parcel, unpack
+from twinbus.syphon.parcel import Parcel
+from twinbus.syphon.unpacking import Unpacker
 from twinbus.syphon.pump import Pump
 from twinbus.syphon.source import SourceRequests, disposition_of, joined
 
@@ -60,6 +61,9 @@ FIRST_RECONNECT_S: Final = 0.5
 LONGEST_RECONNECT_S: Final = 30.0
 LONGEST_TICK_S: Final = 1.0
 """Between two looks at the time, so that a timer set meanwhile is late by no more."""
+
+SETTLE_S: Final = 0.02
+"""Between two looks at whether what is in flight has come to its end."""
 
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
 
@@ -88,6 +92,7 @@ class Relay:
         self._primary_at, self._secondary_at = primary, secondary
         self._books = Bookkeeper(ledger, primary.label, secondary.label, queue)
         self._remaining_ttl = remaining_ttl
+        self._unpacker = Unpacker(remaining_ttl=remaining_ttl)
         self._on_delivered = on_delivered
         self._primary: Line | None = None
         self._secondary: Line | None = None
@@ -135,9 +140,10 @@ class Relay:
     async def close(self, patience_s: float = 10.0) -> None:
         """Receive nothing more, wait for what is in flight, and let both sides go."""
         self._do(self.pump.pause(_now()))
-        ends = _now() + patience_s
-        while self.pump.in_flight and _now() < ends and self._running:
-            await asyncio.sleep(0.02)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while self.pump.in_flight and self._running:
+                    await asyncio.sleep(SETTLE_S)  # noqa: ASYNC110 - the pump knows no events
         for task in [*self._running, *self._errands]:
             task.cancel()
         await asyncio.gather(*self._running, *self._errands, return_exceptions=True)
@@ -201,7 +207,8 @@ class Relay:
     async def _serve_source(self, line: Line) -> str:
         """Attach to the backlog queue and receive until the link is gone; why it is."""
         name = f"{self.queue}-syphon-{next(_link_numbers)}"
-        gone = self._source_gone = asyncio.get_running_loop().create_future()
+        gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._source_gone = gone
         self._epoch += 1
         self._deliveries.clear()
         self._completing.clear()
@@ -235,7 +242,7 @@ class Relay:
     def _on_secondary(self, event: Event) -> None:
         if isinstance(event, DeliveryArrived):
             now_ms = time.time_ns() // 1_000_000
-            parcel = unpack(event.payload, event.tag, now_ms, remaining_ttl=self._remaining_ttl)
+            parcel = self._unpacker.unpack(event.payload, event.tag, now_ms)
             parcel.epoch = self._epoch
             parcel.delivery_id = event.delivery_id
             self._deliveries[event.delivery_id] = parcel

@@ -18,7 +18,8 @@ from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
 from twinbus.syphon.actions import Complete, DeadLetter, Defer, Release
 from twinbus.syphon.line import Line
 from twinbus.syphon.node import RequestRefused, uuid_of_token
-from twinbus.syphon.parcel import Parcel, unpack
+from twinbus.syphon.parcel import Parcel
+from twinbus.syphon.unpacking import unpack
 
 __all__ = ["SourceRequests", "disposition_of", "joined"]
 
