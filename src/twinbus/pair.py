@@ -223,10 +223,20 @@ class Pair:
 
         assert self._recorder is not None
         host = SyphonHost(
-            self._primary, self._secondary, queues, self.options, self._recorder.ledger
+            self._primary,
+            self._secondary,
+            queues,
+            self.options,
+            self._recorder.ledger,
+            on_delivered=self._delivered,
         )
         self._hosts.append(host)
         await host.start()
+
+    def _delivered(self, path: str) -> None:
+        """A forward of the syphon is a success like any other (SPEC 3)."""
+        if self._client is not None:
+            self._client.succeeded(path)
 
     def _receiver_client(self) -> ServiceBusClient:
         self._live()

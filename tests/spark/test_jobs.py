@@ -99,19 +99,24 @@ def test_an_outage_that_lost_nothing(spark: SparkSession, tmp_path: Path) -> Non
     assert shown["sends"][0] == {"at_s": SECOND, "to_primary": 1, "to_backlog": 0}
 
 
-def test_a_lost_message_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    dropped = [diverted("gone", 1), came_out("gone", 2), completed("gone", 2)]
-    lines = [sent("a"), received("a"), *dropped, diverted("stays", 1), diverted("poison", 1)]
+def test_lost_messages_are_named_up_to_a_bound(spark: SparkSession, tmp_path: Path) -> None:
+    lost = [f"{number:04}" for number in range(IDS_MAX + 5)]
+    lines = [
+        *[sent("a"), received("a"), diverted("stays", 1), diverted("poison", 1)],
+        *(act(name, 2) for name in lost for act in (diverted, came_out, completed)),
+    ]
     seen = [Sighting("orders", "stays", "waiting"), Sighting("orders", "poison", "dead_lettered")]
-    report = tables(spark, written(tmp_path, lines), standard(), snapshot=seen)
+    rule = CountingRule(count_settlement=True)
+    report = tables(spark, written(tmp_path, lines), standard(), snapshot=seen, rule=rule)
     assert not report.conserved
-    assert (report.accepted, report.delivered) == (4, 1)
+    assert (report.accepted, report.delivered) == (108, 1)
     assert (report.waiting, report.dead_lettered) == (1, 1)
-    assert (report.lost, report.lost_ids) == (1, ("gone",))
-    assert (report.not_received, report.not_received_ids) == (3, ("gone", "poison", "stays"))
+    assert (report.lost, report.lost_ids) == (105, tuple(lost[:IDS_MAX]))
+    assert (report.not_received, len(report.not_received_ids)) == (107, IDS_MAX)
     assert report.expired is None
     assert report.duplicates == 0
     assert [text.split(":")[0] for text in report.unknown] == ["expired"]
+    assert (report.bill.units, report.bill.settlement_units) == (4 + 3 * 105, 105)
 
 
 def test_without_a_peek_or_a_consumer_the_unknown_is_not_zero(
@@ -164,21 +169,6 @@ def test_lines_that_are_no_record_of_a_client_are_told_and_not_counted(
     assert sum(report.operations_by_cause.values()) == 2
     assert [text.split(" ", 1)[0] for text in report.unknown] == ["received,", "7", "6"]
     assert any(text.startswith("1 records of the broker") for text in report.assumed)
-
-
-def test_settlement_counts_when_the_rule_says_so_and_lists_are_bounded(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    lines = [one for number in range(IDS_MAX + 5) for one in moved(f"{number:04}")]
-    lines += [received("0000"), {**sent("late"), "at_ms": EPOCH_MS + 3_600_000}]
-    rule = CountingRule(count_settlement=True)
-    report = tables(spark, written(tmp_path, lines), standard(), snapshot=[], rule=rule)
-    assert (report.bill.units, report.bill.settlement_units) == (105 * 4 + 2, 105)
-    assert report.bill.settlement_counted
-    assert report.not_received == 105
-    assert len(report.not_received_ids) == IDS_MAX
-    # An hour in at most 600 points.
-    assert report.bucket_s == 6
 
 
 def test_no_ledger_is_one_clear_line(spark: SparkSession, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def cause_bars(operations: Iterable[tuple[str, int]], *, alone: bool = False) ->
         width = room * count / most
         parts += [
             f'<text x="{names_width - 10}" y="{y + 15}" text-anchor="end">{escape(name)}</text>',
-            f'<rect class="plain" x="{names_width}" y="{y}" width="{width:.1f}" height="20" rx="2"/>',
+            f'<rect class="plain" x="{names_width}" y="{y}" width="{width:.1f}" height="20"/>',
             f'<text x="{names_width + width + 8:.1f}" y="{y + 15}">{count:,}</text>',
         ]
     label = "Operations by cause"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import signal
@@ -36,6 +37,7 @@ def run(plan: DrillPlan, directory: Path, *, as_json: bool) -> int:
     """Hold a drill, write its report to `directory` and to stdout; the exit status."""
     require_spark()
     _make(directory)
+    _log_to(directory / "drill.log")
     try:
         result = asyncio.run(_hold(plan, directory))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -81,6 +83,14 @@ def _make(directory: Path) -> None:
         ) from error
 
 
+def _log_to(path: Path) -> None:
+    """Have the log beside the report: on the screen it would run through the live lines."""
+    handler = logging.FileHandler(path, mode="w")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("twinbus").setLevel(logging.INFO)
+
+
 def _print(result: DrillResult, directory: Path) -> None:
     console = Console(highlight=False)
     colour = "green" if result.passed else "red"
@@ -98,4 +108,6 @@ def _print(result: DrillResult, directory: Path) -> None:
     console.print(table)
     for line in drill_words.missing(result):
         console.print(f"[red]{line}[/]", soft_wrap=True)
-    console.print(f"\nreport: {directory / 'report.html'} (and drill.json)", soft_wrap=True)
+    console.print(
+        f"\nreport: {directory / 'report.html'}, with drill.json and drill.log", soft_wrap=True
+    )

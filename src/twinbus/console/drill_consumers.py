@@ -7,7 +7,7 @@ sent is judged by these records, not by what the senders believe.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from azure.servicebus import ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient
@@ -28,7 +28,7 @@ __all__ = ["Consumers", "backlog_count", "left_in_backlog"]
 RECEIVERS: Final = 2
 """At each entity without sessions; one with sessions has a receiver for each session."""
 BATCH: Final = 200
-WAIT_S: Final = 1.0
+WAIT_S: Final = 0.5
 """How long a receiver waits for a message before it asks whether there are any left."""
 STALL_S: Final = 20.0
 """Without a new message for so long, what is still there does not come out, and is reported."""
@@ -129,40 +129,54 @@ def _size_bytes(message: Any) -> int:
 
 async def backlog_count(connection_string: str, queues: Iterable[str]) -> int:
     """Messages in these backlog queues, whatever their state, dead letters left out."""
-    async with administration(connection_string) as admin:
-        found = [await admin.get_queue_runtime_properties(queue) for queue in queues]
-    return sum(
-        (one.active_message_count or 0) + (one.scheduled_message_count or 0) for one in found
-    )
+    return sum(found.waiting for found in await _counts(connection_string, queues))
 
 
 async def left_in_backlog(connection_string: str, queues: Iterable[str]) -> list[Sighting]:
     """What a peek sees in backlog queues and their dead-letter queues: where the rest is."""
     seen: list[Sighting] = []
     async with ServiceBusClient.from_connection_string(connection_string) as client:
-        for queue in queues:
-            for place, sub_queue in (
-                ("waiting", None),
-                ("dead_lettered", ServiceBusSubQueue.DEAD_LETTER),
-            ):
-                receiver = client.get_queue_receiver(queue, sub_queue=sub_queue)
-                async with receiver:
-                    seen += [
-                        Sighting(_destination(message), str(message.message_id), place)
-                        for message in await _peek_all(receiver)
-                    ]
+        for found in await _counts(connection_string, queues):
+            if found.waiting:
+                seen += await _peek_all(client.get_queue_receiver(found.queue), "waiting")
+            if found.dead_lettered:
+                dead = client.get_queue_receiver(
+                    found.queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER
+                )
+                seen += await _peek_all(dead, "dead_lettered")
     return seen
 
 
-async def _peek_all(receiver: ServiceBusReceiver) -> list[Any]:
-    found: list[Any] = []
+class _Counts(NamedTuple):
+    queue: str
+    waiting: int
+    dead_lettered: int
+
+
+async def _counts(connection_string: str, queues: Iterable[str]) -> list[_Counts]:
+    async with administration(connection_string) as admin:
+        found = [await admin.get_queue_runtime_properties(queue) for queue in queues]
+    return [
+        _Counts(
+            one.name,
+            # Deferred ones have no number of their own.
+            (one.total_message_count or 0) - (one.dead_letter_message_count or 0),
+            one.dead_letter_message_count or 0,
+        )
+        for one in found
+    ]
+
+
+async def _peek_all(receiver: ServiceBusReceiver, place: str) -> list[Sighting]:
+    found: list[Sighting] = []
     following = 0
-    while True:
-        batch = await receiver.peek_messages(BATCH, sequence_number=following)
-        if not batch:
-            return found
-        found += batch
-        following = (batch[-1].sequence_number or following) + 1
+    async with receiver:
+        while True:
+            batch = await receiver.peek_messages(BATCH, sequence_number=following)
+            if not batch:
+                return found
+            found += [Sighting(_destination(one), str(one.message_id), place) for one in batch]
+            following = (batch[-1].sequence_number or following) + 1
 
 
 def _destination(message: Any) -> str:

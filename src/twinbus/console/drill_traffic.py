@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
-from twinbus.console.drill_world import ENTITIES, SESSIONS, Entity
+from twinbus.console.drill_world import ENTITIES, Entity
 from twinbus.errors import TwinbusError
 
 if TYPE_CHECKING:
@@ -47,20 +47,21 @@ class Traffic:
         self.began_ms = time.time_ns() // 1_000_000
         async with asyncio.TaskGroup() as group:
             for number in range(self._plan.senders):
-                group.create_task(self._send_share(self._plan.share(number), began))
+                share = self._plan.share(number)
+                # A sender that waits for one entity goes on with the others.
+                for place, entity in enumerate(ENTITIES):
+                    numbers = share[place :: len(ENTITIES)]
+                    group.create_task(self._send_to(entity, numbers, began))
 
-    async def _send_share(self, numbers: range, began: float) -> None:
+    async def _send_to(self, entity: Entity, numbers: range, began: float) -> None:
         loop = asyncio.get_running_loop()
         patience_s = self._plan.failover_interval_s + PATIENCE_S
-        async with AsyncExitStack() as stack:
-            senders = [await stack.enter_async_context(self._sender(entity)) for entity in ENTITIES]
-            for turn, number in enumerate(numbers):
+        async with self._sender(entity) as sender:
+            for number in numbers:
                 due = began + number / self._plan.rate
                 await asyncio.sleep(max(0.0, due - loop.time()))
-                place = turn % len(ENTITIES)
-                message = _message(ENTITIES[place], number)
                 try:
-                    await senders[place].send_messages(message, timeout=patience_s)
+                    await sender.send_messages(_message(entity, number), timeout=patience_s)
                 except (TwinbusError, ServiceBusError):
                     # The caller knows, so that nothing is lost; the ledger has it too.
                     pass
@@ -76,7 +77,7 @@ class Traffic:
 
 
 def _message(entity: Entity, number: int) -> ServiceBusMessage:
-    session = SESSIONS[number // len(ENTITIES) % len(SESSIONS)] if entity.sessions else None
+    session = random.choice(entity.sessions) if entity.sessions else None  # noqa: S311
     return ServiceBusMessage(
         json.dumps({"entity": entity.path, "number": number, "padding": PADDING}),
         message_id=f"{entity.path}-{number:06d}",

@@ -23,7 +23,7 @@ from twinbus.pairing.attempts import RetryPolicy
 from twinbus.pairing.backlog import KeptChoice, Rotation, backlog_paths
 from twinbus.pairing.classify import classify
 from twinbus.pairing.entity import WatchedEntity
-from twinbus.pairing.events import State, Transition
+from twinbus.pairing.events import SendSucceeded, State, Transition
 from twinbus.pairing.outgoing import MessageIds
 from twinbus.pairing.ping import PingMessage
 from twinbus.pairing.pool import CLOSE_LIMIT_S, Closer, SenderPool, attempt
@@ -105,6 +105,12 @@ class PairedClient:
             )
             self._entities[key] = entity
         return entity
+
+    def succeeded(self, path: str) -> None:
+        """An entity took something by another way than its senders."""
+        entity = self._entities.get(path.strip("/").lower())
+        if entity is not None:
+            entity.tell(SendSucceeded())
 
     @property
     def entities(self) -> list[WatchedEntity]:

@@ -41,7 +41,9 @@ QUICK_START: Final = {
 """Settings for short work (a drill, the tests): half the start for a slower long run."""
 
 _END_LIMIT_S: Final = 15.0
-_TAIL_BYTES: Final = 4_000
+_TAIL_BYTES: Final = 16_000
+_TELLING: Final = ("Unrecognized", "Invalid", "Exception: ", "Error: ", "ERROR")
+"""What marks a reason among the JVM's lines, the plainest first."""
 _UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 
 
@@ -205,9 +207,11 @@ def _last_words(output: IO[bytes]) -> str:
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _TAIL_BYTES))
     lines = [line.strip() for line in output.read().decode("utf-8", "replace").splitlines()]
-    lines = [line for line in lines if line and not line.startswith("at ")]
-    telling = [line for line in lines if "rror" in line or "xception" in line]
-    return (telling or lines or [""])[-1]
+    for telling in _TELLING:
+        for line in lines:
+            if telling in line:
+                return line
+    return lines[-1] if lines else ""
 
 
 @contextlib.contextmanager

@@ -7,11 +7,20 @@ One record for each message received, forwarded and completed, as the bill and t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
+from twinbus.syphon.actions import Complete, DeadLetter, Defer
 from twinbus.syphon.parcel import Parcel
 
 __all__ = ["Bookkeeper", "Ledger"]
+
+
+_OPERATIONS: Final[dict[object, str]] = {
+    Complete: "complete",
+    DeadLetter: "dead_letter",
+    Defer: "defer",
+}
+"""A message that is only given back costs nothing and is no record."""
 
 
 class Ledger(Protocol):
@@ -73,12 +82,14 @@ class Bookkeeper:
             error=error,
         )
 
-    def settled(self, operation: str, parcels: Iterable[Parcel], error: str | None = None) -> None:
-        """`operation` is complete, dead_letter or defer."""
+    def settled(self, parcels: Iterable[Parcel], error: str | None = None) -> None:
+        """What was decided about these was carried out, or refused with `error`."""
+        outcome = "ok" if error is None else "failed"
         for parcel in parcels:
-            self._of_parcel(
-                operation, parcel, error=error, outcome="ok" if error is None else "failed"
-            )
+            kind = parcel.outcome if parcel.outcome is Complete else type(parcel.outcome)
+            operation = _OPERATIONS.get(kind)
+            if operation is not None:
+                self._of_parcel(operation, parcel, outcome=outcome, error=error)
 
     def renewed(self, error: str | None = None) -> None:
         outcome = "ok" if error is None else "failed"

@@ -118,6 +118,14 @@ class Destination:
             return False
         return bool(self.sent or self.waiting) or now - self.accepted_at < RECENT_S
 
+    def due_at(self, answer_s: float) -> float | None:
+        """When its back-off, or the time for an answer, is over; None: nothing is waited for."""
+        if self.held_until is not None:
+            return self.held_until
+        if self.attach_at is not None:
+            return self.attach_at + answer_s
+        return next((oldest.sent_at + answer_s for oldest in self.sent.values()), None)
+
     def hold(self, reason: str, now: float) -> None:
         """Send it nothing for a while; each time in a row for longer."""
         if self.held_until is None:
@@ -156,6 +164,12 @@ class Destination:
         """Have a refused parcel wait again."""
         self.waiting.appendleft(parcel)
         self.unsorted = True
+
+    def take_waiting(self) -> list[Parcel]:
+        """All that waits, which then waits here no more."""
+        taken = list(self.waiting)
+        self.waiting.clear()
+        return taken
 
     def next_waiting(self) -> Parcel:
         """The parcel to send next: in the order of the backlog queue."""

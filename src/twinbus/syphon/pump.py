@@ -18,7 +18,6 @@ gets back, and calls `tick` at `timer_at`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from twinbus.syphon.actions import (
@@ -34,22 +33,14 @@ from twinbus.syphon.actions import (
     Grant,
     LookForDeferred,
     Reconnect,
-    Release,
     Renew,
 )
 from twinbus.syphon.destination import TOO_LARGE, Destination, Meaning, meaning_of
+from twinbus.syphon.intake import RENEW_AFTER, Intake, Limits
 from twinbus.syphon.parcel import Parcel
+from twinbus.syphon.settlements import Settlements
 
 __all__ = ["Limits", "Pump"]
-
-RENEW_AFTER: Final = 0.5
-"""Of a lock's time; the other half is left for a renewal that takes long, or is tried twice."""
-
-FETCH_SHARE: Final = 4
-"""One in so many of the messages in flight may be ones that were deferred."""
-
-REMEMBERED_MAX: Final = 10_000
-"""Messages that the primary has and whose completion is not known. The oldest are forgotten."""
 
 DEFERRED_MAX: Final = 100_000
 """Numbers kept of messages set aside for one destination; others are found by peeking."""
@@ -60,31 +51,9 @@ would mean to peek at all of it."""
 
 LOOK_AGAIN_S: Final = 10.0
 
-SIZE_AT_FIRST: Final = 16 * 1024
-"""Expected of a message as long as none was seen, in bytes."""
-
 MISSING: Final = "DestinationNotFound"
 TOO_LARGE_REASON: Final = "MessageTooLarge"
 REFUSED: Final = "RefusedByDestination"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """How much a pump may have under way, and how long it waits for an answer."""
-
-    messages: int = 1_000
-    """Received and not yet settled: also the most that a crash can duplicate."""
-    size_bytes: int = 16 * 1024 * 1024
-    """The same in bytes; exceeded only by messages larger than those seen before."""
-    answer_s: float = 30.0
-    """An accept, an attach or a settlement that takes longer will not come."""
-
-    def __post_init__(self) -> None:
-        if self.messages < FETCH_SHARE or self.size_bytes < 1 or self.answer_s <= 0:
-            raise ValueError(
-                f"limits must be at least {FETCH_SHARE} messages, 1 byte and a positive time; "
-                f"got {self.messages}, {self.size_bytes} and {self.answer_s}"
-            )
 
 
 class Pump:
@@ -99,27 +68,19 @@ class Pump:
     ) -> None:
         self.limits = limits or Limits()
         self.forwarded = self.completed = self.dead_lettered = self.deferred = 0
-        self.credit = 0
-        """Messages that the backlog queue may still send."""
+        self._intake = Intake(self.limits)
+        self._settlements = Settlements(self._intake)
         self._grace_s = undeliverable_grace_s
         self._poll_s = poll_s
-        self._primary = self._secondary = self._paused = False
-        self._live: dict[bytes, Parcel] = {}
-        """Every message received and not yet settled, by lock token; next to renew first."""
-        self._bytes = 0
-        self._largest_bytes = SIZE_AT_FIRST
-        self._fetched = self._fetching = 0
-        self._fetch_window = self.limits.messages // FETCH_SHARE
-        self._link_window = self.limits.messages - self._fetch_window
+        self._primary = self._paused = False
         self._destinations: dict[str, Destination] = {}
         self._held: set[str] = set()
-        self._remembered: dict[tuple[int, int], None] = {}
         self._poll_at = 0.0
         self._look_at: float | None = 0.0
 
     def __repr__(self) -> str:
         return (
-            f"<pump, {len(self._live)} in flight, credit {self.credit}, "
+            f"<pump, {len(self._intake)} in flight, credit {self.credit}, "
             f"{list(self._destinations.values())}>"
         )
 
@@ -128,11 +89,16 @@ class Pump:
     @property
     def in_flight(self) -> int:
         """Messages received and not yet settled."""
-        return len(self._live)
+        return len(self._intake)
 
     @property
     def bytes_in_flight(self) -> int:
-        return self._bytes
+        return self._intake.size_bytes
+
+    @property
+    def credit(self) -> int:
+        """Messages that the backlog queue may still send."""
+        return self._intake.credit
 
     @property
     def held(self) -> dict[str, str]:
@@ -142,20 +108,18 @@ class Pump:
     @property
     def timer_at(self) -> float | None:
         """When `tick` is next worth calling; None: only something that happens can matter."""
-        moments = [d.held_until for d in self._destinations.values() if d.held_until is not None]
-        for destination in self._destinations.values():
-            if destination.attach_at is not None:
-                moments.append(destination.attach_at + self.limits.answer_s)
-            for oldest in destination.sent.values():
-                moments.append(oldest.sent_at + self.limits.answer_s)
-                break
-        for parcel in self._live.values():
-            moments.append(parcel.renew_at)
-            break
+        answer_s = self.limits.answer_s
+        moments = [
+            moment
+            for destination in self._destinations.values()
+            if (moment := destination.due_at(answer_s)) is not None
+        ]
+        renewal_at = self._intake.first_renewal_at()
+        if renewal_at is not None:
+            moments.append(renewal_at)
         if self.credit:
             moments.append(self._poll_at)
-        if self._may_look():
-            assert self._look_at is not None
+        if self._look_at is not None and self._may_look():
             moments.append(self._look_at)
         return min(moments, default=None)
 
@@ -179,22 +143,17 @@ class Pump:
 
     def secondary_up(self, now: float) -> list[Action]:
         """The backlog queue can be received from; what was decided meanwhile is settled now."""
-        self._secondary = True
-        self.credit = 0
+        self._intake.credit = 0
         self._poll_at = now + self._poll_s
-        actions = self._again(now)
-        return actions + self._grant(now)
+        return self._settlements.open(now) + self._grant(now)
 
     def secondary_down(self, now: float) -> list[Action]:
         """The link to the backlog queue is gone; locks, and what is in flight, live on."""
-        self._secondary = False
-        if self._fetching and self._look_at is None:
+        if self._intake.fetching and self._look_at is None:
             # Whether those came is not known; a look finds the ones that did not.
             self._look_at = now + LOOK_AFTER_S
-        self.credit = self._fetching = 0
-        given_back = [p for p in self._live.values() if isinstance(p.outcome, Release | Defer)]
-        for parcel in given_back:
-            self._forget(parcel)
+        self._intake.credit = self._intake.fetching = 0
+        self._settlements.close()
         return []
 
     def pause(self, now: float) -> list[Action]:
@@ -202,9 +161,7 @@ class Pump:
         self._paused = True
         actions: list[Action] = []
         for destination in self._destinations.values():
-            for parcel in list(destination.waiting):
-                actions += self._decide(parcel, Release(parcel), now)
-            destination.waiting.clear()
+            actions += self._settlements.release(destination.take_waiting(), now)
         return actions + self._grant(now)
 
     def resume(self, now: float) -> list[Action]:
@@ -216,26 +173,15 @@ class Pump:
 
     def received(self, parcel: Parcel, now: float) -> list[Action]:
         """A message came from the backlog queue."""
-        self._live[parcel.lock_token] = parcel
-        self._bytes += parcel.size_bytes
-        # Sinks slowly, so that one large message does not narrow the window for ever.
-        seen = max(parcel.size_bytes, self._largest_bytes - (self._largest_bytes >> 6))
-        self._largest_bytes = max(1, seen)
-        if parcel.is_deferred:
-            self._fetched += 1
-        elif self.credit:
-            self.credit -= 1
-        parcel.received_at = now
-        parcel.renew_at = now + parcel.lock_s * RENEW_AFTER
+        self._intake.add(parcel, now)
         self._poll_at = now + self._poll_s
         if self._look_at is not None:
             self._look_at = now + LOOK_AFTER_S
         if parcel.fault is not None:
-            return self._dead_letter(parcel, *parcel.fault, now)
-        if parcel.identity in self._remembered:
-            del self._remembered[parcel.identity]
+            return self._settlements.dead_letter(parcel, *parcel.fault, now)
+        if self._intake.recall(parcel):
             parcel.accepted = True
-            return self._complete([parcel], now)
+            return self._settlements.complete([parcel], now)
         destination = self._destinations.get(parcel.destination)
         if destination is None:
             destination = self._destinations[parcel.destination] = Destination(parcel.path)
@@ -246,7 +192,7 @@ class Pump:
         """The backlog queue confirmed what was decided about these."""
         for parcel in parcels:
             outcome = parcel.outcome
-            if not self._forget(parcel):
+            if not self._intake.forget(parcel):
                 continue
             if outcome is Complete:
                 self.completed += 1
@@ -259,14 +205,14 @@ class Pump:
     def settle_failed(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
         """The backlog queue did not take the decision: it will deliver these again."""
         for parcel in parcels:
-            if self._forget(parcel) and parcel.accepted:
-                self._remember(parcel)
+            if self._intake.forget(parcel) and parcel.accepted:
+                self._intake.remember(parcel)
         return self._grant(now)
 
     def renewed(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
         """The locks of these run anew."""
         for parcel in parcels:
-            self._renew_later(parcel, now + parcel.lock_s * RENEW_AFTER)
+            self._intake.renew_later(parcel, now + parcel.lock_s * RENEW_AFTER)
         return []
 
     def lock_lost(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
@@ -277,7 +223,7 @@ class Pump:
                 continue
             if parcel in destination.waiting:
                 destination.waiting.remove(parcel)
-                self._forget(parcel)
+                self._intake.forget(parcel)
         return self._grant(now)
 
     # The destinations
@@ -321,9 +267,8 @@ class Pump:
         """The primary has these: now, and not before, they may be completed."""
         taken: list[Parcel] = []
         served: dict[str, Destination] = {}
-        live = self._live
         for parcel in parcels:
-            if parcel.accepted or parcel.lock_token not in live:
+            if parcel.accepted or parcel not in self._intake:
                 continue
             destination = self._destinations[parcel.destination]
             if destination.sent.pop(parcel.lock_token, None) is None:
@@ -334,7 +279,7 @@ class Pump:
             taken.append(parcel)
             served[parcel.destination] = destination
         self.forwarded += len(taken)
-        actions = self._complete(taken, now) if taken else []
+        actions = self._settlements.complete(taken, now) if taken else []
         for destination in served.values():
             destination.succeeded(now)
             if destination.waiting or destination.deferred:
@@ -349,7 +294,9 @@ class Pump:
         meaning = meaning_of(condition)
         if meaning is Meaning.MESSAGE:
             reason = TOO_LARGE_REASON if condition == TOO_LARGE else REFUSED
-            actions = self._dead_letter(parcel, reason, f"{destination.path}: {text}", now)
+            actions = self._settlements.dead_letter(
+                parcel, reason, f"{destination.path}: {text}", now
+            )
             return actions + self._serve(destination, now)
         destination.return_to_waiting(parcel)
         if meaning is Meaning.MISSING:
@@ -360,7 +307,7 @@ class Pump:
 
     def fetched(self, numbers: list[int], now: float, *, failed: bool = False) -> list[Action]:
         """A `Fetch` ended, after `received` for each that came."""
-        self._fetching = max(0, self._fetching - len(numbers))
+        self._intake.fetching = max(0, self._intake.fetching - len(numbers))
         if failed:
             self._look_at = now + LOOK_AGAIN_S
             return self._grant(now)
@@ -412,35 +359,28 @@ class Pump:
             destination.attach_at = None
             text = f"an attach to {destination.path} was not answered for {answer_s:g} s"
             return [Reconnect("primary", text), *self._hold(destination, text, now)]
-        for oldest in destination.sent.values():
-            if now >= oldest.sent_at + answer_s:
-                destination.drop_link()
-                text = f"a message was not answered for {answer_s:g} s"
-                return [Detach(destination.path), *self._hold(destination, text, now)]
-            break
+        if destination.sent and now >= (destination.due_at(answer_s) or 0.0):
+            destination.drop_link()
+            text = f"a message was not answered for {answer_s:g} s"
+            return [Detach(destination.path), *self._hold(destination, text, now)]
         return self._serve(destination, now) if destination.deferred else []
 
     def _tick_locks(self, now: float) -> list[Action]:
         renewed: list[Parcel] = []
         actions: list[Action] = []
-        due = []
-        for parcel in self._live.values():
-            if parcel.renew_at > now:
-                break
-            due.append(parcel)
-        for parcel in due:
+        for parcel in self._intake.due(now):
             # If nothing is heard of it, it comes up again before the lock ends.
-            self._renew_later(parcel, now + max(1.0, parcel.lock_s * RENEW_AFTER / 2))
+            self._intake.renew_later(parcel, now + max(1.0, parcel.lock_s * RENEW_AFTER / 2))
             if parcel.outcome is not None:
-                if self._secondary and now >= parcel.settling_at + self.limits.answer_s:
+                if self._settlements.is_open and now >= parcel.settling_at + self.limits.answer_s:
                     text = f"a settlement was not answered for {self.limits.answer_s:g} s"
                     actions = [Reconnect("secondary", text)]
             elif self._is_stuck(parcel):
                 self._destinations[parcel.destination].waiting.remove(parcel)
-                actions += self._decide(parcel, Release(parcel), now)
+                actions += self._settlements.release([parcel], now)
             else:
                 renewed.append(parcel)
-        if renewed and self._secondary:
+        if renewed and self._settlements.is_open:
             actions.append(Renew(renewed))
         return actions
 
@@ -480,18 +420,15 @@ class Pump:
         if not destination.waiting:
             return []
         if self._gave_up(destination, now):
-            actions: list[Action] = []
-            for parcel in list(destination.waiting):
-                actions += self._dead_letter(parcel, MISSING, self._missing_text(destination), now)
-            destination.waiting.clear()
-            return actions
+            text = self._missing_text(destination)
+            return [
+                action
+                for parcel in destination.take_waiting()
+                for action in self._settlements.dead_letter(parcel, MISSING, text, now)
+            ]
         if not any(other.goes_on(now) for other in self._destinations.values()):
             return self._grant(now)
-        actions = []
-        for parcel in list(destination.waiting):
-            actions += self._decide(parcel, Defer(parcel), now)
-        destination.waiting.clear()
-        return actions
+        return self._settlements.defer(destination.take_waiting(), now)
 
     def _gave_up(self, destination: Destination, now: float) -> bool:
         since = destination.missing_since
@@ -525,7 +462,9 @@ class Pump:
         if len(back) == 1:
             destination.waiting.remove(back[0])
             reason = TOO_LARGE_REASON if condition == TOO_LARGE else REFUSED
-            actions = self._dead_letter(back[0], reason, f"{destination.path}: {text}", now)
+            actions = self._settlements.dead_letter(
+                back[0], reason, f"{destination.path}: {text}", now
+            )
             return actions + self._serve(destination, now)
         destination.is_careful = True
         destination.window = 1
@@ -536,69 +475,22 @@ class Pump:
             f"the message has {len(parcel.wire)} bytes and {destination.path} takes "
             f"{destination.limit_bytes}"
         )
-        return self._dead_letter(parcel, TOO_LARGE_REASON, text, now)
-
-    def _dead_letter(
-        self, parcel: Parcel, reason: str, description: str, now: float
-    ) -> list[Action]:
-        return self._decide(parcel, DeadLetter(parcel, reason, description), now)
-
-    def _complete(self, parcels: list[Parcel], now: float) -> list[Action]:
-        for parcel in parcels:
-            parcel.outcome = Complete
-            parcel.settling_at = now
-        return [Complete(parcels)] if self._secondary else []
-
-    def _decide(
-        self, parcel: Parcel, outcome: DeadLetter | Defer | Release, now: float
-    ) -> list[Action]:
-        parcel.outcome = outcome
-        parcel.settling_at = now
-        if self._secondary:
-            return [outcome]
-        if not isinstance(outcome, DeadLetter):
-            # The lock ends by itself, and the message is where it was.
-            self._forget(parcel)
-        return []
-
-    def _again(self, now: float) -> list[Action]:
-        """Tell once more what was decided and not confirmed before the connection was lost."""
-        done = [p for p in self._live.values() if p.outcome is Complete]
-        actions: list[Action] = self._complete(done, now) if done else []
-        for parcel in self._live.values():
-            if isinstance(parcel.outcome, DeadLetter):
-                parcel.settling_at = now
-                actions.append(parcel.outcome)
-        return actions
+        return self._settlements.dead_letter(parcel, TOO_LARGE_REASON, text, now)
 
     # Accounts
 
     def _grant(self, now: float) -> list[Action]:
         """Change the source's credit where that is worth a frame."""
-        wanted = self._wanted(now)
-        if wanted == 0:
-            if self.credit == 0 or self._receives(now):
-                return []
-        else:
-            ceiling = min(self._link_window, max(1, self.limits.size_bytes // self._largest_bytes))
-            is_worth_more = wanted - self.credit >= max(1, ceiling // 8)
-            if not is_worth_more and wanted >= self.credit // 2:
-                return []
-        self.credit = wanted
-        return [Grant(wanted)]
-
-    def _wanted(self, now: float) -> int:
-        if not self._receives(now):
-            return 0
-        by_bytes = (self.limits.size_bytes - self._bytes) // self._largest_bytes
-        if not self._live:
-            # A message larger than all that is allowed must get through, alone.
-            by_bytes = max(1, by_bytes)
-        return max(0, min(self._link_window - (len(self._live) - self._fetched), by_bytes))
+        intake, receives = self._intake, self._receives(now)
+        wanted = intake.wanted() if receives else 0
+        if intake.is_worth_a_frame(wanted) if receives else intake.credit:
+            intake.credit = wanted
+            return [Grant(wanted)]
+        return []
 
     def _receives(self, now: float) -> bool:
         """Whether anything could be delivered: while nothing can, nothing is received (SPEC 6)."""
-        if not (self._primary and self._secondary) or self._paused:
+        if not (self._primary and self._settlements.is_open) or self._paused:
             return False
         if not self._held:
             return True
@@ -609,31 +501,31 @@ class Pump:
 
     def _fetch(self, destination: Destination, now: float) -> list[Action]:
         """Receive deferred messages of a destination that takes them again, as room allows."""
-        if not (destination.deferred and self._primary and self._secondary):
+        if not (destination.deferred and self._primary and self._settlements.is_open):
             return []
         if destination.held_until is not None:
             return []
-        room = self._fetch_window - self._fetched - self._fetching
-        by_bytes = (self.limits.size_bytes - self._bytes) // self._largest_bytes
-        room = min(room, max(by_bytes, 0 if self._live else 1))
+        room = self._intake.fetch_room()
         if destination.window == 1 and not self._gave_up(destination, now):
             # One will do to find out.
-            room = min(room, 0 if destination.waiting or destination.sent or self._fetching else 1)
+            room = min(
+                room, 0 if destination.waiting or destination.sent or self._intake.fetching else 1
+            )
         numbers = [
             destination.deferred.popleft() for _ in range(min(room, len(destination.deferred)))
         ]
         if not numbers:
             return []
-        self._fetching += len(numbers)
+        self._intake.fetching += len(numbers)
         return [Fetch(numbers)]
 
     def _may_look(self) -> bool:
         return (
             self._look_at is not None
-            and not self._live
-            and not self._fetching
+            and not self._intake
+            and not self._intake.fetching
             and self._primary
-            and self._secondary
+            and self._settlements.is_open
         )
 
     def _set_aside(self, parcel: Parcel) -> None:
@@ -643,21 +535,3 @@ class Pump:
             numbers.append(parcel.sequence_number)
         elif self._look_at is None:
             self._look_at = parcel.settling_at + LOOK_AGAIN_S
-
-    def _renew_later(self, parcel: Parcel, at: float) -> None:
-        if self._live.pop(parcel.lock_token, None) is not None:
-            parcel.renew_at = at
-            self._live[parcel.lock_token] = parcel
-
-    def _forget(self, parcel: Parcel) -> bool:
-        if self._live.pop(parcel.lock_token, None) is None:
-            return False
-        self._bytes -= parcel.size_bytes
-        if parcel.is_deferred:
-            self._fetched -= 1
-        return True
-
-    def _remember(self, parcel: Parcel) -> None:
-        self._remembered[parcel.identity] = None
-        if len(self._remembered) > REMEMBERED_MAX:
-            del self._remembered[next(iter(self._remembered))]

@@ -47,11 +47,12 @@ from twinbus.syphon.actions import (
 )
 from twinbus.syphon.bookkeeping import Bookkeeper, Ledger
 from twinbus.syphon.endpoint import Endpoint
+from twinbus.syphon.errands import SourceErrands
 from twinbus.syphon.line import Line, LineLost, RequestRefused
 from twinbus.syphon.parcel import Parcel
-from twinbus.syphon.unpacking import Unpacker
 from twinbus.syphon.pump import Pump
-from twinbus.syphon.source import SourceRequests, disposition_of, joined
+from twinbus.syphon.source import disposition_of, joined
+from twinbus.syphon.unpacking import Unpacker
 
 __all__ = ["Relay"]
 
@@ -98,7 +99,7 @@ class Relay:
         self._secondary: Line | None = None
         self._source: ReceiverLink | None = None
         self._source_gone: asyncio.Future[str] | None = None
-        self._requests: SourceRequests | None = None
+        self._errands = SourceErrands(pump, self._books, self._do, self._unpacker.unpack, queue)
         self._links: dict[str, SenderLink] = {}
         self._in_flight: dict[int, Parcel] = {}
         """Sent and not answered, by delivery id on the primary's session."""
@@ -109,7 +110,7 @@ class Relay:
         self._completing_by_token: list[Parcel] = []
         self._flushing = False
         self._running: list[asyncio.Task[None]] = []
-        self._errands: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._performers: dict[type, Callable[[Any], None]] = {
             Forward: self._forward,
             Complete: self._complete,
@@ -119,9 +120,9 @@ class Relay:
             DeadLetter: self._settle,
             Defer: self._settle,
             Release: self._settle,
-            Renew: lambda action: self._errand(self._renew(action.parcels)),
-            Fetch: lambda action: self._errand(self._fetch(action.numbers)),
-            LookForDeferred: lambda _: self._errand(self._look()),
+            Renew: lambda action: self._errand(self._errands.renew(action.parcels)),
+            Fetch: lambda action: self._errand(self._errands.fetch(action.numbers)),
+            LookForDeferred: lambda _: self._errand(self._errands.look()),
             EmptyPoll: self._poll,
             Reconnect: self._reconnect,
         }
@@ -140,13 +141,14 @@ class Relay:
     async def close(self, patience_s: float = 10.0) -> None:
         """Receive nothing more, wait for what is in flight, and let both sides go."""
         self._do(self.pump.pause(_now()))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                while self.pump.in_flight and self._running:
-                    await asyncio.sleep(SETTLE_S)  # noqa: ASYNC110 - the pump knows no events
-        for task in [*self._running, *self._errands]:
+        ends = _now() + patience_s
+        while self._running:
+            if not self.pump.in_flight or _now() > ends:
+                break
+            await asyncio.sleep(SETTLE_S)
+        for task in [*self._running, *self._tasks]:
             task.cancel()
-        await asyncio.gather(*self._running, *self._errands, return_exceptions=True)
+        await asyncio.gather(*self._running, *self._tasks, return_exceptions=True)
         self._running = []
 
     # Sides
@@ -192,7 +194,7 @@ class Relay:
             await line.open()
             await line.authorize(self.queue)
             self._secondary = line
-            self._requests = SourceRequests(line, self.queue)
+            self._errands.line = line
             while not line.lost.done():
                 reason = await self._serve_source(line)
                 if not line.lost.done():
@@ -201,7 +203,7 @@ class Relay:
                     self._books.polled()
             return line.lost.result()
         finally:
-            self._secondary = self._requests = None
+            self._secondary = self._errands.line = None
             await line.close()
 
     async def _serve_source(self, line: Line) -> str:
@@ -271,16 +273,11 @@ class Relay:
             if (parcel := taken(number, None)) is not None
         ]
         error = event.state.error if isinstance(event.state, Rejected) else None
-        self._book_settled(parcels, None if error is None else str(error.condition))
+        self._books.settled(parcels, None if error is None else str(error.condition))
         if error is not None:
             self._do(self.pump.settle_failed(parcels, _now()))
         else:
             self._do(self.pump.settled(parcels, _now()))
-
-    def _book_settled(self, parcels: list[Parcel], error: str | None) -> None:
-        for kind, operation in _OPERATIONS:
-            of_kind = [p for p in parcels if p.outcome is kind or isinstance(p.outcome, kind)]
-            self._books.settled(operation, of_kind, error)
 
     def _on_primary(self, event: Event) -> None:
         if isinstance(event, Disposed):
@@ -341,7 +338,7 @@ class Relay:
             self._completing.clear()
         if self._completing_by_token:
             parcels, self._completing_by_token = self._completing_by_token, []
-            self._errand(self._settle_by_token(parcels, "completed", {}))
+            self._errand(self._errands.settle(parcels, "completed", {}))
         if self._primary is not None:
             self._primary.flush()
         if line is not None:
@@ -380,7 +377,7 @@ class Relay:
                 "deadletter-reason": action.reason,
                 "deadletter-description": action.description,
             }
-        self._errand(self._settle_by_token([parcel], status, arguments))
+        self._errand(self._errands.settle([parcel], status, arguments))
 
     def _grant(self, action: Grant) -> None:
         if self._source is not None:
@@ -434,13 +431,11 @@ class Relay:
             self._books.not_forwarded(self._in_flight.pop(number), reason, is_known=is_known)
         return True
 
-    # Requests to the backlog queue's $management node
-
     def _errand(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that takes an answer, without waiting for it."""
         task = asyncio.create_task(self._despite_loss(work))
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @staticmethod
     async def _despite_loss(work: Coroutine[Any, Any, None]) -> None:
@@ -448,61 +443,9 @@ class Relay:
         with contextlib.suppress(LineLost):
             await work
 
-    async def _settle_by_token(
-        self, parcels: list[Parcel], status: str, arguments: dict[str, Any]
-    ) -> None:
-        if self._requests is None:
-            return
-        self._books.managed()
-        done, failed = await self._requests.settle(parcels, status, arguments)
-        self._book_settled(done, None)
-        self._book_settled(failed, "com.microsoft:message-lock-lost")
-        self._do(self.pump.settled(done, _now()))
-        self._do(self.pump.settle_failed(failed, _now()))
-
-    async def _renew(self, parcels: list[Parcel]) -> None:
-        if self._requests is None:
-            return
-        self._books.renewed()
-        renewed, lost = await self._requests.renew(parcels)
-        self._do(self.pump.renewed(renewed, _now()))
-        self._do(self.pump.lock_lost(lost, _now()))
-
-    async def _fetch(self, numbers: list[int]) -> None:
-        requests = self._requests
-        if requests is None:
-            return
-        now_ms = time.time_ns() // 1_000_000
-        try:
-            parcels = await requests.fetch(numbers, now_ms, remaining_ttl=self._remaining_ttl)
-        except RequestRefused as error:
-            log.warning("%s: deferred messages %s: %s", self.queue, numbers[:5], error)
-            self._do(self.pump.fetched(numbers, _now(), failed=True))
-            return
-        for parcel in parcels:
-            self._books.received(parcel, now_ms)
-            self._do(self.pump.received(parcel, _now()))
-        self._do(self.pump.fetched(numbers, _now()))
-
-    async def _look(self) -> None:
-        if self._requests is None:
-            return
-        self._books.managed()
-        try:
-            found, is_all = await self._requests.find_deferred(time.time_ns() // 1_000_000)
-        except RequestRefused as error:
-            log.warning("%s: looking for deferred messages: %s", self.queue, error)
-            return
-        self._do(self.pump.found_deferred(found, _now(), is_all=is_all))
-
 
 COMPLETED: Final = disposition_of(Complete)
 
-_OPERATIONS: Final[tuple[tuple[type, str], ...]] = (
-    (Complete, "complete"),
-    (DeadLetter, "dead_letter"),
-    (Defer, "defer"),
-)
 _BY_TOKEN: Final = {DeadLetter: "suspended", Defer: "defered", Release: "abandoned"}
 
 

@@ -119,11 +119,8 @@ class SourceRequests:
             }
             answer = await self._line.request(self._queue, "receive-by-sequence-number", arguments)
             for entry in answer.get("messages", ()):
-                token = entry["lock-token"].bytes_le
-                parcel = unpack(entry["message"], token, now_ms, remaining_ttl=remaining_ttl)
-                parcel.is_deferred = True
-                parcels.append(parcel)
-        return parcels
+                fetched.append((entry["message"], entry["lock-token"].bytes_le))
+        return fetched
 
     async def find_deferred(self, now_ms: int) -> tuple[list[tuple[int, str]], bool]:
         """Numbers and destinations of deferred messages, and whether these are all."""

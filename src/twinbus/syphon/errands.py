@@ -1,0 +1,99 @@
+"""What a relay asks of its backlog queue and has to wait for; each answer goes to the pump.
+
+An errand whose connection is lost ends without a word: the pump hears of the loss from the relay,
+and asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from twinbus.syphon.actions import Action
+from twinbus.syphon.bookkeeping import Bookkeeper
+from twinbus.syphon.line import Line
+from twinbus.syphon.node import RequestRefused
+from twinbus.syphon.parcel import Parcel
+from twinbus.syphon.pump import Pump
+from twinbus.syphon.source import SourceRequests
+
+__all__ = ["SourceErrands"]
+
+log = logging.getLogger("twinbus.syphon")
+
+LOCK_LOST: Final = "com.microsoft:message-lock-lost"
+
+
+class SourceErrands:
+    """The errands of one relay; `line` is where they go, None while there is no connection."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        books: Bookkeeper,
+        perform: Callable[[list[Action]], None],
+        unpack: Callable[[bytes, bytes, int], Parcel],
+        queue: str,
+    ) -> None:
+        self.line: Line | None = None
+        self._pump = pump
+        self._books = books
+        self._do = perform
+        self._unpack = unpack
+        self._queue = queue
+
+    async def settle(self, parcels: list[Parcel], status: str, arguments: dict[str, Any]) -> None:
+        """Settle by lock token: for messages that did not come over the present link."""
+        if self.line is None:
+            return
+        self._books.managed()
+        requests = SourceRequests(self.line, self._queue)
+        done, failed = await requests.settle(parcels, status, arguments)
+        self._books.settled(done)
+        self._books.settled(failed, LOCK_LOST)
+        now = time.monotonic()
+        self._do(self._pump.settled(done, now))
+        self._do(self._pump.settle_failed(failed, now))
+
+    async def renew(self, parcels: list[Parcel]) -> None:
+        """Renew locks before they end."""
+        if self.line is None:
+            return
+        renewed, lost = await SourceRequests(self.line, self._queue).renew(parcels)
+        self._books.renewed()
+        now = time.monotonic()
+        self._do(self._pump.renewed(renewed, now))
+        self._do(self._pump.lock_lost(lost, now))
+
+    async def fetch(self, numbers: list[int]) -> None:
+        """Receive deferred messages by number."""
+        if self.line is None:
+            return
+        try:
+            fetched = await SourceRequests(self.line, self._queue).fetch(numbers)
+        except RequestRefused as error:
+            log.warning("%s: deferred messages %s: %s", self._queue, numbers[:5], error)
+            self._do(self._pump.fetched(numbers, time.monotonic(), failed=True))
+            return
+        now_ms = time.time_ns() // 1_000_000
+        for message, lock_token in fetched:
+            parcel = self._unpack(message, lock_token, now_ms)
+            parcel.is_deferred = True
+            self._books.received(parcel, now_ms)
+            self._do(self._pump.received(parcel, time.monotonic()))
+        self._do(self._pump.fetched(numbers, time.monotonic()))
+
+    async def look(self) -> None:
+        """Peek for deferred messages."""
+        if self.line is None:
+            return
+        self._books.managed()
+        try:
+            requests = SourceRequests(self.line, self._queue)
+            found, is_all = await requests.find_deferred(time.time_ns() // 1_000_000)
+        except RequestRefused as error:
+            log.warning("%s: looking for deferred messages: %s", self._queue, error)
+            return
+        self._do(self._pump.found_deferred(found, time.monotonic(), is_all=is_all))

@@ -1,0 +1,91 @@
+"""Pairs on real brokers, for the contract tests of pairing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+
+from tests.official_sdk import async_client
+from twinbus import SendAvailabilityOptions
+
+PATIENCE_S = 20.0
+"""How long something that must happen may take on a busy machine."""
+
+
+def quick(**changes: Any) -> SendAvailabilityOptions:
+    """Options that fail over and ping within seconds."""
+    settings: dict[str, Any] = {
+        "backlog_queue_count": 2,
+        "failover_interval": 1.0,
+        "ping_primary_interval": 1.0,
+        "attempt_timeout": 2.0,
+        "ledger": "",
+    }
+    return SendAvailabilityOptions(**{**settings, **changes})
+
+
+async def drain(
+    text: str, queue: str, count: int = 1_000_000, *, wait_s: float = 1.0, **options: Any
+) -> list[ServiceBusReceivedMessage]:
+    """What a plain receiver gets from a queue until it is quiet, or `count` messages."""
+    got: list[ServiceBusReceivedMessage] = []
+    async with async_client(text) as client, client.get_queue_receiver(queue, **options) as source:
+        while len(got) < count:
+            messages = await source.receive_messages(min(count, 500), max_wait_time=wait_s)
+            if not messages:
+                return got
+            got += messages
+            for message in messages:
+                await source.complete_message(message)
+    return got
+
+
+async def drain_all(text: str, queues: Iterable[str]) -> list[ServiceBusReceivedMessage]:
+    """The same of several queues."""
+    return [message for queue in queues for message in await drain(text, queue)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when it holds; fail when it does not within the patience."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  # the world outside has no event to wait for
+            await asyncio.sleep(0.02)
+
+
+def bodies(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:
+    return [str(message) for message in messages]
+
+
+def numbered(count: int) -> list[ServiceBusMessage]:
+    return [ServiceBusMessage(f"message {number}") for number in range(count)]
+
+
+def sockets() -> set[str]:
+    """The sockets that this process has open."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            links.append(Path(f"/proc/self/fd/{number}").readlink())
+        except FileNotFoundError:
+            continue
+    return {str(link) for link in links if str(link).startswith("socket:")}
+
+
+@asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """Fail if the block leaves a task, a thread or a socket behind."""
+    gc.collect()
+    tasks, threads, open_before = asyncio.all_tasks(), set(threading.enumerate()), sockets()
+    yield
+    left = {*(asyncio.all_tasks() - tasks), *(set(threading.enumerate()) - threads)}
+    assert not left, f"left behind: {left}"
+    # A broker in this process closes its own ends a moment later.
+    await until(lambda: sockets() <= open_before)
