@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# The Spark extra is left out until code uses it (it is a 456 MB download); see pyproject.toml.
-EXTRAS := broker,console,dev
+EXTRAS := all,dev
 SOURCES := src tests bench .ci
 # Further arguments for pytest, as in: make test PYTEST_ARGS='-k layout -x'
 PYTEST_ARGS ?=
@@ -23,7 +22,7 @@ setup: $(STAMP) ## make .venv and install everything the targets need
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "setup: needs Python 3.11 or newer as $(PYTHON); name another with PYTHON=..." >&2; exit 1; }
-	@echo "setup: installing twinbus[$(EXTRAS)] into $(VENV), about a minute on an empty cache"
+	@echo "setup: installing twinbus[$(EXTRAS)] into $(VENV), about three minutes on an empty cache (Spark is 460 MB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@

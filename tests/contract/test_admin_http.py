@@ -29,11 +29,11 @@ from azure.servicebus.management import (
 
 from tests.official_sdk import Faults, administration, async_administration, sas_token
 from twinbus.broker import descriptions
-from twinbus.broker.admin import AdminRequest, BrokerServices, respond
+from twinbus.broker.admin.api import AdminRequest, BrokerServices, respond
 from twinbus.broker.embedded import EmbeddedBroker
-from twinbus.broker.namespace import Namespace
+from twinbus.broker.engine.namespace import Namespace
 from twinbus.broker.sas import AccessPolicy, sign
-from twinbus.broker.store import MemoryStore
+from twinbus.broker.storage.store import MemoryStore
 from twinbus.broker.tokens import LockTokens
 from twinbus.errors import StoreFull
 

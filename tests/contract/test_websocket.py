@@ -17,7 +17,7 @@ from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTO
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from twinbus.broker.admin import BrokerServices
+    from twinbus.broker.admin.api import BrokerServices
 
 pytestmark = pytest.mark.contract
 

@@ -14,7 +14,7 @@ from azure.servicebus.exceptions import ServiceBusError, ServiceBusQuotaExceeded
 from tests.end_to_end.raw_client import RawClient, message
 from tests.official_sdk import administration, client
 from tests.processes import ServedBroker
-from twinbus.broker.data_directory import LOW_SPACE_BYTES
+from twinbus.broker.storage.data_directory import LOW_SPACE_BYTES
 
 pytestmark = pytest.mark.end_to_end
 

@@ -14,8 +14,8 @@ import lmdb
 import pytest
 
 from twinbus.broker.journal import EntityImage, StoredMessage
-from twinbus.broker.lmdb_store import LmdbStore
-from twinbus.broker.store import StoreError, flush
+from twinbus.broker.storage.lmdb_store import LmdbStore
+from twinbus.broker.storage.store import StoreError, flush
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,10 +26,10 @@ KILLS = 12
 PRELUDE = """
 import asyncio, os, resource, sys, time
 from pathlib import Path
-from twinbus.broker.commit import GroupCommit
+from twinbus.broker.storage.commit import GroupCommit
 from twinbus.broker.journal import StoredMessage
-from twinbus.broker.lmdb_store import LmdbStore
-from twinbus.broker.store import StoreError, StoreFull, flush
+from twinbus.broker.storage.lmdb_store import LmdbStore
+from twinbus.broker.storage.store import StoreError, StoreFull, flush
 
 directory = Path(sys.argv[1])
 
@@ -177,7 +177,7 @@ def test_a_kill_while_the_store_is_made_leaves_a_store_that_opens(tmp_path: Path
     for name in ("mkdir", "open", "fsync", "ftruncate", "pwrite", "close"):
         dying(os, name)
     dying(lmdb, "open")
-    from twinbus.broker import lmdb_environment
+    from twinbus.broker.storage import lmdb_environment
     dying(lmdb_environment, "_check_format")
     store = LmdbStore(directory)
     dying(store, "write")

@@ -11,7 +11,7 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.official_sdk import administration, client
 from tests.processes import ServedBroker, run_twinbus
-from twinbus.broker import records
+from twinbus.broker.storage import records
 
 pytestmark = pytest.mark.end_to_end
 

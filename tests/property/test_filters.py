@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from twinbus.amqp.message import Properties, decode_map, encode_message
 from twinbus.broker.descriptions import RuleDescription, SqlAction, SqlFilter
-from twinbus.broker.filters import FilterError, apply_action, matches, validate
-from twinbus.broker.message import Incoming, parse
+from twinbus.broker.filters.rules import FilterError, apply_action, matches, validate
+from twinbus.broker.filters.tokens import EXPRESSION_LENGTH_MAX
+from twinbus.broker.filters.values import like
+from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import ArgumentInvalid, Refusal
-from twinbus.broker.sql_tokens import EXPRESSION_LENGTH_MAX
-from twinbus.broker.sql_values import like
 
 NAMES = ["a", "b", "c", "missing"]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.broker.fakes import World, incoming
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.queue import Delivery, Outcome, Queue
+from twinbus.broker.engine.queue import Delivery, Outcome, Queue
 from twinbus.broker.refusals import Refusal
 
 ME = object()

@@ -30,7 +30,7 @@ from twinbus.amqp.types import (
     encode,
 )
 from twinbus.broker.journal import State, StoredMessage
-from twinbus.broker.message import parse, render
+from twinbus.broker.messages.incoming import parse, render
 from twinbus.broker.refusals import MalformedMessage
 
 NOW_MS = 1_700_000_000_000

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from twinbus.broker import lmdb_store
 from twinbus.broker.journal import EntityImage, State, StoredMessage
-from twinbus.broker.lmdb_store import LmdbStore
-from twinbus.broker.store import Batch, MemoryStore, flush
+from twinbus.broker.storage import lmdb_store
+from twinbus.broker.storage.lmdb_store import LmdbStore
+from twinbus.broker.storage.store import Batch, MemoryStore, flush
 
 ENTITIES = st.integers(1, 3)
 NAMES = st.sampled_from(["", "a", "b", "a" * 600])

@@ -23,7 +23,7 @@ REFUSED = """
 from twinbus.pipeline.session import SparkStartError, start_session
 for _ in range(2):
     try:
-        start_session(settings={"spark.driver.extraJavaOptions": "-XX:+NoSuchThing"})
+        start_session(settings={"spark.driver.memory": "1k"})
     except SparkStartError as error:
         print(error)
 """
@@ -53,7 +53,7 @@ def test_a_start_that_fails_is_one_line_with_the_jvms_reason(tmp_path: Path) -> 
         check=True,
         cwd=tmp_path,
     )
-    line = "Spark does not start on local[*,4]: Unrecognized VM option 'NoSuchThing'\n"
+    line = "Spark does not start on local[*,4]: Too small maximum heap\n"
     # The same a second time: the first leaves nothing behind.
     assert (done.stdout, done.stderr) == (line * 2, "")
 

@@ -23,9 +23,9 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.broker.engine.namespace import Namespace
 from twinbus.broker.faults import Fault
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt
-from twinbus.broker.namespace import Namespace
 from twinbus.errors import BrokerStartError
 
 T = TypeVar("T")

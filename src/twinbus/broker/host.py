@@ -11,10 +11,10 @@ from pathlib import Path
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.http import HttpHost
 from twinbus.broker.listener import Listener
-from twinbus.broker.lmdb_store import LmdbStore
 from twinbus.broker.sas import ALL_RIGHTS
 from twinbus.broker.server import BrokerServer
-from twinbus.broker.store import MemoryStore, Store
+from twinbus.broker.storage.lmdb_store import LmdbStore
+from twinbus.broker.storage.store import MemoryStore, Store
 from twinbus.errors import BrokerStartError
 
 DEFAULT_RULE_NAME = "RootManageSharedAccessKey"

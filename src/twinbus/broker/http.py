@@ -19,14 +19,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from twinbus.broker import websocket as amqp_over_websocket
-from twinbus.broker.admin import (
+from twinbus.broker.admin.api import (
     AdminRequest,
     AdminResponse,
     BrokerServices,
     respond,
     respond_faults,
 )
-from twinbus.broker.atom import ERROR_CONTENT_TYPE, render_error
+from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 
 BODY_BYTES_MAX = 1024 * 1024
 """A description with all its rules takes a few kilobytes."""

@@ -13,16 +13,16 @@ import random
 import time
 from collections.abc import Iterable
 
-from twinbus.broker.commit import GroupCommit
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.dispatch import Dispatcher
+from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.queue import Queue
 from twinbus.broker.faults import FaultPlan
-from twinbus.broker.namespace import Namespace
-from twinbus.broker.peer import Peer
-from twinbus.broker.queue import Queue
+from twinbus.broker.links.dispatch import Dispatcher
+from twinbus.broker.links.peer import Peer
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, Refusal
 from twinbus.broker.sas import AccessPolicy
-from twinbus.broker.store import Store
+from twinbus.broker.storage.commit import GroupCommit
+from twinbus.broker.storage.store import Store
 from twinbus.broker.tokens import LockTokens
 from twinbus.errors import StoreError
 

@@ -42,8 +42,8 @@ QUICK_START: Final = {
 
 _END_LIMIT_S: Final = 15.0
 _TAIL_BYTES: Final = 16_000
-_TELLING: Final = ("Unrecognized", "Invalid", "Exception: ", "Error: ", "ERROR")
-"""What marks a reason among the JVM's lines, the plainest first."""
+_TELLING: Final = ("Exception: ", "Error: ", "ERROR")
+"""What marks a reason among the JVM's lines, the plainest first; else it is the last one."""
 _UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 
 

@@ -96,7 +96,7 @@ class Destination:
         """Parcels came back to `waiting` out of order."""
         self.sent: dict[bytes, Parcel] = {}
         """In flight, the oldest first, by lock token."""
-        self.deferred: deque[int] = deque()
+        self.deferred: dict[int, None] = {}
         """Numbers of messages that were set aside in the backlog queue."""
         self.held_until: float | None = None
         self.reason = ""
@@ -117,6 +117,17 @@ class Destination:
         if self.held_until is not None:
             return False
         return bool(self.sent or self.waiting) or now - self.accepted_at < RECENT_S
+
+    def gave_up(self, grace_s: float, now: float) -> bool:
+        """Whether it has been missing for so long that its messages are given up."""
+        return self.missing_since is not None and now - self.missing_since >= grace_s
+
+    def lets_go(self, parcel: Parcel, *, is_up: bool) -> bool:
+        """Take a parcel out that waits here in vain; false if it is sent, or will be soon."""
+        if parcel.lock_token in self.sent or (is_up and self.held_until is None):
+            return False
+        self.waiting.remove(parcel)
+        return True
 
     def due_at(self, answer_s: float) -> float | None:
         """When its back-off, or the time for an answer, is over; None: nothing is waited for."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import quote, quote_plus, urlsplit
 
@@ -41,6 +41,8 @@ class Endpoint:
     tls: bool
     key_name: str
     key: str = field(repr=False)
+    name: str = ""
+    """What its owner calls it; empty: as its host is called."""
 
     @classmethod
     def parse(cls, connection_string: str) -> Endpoint:
@@ -57,8 +59,7 @@ class Endpoint:
         ]
         if missing:
             raise ValueError(f"the connection string of {url.hostname} lacks {', '.join(missing)}")
-        # The flag is compared as the SDKs do it (AMQP.md 1).
-        tls = parts.get("usedevelopmentemulator") != "true"
+        tls = parts.get("usedevelopmentemulator", "").lower() != "true"
         return cls(
             host=url.hostname,
             port=url.port or (TLS_PORT if tls else PLAIN_PORT),
@@ -69,8 +70,11 @@ class Endpoint:
 
     @property
     def label(self) -> str:
-        """The namespace in a person's words: its first name, or host and port on this machine."""
-        return self.host.partition(".")[0] if self.tls else f"{self.host}:{self.port}"
+        """The namespace in a person's words, as backlog queues are called after it (SPEC 2.2)."""
+        if self.name:
+            return self.name
+        is_named = self.host != "localhost" and not self.host.replace(".", "").isdigit()
+        return self.host.partition(".")[0] if is_named else f"localhost-{self.port}"
 
     @property
     def administration(self) -> tuple[str, int, bool]:
@@ -104,4 +108,4 @@ def endpoint_of(side: object) -> Endpoint:
             "the syphon signs in with a shared access key: give it a connection string, "
             f"or a Namespace made from one; got {type(side).__name__}"
         )
-    return Endpoint.parse(text)
+    return replace(Endpoint.parse(text), name=str(getattr(side, "label", "")))

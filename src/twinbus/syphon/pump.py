@@ -35,21 +35,13 @@ from twinbus.syphon.actions import (
     Reconnect,
     Renew,
 )
+from twinbus.syphon.aside import Aside
 from twinbus.syphon.destination import TOO_LARGE, Destination, Meaning, meaning_of
 from twinbus.syphon.intake import RENEW_AFTER, Intake, Limits
 from twinbus.syphon.parcel import Parcel
 from twinbus.syphon.settlements import Settlements
 
 __all__ = ["Limits", "Pump"]
-
-DEFERRED_MAX: Final = 100_000
-"""Numbers kept of messages set aside for one destination; others are found by peeking."""
-
-LOOK_AFTER_S: Final = 2.0
-"""Quiet time after which a queue is looked through for deferred messages: with a full queue that
-would mean to peek at all of it."""
-
-LOOK_AGAIN_S: Final = 10.0
 
 MISSING: Final = "DestinationNotFound"
 TOO_LARGE_REASON: Final = "MessageTooLarge"
@@ -76,7 +68,7 @@ class Pump:
         self._destinations: dict[str, Destination] = {}
         self._held: set[str] = set()
         self._poll_at = 0.0
-        self._look_at: float | None = 0.0
+        self._aside = Aside()
 
     def __repr__(self) -> str:
         return (
@@ -119,8 +111,8 @@ class Pump:
             moments.append(renewal_at)
         if self.credit:
             moments.append(self._poll_at)
-        if self._look_at is not None and self._may_look():
-            moments.append(self._look_at)
+        if self._aside.look_at is not None and self._may_look():
+            moments.append(self._aside.look_at)
         return min(moments, default=None)
 
     # Connections
@@ -149,9 +141,9 @@ class Pump:
 
     def secondary_down(self, now: float) -> list[Action]:
         """The link to the backlog queue is gone; locks, and what is in flight, live on."""
-        if self._intake.fetching and self._look_at is None:
+        if self._intake.fetching:
             # Whether those came is not known; a look finds the ones that did not.
-            self._look_at = now + LOOK_AFTER_S
+            self._aside.may_hold_more(now)
         self._intake.credit = self._intake.fetching = 0
         self._settlements.close()
         return []
@@ -175,16 +167,13 @@ class Pump:
         """A message came from the backlog queue."""
         self._intake.add(parcel, now)
         self._poll_at = now + self._poll_s
-        if self._look_at is not None:
-            self._look_at = now + LOOK_AFTER_S
+        self._aside.something_came(now)
         if parcel.fault is not None:
             return self._settlements.dead_letter(parcel, *parcel.fault, now)
         if self._intake.recall(parcel):
             parcel.accepted = True
             return self._settlements.complete([parcel], now)
-        destination = self._destinations.get(parcel.destination)
-        if destination is None:
-            destination = self._destinations[parcel.destination] = Destination(parcel.path)
+        destination = self._destinations.get(parcel.destination) or self._destination(parcel.path)
         destination.waiting.append(parcel)
         return self._serve(destination, now)
 
@@ -199,7 +188,9 @@ class Pump:
             elif isinstance(outcome, DeadLetter):
                 self.dead_lettered += 1
             elif isinstance(outcome, Defer):
-                self._set_aside(parcel)
+                self.deferred += 1
+                destination = self._destinations[parcel.destination]
+                self._aside.add(destination, parcel.sequence_number, now)
         return self._grant(now)
 
     def settle_failed(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
@@ -293,11 +284,7 @@ class Pump:
             return []
         meaning = meaning_of(condition)
         if meaning is Meaning.MESSAGE:
-            reason = TOO_LARGE_REASON if condition == TOO_LARGE else REFUSED
-            actions = self._settlements.dead_letter(
-                parcel, reason, f"{destination.path}: {text}", now
-            )
-            return actions + self._serve(destination, now)
+            return self._bad(parcel, destination, condition, text, now)
         destination.return_to_waiting(parcel)
         if meaning is Meaning.MISSING:
             return self._missing(destination, text, now)
@@ -309,28 +296,18 @@ class Pump:
         """A `Fetch` ended, after `received` for each that came."""
         self._intake.fetching = max(0, self._intake.fetching - len(numbers))
         if failed:
-            self._look_at = now + LOOK_AGAIN_S
+            self._aside.may_hold_more(now)
             return self._grant(now)
-        actions: list[Action] = []
-        for destination in self._destinations.values():
-            actions += self._fetch(destination, now)
-        return actions
+        return self._fetch_all(now)
 
     def found_deferred(
         self, found: list[tuple[int, str]], now: float, *, is_all: bool
     ) -> list[Action]:
         """A look ended: numbers and paths of deferred messages. The next look is for the rest."""
-        self._look_at = None if is_all else now + LOOK_AGAIN_S
-        actions: list[Action] = []
+        self._aside.looked(now, is_all=is_all)
         for number, path in found:
-            destination = self._destinations.get(path.lower())
-            if destination is None:
-                destination = self._destinations[path.lower()] = Destination(path)
-            if number not in destination.deferred:
-                destination.deferred.append(number)
-        for destination in self._destinations.values():
-            actions += self._fetch(destination, now)
-        return actions
+            self._aside.add(self._destination(path), number, now)
+        return self._fetch_all(now)
 
     # Time
 
@@ -343,8 +320,9 @@ class Pump:
         if self.credit and now >= self._poll_at:
             self._poll_at = now + self._poll_s
             actions.append(EmptyPoll())
-        if self._may_look() and self._look_at is not None and now >= self._look_at:
-            self._look_at = now + LOOK_AGAIN_S
+        look_at = self._aside.look_at
+        if look_at is not None and now >= look_at and self._may_look():
+            self._aside.looked(now, is_all=False)
             actions.append(LookForDeferred())
         return actions + self._grant(now)
 
@@ -375,20 +353,13 @@ class Pump:
                 if self._settlements.is_open and now >= parcel.settling_at + self.limits.answer_s:
                     text = f"a settlement was not answered for {self.limits.answer_s:g} s"
                     actions = [Reconnect("secondary", text)]
-            elif self._is_stuck(parcel):
-                self._destinations[parcel.destination].waiting.remove(parcel)
+            elif self._destinations[parcel.destination].lets_go(parcel, is_up=self._primary):
                 actions += self._settlements.release([parcel], now)
             else:
                 renewed.append(parcel)
         if renewed and self._settlements.is_open:
             actions.append(Renew(renewed))
         return actions
-
-    def _is_stuck(self, parcel: Parcel) -> bool:
-        """Whether a parcel waits for a destination that takes nothing: its lock is not worth it."""
-        destination = self._destinations[parcel.destination]
-        waits = parcel.lock_token not in destination.sent
-        return waits and (destination.held_until is not None or not self._primary)
 
     # Decisions
 
@@ -419,8 +390,11 @@ class Pump:
     def _set_waiting_aside(self, destination: Destination, now: float) -> list[Action]:
         if not destination.waiting:
             return []
-        if self._gave_up(destination, now):
-            text = self._missing_text(destination)
+        if destination.gave_up(self._grace_s, now):
+            text = (
+                f"{destination.path} does not exist in the primary, and did not for "
+                f"{self._grace_s:g} s (undeliverable_grace): {destination.reason}"
+            )
             return [
                 action
                 for parcel in destination.take_waiting()
@@ -429,16 +403,6 @@ class Pump:
         if not any(other.goes_on(now) for other in self._destinations.values()):
             return self._grant(now)
         return self._settlements.defer(destination.take_waiting(), now)
-
-    def _gave_up(self, destination: Destination, now: float) -> bool:
-        since = destination.missing_since
-        return since is not None and now - since >= self._grace_s
-
-    def _missing_text(self, destination: Destination) -> str:
-        return (
-            f"{destination.path} does not exist in the primary, and did not for "
-            f"{self._grace_s:g} s (undeliverable_grace): {destination.reason}"
-        )
 
     def _missing(self, destination: Destination, text: str, now: float) -> list[Action]:
         if destination.missing_since is None:
@@ -461,14 +425,23 @@ class Pump:
         """The link was closed for what one of these is: it is found by sending one at a time."""
         if len(back) == 1:
             destination.waiting.remove(back[0])
-            reason = TOO_LARGE_REASON if condition == TOO_LARGE else REFUSED
-            actions = self._settlements.dead_letter(
-                back[0], reason, f"{destination.path}: {text}", now
-            )
-            return actions + self._serve(destination, now)
+            return self._bad(back[0], destination, condition, text, now)
         destination.is_careful = True
         destination.window = 1
         return self._serve(destination, now)
+
+    def _bad(
+        self,
+        parcel: Parcel,
+        destination: Destination,
+        condition: str | None,
+        text: str,
+        now: float,
+    ) -> list[Action]:
+        reason = TOO_LARGE_REASON if condition == TOO_LARGE else REFUSED
+        text = f"{destination.path}: {text}"
+        actions = self._settlements.dead_letter(parcel, reason, text, now)
+        return actions + self._serve(destination, now)
 
     def _too_large(self, parcel: Parcel, destination: Destination, now: float) -> list[Action]:
         text = (
@@ -497,41 +470,35 @@ class Pump:
         destinations = self._destinations
         if any(destination.goes_on(now) for destination in destinations.values()):
             return True
-        return all(self._gave_up(destinations[key], now) for key in self._held)
+        return all(destinations[key].gave_up(self._grace_s, now) for key in self._held)
+
+    def _fetch_all(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for destination in self._destinations.values():
+            actions += self._fetch(destination, now)
+        return actions
 
     def _fetch(self, destination: Destination, now: float) -> list[Action]:
         """Receive deferred messages of a destination that takes them again, as room allows."""
-        if not (destination.deferred and self._primary and self._settlements.is_open):
+        if not destination.deferred or destination.held_until is not None:
             return []
-        if destination.held_until is not None:
+        if not (self._primary and self._settlements.is_open) or self._paused:
             return []
         room = self._intake.fetch_room()
-        if destination.window == 1 and not self._gave_up(destination, now):
+        if destination.window == 1 and not destination.gave_up(self._grace_s, now):
             # One will do to find out.
-            room = min(
-                room, 0 if destination.waiting or destination.sent or self._intake.fetching else 1
-            )
-        numbers = [
-            destination.deferred.popleft() for _ in range(min(room, len(destination.deferred)))
-        ]
-        if not numbers:
-            return []
+            is_tried = destination.waiting or destination.sent or self._intake.fetching
+            room = min(room, 0 if is_tried else 1)
+        numbers = self._aside.take(destination, room)
         self._intake.fetching += len(numbers)
-        return [Fetch(numbers)]
+        return [Fetch(numbers)] if numbers else []
 
     def _may_look(self) -> bool:
-        return (
-            self._look_at is not None
-            and not self._intake
-            and not self._intake.fetching
-            and self._primary
-            and self._settlements.is_open
-        )
+        is_quiet = not self._intake and not self._intake.fetching
+        return is_quiet and self._primary and self._settlements.is_open and not self._paused
 
-    def _set_aside(self, parcel: Parcel) -> None:
-        self.deferred += 1
-        numbers = self._destinations[parcel.destination].deferred
-        if len(numbers) < DEFERRED_MAX:
-            numbers.append(parcel.sequence_number)
-        elif self._look_at is None:
-            self._look_at = parcel.settling_at + LOOK_AGAIN_S
+    def _destination(self, path: str) -> Destination:
+        destination = self._destinations.get(path.lower())
+        if destination is None:
+            destination = self._destinations[path.lower()] = Destination(path)
+        return destination

@@ -109,17 +109,22 @@ class SourceRequests:
                 done += group
         return done, failed
 
-    async def fetch(self, numbers: list[int], now_ms: int, *, remaining_ttl: bool) -> list[Parcel]:
-        """Receive deferred messages by number; RequestRefused if one of them is not there."""
-        parcels = []
+    async def fetch(self, numbers: list[int]) -> list[tuple[bytes, bytes]]:
+        """Receive deferred messages by number: each message, and its lock token.
+
+        RequestRefused if one of them is not there.
+        """
+        fetched: list[tuple[bytes, bytes]] = []
         for at in range(0, len(numbers), TOKENS_MAX):
             arguments = {
                 "sequence-numbers": Array(numbers[at : at + TOKENS_MAX]),
                 "receiver-settle-mode": UInt(1),
             }
             answer = await self._line.request(self._queue, "receive-by-sequence-number", arguments)
-            for entry in answer.get("messages", ()):
-                fetched.append((entry["message"], entry["lock-token"].bytes_le))
+            fetched += [
+                (entry["message"], entry["lock-token"].bytes_le)
+                for entry in answer.get("messages", ())
+            ]
         return fetched
 
     async def find_deferred(self, now_ms: int) -> tuple[list[tuple[int, str]], bool]:

@@ -12,14 +12,14 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from twinbus.amqp.message import Properties, encode_message
+from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.stock import copy_of
 from twinbus.broker.journal import EntityImage, State, StoredMessage
-from twinbus.broker.message import Incoming, parse
-from twinbus.broker.namespace import Namespace
-from twinbus.broker.stock import copy_of
+from twinbus.broker.messages.incoming import Incoming, parse
 
 if TYPE_CHECKING:
     from twinbus.broker.descriptions import QueueDescription
-    from twinbus.broker.queue import Queue
+    from twinbus.broker.engine.queue import Queue
 
 
 @dataclass(slots=True)

@@ -28,12 +28,12 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.management import ManagementContext, handle
-from twinbus.broker.message import parse
-from twinbus.broker.namespace import Namespace
-from twinbus.broker.queue import Queue
+from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.links.management import ManagementContext, handle
+from twinbus.broker.messages.incoming import parse
 from twinbus.broker.refusals import Unauthorized
-from twinbus.broker.store import MemoryStore
+from twinbus.broker.storage.store import MemoryStore
 
 NOW_MS = 1_700_000_000_000
 LINK = "the-receiver"

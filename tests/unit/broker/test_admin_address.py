@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.broker.admin_address import (
+from twinbus.broker.admin.addresses import (
     PAGE_MAX,
     Address,
     Node,

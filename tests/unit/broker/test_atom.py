@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.types import Described, Symbol, Timestamp
-from twinbus.broker.atom import (
+from twinbus.broker.admin.atom import (
     ATOM,
     Entry,
     parse_entry,
@@ -19,10 +19,10 @@ from twinbus.broker.atom import (
     render_error,
     render_feed,
 )
-from twinbus.broker.atom_entities import (
+from twinbus.broker.admin.atom_entities import (
     Runtime,
 )
-from twinbus.broker.atom_values import (
+from twinbus.broker.admin.atom_values import (
     FOREVER_TEXT,
     TIME_SPAN,
     ZONELESS,
@@ -32,14 +32,14 @@ from twinbus.broker.atom_values import (
     render_time,
     render_typed,
 )
-from twinbus.broker.blueprints import read_rule, rule_record
 from twinbus.broker.descriptions import (
     FOREVER_MS,
     RuleDescription,
     SqlFilter,
 )
+from twinbus.broker.engine.blueprints import read_rule, rule_record
+from twinbus.broker.filters.values import to_value
 from twinbus.broker.refusals import ArgumentInvalid
-from twinbus.broker.sql_values import to_value
 
 NOW_MS = 1_700_000_000_123
 HELD = Runtime(created_at_ms=NOW_MS, updated_at_ms=NOW_MS, accessed_at_ms=NOW_MS)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.types import Described, Timestamp
-from twinbus.broker.atom import Entry, local_name, parse_entry, render_entry
-from twinbus.broker.atom_entities import (
+from twinbus.broker.admin.atom import Entry, local_name, parse_entry, render_entry
+from twinbus.broker.admin.atom_entities import (
     AUTHORIZATION_RULES_MAX,
     Runtime,
     entity_path,
@@ -21,8 +21,8 @@ from twinbus.broker.atom_entities import (
     write_subscription,
     write_topic,
 )
-from twinbus.broker.atom_rules import EXPRESSION_LENGTH_MAX, read_rule, write_rule
-from twinbus.broker.atom_values import TIME_SPAN, ZONELESS
+from twinbus.broker.admin.atom_rules import EXPRESSION_LENGTH_MAX, read_rule, write_rule
+from twinbus.broker.admin.atom_values import TIME_SPAN, ZONELESS
 from twinbus.broker.descriptions import (
     FOREVER_MS,
     AuthorizationRule,

@@ -13,8 +13,8 @@ from azure.servicebus._pyamqp.message import Properties as SdkProperties
 
 from twinbus.amqp.message import Properties, Sections, decode_properties, encode_message, split
 from twinbus.amqp.types import ULong
-from twinbus.broker.cbs import CbsAnswer, handle
 from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.links.cbs import CbsAnswer, handle
 from twinbus.broker.refusals import MalformedMessage, Unauthorized
 from twinbus.broker.sas import AccessPolicy, sign
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from twinbus.broker import lmdb_store
-from twinbus.broker.commit import GroupCommit
 from twinbus.broker.journal import StoredMessage
-from twinbus.broker.lmdb_store import LmdbStore
-from twinbus.broker.store import Batch, MemoryStore, StoreError, StoreFull
+from twinbus.broker.storage import lmdb_store
+from twinbus.broker.storage.commit import GroupCommit
+from twinbus.broker.storage.lmdb_store import LmdbStore
+from twinbus.broker.storage.store import Batch, MemoryStore, StoreError, StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -23,11 +23,11 @@ from twinbus.broker.descriptions import (
     SqlAction,
     SqlFilter,
 )
-from twinbus.broker.filters import FilterError, apply_action, matches, validate
-from twinbus.broker.message import Incoming, parse
+from twinbus.broker.filters.rules import FilterError, apply_action, matches, validate
+from twinbus.broker.filters.sql import NESTING_MAX, STATEMENTS_MAX
+from twinbus.broker.filters.tokens import EXPRESSION_LENGTH_MAX
+from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import ArgumentInvalid
-from twinbus.broker.sql import NESTING_MAX, STATEMENTS_MAX
-from twinbus.broker.sql_tokens import EXPRESSION_LENGTH_MAX
 
 NOON = datetime(2023, 11, 14, 12, tzinfo=UTC)
 NOON_MS = 1_699_963_200_000

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.broker.fakes import World, incoming
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
-from twinbus.broker.queue import Queue
+from twinbus.broker.engine.queue import Queue
 
 ME = object()
 IDLE_MS = 300_000

@@ -21,10 +21,10 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Array, Int, Timestamp, ULong
-from twinbus.broker.management import OPERATIONS, PEEK_BYTES_MAX
-from twinbus.broker.management_request import ITEMS_MAX
+from twinbus.broker.engine.settlement import Outcome
+from twinbus.broker.links.management import OPERATIONS, PEEK_BYTES_MAX
+from twinbus.broker.links.management_request import ITEMS_MAX
 from twinbus.broker.refusals import MalformedMessage
-from twinbus.broker.settlement import Outcome
 
 LOCK_MS = 60_000
 

@@ -28,7 +28,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Int, Symbol, Timestamp, UInt, ULong, encode
 from twinbus.broker.journal import State, StoredMessage
-from twinbus.broker.message import PING_CONTENT_TYPE, Incoming, parse, render
+from twinbus.broker.messages.incoming import PING_CONTENT_TYPE, Incoming, parse, render
 from twinbus.broker.refusals import MalformedMessage
 
 UUID_1 = UUID("00112233-4455-6677-8899-aabbccddeeff")

@@ -20,9 +20,9 @@ from twinbus.broker.descriptions import (
     TopicDescription,
     TrueFilter,
 )
+from twinbus.broker.engine.queue import Outcome
 from twinbus.broker.journal import State
-from twinbus.broker.message import PING_CONTENT_TYPE
-from twinbus.broker.queue import Outcome
+from twinbus.broker.messages.incoming import PING_CONTENT_TYPE
 from twinbus.broker.refusals import (
     ArgumentInvalid,
     ArgumentOutOfRange,

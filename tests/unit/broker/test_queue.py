@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.broker.fakes import World, facts, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.engine.queue import Outcome, Queue
 from twinbus.broker.journal import State
-from twinbus.broker.queue import Outcome, Queue
 from twinbus.broker.refusals import (
     EntityDisabled,
     EntityNotFound,

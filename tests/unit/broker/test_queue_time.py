@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.broker.fakes import FakeJournal, World, incoming, numbers
-from twinbus.broker.dedup import DuplicateHistory
 from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.engine.dedup import DuplicateHistory
+from twinbus.broker.engine.queue import Outcome, Queue
 from twinbus.broker.journal import State
-from twinbus.broker.queue import Outcome, Queue
 from twinbus.broker.refusals import MessageLockLost, MessageNotFound
 
 LOCK_MS = 10_000

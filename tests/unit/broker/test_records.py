@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.types import Symbol, Timestamp, UInt
-from twinbus.broker import records
 from twinbus.broker.journal import State, StoredMessage
+from twinbus.broker.storage import records
 
 TEXTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 TIMES = st.integers(min_value=-(2**62), max_value=2**62)

@@ -6,7 +6,8 @@ import pytest
 
 from tests.unit.broker.fakes import World, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.queue import Outcome, Queue
+from twinbus.broker.engine.queue import Outcome, Queue
+from twinbus.broker.engine.sessions import STATE_BYTES_MAX
 from twinbus.broker.refusals import (
     ArgumentOutOfRange,
     MessageLockLost,
@@ -15,7 +16,6 @@ from twinbus.broker.refusals import (
     SessionCannotBeLocked,
     SessionLockLost,
 )
-from twinbus.broker.sessions import STATE_BYTES_MAX
 
 LOCK_MS = 10_000
 SESSIONS = QueueDescription(requires_session=True, lock_duration_ms=LOCK_MS, max_delivery_count=2)

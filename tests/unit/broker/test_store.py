@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import lmdb
 import pytest
 
-from twinbus.broker import data_directory, lmdb_store, records
 from twinbus.broker.journal import State, StoredMessage
-from twinbus.broker.lmdb_environment import translated
-from twinbus.broker.lmdb_store import LmdbStore
-from twinbus.broker.store import Batch, MemoryStore, Store, StoreError, StoreFull, flush
+from twinbus.broker.storage import data_directory, lmdb_store, records
+from twinbus.broker.storage.lmdb_environment import translated
+from twinbus.broker.storage.lmdb_store import LmdbStore
+from twinbus.broker.storage.store import Batch, MemoryStore, Store, StoreError, StoreFull, flush
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

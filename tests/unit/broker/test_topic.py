@@ -16,10 +16,10 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.message import parse, render
-from twinbus.broker.queue import Outcome, Queue
+from twinbus.broker.engine.queue import Outcome, Queue
+from twinbus.broker.engine.topic import Subscription, Topic
+from twinbus.broker.messages.incoming import parse, render
 from twinbus.broker.refusals import EntityDisabled, MessageNotFound, QuotaExceeded
-from twinbus.broker.topic import Subscription, Topic
 
 ME = object()
 

@@ -66,7 +66,8 @@ def test_egress_is_priced_when_the_book_has_a_price() -> None:
 
 def test_nothing_costs_nothing() -> None:
     found = bill([], standard(), CountingRule())
-    assert (found.units, found.amount, found.amount_past_free) == (0, 0, 0)
+    assert found.units == 0
+    assert found.amount == found.amount_past_free == Decimal(0)
 
 
 def test_kinds_are_summed_over_the_months() -> None:

@@ -1,0 +1,1 @@
+"""The administration API: Atom XML over HTTP."""

@@ -1,0 +1,204 @@
+"""The administration API's door: who asks, may they, carry it out, answer when it is on disk.
+
+Speaks what Azure's administration clients speak (Atom XML over HTTP), and JSON for `/$faults`. What
+a request means is in `admin_entities`; this shell knows the token, the disk and the status codes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from twinbus.broker.admin.addresses import Address, parse_address, parse_page
+from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
+from twinbus.broker.admin.entities import Administration, Document
+from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.faults import FaultPlan, fault_from_json, fault_to_json
+from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, Refusal, Unauthorized
+from twinbus.broker.sas import MANAGE, SEND, AccessPolicy, Grant
+from twinbus.broker.storage.commit import GroupCommit
+from twinbus.errors import StoreError
+
+_log = logging.getLogger(__name__)
+
+SUPPLEMENTARY_HEADERS = (
+    "servicebussupplementaryauthorization",
+    "servicebusdlqsupplementaryauthorization",
+)
+"""Tokens for the destinations of forwarding, which the client's own token need not cover."""
+
+
+class BrokerServices(Protocol):
+    """What the HTTP side needs of the running broker of a namespace."""
+
+    @property
+    def namespace(self) -> Namespace:
+        """The engine at the moment: it is another one after the disk failed."""
+
+    @property
+    def commit(self) -> GroupCommit: ...
+
+    @property
+    def policy(self) -> AccessPolicy: ...
+
+    @property
+    def faults(self) -> FaultPlan: ...
+
+    def now_ms(self) -> int: ...
+
+    def wake(self) -> None:
+        """Have the broker look at what changed: timers to arm, messages to hand out."""
+
+    def peer(self) -> asyncio.Protocol:
+        """A protocol for a new AMQP connection."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdminRequest:
+    """A request as the administration API sees it."""
+
+    method: str
+    raw_path: str
+    """Still percent-encoded, without the query."""
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminResponse:
+    """What goes back."""
+
+    status: int
+    body: bytes
+    content_type: str
+
+
+class MethodNotAllowed(Refusal):
+    """The method has no meaning for the path."""
+
+    condition, status = "amqp:not-allowed", 405
+
+
+async def respond(services: BrokerServices, request: AdminRequest) -> AdminResponse:
+    """Carry out one request of the administration API."""
+    try:
+        address = parse_address(request.raw_path)
+        grant = _require_manage(services, request, address.path)
+        document = _carry_out(services, request, address, grant)
+        if request.method != "GET":
+            services.wake()
+            await services.commit.durable()
+    except Refusal as refusal:
+        return _refused(request, refusal)
+    except StoreError as error:
+        return _refused(request, Refusal(f"the change was not stored: {error}"))
+    return AdminResponse(document.status, document.body, document.content_type)
+
+
+async def respond_faults(services: BrokerServices, request: AdminRequest) -> AdminResponse:
+    """Carry out one request on the faults in force: list, add, remove, clear."""
+    try:
+        _require_manage(services, request, "")
+        return _faults(services, request)
+    except Refusal as refusal:
+        return _json(refusal.status, {"error": refusal.description})
+
+
+def _carry_out(
+    services: BrokerServices, request: AdminRequest, address: Address, grant: Grant
+) -> Document:
+    administration = Administration(
+        namespace=services.namespace,
+        authority=request.headers.get("host", "localhost"),
+        now_ms=services.now_ms(),
+        may_forward_to=lambda path: _require_send(services, request, grant, path),
+    )
+    match request.method:
+        case "GET":
+            return administration.get(address, parse_page(request.query))
+        case "PUT":
+            update = "if-match" in request.headers
+            return administration.put(address, request.body, update=update)
+        case "DELETE":
+            return administration.delete(address)
+    raise MethodNotAllowed(f"{request.method} is not a method of the administration API")
+
+
+def _require_manage(services: BrokerServices, request: AdminRequest, path: str) -> Grant:
+    token = request.headers.get("authorization")
+    if token is None:
+        raise Unauthorized(
+            "the request has no Authorization header; sign it with a shared access key"
+        )
+    grant = services.policy.verify(token, services.now_ms() / 1000)
+    if not grant.allows(path, MANAGE):
+        where = repr(path) if path else "the namespace"
+        raise Unauthorized(
+            f"the rule {grant.rule_name!r} does not grant Manage on {where}; use one that does"
+        )
+    return grant
+
+
+def _require_send(services: BrokerServices, request: AdminRequest, grant: Grant, path: str) -> None:
+    """Forwarding sends, so it needs the right to, from the client's token or one sent along."""
+    if grant.allows(path, SEND):
+        return
+    for name in SUPPLEMENTARY_HEADERS:
+        token = request.headers.get(name)
+        if token is None:
+            continue
+        if services.policy.verify(token, services.now_ms() / 1000).allows(path, SEND):
+            return
+    raise Unauthorized(
+        f"forwarding to {path!r} needs the right to send there, which is not granted"
+    )
+
+
+def _refused(request: AdminRequest, refusal: Refusal) -> AdminResponse:
+    _log.info(
+        "%s %s refused (%d): %s",
+        request.method, request.raw_path, refusal.status, refusal.description,
+    )  # fmt: skip
+    body = render_error(refusal.status, refusal.description)
+    return AdminResponse(refusal.status, body, ERROR_CONTENT_TYPE)
+
+
+def _faults(services: BrokerServices, request: AdminRequest) -> AdminResponse:
+    plan, now_ms = services.faults, services.now_ms()
+    fault_id = request.raw_path.removeprefix("/").partition("/")[2]
+    match request.method, fault_id:
+        case "GET", "":
+            in_force = plan.list(now_ms).items()
+            return _json(200, {"faults": [fault_to_json(*numbered) for numbered in in_force]})
+        case "POST", "":
+            fault = fault_from_json(_read_json(request.body), now_ms)
+            new_id = plan.add(fault)
+            _log.info("fault %d in force: %s", new_id, fault)
+            return _json(201, fault_to_json(new_id, fault))
+        case "DELETE", "":
+            plan.clear()
+            _log.info("all faults cleared")
+            return _json(200, {"faults": []})
+        case "DELETE", number if number.isascii() and number.isdigit() and plan.remove(int(number)):
+            _log.info("fault %s removed", number)
+            return _json(200, {"id": int(number)})
+        case "DELETE", number:
+            raise EntityNotFound(f"no fault {number!r} is in force; GET /$faults lists them")
+    raise MethodNotAllowed(f"{request.method} is not a method of {request.raw_path}")
+
+
+def _read_json(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise ArgumentInvalid(f"the request body is not JSON: {error}") from None
+
+
+def _json(status: int, document: object) -> AdminResponse:
+    return AdminResponse(status, json.dumps(document).encode(), "application/json")

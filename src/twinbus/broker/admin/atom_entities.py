@@ -1,0 +1,332 @@
+"""Queues, topics and subscriptions as XML: what an administrator asks for, and what there is.
+
+Pure. One table per entity names each setting, its field and its kind; reading and writing both
+follow it. Whether a value is in range is for the engine to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from twinbus.broker.admin.atom import COUNTS, child, child_text, described, tag
+from twinbus.broker.admin.atom_values import (
+    parse_bool,
+    parse_duration,
+    parse_int,
+    render_duration,
+    render_time,
+)
+from twinbus.broker.descriptions import (
+    AuthorizationRule,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+RIGHTS = ("Manage", "Send", "Listen")
+
+AUTHORIZATION_RULES_MAX = 12
+"""Shared access rules of one entity, as in Azure."""
+
+
+class Kind(Enum):
+    """How a setting is written."""
+
+    DURATION = auto()
+    INT = auto()
+    BOOL = auto()
+    WORD = auto()
+    TEXT = auto()
+    PATH = auto()
+    """A path inside, the URI of the entity outside."""
+    RULES = auto()
+
+
+Table = tuple[tuple[str, str, Kind], ...]
+"""Name of the element, field of the description, kind."""
+
+_CLEARED_WHEN_ABSENT = (Kind.TEXT, Kind.PATH)
+"""Clients end forwarding by leaving the element out; other kinds then stay as they were."""
+
+_QUEUE = (
+    ("LockDuration", "lock_duration_ms", Kind.DURATION),
+    ("MaxSizeInMegabytes", "max_size_mb", Kind.INT),
+    ("RequiresDuplicateDetection", "requires_duplicate_detection", Kind.BOOL),
+    ("RequiresSession", "requires_session", Kind.BOOL),
+    ("DefaultMessageTimeToLive", "default_ttl_ms", Kind.DURATION),
+    ("DeadLetteringOnMessageExpiration", "dead_letter_on_expiration", Kind.BOOL),
+    ("DuplicateDetectionHistoryTimeWindow", "duplicate_detection_window_ms", Kind.DURATION),
+    ("MaxDeliveryCount", "max_delivery_count", Kind.INT),
+    ("EnableBatchedOperations", "enable_batched_operations", Kind.BOOL),
+    ("AuthorizationRules", "authorization_rules", Kind.RULES),
+    ("Status", "status", Kind.WORD),
+    ("ForwardTo", "forward_to", Kind.PATH),
+    ("UserMetadata", "user_metadata", Kind.TEXT),
+    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", Kind.DURATION),
+    ("EnablePartitioning", "enable_partitioning", Kind.BOOL),
+    ("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", Kind.PATH),
+    ("EnableExpress", "enable_express", Kind.BOOL),
+    ("MaxMessageSizeInKilobytes", "max_message_size_kb", Kind.INT),
+)
+
+_TOPIC = (
+    ("DefaultMessageTimeToLive", "default_ttl_ms", Kind.DURATION),
+    ("MaxSizeInMegabytes", "max_size_mb", Kind.INT),
+    ("RequiresDuplicateDetection", "requires_duplicate_detection", Kind.BOOL),
+    ("DuplicateDetectionHistoryTimeWindow", "duplicate_detection_window_ms", Kind.DURATION),
+    ("EnableBatchedOperations", "enable_batched_operations", Kind.BOOL),
+    ("FilteringMessagesBeforePublishing", "filtering_before_publishing", Kind.BOOL),
+    ("AuthorizationRules", "authorization_rules", Kind.RULES),
+    ("Status", "status", Kind.WORD),
+    ("UserMetadata", "user_metadata", Kind.TEXT),
+    ("SupportOrdering", "support_ordering", Kind.BOOL),
+    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", Kind.DURATION),
+    ("EnablePartitioning", "enable_partitioning", Kind.BOOL),
+    ("EnableExpress", "enable_express", Kind.BOOL),
+    ("MaxMessageSizeInKilobytes", "max_message_size_kb", Kind.INT),
+)
+
+_SUBSCRIPTION = (
+    ("LockDuration", "lock_duration_ms", Kind.DURATION),
+    ("RequiresSession", "requires_session", Kind.BOOL),
+    ("DefaultMessageTimeToLive", "default_ttl_ms", Kind.DURATION),
+    ("DeadLetteringOnMessageExpiration", "dead_letter_on_expiration", Kind.BOOL),
+    ("DeadLetteringOnFilterEvaluationExceptions", "dead_letter_on_filter_error", Kind.BOOL),
+    ("MaxDeliveryCount", "max_delivery_count", Kind.INT),
+    ("EnableBatchedOperations", "enable_batched_operations", Kind.BOOL),
+    ("Status", "status", Kind.WORD),
+    ("ForwardTo", "forward_to", Kind.PATH),
+    ("UserMetadata", "user_metadata", Kind.TEXT),
+    ("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", Kind.PATH),
+    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", Kind.DURATION),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """What an entity holds at the moment."""
+
+    created_at_ms: int
+    updated_at_ms: int
+    accessed_at_ms: int
+    size_bytes: int = 0
+    message_count: int = 0
+    active_count: int = 0
+    dead_letter_count: int = 0
+    scheduled_count: int = 0
+    subscription_count: int = 0
+    sql_filter_count: int = 0
+    correlation_filter_count: int = 0
+
+
+_D = TypeVar("_D", QueueDescription, TopicDescription, SubscriptionDescription)
+
+
+def read_queue(element: Element, present: QueueDescription | None, now_ms: int) -> QueueDescription:
+    """The settings a QueueDescription asks for; `present` are those of the queue to update."""
+    return _read(element, _QUEUE, present or QueueDescription(), now_ms)
+
+
+def read_topic(element: Element, present: TopicDescription | None, now_ms: int) -> TopicDescription:
+    """The settings a TopicDescription asks for; `present` are those of the topic to update."""
+    return _read(element, _TOPIC, present or TopicDescription(), now_ms)
+
+
+def read_subscription(
+    element: Element, present: SubscriptionDescription | None, now_ms: int
+) -> SubscriptionDescription:
+    """The settings a SubscriptionDescription element asks for; `present` as for queues."""
+    return _read(element, _SUBSCRIPTION, present or SubscriptionDescription(), now_ms)
+
+
+def write_queue(description: QueueDescription, runtime: Runtime, authority: str) -> str:
+    """The QueueDescription element of a queue; `authority` is the host:port of forwarding URIs."""
+    settings = _write_settings(description, _QUEUE, authority)
+    held = (
+        tag("SizeInBytes", str(runtime.size_bytes))
+        + tag("MessageCount", str(runtime.message_count))
+        + tag("IsAnonymousAccessible", "false")
+        + tag("SupportOrdering", "true")
+    )
+    return described("QueueDescription", settings + held + _write_runtime(runtime))
+
+
+def write_topic(description: TopicDescription, runtime: Runtime, authority: str) -> str:
+    """The TopicDescription element of a topic."""
+    settings = _write_settings(description, _TOPIC, authority)
+    held = (
+        tag("SizeInBytes", str(runtime.size_bytes))
+        + tag("IsAnonymousAccessible", "false")
+        + tag("SubscriptionCount", str(runtime.subscription_count))
+        + tag("SqlFilterCount", str(runtime.sql_filter_count))
+        + tag("CorrelationFilterCount", str(runtime.correlation_filter_count))
+        + tag("EnableSubscriptionPartitioning", "false")
+    )
+    return described("TopicDescription", settings + held + _write_runtime(runtime))
+
+
+def write_subscription(
+    description: SubscriptionDescription, runtime: Runtime, authority: str
+) -> str:
+    """The SubscriptionDescription element of a subscription."""
+    settings = _write_settings(description, _SUBSCRIPTION, authority)
+    held = tag("MessageCount", str(runtime.message_count))
+    return described("SubscriptionDescription", settings + held + _write_runtime(runtime))
+
+
+def write_namespace(name: str) -> str:
+    """The NamespaceInfo element: a Standard namespace, whose limits the broker keeps to."""
+    return described(
+        "NamespaceInfo",
+        tag("MessagingSKU", "Standard") + tag("Name", name) + tag("NamespaceType", "Messaging"),
+    )
+
+
+def _read(element: Element, table: Table, present: _D, now_ms: int) -> _D:
+    wanted: dict[str, Any] = {}
+    for name, field, kind in table:
+        found = child(element, name)
+        if found is None:
+            if kind in _CLEARED_WHEN_ABSENT:
+                wanted[field] = None
+        elif kind is Kind.RULES:
+            known = {rule.key_name: rule for rule in getattr(present, field)}
+            wanted[field] = _read_rules(found, known, now_ms)
+        else:
+            wanted[field] = _read_value(kind, found.text or "", name)
+    asked = replace(present, **wanted)
+    _refuse_other_tiers(asked)
+    return asked
+
+
+def _read_value(kind: Kind, text: str, name: str) -> object:
+    match kind:
+        case Kind.DURATION:
+            return parse_duration(text, name)
+        case Kind.INT:
+            return parse_int(text, name)
+        case Kind.BOOL:
+            return parse_bool(text, name)
+        case Kind.PATH:
+            return entity_path(text) or None
+        case Kind.TEXT:
+            return text or None
+        case _:
+            return text
+
+
+def entity_path(address: str) -> str:
+    """The path in an address such as sb://host/orders; a plain path stays as it is."""
+    parts = urlsplit(address)
+    path = unquote(parts.path) if parts.netloc else address
+    return path.strip("/")
+
+
+def _read_rules(
+    element: Element, known: dict[str, AuthorizationRule], now_ms: int
+) -> tuple[AuthorizationRule, ...]:
+    rules = [_read_rule(each, known, now_ms) for each in element]
+    if len(rules) > AUTHORIZATION_RULES_MAX:
+        raise ArgumentOutOfRange(
+            f"an entity has at most {AUTHORIZATION_RULES_MAX} authorization rules, not {len(rules)}"
+        )
+    names = [rule.key_name for rule in rules]
+    if len(set(names)) != len(names):
+        raise ArgumentInvalid("two authorization rules of the entity have the same KeyName")
+    return tuple(rules)
+
+
+def _read_rule(
+    element: Element, known: dict[str, AuthorizationRule], now_ms: int
+) -> AuthorizationRule:
+    name, key = child_text(element, "KeyName"), child_text(element, "PrimaryKey")
+    if name is None or key is None:
+        raise ArgumentInvalid(
+            f"the authorization rule {name or 'without KeyName'!r} needs a KeyName and a PrimaryKey"
+        )
+    rights_element = child(element, "Rights")
+    rights = [each.text or "" for each in rights_element] if rights_element is not None else []
+    if not rights or not set(rights) <= set(RIGHTS):
+        raise ArgumentInvalid(
+            f"the authorization rule {name!r} has the rights {rights}; "
+            f"give some of {', '.join(RIGHTS)}"
+        )
+    before = known.get(name)
+    return AuthorizationRule(
+        key_name=name,
+        primary_key=key,
+        secondary_key=child_text(element, "SecondaryKey") or "",
+        rights=frozenset(rights),
+        created_at_ms=before.created_at_ms if before else now_ms,
+        modified_at_ms=now_ms,
+    )
+
+
+def _refuse_other_tiers(asked: _D) -> None:
+    standard_kb = QueueDescription().max_message_size_kb
+    size_kb = getattr(asked, "max_message_size_kb", standard_kb)
+    if size_kb != standard_kb:
+        raise ArgumentInvalid(
+            f"MaxMessageSizeInKilobytes is {size_kb}, but a Standard namespace takes messages of "
+            f"{standard_kb} KB; leave it out"
+        )
+
+
+def _write_settings(description: object, table: Table, authority: str) -> str:
+    parts = []
+    for name, field, kind in table:
+        value = getattr(description, field)
+        if kind is Kind.RULES:
+            parts.append(f"<{name}>{''.join(map(_write_rule, value))}</{name}>")
+        elif value is not None:
+            parts.append(tag(name, _write_value(kind, value, authority)))
+    return "".join(parts)
+
+
+def _write_value(kind: Kind, value: Any, authority: str) -> str:
+    match kind:
+        case Kind.DURATION:
+            return render_duration(value)
+        case Kind.BOOL:
+            return "true" if value else "false"
+        case Kind.PATH:
+            return f"sb://{authority}/{value}"
+        case _:
+            return str(value)
+
+
+def _write_rule(rule: AuthorizationRule) -> str:
+    rights = "".join(tag("AccessRights", right) for right in RIGHTS if right in rule.rights)
+    return (
+        '<AuthorizationRule i:type="SharedAccessAuthorizationRule">'
+        f"{tag('ClaimType', 'SharedAccessKey')}{tag('ClaimValue', 'None')}<Rights>{rights}</Rights>"
+        f"{tag('CreatedTime', render_time(rule.created_at_ms))}"
+        f"{tag('ModifiedTime', render_time(rule.modified_at_ms))}{tag('KeyName', rule.key_name)}"
+        f"{tag('PrimaryKey', rule.primary_key)}{tag('SecondaryKey', rule.secondary_key)}"
+        "</AuthorizationRule>"
+    )
+
+
+def _write_runtime(runtime: Runtime) -> str:
+    counts = (
+        ("ActiveMessageCount", runtime.active_count),
+        ("DeadLetterMessageCount", runtime.dead_letter_count),
+        ("ScheduledMessageCount", runtime.scheduled_count),
+        ("TransferMessageCount", 0),
+        ("TransferDeadLetterMessageCount", 0),
+    )
+    details = "".join(f"<d2p1:{name}>{count}</d2p1:{name}>" for name, count in counts)
+    return (
+        tag("CreatedAt", render_time(runtime.created_at_ms))
+        + tag("UpdatedAt", render_time(runtime.updated_at_ms))
+        + tag("AccessedAt", render_time(runtime.accessed_at_ms))
+        + f'<CountDetails xmlns:d2p1="{COUNTS}">{details}</CountDetails>'
+        + tag("EntityAvailabilityStatus", "Available")
+    )

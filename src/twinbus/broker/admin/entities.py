@@ -1,0 +1,331 @@
+"""What administration requests do to a namespace: reads, lists, creates, updates and deletes.
+
+Pure: it works on the engine's `Namespace` and renders what it finds; the shell around it checks the
+token before and waits for the disk after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from twinbus.broker.admin.addresses import Address, Node, Page, render_path
+from twinbus.broker.admin.atom import (
+    CONTENT_TYPE,
+    FEED_CONTENT_TYPE,
+    Entry,
+    child,
+    child_text,
+    local_name,
+    parse_entry,
+    render_entry,
+    render_feed,
+)
+from twinbus.broker.admin.atom_entities import (
+    Runtime,
+    read_queue,
+    read_subscription,
+    read_topic,
+    write_namespace,
+    write_queue,
+    write_subscription,
+    write_topic,
+)
+from twinbus.broker.admin.atom_rules import read_rule, write_rule
+from twinbus.broker.descriptions import (
+    DEFAULT_RULE,
+    CorrelationFilter,
+    Description,
+    QueueDescription,
+    RuleDescription,
+)
+from twinbus.broker.engine.topic import Subscription, Topic
+from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, NotAllowed
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+    from twinbus.broker.engine.namespace import Namespace
+    from twinbus.broker.engine.queue import Queue
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The answer to a request that was carried out."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = CONTENT_TYPE
+
+
+@dataclass(frozen=True, slots=True)
+class Administration:
+    """One request's view of the namespace."""
+
+    namespace: Namespace
+    authority: str
+    """host:port by which the client knows the broker, for the addresses in answers."""
+    now_ms: int
+    may_forward_to: Callable[[str], None]
+    """Raises Unauthorized unless the client may have messages sent to the entity of that path."""
+
+    def get(self, address: Address, page: Page) -> Document:
+        """Read one node or a page of a list."""
+        match address.node:
+            case Node.NAMESPACE:
+                return self._namespace()
+            case Node.ROOT:
+                return self._nothing()
+            case Node.QUEUES | Node.TOPICS | Node.SUBSCRIPTIONS | Node.RULES:
+                return self._list(address, page)
+        try:
+            return Document(200, render_entry(self._entry(address)))
+        except EntityNotFound:
+            # Azure answers with an empty feed, and its SDKs turn that into their not-found error.
+            return self._nothing()
+
+    def _list(self, address: Address, page: Page) -> Document:
+        namespace, path = self.namespace, render_path(address)
+        match address.node:
+            case Node.QUEUES:
+                queues = list(namespace.queues())
+                return self._feed("/$Resources/queues", queues, self._queue_entry, page)
+            case Node.TOPICS:
+                topics = list(namespace.topics())
+                return self._feed("/$Resources/topics", topics, self._topic_entry, page)
+            case Node.SUBSCRIPTIONS:
+                subscriptions = list(namespace.subscriptions(address.entity))
+                entry_of = partial(self._subscription_entry, address.entity)
+                return self._feed(f"{path}/Subscriptions", subscriptions, entry_of, page)
+        rules = list(namespace.rules(address.entity, address.subscription))
+        return self._feed(f"{path}/Rules", rules, partial(self._rule_entry, address), page)
+
+    def put(self, address: Address, body: bytes, *, update: bool) -> Document:
+        """Create the node, or change it when `update` says that it must exist."""
+        match address.node:
+            case Node.ENTITY:
+                self._put_entity(address, parse_entry(body), update)
+            case Node.SUBSCRIPTION:
+                self._put_subscription(address, parse_entry(body), update)
+            case Node.RULE:
+                self._put_rule(address, parse_entry(body), update)
+            case _:
+                raise ArgumentInvalid(
+                    f"the request's path names {address.node.value}; put the entity's name into it"
+                )
+        return Document(200 if update else 201, render_entry(self._entry(address)))
+
+    def delete(self, address: Address) -> Document:
+        """Remove the node and everything in it."""
+        match address.node:
+            case Node.ENTITY:
+                self.namespace.delete(address.entity, self.now_ms)
+            case Node.SUBSCRIPTION:
+                self.namespace.delete(address.path, self.now_ms)
+            case Node.RULE:
+                self.namespace.delete_rule(
+                    address.entity, address.subscription, address.rule, self.now_ms
+                )
+            case _:
+                raise NotAllowed(f"{address.node.value} cannot be deleted")
+        return Document(200)
+
+    # Writing
+
+    def _put_entity(self, address: Address, element: Element, update: bool) -> None:
+        namespace, path = self.namespace, address.entity
+        match local_name(element):
+            case "QueueDescription":
+                queue = _settings(namespace.get_queue(path)) if update else None
+                wanted = read_queue(element, queue, self.now_ms)
+                self._check_forwarding(path, queue, wanted)
+                change = namespace.update_queue if update else namespace.create_queue
+                change(path, wanted, self.now_ms)
+            case "TopicDescription":
+                topic = namespace.get_topic(path).description if update else None
+                asked = read_topic(element, topic, self.now_ms)
+                alter = namespace.update_topic if update else namespace.create_topic
+                alter(path, asked, self.now_ms)
+            case other:
+                raise ArgumentInvalid(
+                    f"the entry holds {other[:60]!r}; a QueueDescription or a TopicDescription "
+                    "belongs here"
+                )
+
+    def _put_subscription(self, address: Address, element: Element, update: bool) -> None:
+        namespace, topic, name = self.namespace, address.entity, address.subscription
+        _require(element, "SubscriptionDescription")
+        present = namespace.get_subscription(topic, name).description if update else None
+        wanted = read_subscription(element, present, self.now_ms)
+        self._check_forwarding(address.path, present, wanted)
+        if update:
+            namespace.update_subscription(topic, name, wanted, self.now_ms)
+        else:
+            rule = self._first_rule(element)
+            namespace.create_subscription(topic, name, wanted, self.now_ms, rule=rule)
+
+    def _first_rule(self, element: Element) -> RuleDescription | None:
+        """The rule that a new subscription shall have instead of the one that takes everything."""
+        asked = child(element, "DefaultRuleDescription")
+        if asked is None:
+            return None
+        return read_rule(asked, child_text(asked, "Name") or DEFAULT_RULE, self.now_ms)
+
+    def _put_rule(self, address: Address, element: Element, update: bool) -> None:
+        _require(element, "RuleDescription")
+        rule = read_rule(element, address.rule, self.now_ms)
+        change = self.namespace.update_rule if update else self.namespace.create_rule
+        change(address.entity, address.subscription, rule, self.now_ms)
+
+    def _check_forwarding(
+        self, path: str, present: Description | None, wanted: Description
+    ) -> None:
+        for field in ("forward_to", "forward_dead_letters_to"):
+            destination = getattr(wanted, field)
+            if destination is None or destination == getattr(present, field, None):
+                continue
+            if destination.lower() != path.lower():
+                self._require_destination(destination)
+            self.may_forward_to(destination)
+
+    def _require_destination(self, destination: str) -> None:
+        try:
+            self.namespace.send_target(destination)
+        except EntityNotFound:
+            raise ArgumentInvalid(
+                f"messages cannot be forwarded to {destination!r}, which does not exist; "
+                "create it first"
+            ) from None
+
+    # Reading
+
+    def _entry(self, address: Address) -> Entry:
+        match address.node:
+            case Node.SUBSCRIPTION:
+                return self._subscription_entry(
+                    address.entity,
+                    self.namespace.get_subscription(address.entity, address.subscription),
+                )
+            case Node.RULE:
+                return self._rule_entry(
+                    address,
+                    self.namespace.get_rule(address.entity, address.subscription, address.rule),
+                )
+        entity = self.namespace.send_target(address.entity)
+        return self._topic_entry(entity) if isinstance(entity, Topic) else self._queue_entry(entity)
+
+    def _queue_entry(self, queue: Queue) -> Entry:
+        held = _holdings(queue)
+        content = write_queue(_settings(queue), held, self.authority)
+        return self._render(queue.path, Address(Node.ENTITY, queue.path), held, content)
+
+    def _topic_entry(self, topic: Topic) -> Entry:
+        held = _topic_holdings(topic)
+        content = write_topic(topic.description, held, self.authority)
+        return self._render(topic.path, Address(Node.ENTITY, topic.path), held, content)
+
+    def _subscription_entry(self, topic: str, subscription: Subscription) -> Entry:
+        held = _holdings(subscription)
+        content = write_subscription(subscription.description, held, self.authority)
+        address = Address(Node.SUBSCRIPTION, topic, subscription.name)
+        return self._render(subscription.name, address, held, content)
+
+    def _rule_entry(self, address: Address, rule: RuleDescription) -> Entry:
+        at_ms = rule.created_at_ms
+        held = Runtime(created_at_ms=at_ms, updated_at_ms=at_ms, accessed_at_ms=at_ms)
+        where = Address(Node.RULE, address.entity, address.subscription, rule.name)
+        return self._render(rule.name, where, held, write_rule(rule))
+
+    def _render(self, title: str, address: Address, held: Runtime, content: str) -> Entry:
+        return Entry(
+            title=title,
+            url=self._url(render_path(address)),
+            author=self.namespace.name,
+            created_at_ms=held.created_at_ms,
+            updated_at_ms=held.updated_at_ms,
+            content=content,
+        )
+
+    def _namespace(self) -> Document:
+        name = self.namespace.name
+        entry = Entry(
+            title=name,
+            url=self._url("/$namespaceinfo"),
+            author=name,
+            created_at_ms=self.now_ms,
+            updated_at_ms=self.now_ms,
+            content=write_namespace(name),
+        )
+        return Document(200, render_entry(entry))
+
+    def _feed(
+        self, path: str, items: list[_T], render: Callable[[_T], Entry], page: Page
+    ) -> Document:
+        title = path.rpartition("/")[2].capitalize()
+        shown = items[page.skip : page.skip + page.top]
+        url = self._url(path)
+        more = page.top > 0 and len(items) > page.skip + page.top
+        body = render_feed(
+            title,
+            f"{url}?{page.render()}",
+            self.now_ms,
+            [render(item) for item in shown],
+            f"{url}?{page.next.render()}" if more else None,
+        )
+        return Document(200, body, FEED_CONTENT_TYPE)
+
+    def _nothing(self) -> Document:
+        title, url = "Publicly Listed Services", self._url("/")
+        return Document(200, render_feed(title, url, self.now_ms, []), FEED_CONTENT_TYPE)
+
+    def _url(self, path: str) -> str:
+        return f"http://{self.authority}{path}"
+
+
+def _settings(queue: Queue) -> QueueDescription:
+    description = queue.description
+    assert isinstance(description, QueueDescription), f"{queue!r} is a subscription"
+    return description
+
+
+def _holdings(queue: Queue) -> Runtime:
+    dead_letters = queue.dead_letter
+    dead_letter_count = len(dead_letters.messages) if dead_letters is not None else 0
+    return Runtime(
+        created_at_ms=queue.created_at_ms,
+        updated_at_ms=queue.updated_at_ms,
+        accessed_at_ms=queue.accessed_at_ms,
+        size_bytes=queue.size_bytes + (dead_letters.size_bytes if dead_letters is not None else 0),
+        message_count=len(queue.messages) + dead_letter_count,
+        active_count=queue.active_count,
+        dead_letter_count=dead_letter_count,
+        scheduled_count=queue.scheduled_count,
+    )
+
+
+def _topic_holdings(topic: Topic) -> Runtime:
+    subscriptions = list(topic.subscriptions.values())
+    filters = [rule.filter for each in subscriptions for rule in each.rules.values()]
+    correlation_count = sum(isinstance(each, CorrelationFilter) for each in filters)
+    held = [_holdings(each) for each in subscriptions]
+    return Runtime(
+        created_at_ms=topic.created_at_ms,
+        updated_at_ms=topic.updated_at_ms,
+        accessed_at_ms=topic.accessed_at_ms,
+        size_bytes=topic.size_bytes + sum(each.size_bytes for each in held),
+        scheduled_count=topic.scheduled_count,
+        subscription_count=len(subscriptions),
+        sql_filter_count=len(filters) - correlation_count,
+        correlation_filter_count=correlation_count,
+    )
+
+
+def _require(element: Element, name: str) -> None:
+    if local_name(element) != name:
+        raise ArgumentInvalid(
+            f"the entry holds {local_name(element)[:60]!r}; a {name} belongs here"
+        )

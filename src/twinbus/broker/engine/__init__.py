@@ -1,0 +1,1 @@
+"""Queues, topics and namespaces: pure, every call has the time."""

@@ -1,0 +1,148 @@
+"""Entities by name: every address that means something in a namespace, and what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twinbus.broker.descriptions import RuleDescription
+from twinbus.broker.engine.names import address_key, subscription_path, transfer_dead_letter_path
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.topic import Subscription, Topic
+from twinbus.broker.refusals import EntityAlreadyExists, EntityNotFound, NotAllowed
+
+Entity = Queue | Topic
+
+
+class Directory:
+    """What each address of one namespace names; upper and lower case do not differ."""
+
+    def __init__(self, namespace: str, make_empty: Callable[[Queue, str], Queue]) -> None:
+        self._namespace = namespace
+        self._make_empty = make_empty
+        """Makes the queue, always empty, under an entity's transfer dead-letter path."""
+        self._entities: dict[str, Entity] = {}
+        """Queues, topics and subscriptions by address."""
+        self._parts: dict[str, Queue] = {}
+        """Dead-letter queues by address."""
+
+    def require_free(self, path: str) -> None:
+        """Raise unless a new entity can have the path."""
+        present = self._entities.get(address_key(path))
+        if present is not None:
+            raise EntityAlreadyExists(
+                f"{_kind(present)} {present.path!r} exists already in namespace "
+                f"{self._namespace!r}; update it, or choose another name"
+            )
+
+    def add(self, entity: Entity) -> None:
+        """List a new entity, and its dead-letter queue with it."""
+        self._entities[address_key(entity.path)] = entity
+        if isinstance(entity, Queue) and entity.dead_letter is not None:
+            self._parts[address_key(entity.dead_letter.path)] = entity.dead_letter
+
+    def remove(self, entity: Entity) -> None:
+        """List an entity no more."""
+        del self._entities[address_key(entity.path)]
+        if isinstance(entity, Queue) and entity.dead_letter is not None:
+            del self._parts[address_key(entity.dead_letter.path)]
+            self._parts.pop(address_key(transfer_dead_letter_path(entity.path)), None)
+
+    def find(self, path: str) -> Entity | None:
+        """The queue, topic or subscription at a path, if there is one."""
+        return self._entities.get(address_key(path))
+
+    def resolve(self, address: str) -> Entity:
+        """What is at the address: an entity or a dead-letter queue."""
+        key = address_key(address)
+        found = self._entities.get(key) or self._parts.get(key) or self._transfer_part(key)
+        if found is None:
+            raise self._missing("entity", address)
+        return found
+
+    def _transfer_part(self, key: str) -> Queue | None:
+        owner_key = key.removesuffix(address_key(transfer_dead_letter_path("")))
+        owner = self._entities.get(owner_key.rstrip("/")) if owner_key != key else None
+        if not isinstance(owner, Queue):
+            return None
+        part = self._make_empty(owner, transfer_dead_letter_path(owner.path))
+        self._parts[key] = part
+        return part
+
+    def send_target(self, address: str) -> Entity:
+        """The queue or topic that takes messages at the address."""
+        found = self.resolve(address)
+        if isinstance(found, Subscription):
+            raise NotAllowed(
+                f"{found.path!r} is a subscription; send to its topic {found.topic_path!r}"
+            )
+        if isinstance(found, Queue) and found.dead_letter is None:
+            raise NotAllowed(f"{found.path!r} is a dead-letter queue, which nobody can send to")
+        return found
+
+    def receive_source(self, address: str) -> Queue:
+        """The queue, subscription or dead-letter queue that gives messages out at the address."""
+        found = self.resolve(address)
+        if isinstance(found, Topic):
+            raise NotAllowed(f"{found.path!r} is a topic; receive from one of its subscriptions")
+        return found
+
+    def queue(self, path: str) -> Queue:
+        """The queue at a path, or `EntityNotFound`."""
+        found = self.find(path)
+        if not isinstance(found, Queue) or isinstance(found, Subscription):
+            raise self._missing("queue", path)
+        return found
+
+    def topic(self, path: str) -> Topic:
+        """The topic at a path, or `EntityNotFound`."""
+        found = self.find(path)
+        if not isinstance(found, Topic):
+            raise self._missing("topic", path)
+        return found
+
+    def subscription(self, topic: str, name: str) -> Subscription:
+        """A topic's subscription, or `EntityNotFound`."""
+        found = self.topic(topic).subscriptions.get(name.lower())
+        if found is None:
+            raise self._missing("subscription", subscription_path(topic, name))
+        return found
+
+    def rule(self, topic: str, subscription: str, name: str) -> RuleDescription:
+        """A subscription's rule, or `EntityNotFound`."""
+        owner = self.subscription(topic, subscription)
+        found = owner.rules.get(name.lower())
+        if found is None:
+            raise self._missing("rule", f"{owner.path}/Rules/{name}")
+        return found
+
+    def _missing(self, kind: str, path: str) -> EntityNotFound:
+        return EntityNotFound(
+            f"the {kind} {path!r} does not exist in namespace {self._namespace!r}; create it first"
+        )
+
+    def queues(self) -> list[Queue]:
+        """All queues in order of their names, subscriptions and dead-letter queues left out."""
+        return [
+            entity
+            for _, entity in sorted(self._entities.items(), key=_by_key)
+            if isinstance(entity, Queue) and not isinstance(entity, Subscription)
+        ]
+
+    def topics(self) -> list[Topic]:
+        """All topics in order of their names."""
+        entities = sorted(self._entities.items(), key=_by_key)
+        return [entity for _, entity in entities if isinstance(entity, Topic)]
+
+    def subscriptions(self, topic: str) -> list[Subscription]:
+        """A topic's subscriptions in order of their names."""
+        return [each for _, each in sorted(self.topic(topic).subscriptions.items(), key=_by_key)]
+
+
+def _by_key(item: tuple[str, object]) -> str:
+    return item[0]
+
+
+def _kind(entity: Entity) -> str:
+    if isinstance(entity, Topic):
+        return "topic"
+    return "subscription" if isinstance(entity, Subscription) else "queue"

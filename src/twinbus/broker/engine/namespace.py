@@ -1,0 +1,340 @@
+"""A namespace: its queues, topics and subscriptions, and what is done with all of them.
+
+Pure: the shell passes the time, and commits what the journal collected. An entity and its
+dead-letter queue are created and deleted in one call, so a crash leaves both or neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from twinbus.broker.descriptions import (
+    FOREVER_MS,
+    Description,
+    QueueDescription,
+    RuleDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.broker.engine.blueprints import Record, description_record, rule_record
+from twinbus.broker.engine.custody import Custody
+from twinbus.broker.engine.directory import Directory, Entity
+from twinbus.broker.engine.foundry import Foundry
+from twinbus.broker.engine.names import check_name, check_path, subscription_path
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.ranges import check_change, check_settings
+from twinbus.broker.engine.timetable import Timetable
+from twinbus.broker.engine.topic import Subscription, Topic, default_rule
+from twinbus.broker.filters.rules import validate
+from twinbus.broker.journal import EntityImage, Journal
+from twinbus.broker.messages.incoming import Incoming
+from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed
+
+NAMESPACE_ID = 0
+"""Entity id of the namespace's own record, which keeps the last id given away: none is used twice,
+since the store may still be clearing away what a deleted entity left."""
+
+
+class Namespace:
+    """One namespace of the broker."""
+
+    def __init__(
+        self,
+        name: str,
+        journal: Journal,
+        tokens: Callable[[], bytes],
+        *,
+        notify: Callable[[Queue], None],
+        deleted: Callable[[str], None],
+        in_use: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.name = name
+        self._journal = journal
+        self._deleted = deleted
+        self._in_use = in_use
+        """Whether clients hold links to the entity: then it is not idle, whatever they do."""
+        self._timetable: Timetable[Custody] = Timetable()
+        self._idle: Timetable[str] = Timetable()
+        self._last_entity_id = NAMESPACE_ID
+        self._foundry = Foundry(
+            journal, tokens, notify, arm=self._timetable.arm, resolve=self.send_target
+        )
+        self._directory = Directory(name, self._foundry.empty_part)
+        self.resolve = self._directory.resolve
+        self.receive_source = self._directory.receive_source
+        self.get_queue = self._directory.queue
+        self.get_topic = self._directory.topic
+        self.get_subscription = self._directory.subscription
+        self.get_rule = self._directory.rule
+        self.queues = self._directory.queues
+        self.topics = self._directory.topics
+        self.subscriptions = self._directory.subscriptions
+
+    def __repr__(self) -> str:
+        return f"<namespace {self.name!r}>"
+
+    def send_target(self, address: str) -> Entity:
+        """The queue or topic that takes messages at the address."""
+        return self._directory.send_target(address)
+
+    # Messages
+
+    def send(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> None:
+        """Take a batch whole or refuse it whole. Pings pass all checks and are dropped (SPEC 5)."""
+        self._admit_all(target, batch, now_ms)
+        for incoming in batch:
+            if not incoming.is_ping:
+                target.take(incoming, now_ms)
+
+    def schedule(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> list[int]:
+        """Like `send`; returns the sequence number of each message, 0 where nothing was kept."""
+        self._admit_all(target, batch, now_ms)
+        kept = [None if each.is_ping else target.take(each, now_ms) for each in batch]
+        return [0 if message is None else message.sequence_number for message in kept]
+
+    def _admit_all(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> None:
+        reserved_bytes = 0
+        for incoming in batch:
+            target.admit(incoming, now_ms, reserved_bytes=reserved_bytes)
+            if not incoming.is_ping:
+                reserved_bytes += incoming.size_bytes
+
+    # Queues, topics, subscriptions
+
+    def create_queue(self, path: str, description: QueueDescription, now_ms: int) -> Queue:
+        """A new, empty queue."""
+        check_path("queue", path)
+        self._check_new(path, description)
+        queue = self._foundry.queue(path, self._new_ids(2), description)
+        self._establish(queue, now_ms)
+        return queue
+
+    def create_topic(self, path: str, description: TopicDescription, now_ms: int) -> Topic:
+        """A new topic without subscriptions."""
+        check_path("topic", path)
+        self._check_new(path, description)
+        topic = self._foundry.topic(path, self._new_ids(1), description)
+        self._establish(topic, now_ms)
+        return topic
+
+    def create_subscription(
+        self,
+        topic: str,
+        name: str,
+        description: SubscriptionDescription,
+        now_ms: int,
+        *,
+        rule: RuleDescription | None = None,
+    ) -> Subscription:
+        """A new subscription with one rule: the given one, else one that takes everything."""
+        check_name("subscription", name)
+        owner = self.get_topic(topic)
+        path = subscription_path(owner.path, name)
+        self._check_new(path, description)
+        first = rule or default_rule(now_ms)
+        _check_rule(first)
+        subscription = self._foundry.subscription(owner, name, self._new_ids(2), description)
+        subscription.rules[first.name.lower()] = first
+        self._establish(subscription, now_ms)
+        return subscription
+
+    def update_queue(self, path: str, description: QueueDescription, now_ms: int) -> Queue:
+        """Give a queue new settings, in effect at once."""
+        queue = self.get_queue(path)
+        self._check_update(queue, description)
+        queue.update(description, now_ms)
+        self._settle_update(queue)
+        return queue
+
+    def update_topic(self, path: str, description: TopicDescription, now_ms: int) -> Topic:
+        """Give a topic new settings, in effect at once."""
+        topic = self.get_topic(path)
+        self._check_update(topic, description)
+        topic.update(description, now_ms)
+        self._settle_update(topic)
+        return topic
+
+    def update_subscription(
+        self, topic: str, name: str, description: SubscriptionDescription, now_ms: int
+    ) -> Subscription:
+        """Give a subscription new settings, in effect at once."""
+        subscription = self.get_subscription(topic, name)
+        self._check_update(subscription, description)
+        subscription.update(description, now_ms)
+        self._settle_update(subscription)
+        return subscription
+
+    def delete(self, path: str, now_ms: int) -> None:
+        """Delete a queue, topic or subscription with everything in it."""
+        entity = self.resolve(path)
+        if isinstance(entity, Queue) and entity.dead_letter is None:
+            raise NotAllowed(f"{entity.path!r} cannot be deleted; its messages can be received")
+        self._delete(entity)
+
+    def _delete(self, entity: Entity) -> None:
+        if isinstance(entity, Topic):
+            for subscription in list(entity.subscriptions.values()):
+                self._delete(subscription)
+            self._drop(entity.schedule)
+        elif isinstance(entity, Subscription):
+            self.get_topic(entity.topic_path).subscriptions.pop(entity.name.lower())
+        self._directory.remove(entity)
+        self._idle.disarm(entity.path)
+        if isinstance(entity, Queue):
+            self._drop(entity)
+            if entity.dead_letter is not None:
+                self._drop(entity.dead_letter)
+                self._deleted(entity.dead_letter.path)
+        self._deleted(entity.path)
+
+    def _drop(self, queue: Queue) -> None:
+        queue.close()
+        self._timetable.disarm(queue)
+        self._journal.drop_entity(queue.entity_id)
+
+    # Rules
+
+    def rules(self, topic: str, subscription: str) -> list[RuleDescription]:
+        """A subscription's rules in order of their names."""
+        rules = self.get_subscription(topic, subscription).rules
+        return [rules[name] for name in sorted(rules)]
+
+    def create_rule(
+        self, topic: str, subscription: str, rule: RuleDescription, now_ms: int
+    ) -> RuleDescription:
+        """Add a rule to a subscription; it is asked about messages published from now on."""
+        owner = self.get_subscription(topic, subscription)
+        _check_rule(rule)
+        if rule.name.lower() in owner.rules:
+            raise EntityAlreadyExists(
+                f"the subscription {owner.path!r} has a rule {rule.name!r} already; delete it first"
+            )
+        return self._put_rule(owner, rule, now_ms)
+
+    def update_rule(
+        self, topic: str, subscription: str, rule: RuleDescription, now_ms: int
+    ) -> RuleDescription:
+        """Replace a rule of a subscription by one of the same name."""
+        self.get_rule(topic, subscription, rule.name)
+        _check_rule(rule)
+        return self._put_rule(self.get_subscription(topic, subscription), rule, now_ms)
+
+    def delete_rule(self, topic: str, subscription: str, name: str, now_ms: int) -> None:
+        """Remove a rule from a subscription."""
+        owner = self.get_subscription(topic, subscription)
+        del owner.rules[self.get_rule(topic, subscription, name).name.lower()]
+        owner.accessed_at_ms = now_ms
+        self._write(owner)
+
+    def _put_rule(self, owner: Subscription, rule: RuleDescription, now_ms: int) -> RuleDescription:
+        owner.rules[rule.name.lower()] = rule
+        owner.accessed_at_ms = now_ms
+        self._write(owner)
+        return rule
+
+    # Time
+
+    def run_timers(self, now_ms: int) -> None:
+        """Do what is due by now in every queue, and delete what has been idle for too long."""
+        for queue in self._timetable.take_due(now_ms):
+            queue.run_timers(now_ms)
+        for path in self._idle.take_due(now_ms):
+            self._end_if_idle(path, now_ms)
+
+    def next_deadline_ms(self) -> int:
+        """When `run_timers` has something to do, 0 if nothing waits."""
+        due = [self._timetable.next_ms(), self._idle.next_ms()]
+        return min((due_ms for due_ms in due if due_ms), default=0)
+
+    def _end_if_idle(self, path: str, now_ms: int) -> None:
+        entity = self._directory.find(path)
+        if entity is None or entity.description.auto_delete_on_idle_ms >= FOREVER_MS:
+            return
+        limit_ms = entity.description.auto_delete_on_idle_ms
+        is_used = _is_busy(entity) or (self._in_use is not None and self._in_use(path))
+        if is_used or not _last_access_ms(entity):
+            # Not accessed yet since a restart: then idleness begins now.
+            entity.accessed_at_ms = now_ms
+        idle_at_ms = _last_access_ms(entity) + limit_ms
+        if idle_at_ms > now_ms:
+            self._idle.arm(path, idle_at_ms)
+        else:
+            self._delete(entity)
+
+    def _watch_idleness(self, entity: Entity) -> None:
+        self._idle.disarm(entity.path)
+        limit_ms = entity.description.auto_delete_on_idle_ms
+        if limit_ms < FOREVER_MS:
+            self._idle.arm(entity.path, _last_access_ms(entity) + limit_ms)
+
+    # The store
+
+    def restore(self, images: Sequence[EntityImage], now_ms: int = 0) -> None:
+        """Take everything back from the store after a restart; locks are gone, nothing else is."""
+        for image in images:
+            self._last_entity_id = max(self._last_entity_id, image.entity_id)
+            if image.entity_id == NAMESPACE_ID:
+                kept = image.description.get("last_entity_id", 0)
+                assert isinstance(kept, int)
+                self._last_entity_id = max(self._last_entity_id, kept)
+        for entity in self._foundry.rebuild(images):
+            entity.accessed_at_ms = now_ms
+            self._directory.add(entity)
+            self._watch_idleness(entity)
+
+    def _new_ids(self, count: int) -> int:
+        """The first of `count` ids that no entity ever had."""
+        first = self._last_entity_id + 1
+        self._last_entity_id += count
+        record: Record = {"last_entity_id": self._last_entity_id}
+        self._journal.put_entity(NAMESPACE_ID, "namespace", self.name, record)
+        return first
+
+    def _establish(self, entity: Entity, now_ms: int) -> None:
+        entity.created_at_ms = entity.updated_at_ms = entity.accessed_at_ms = now_ms
+        self._directory.add(entity)
+        self._write(entity)
+        if isinstance(entity, Queue) and entity.dead_letter is not None:
+            part = entity.dead_letter
+            self._journal.put_entity(part.entity_id, "dead-letter", part.path, {})
+        self._watch_idleness(entity)
+
+    def _settle_update(self, entity: Entity) -> None:
+        self._write(entity)
+        self._watch_idleness(entity)
+
+    def _write(self, entity: Entity) -> None:
+        record = description_record(entity.description)
+        record["created_at_ms"] = entity.created_at_ms
+        record["updated_at_ms"] = entity.updated_at_ms
+        kind = "topic" if isinstance(entity, Topic) else "queue"
+        if isinstance(entity, Subscription):
+            kind = "subscription"
+            record["rules"] = [rule_record(rule) for rule in entity.rules.values()]
+        self._journal.put_entity(entity.entity_id, kind, entity.path, record)
+
+    def _check_new(self, path: str, description: Description) -> None:
+        check_settings(path, description)
+        self._directory.require_free(path)
+
+    def _check_update(self, entity: Entity, description: Description) -> None:
+        check_settings(entity.path, description)
+        check_change(entity.path, entity.description, description)
+
+
+def _check_rule(rule: RuleDescription) -> None:
+    check_name("rule", rule.name)
+    validate(rule)
+
+
+def _is_busy(entity: Entity) -> bool:
+    """Whether messages wait for their time or are in receivers' hands: not idle, as in Azure."""
+    if isinstance(entity, Topic):
+        return entity.scheduled_count > 0
+    return entity.scheduled_count > 0 or entity.locked_count > 0
+
+
+def _last_access_ms(entity: Entity) -> int:
+    if isinstance(entity, Topic) or entity.dead_letter is None:
+        return entity.accessed_at_ms
+    return max(entity.accessed_at_ms, entity.dead_letter.accessed_at_ms)

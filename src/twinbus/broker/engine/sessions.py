@@ -1,0 +1,188 @@
+"""The sessions of one queue: who holds which, which wait for a receiver, and their states.
+
+    EMPTY --message--> AVAILABLE --accept--> HELD --release or expiry--> AVAILABLE or EMPTY
+      '--------------- accept by name --------^
+
+A held session is one receiver's until it lets go or the lock expires; its locked messages then go
+back together. A session that is neither held nor has ready messages is not kept in memory; its
+state, if it has one, is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from twinbus.broker.engine.deadlines import Deadlines
+from twinbus.broker.engine.lane import Lane
+from twinbus.broker.journal import Journal, StoredMessage
+from twinbus.broker.refusals import ArgumentOutOfRange, SessionCannotBeLocked, SessionLockLost
+
+STATE_BYTES_MAX = 256 * 1024
+"""A session's state is bounded as Azure bounds it: by the size of a message on Standard."""
+
+
+class Session:
+    """One session that is held or has ready messages."""
+
+    __slots__ = ("holder", "lane", "locked_until_ms", "session_id", "tokens")
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.lane = Lane()
+        self.holder: object | None = None
+        self.locked_until_ms = 0
+        """0 while nobody holds the session."""
+        self.tokens: dict[bytes, None] = {}
+        """Lock tokens of the messages that the holder has, in order of delivery."""
+
+    def __repr__(self) -> str:
+        held = f"held until {self.locked_until_ms}" if self.locked_until_ms else "free"
+        return f"<session {self.session_id!r}, {held}, {len(self.lane)} ready>"
+
+
+class Sessions:
+    """All sessions of one queue."""
+
+    def __init__(self, path: str, entity_id: int, journal: Journal) -> None:
+        self._path = path
+        self._entity_id = entity_id
+        self._journal = journal
+        self._sessions: dict[str, Session] = {}
+        self._available: OrderedDict[str, Session] = OrderedDict()
+        """Free sessions with ready messages; the one that has waited longest comes first."""
+        self._held_by: dict[int, dict[str, Session]] = {}
+        """By the identity of the holder, which its sessions keep alive."""
+        self._states: dict[str, bytes] = {}
+        self.deadlines: Deadlines[str] = Deadlines(self._expiry_of)
+
+    def _expiry_of(self, session_id: str) -> int:
+        session = self._sessions.get(session_id)
+        return 0 if session is None else session.locked_until_ms
+
+    # Messages
+
+    def append(self, message: StoredMessage) -> None:
+        """Add a new message at the end of its session."""
+        self._session_of(message).lane.append(message)
+
+    def give_back(self, message: StoredMessage) -> None:
+        """Put a message back into its place in its session."""
+        self._session_of(message).lane.give_back(message)
+
+    def drop(self, message: StoredMessage) -> None:
+        """Take a ready message out of its session."""
+        session = self._sessions[message.session_id or ""]
+        session.lane.drop(message)
+        self.tidy(session)
+
+    def _session_of(self, message: StoredMessage) -> Session:
+        assert message.session_id is not None, f"{message!r} without a session in {self._path}"
+        session = self._sessions.get(message.session_id)
+        if session is None:
+            session = self._sessions[message.session_id] = Session(message.session_id)
+        if not session.locked_until_ms:
+            self._available.setdefault(message.session_id, session)
+        return session
+
+    def tidy(self, session: Session) -> None:
+        """Forget a session that nobody holds and that has nothing to give."""
+        if not session.locked_until_ms and not len(session.lane):
+            self._available.pop(session.session_id, None)
+            self._sessions.pop(session.session_id, None)
+
+    # Locks
+
+    def accept(self, session_id: str | None, holder: object, until_ms: int) -> Session | None:
+        """Lock the named session, or the next with messages (None: none is free), for `holder`."""
+        if session_id is None:
+            if not self._available:
+                return None
+            session_id = next(iter(self._available))
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = self._sessions[session_id] = Session(session_id)
+        if session.locked_until_ms:
+            raise SessionCannotBeLocked(
+                f"session {session_id!r} of {self._path!r} is held by another receiver; "
+                "wait until it lets go, or accept another session"
+            )
+        self._available.pop(session_id, None)
+        session.holder = holder
+        self._held_by.setdefault(id(holder), {})[session_id] = session
+        self.renew(session, until_ms)
+        return session
+
+    def held(self, session_id: str, holder: object | None, now_ms: int) -> Session:
+        """The session, if `holder` (None: anyone) holds it; raises `SessionLockLost` otherwise."""
+        session = self._sessions.get(session_id)
+        if (
+            session is None
+            or session.locked_until_ms <= now_ms
+            or (holder is not None and session.holder is not holder)
+        ):
+            raise SessionLockLost(
+                f"the lock of session {session_id!r} of {self._path!r} is not held (any more) by "
+                "this receiver; accept the session again"
+            )
+        return session
+
+    def renew(self, session: Session, until_ms: int) -> None:
+        """Let a held session's lock last until then."""
+        session.locked_until_ms = until_ms
+        self.deadlines.add(until_ms, session.session_id)
+
+    def free(self, session: Session) -> None:
+        """End a session's lock; its messages must have been unlocked and given back."""
+        assert not session.tokens, f"{session!r} still has locked messages"
+        mine = self._held_by[id(session.holder)]
+        del mine[session.session_id]
+        if not mine:
+            del self._held_by[id(session.holder)]
+        session.holder = None
+        session.locked_until_ms = 0
+        if len(session.lane):
+            self._available[session.session_id] = session
+        self.tidy(session)
+
+    def held_by(self, holder: object) -> list[Session]:
+        """The sessions that `holder` holds."""
+        return list(self._held_by.get(id(holder), {}).values())
+
+    def expired(self, now_ms: int) -> Session | None:
+        """One held session whose lock has run out, or None."""
+        session_id = self.deadlines.pop(now_ms)
+        return None if session_id is None else self._sessions[session_id]
+
+    def get(self, session_id: str | None) -> Session | None:
+        """The session, if it is held or has ready messages."""
+        return self._sessions.get(session_id or "")
+
+    # States
+
+    @property
+    def states(self) -> dict[str, bytes]:
+        """State of each session that has one."""
+        return self._states
+
+    def set_state(self, session_id: str, state: bytes | None) -> None:
+        """Keep a session's state; None forgets it."""
+        if state is None:
+            if self._states.pop(session_id, None) is None:
+                return
+        elif len(state) > STATE_BYTES_MAX:
+            raise ArgumentOutOfRange(
+                f"the state of session {session_id!r} has {len(state)} bytes, at most "
+                f"{STATE_BYTES_MAX} are kept; store the rest elsewhere"
+            )
+        else:
+            self._states[session_id] = state
+        self._journal.put_session_state(self._entity_id, session_id, state)
+
+    def restore(self, states: dict[str, bytes]) -> None:
+        """Take the states back from the store."""
+        self._states = dict(states)
+
+    def names(self) -> list[str]:
+        """Ids of the sessions that have ready messages or a state, in order."""
+        ready = {name for name, session in self._sessions.items() if len(session.lane)}
+        return sorted(ready | self._states.keys())

@@ -1,0 +1,294 @@
+"""A topic: each message goes, as a copy, to every subscription whose rules take it.
+
+A topic keeps only what is scheduled; when its time comes it is published like any other. Everything
+else lives in the subscriptions, each a queue of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twinbus.broker.descriptions import (
+    DEFAULT_RULE,
+    FOREVER_MS,
+    QueueDescription,
+    RuleDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.broker.engine.custody import Custody
+from twinbus.broker.engine.forwarding import Resolve
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
+from twinbus.broker.filters.rules import apply_action, matches
+from twinbus.broker.journal import EntityImage, Journal, StoredMessage
+from twinbus.broker.messages.incoming import Incoming, parse, render
+from twinbus.broker.refusals import Refusal
+
+
+class Subscription(Queue):
+    """A queue that takes those messages of its topic that its rules take."""
+
+    description: SubscriptionDescription
+
+    def __init__(
+        self,
+        topic_path: str,
+        name: str,
+        path: str,
+        entity_id: int,
+        description: SubscriptionDescription,
+        journal: Journal,
+        tokens: Callable[[], bytes],
+        notify: Callable[[Queue], None],
+        dead_letter: Queue,
+        *,
+        arm: Callable[[Custody, int], None] | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
+        super().__init__(
+            path,
+            entity_id,
+            description,
+            journal,
+            tokens,
+            notify,
+            dead_letter,
+            arm=arm,
+            resolve=resolve,
+        )
+        self.topic_path = topic_path
+        self.name = name
+        self.rules: dict[str, RuleDescription] = {}
+        """By lower-case name, in order of creation, in which they are asked."""
+        self.topic_ttl_ms = FOREVER_MS
+        """The topic's own time to live, which bounds that of its messages here too."""
+
+    def _ttl_of(self, ttl_ms: int) -> int:
+        if self.topic_ttl_ms < FOREVER_MS and not 0 < ttl_ms < self.topic_ttl_ms:
+            ttl_ms = self.topic_ttl_ms
+        return super()._ttl_of(ttl_ms)
+
+    def offer(
+        self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
+    ) -> None:
+        """Take the copies of a published message that the rules make; it is never refused.
+
+        A status other than Active does not keep messages out: they wait here for better days.
+        """
+        try:
+            copies = self._copies(incoming)
+        except Refusal as failure:
+            self._bury_new(incoming, now_ms, FILTER_FAILED, failure.description, hops, origin)
+            return
+        for each in copies:
+            if self.requires_session and each.session_id is None:
+                text = "Session enabled entity doesn't allow a message whose session id is null."
+                self._bury_new(each, now_ms, NO_SESSION_ID, text, hops, origin)
+            else:
+                self.take(each, now_ms, hops, origin)
+
+    def _copies(self, incoming: Incoming) -> list[Incoming]:
+        """One copy for all rules without an action that match, and one for each with an action."""
+        copies: list[Incoming] = []
+        is_taken = False
+        for rule in self.rules.values():
+            try:
+                if not matches(rule, incoming):
+                    continue
+                if rule.action is not None:
+                    copies.append(_acted_on(rule, incoming))
+                elif not is_taken:
+                    is_taken = True
+                    copies.append(incoming)
+            except Refusal:
+                if self.description.dead_letter_on_filter_error:
+                    raise
+        return copies
+
+    def _bury_new(
+        self,
+        incoming: Incoming,
+        now_ms: int,
+        reason: str,
+        text: str,
+        hops: int,
+        origin: StoredMessage | None,
+    ) -> None:
+        message = self.store(incoming, now_ms, origin)
+        self.bury(message, now_ms, reason=reason, description=text, hops=hops)
+
+
+class Schedule(Queue):
+    """The messages of a topic that wait for their time."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        journal: Journal,
+        arm: Callable[[Custody, int], None] | None,
+    ) -> None:
+        self._topic = topic
+        description = _schedule_description(topic.description)
+        super().__init__(
+            topic.path, topic.entity_id, description, journal, bytes, _tell_nobody, arm=arm
+        )
+
+    def activate(self, message: StoredMessage, now_ms: int) -> None:
+        """Publish a message whose time has come."""
+        payload = self._journal.payload(self.entity_id, message.sequence_number)
+        self.forget(message)
+        self._topic.fan_out(resent(payload, message), now_ms, origin=message)
+
+
+class Topic:
+    """One topic and its subscriptions."""
+
+    requires_session = False
+
+    def __init__(
+        self,
+        path: str,
+        entity_id: int,
+        description: TopicDescription,
+        journal: Journal,
+        *,
+        arm: Callable[[Custody, int], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.entity_id = entity_id
+        self.description = description
+        self.subscriptions: dict[str, Subscription] = {}
+        """By lower-case name."""
+        self.created_at_ms = 0
+        self.updated_at_ms = 0
+        self._journal = journal
+        self.schedule = Schedule(self, journal, arm)
+
+    def __repr__(self) -> str:
+        return f"<topic {self.path!r}, {len(self.subscriptions)} subscriptions>"
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Largest message that can be published."""
+        return self.schedule.max_message_bytes
+
+    @property
+    def scheduled_count(self) -> int:
+        """Messages that wait for their time."""
+        return self.schedule.scheduled_count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the scheduled messages; the others are their subscriptions'."""
+        return self.schedule.size_bytes
+
+    @property
+    def accessed_at_ms(self) -> int:
+        """When somebody last published, or did anything with a subscription."""
+        times = [self.schedule.accessed_at_ms]
+        times += (each.accessed_at_ms for each in self.subscriptions.values())
+        return max(times)
+
+    @accessed_at_ms.setter
+    def accessed_at_ms(self, at_ms: int) -> None:
+        self.schedule.accessed_at_ms = at_ms
+
+    def admit(
+        self, incoming: Incoming | StoredMessage, now_ms: int, *, reserved_bytes: int = 0
+    ) -> None:
+        """Raise unless the message could be published now, `reserved_bytes` of others before it."""
+        held_bytes = reserved_bytes
+        for subscription in self.subscriptions.values():
+            held_bytes += subscription.size_bytes
+            if subscription.dead_letter is not None:
+                held_bytes += subscription.dead_letter.size_bytes
+        self.schedule.admit(incoming, now_ms, reserved_bytes=held_bytes)
+
+    def publish(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:
+        """Hand a message to the subscriptions; returned is what is kept here: a scheduled one."""
+        self.admit(incoming, now_ms)
+        return self.take(incoming, now_ms)
+
+    enqueue = publish
+
+    def take(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:
+        """Publish a message that was admitted; never refuses."""
+        if incoming.scheduled_for_ms > now_ms:
+            return self.schedule.take(incoming, now_ms)
+        if self.schedule.remember(incoming.message_id, now_ms):
+            self.fan_out(incoming, now_ms)
+        return None
+
+    def take_over(self, source: Custody, message: StoredMessage, now_ms: int, hops: int) -> None:
+        """Publish what `source` forwards; raises a `Refusal`, and then nothing has changed."""
+        self.admit(message, now_ms)
+        payload = self._journal.payload(source.entity_id, message.sequence_number)
+        self._journal.remove(source.entity_id, message)
+        if self.schedule.remember(message.message_id, now_ms):
+            self.fan_out(resent(payload, message), now_ms, hops=hops, origin=message)
+
+    def fan_out(
+        self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
+    ) -> None:
+        """Offer a message to every subscription."""
+        for subscription in list(self.subscriptions.values()):
+            subscription.offer(incoming, now_ms, hops, origin)
+
+    def cancel_scheduled(self, numbers: list[int], now_ms: int) -> None:
+        """Remove messages before their time comes: all of them, or none and `MessageNotFound`."""
+        self.schedule.cancel_scheduled(numbers, now_ms)
+
+    def update(self, description: TopicDescription, now_ms: int) -> None:
+        """Put new settings into effect at once."""
+        self.description = description
+        self.updated_at_ms = now_ms
+        self.schedule.update(_schedule_description(description), now_ms)
+        for subscription in self.subscriptions.values():
+            self.attach(subscription)
+
+    def attach(self, subscription: Subscription) -> None:
+        """Publish to a subscription from now on, under the topic's limits."""
+        self.subscriptions[subscription.name.lower()] = subscription
+        subscription.max_message_bytes = self.max_message_bytes
+        subscription.topic_ttl_ms = self.description.default_ttl_ms
+
+    def restore(self, image: EntityImage) -> None:
+        """Take the scheduled messages and the ids seen back from the store."""
+        self.schedule.restore(image)
+
+
+def default_rule(now_ms: int) -> RuleDescription:
+    """The rule that a new subscription has: it takes everything."""
+    return RuleDescription(name=DEFAULT_RULE, created_at_ms=now_ms)
+
+
+def _acted_on(rule: RuleDescription, incoming: Incoming) -> Incoming:
+    """The copy that a rule's action makes; how long it lives is not the action's to change."""
+    copy = apply_action(rule, incoming)
+    copy.ttl_ms = incoming.ttl_ms
+    copy.scheduled_for_ms = incoming.scheduled_for_ms
+    return copy
+
+
+def resent(payload: bytes, message: StoredMessage) -> Incoming:
+    """A stored message as if its sender sent it again now, with what was added to it since."""
+    incoming = parse(render(payload, message), lambda: message.message_id or "")
+    incoming.size_bytes = message.size_bytes
+    incoming.ttl_ms = message.ttl_ms
+    incoming.scheduled_for_ms = 0
+    return incoming
+
+
+def _schedule_description(topic: TopicDescription) -> QueueDescription:
+    return QueueDescription(
+        max_size_mb=topic.max_size_mb,
+        requires_duplicate_detection=topic.requires_duplicate_detection,
+        duplicate_detection_window_ms=topic.duplicate_detection_window_ms,
+        status=topic.status,
+        max_message_size_kb=topic.max_message_size_kb,
+    )
+
+
+def _tell_nobody(queue: Queue) -> None:
+    """Nobody receives from a topic."""

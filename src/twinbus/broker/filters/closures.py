@@ -1,0 +1,181 @@
+"""What rule expressions compile to: closures over a scope, and how they combine.
+
+Conditions follow SQL's truth tables: True, False, and None for unknown.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from twinbus.broker.filters.values import FilterError, Value, equals, kind_of, like, orders
+
+SYSTEM_PROPERTIES = {
+    name.lower(): name
+    for name in (
+        "ContentType", "CorrelationId", "Label", "MessageId", "PartitionKey", "ReplyTo",
+        "ReplyToSessionId", "ScheduledEnqueueTimeUtc", "SessionId", "Size", "Subject",
+        "TimeToLive", "To", "ViaPartitionKey",
+    )
+}  # fmt: skip
+"""By lower-case name: those a message has when a topic's rules see it."""
+
+SETTABLE_SYSTEM_PROPERTIES = frozenset(
+    ("contenttype", "correlationid", "label", "messageid", "replyto", "replytosessionid",
+     "sessionid", "subject", "to")
+)  # fmt: skip
+
+
+class Scope(Protocol):
+    """What an expression may look at."""
+
+    def user(self, name: str) -> tuple[bool, Value]:
+        """Whether the application property exists, and its value."""
+
+    def system(self, name: str) -> Value:
+        """A system property by its lower-case name."""
+
+    def parameter(self, name: str) -> Value:
+        """A parameter by its lower-case name without the @."""
+
+    def new_id(self) -> uuid.UUID:
+        """A fresh id, for newid()."""
+
+
+Expression = Callable[[Scope], Value]
+Condition = Callable[[Scope], "bool | None"]
+
+
+class Property(NamedTuple):
+    """A property reference; the name of a system property is in lower case."""
+
+    is_system: bool
+    name: str
+
+
+def any_of(terms: Sequence[Condition]) -> Condition:
+    """OR."""
+
+    def test(scope: Scope) -> bool | None:
+        result: bool | None = False
+        for term in terms:
+            outcome = term(scope)
+            if outcome:
+                return True
+            if outcome is None:
+                result = None
+        return result
+
+    return test
+
+
+def all_of(terms: Sequence[Condition]) -> Condition:
+    """AND."""
+
+    def test(scope: Scope) -> bool | None:
+        result: bool | None = True
+        for term in terms:
+            outcome = term(scope)
+            if outcome is False:
+                return False
+            if outcome is None:
+                result = None
+        return result
+
+    return test
+
+
+def negation(term: Condition) -> Condition:
+    """NOT."""
+
+    def test(scope: Scope) -> bool | None:
+        outcome = term(scope)
+        return None if outcome is None else not outcome
+
+    return test
+
+
+def truth(run: Expression) -> Condition:
+    """A value used as a condition: a boolean property, parameter or literal."""
+
+    def test(scope: Scope) -> bool | None:
+        value = run(scope)
+        if value is None or isinstance(value, bool):
+            return value
+        raise FilterError(f"A condition cannot be a {kind_of(value)}.")
+
+    return test
+
+
+def comparison(sign: str, left: Expression, right: Expression) -> Condition:
+    """= <> != < > <= >=."""
+    if sign == "=":
+        return lambda scope: equals(left(scope), right(scope))
+    if sign in ("<>", "!="):
+        return negation(lambda scope: equals(left(scope), right(scope)))
+    compare = orders(sign)
+    return lambda scope: compare(left(scope), right(scope))
+
+
+def null_test(operand: Expression, *, wanted: bool) -> Condition:
+    """IS NULL when `wanted`, else IS NOT NULL; never unknown."""
+    return lambda scope: (operand(scope) is None) is wanted
+
+
+def membership(subject: Expression, choices: Sequence[Expression]) -> Condition:
+    """IN."""
+
+    def test(scope: Scope) -> bool | None:
+        value = subject(scope)
+        if value is None:
+            return None
+        result: bool | None = False
+        for choice in choices:
+            equal = equals(value, choice(scope))
+            if equal:
+                return True
+            if equal is None:
+                result = None
+        return result
+
+    return test
+
+
+def likeness(subject: Expression, pattern: Expression, escape: Expression | None) -> Condition:
+    """LIKE."""
+    if escape is None:
+        return lambda scope: like(subject(scope), pattern(scope))
+    return lambda scope: like(subject(scope), pattern(scope), escape(scope))
+
+
+def existence(target: Property) -> Condition:
+    """EXISTS: a null application property exists, an absent one does not."""
+    if target.is_system:
+        return lambda scope: scope.system(target.name) is not None
+    return lambda scope: scope.user(target.name)[0]
+
+
+def reader(target: Property) -> Expression:
+    """The property's value."""
+    name = target.name
+    if target.is_system:
+        return lambda scope: scope.system(name)
+    return lambda scope: scope.user(name)[1]
+
+
+def named_reader(which: Expression) -> Expression:
+    """property(name): the value of the property that an expression names."""
+
+    def run(scope: Scope) -> Value:
+        name = which(scope)
+        if name is None:
+            return None
+        if not isinstance(name, str):
+            raise FilterError(f"property() needs a name, not a {kind_of(name)}.")
+        prefix, _, rest = name.partition(".")
+        if prefix.lower() == "sys" and rest.lower() in SYSTEM_PROPERTIES:
+            return scope.system(rest.lower())
+        return scope.user(rest if prefix.lower() == "user" and rest else name)[1]
+
+    return run

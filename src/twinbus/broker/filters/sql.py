@@ -1,0 +1,363 @@
+"""Rule expressions compiled: SQL conditions of filters, SET and REMOVE statements of actions.
+
+    condition  := and_term { OR and_term }             operand := term { (+ | -) term }
+    and_term   := not_term { AND not_term }            term    := factor { (* | / | %) factor }
+    not_term   := { NOT } predicate                    factor  := { + | - } atom
+    predicate  := operand [ comparison ]               atom    := literal | property | @parameter
+    comparison := = <> != < > <= >= operand                      | EXISTS(property) | newid()
+                | IS [NOT] NULL                                  | property(operand) | p(operand)
+                | [NOT] IN (operand, ...)                        | ( condition )
+                | [NOT] LIKE operand [ESCAPE operand]
+    actions    := { SET property = operand | REMOVE property } separated by ; or , or nothing
+
+A recursive descent parser that returns closures, so an expression is read once and then only
+called. Chains (a OR b OR c) become loops, so the depth of a call is bounded by that of brackets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from twinbus.broker.filters.closures import (
+    SETTABLE_SYSTEM_PROPERTIES,
+    SYSTEM_PROPERTIES,
+    Condition,
+    Expression,
+    Property,
+    Scope,
+    all_of,
+    any_of,
+    comparison,
+    existence,
+    likeness,
+    membership,
+    named_reader,
+    negation,
+    null_test,
+    reader,
+    truth,
+)
+from twinbus.broker.filters.tokens import Token, TokenStream
+from twinbus.broker.filters.values import (
+    INTEGER_MAX,
+    FilterError,
+    Value,
+    arithmetic,
+    like_pattern,
+    signed,
+)
+from twinbus.broker.refusals import ArgumentInvalid
+
+NESTING_MAX = 32
+"""Brackets, NOTs and signs inside each other; keeps parser and closures off the recursion limit."""
+
+STATEMENTS_MAX = 32
+"""Of one action; Azure's limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """SET target = value, or REMOVE target when `value` is None."""
+
+    target: Property
+    value: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFilter:
+    """A filter's condition; only True takes the message, unknown does not."""
+
+    test: Condition
+    parameters: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledAction:
+    """An action's statements, in order."""
+
+    statements: tuple[Statement, ...]
+    parameters: frozenset[str]
+
+
+@lru_cache(maxsize=4096)
+def compile_filter(expression: str) -> CompiledFilter:
+    """The condition written in `expression`; `ArgumentInvalid` with the position if it is none."""
+    parser = _Parser(expression)
+    test = parser.condition()
+    parser.expect_end("AND, OR or the end")
+    return CompiledFilter(test, frozenset(parser.parameters))
+
+
+@lru_cache(maxsize=1024)
+def compile_action(expression: str) -> CompiledAction:
+    """The statements written in `expression`; `ArgumentInvalid` with the position if none."""
+    parser = _Parser(expression)
+    statements = parser.statements()
+    return CompiledAction(tuple(statements), frozenset(parser.parameters))
+
+
+class _Node(NamedTuple):
+    run: Expression
+    at: Token
+    kind: str
+    """value, condition, or either (a property may hold a boolean)."""
+    literal: Value = None
+
+
+class _Parser(TokenStream):
+    def __init__(self, expression: str) -> None:
+        super().__init__(expression)
+        self._depth = 0
+        self.parameters: set[str] = set()
+
+    def _deeper(self) -> None:
+        self._depth += 1
+        if self._depth > NESTING_MAX:
+            raise self.refused(f"at most {NESTING_MAX} levels of nesting")
+
+    # Conditions.
+
+    def condition(self) -> Condition:
+        return self._as_condition(self._or())
+
+    def _or(self) -> _Node:
+        return self._series("OR", self._and, any_of)
+
+    def _and(self) -> _Node:
+        return self._series("AND", self._not, all_of)
+
+    def _series(
+        self,
+        word: str,
+        part: Callable[[], _Node],
+        combine: Callable[[list[Condition]], Condition],
+    ) -> _Node:
+        first = part()
+        if not self.is_next(word):
+            return first
+        terms = [self._as_condition(first)]
+        while self.take(word):
+            terms.append(self._as_condition(part()))
+        return _Node(combine(terms), first.at, "condition")
+
+    def _not(self) -> _Node:
+        token = self.take("NOT")
+        if token is None:
+            return self._predicate()
+        self._deeper()
+        term = self._as_condition(self._not())
+        self._depth -= 1
+        return _Node(negation(term), token, "condition")
+
+    def _as_condition(self, node: _Node) -> Condition:
+        if node.kind == "value":
+            raise self.refused("a condition", node.at)
+        return truth(node.run)
+
+    def _predicate(self) -> _Node:
+        left = self._operand()
+        if left.kind == "condition":
+            return left
+        subject = left.run
+        test: Condition
+        if sign := self.take("=", "<>", "!=", "<", ">", "<=", ">="):
+            test = comparison(sign.text, subject, self._value(self._operand()))
+        elif self.take("IS"):
+            is_wanted = self.take("NOT") is None
+            self.expect("NULL")
+            test = null_test(subject, wanted=is_wanted)
+        elif self.take("NOT"):
+            if not self.is_next("IN", "LIKE"):
+                raise self.refused("IN or LIKE")
+            test = negation(self._in_or_like(subject))
+        elif self.is_next("IN", "LIKE"):
+            test = self._in_or_like(subject)
+        else:
+            return left
+        return _Node(test, left.at, "condition")
+
+    def _in_or_like(self, subject: Expression) -> Condition:
+        if self.take("LIKE"):
+            pattern = self._operand()
+            escape = self._operand() if self.take("ESCAPE") else None
+            self._check_pattern(pattern, escape)
+            return likeness(subject, self._value(pattern), self._value(escape) if escape else None)
+        self.expect("IN")
+        self.expect("(")
+        choices = [self._value(self._operand())]
+        while self.take(","):
+            choices.append(self._value(self._operand()))
+        self.expect(")")
+        return membership(subject, choices)
+
+    def _check_pattern(self, pattern: _Node, escape: _Node | None) -> None:
+        """Refuse at creation what every message would trip over."""
+        for node in filter(None, (pattern, escape)):
+            if node.literal is not None and not isinstance(node.literal, str):
+                raise self.refused("a string", node.at)
+        symbol = escape.literal if escape else ""
+        if isinstance(pattern.literal, str) and isinstance(symbol, str):
+            try:
+                like_pattern(pattern.literal, symbol)
+            except FilterError as error:
+                raise ArgumentInvalid(
+                    f"At position {pattern.at.position} of the rule expression: {error.description}"
+                ) from None
+
+    # Values.
+
+    def _value(self, node: _Node) -> Expression:
+        if node.kind == "condition":
+            raise self.refused("a value, not a condition", node.at)
+        return node.run
+
+    def _operand(self) -> _Node:
+        return self._chain(self._term, "+", "-")
+
+    def _term(self) -> _Node:
+        return self._chain(self._factor, "*", "/", "%")
+
+    def _chain(self, part: Callable[[], _Node], *signs: str) -> _Node:
+        first = part()
+        steps: list[tuple[str, Expression]] = []
+        while token := self.take(*signs):
+            steps.append((token.text, self._value(part())))
+        if not steps:
+            return first
+        start = self._value(first)
+
+        def run(scope: Scope) -> Value:
+            value = start(scope)
+            for sign, operand in steps:
+                value = arithmetic(sign, value, operand(scope))
+            return value
+
+        return _Node(run, first.at, "value")
+
+    def _factor(self) -> _Node:
+        token = self.take("+", "-")
+        if token is None:
+            return self._atom()
+        self._deeper()
+        operand = self._value(self._factor())
+        self._depth -= 1
+        sign = token.text
+        return _Node(lambda scope: signed(sign, operand(scope)), token, "value")
+
+    def _atom(self) -> _Node:
+        token = self.token
+        match token.kind, token.text:
+            case "number", _:
+                return self._literal(self._number(token), "value")
+            case "string", text:
+                return self._literal(text, "value")
+            case "keyword", "TRUE" | "FALSE":
+                return self._literal(token.text == "TRUE", "either")
+            case "keyword", "NULL":
+                return self._literal(None, "either")
+            case "keyword", "EXISTS":
+                return self._exists()
+            case "operator", "(":
+                return self._bracketed()
+            case "parameter", name:
+                self.advance()
+                self.parameters.add(name)
+                return _Node(lambda scope: scope.parameter(name), token, "either")
+            case "name", _ if self.is_call():
+                return self._function()
+            case (("name" | "quoted"), _):
+                return _Node(reader(self._property()), token, "either")
+        raise self.refused("a value, a property or (")
+
+    def _literal(self, value: Value, kind: str) -> _Node:
+        return _Node(lambda _scope: value, self.advance(), kind, literal=value)
+
+    def _number(self, token: Token) -> Value:
+        if not token.text.isdigit():
+            return float(token.text)
+        value = int(token.text)
+        if value > INTEGER_MAX:
+            raise self.refused(f"an integer up to {INTEGER_MAX}", token)
+        return value
+
+    def _bracketed(self) -> _Node:
+        opening = self.advance()
+        self._deeper()
+        inner = self._or()
+        self.expect(")")
+        self._depth -= 1
+        return _Node(inner.run, opening, inner.kind, inner.literal)
+
+    def _exists(self) -> _Node:
+        token = self.advance()
+        self.expect("(")
+        target = self._property()
+        self.expect(")")
+        return _Node(existence(target), token, "condition")
+
+    def _function(self) -> _Node:
+        token = self.advance()
+        self.expect("(")
+        name = token.text.lower()
+        if name == "newid":
+            self.expect(")")
+            return _Node(lambda scope: scope.new_id(), token, "value")
+        if name not in ("property", "p"):
+            raise self.refused("newid(), property(name) or p(name)", token)
+        self._deeper()
+        which = self._value(self._operand())
+        self._depth -= 1
+        self.expect(")")
+        return _Node(named_reader(which), token, "either")
+
+    def _property(self) -> Property:
+        first = self._name("a property name")
+        if not self.take("."):
+            return Property(is_system=False, name=first.text)
+        second = self._name("a property name after the dot")
+        match first.text.lower():
+            case "user":
+                return Property(is_system=False, name=second.text)
+            case "sys":
+                if second.text.lower() not in SYSTEM_PROPERTIES:
+                    known = ", ".join(sorted(SYSTEM_PROPERTIES.values()))
+                    raise self.refused(f"a system property ({known})", second)
+                return Property(is_system=True, name=second.text.lower())
+        raise self.refused("the scope sys or user (or [a name with dots])", first)
+
+    def _name(self, expected: str) -> Token:
+        if self.token.kind in ("name", "quoted"):
+            return self.advance()
+        raise self.refused(expected)
+
+    # Actions.
+
+    def statements(self) -> list[Statement]:
+        statements = [self._statement()]
+        while True:
+            while self.take(";", ","):
+                pass
+            if self.token.kind == "end":
+                return statements
+            if len(statements) == STATEMENTS_MAX:
+                raise self.refused(f"at most {STATEMENTS_MAX} statements")
+            statements.append(self._statement())
+
+    def _statement(self) -> Statement:
+        verb = self.take("SET", "REMOVE")
+        if verb is None:
+            raise self.refused("SET or REMOVE")
+        at = self.token
+        target = self._property()
+        if target.is_system and target.name not in SETTABLE_SYSTEM_PROPERTIES:
+            known = ", ".join(
+                sorted(SYSTEM_PROPERTIES[name] for name in SETTABLE_SYSTEM_PROPERTIES)
+            )
+            raise self.refused(f"a system property that an action may change ({known})", at)
+        if verb.text == "REMOVE":
+            return Statement(target, None)
+        self.expect("=")
+        return Statement(target, self._value(self._operand()))

@@ -1,0 +1,76 @@
+"""Claims-based security: clients put their tokens on the `$cbs` node before they open links.
+
+Pure: a request's sections in, the whole response out, with what the token was worth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from twinbus.amqp.message import (
+    Properties,
+    Sections,
+    decode_map,
+    decode_value,
+    encode_message,
+)
+from twinbus.amqp.types import DecodeError, Int
+from twinbus.broker.links.management_request import correlation_id, text_of
+from twinbus.broker.refusals import ArgumentInvalid, MalformedMessage, NotAllowed, Refusal
+from twinbus.broker.sas import AccessPolicy, Grant
+
+PUT_TOKEN = "put-token"  # noqa: S105 - an operation's name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CbsAnswer:
+    """The response to send, and either the grant that the token gave or why it gave none."""
+
+    response: bytes
+    audience: str = ""
+    """The name that the client put the token under: a later token of that name replaces it."""
+    grant: Grant | None = None
+    refusal: Refusal | None = None
+
+
+def handle(request: Sections, policy: AccessPolicy, now_s: float) -> CbsAnswer:
+    """Answer one request on `$cbs`; `MalformedMessage` if the answer cannot be addressed."""
+    message_id = correlation_id(request)
+    audience = ""
+    try:
+        audience, token = _put_token(request)
+        grant = policy.verify(token, now_s)
+    except Refusal as refusal:
+        response = _response(message_id, refusal.status, refusal.description)
+        return CbsAnswer(response=response, audience=audience, refusal=refusal)
+    return CbsAnswer(response=_response(message_id, 200, "OK"), audience=audience, grant=grant)
+
+
+def _put_token(request: Sections) -> tuple[str, str]:
+    """Audience and token of a put-token request.
+
+    What `type` says is not looked at: the Python SDK calls its shared access signatures "jwt".
+    The token itself tells.
+    """
+    try:
+        headers = decode_map(request.application_properties)
+        body = decode_value(request.body) if request.body else None
+    except DecodeError as error:
+        raise MalformedMessage(f"The request cannot be read: {error}") from error
+    operation = text_of(headers.get("operation"))
+    if operation != PUT_TOKEN:
+        raise NotAllowed(f"$cbs knows the operation {PUT_TOKEN!r} only, not {operation!r}.")
+    token = text_of(body)
+    if not token:
+        raise ArgumentInvalid("The put-token request has no token: its body must be a string.")
+    return text_of(headers.get("name")) or "", token
+
+
+def _response(request_id: Any, status: int, description: str) -> bytes:
+    # No error condition: the Python SDK would then ignore status and description.
+    return encode_message(
+        properties=Properties(correlation_id=request_id),
+        application_properties={"status-code": Int(status), "status-description": description},
+        value=None,
+    )

@@ -1,0 +1,256 @@
+"""The `$management` node of an entity: what clients ask for by request and response.
+
+Pure: `handle` takes one request and returns the whole response message; a `Refusal` becomes its
+status and condition. Every operation is one function, found by name in `OPERATIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from twinbus.amqp.message import Sections
+from twinbus.amqp.types import Array, Int, Timestamp
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import Delivery, Outcome
+from twinbus.broker.journal import StoredMessage
+from twinbus.broker.links.management_context import Body, ManagementContext
+from twinbus.broker.links.management_request import (
+    INT_MAX,
+    ITEMS_MAX,
+    Request,
+    correlation_id,
+    failure,
+    page,
+    success,
+)
+from twinbus.broker.links.management_rules import add_rule, enumerate_rules, remove_rule
+from twinbus.broker.messages.incoming import Incoming, parse, render
+from twinbus.broker.refusals import (
+    ArgumentInvalid,
+    ArgumentOutOfRange,
+    Refusal,
+    SessionLockLost,
+)
+from twinbus.broker.sas import SEND
+
+__all__ = ["OPERATIONS", "ManagementContext", "UnknownOperation", "handle"]
+
+PEEK_BYTES_MAX = 1024 * 1024
+"""Of one peek's messages together: a client that asks for more peeks on from the last number."""
+
+OUTCOMES = {
+    "completed": Outcome.COMPLETE,
+    "abandoned": Outcome.ABANDON,
+    "defered": Outcome.DEFER,  # codespell:ignore - the wire's own spelling
+    "suspended": Outcome.DEAD_LETTER,
+}
+
+
+class UnknownOperation(Refusal):
+    """An operation that this broker does not know."""
+
+    condition, status = "amqp:not-implemented", 501
+
+
+def handle(request: Sections, context: ManagementContext, now_ms: int) -> bytes:
+    """The whole response to a request; `MalformedMessage` if it cannot even be addressed."""
+    request_id = correlation_id(request)
+    try:
+        asked = Request(request)
+        operation = OPERATIONS.get(asked.operation)
+        if operation is None:
+            raise UnknownOperation(
+                f"The operation {asked.operation!r} is unknown; known are {', '.join(OPERATIONS)}."
+            )
+        return success(request_id, operation(asked, context, now_ms))
+    except Refusal as refusal:
+        return failure(request_id, refusal)
+
+
+def _peek(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    queue = context.queue()
+    found = queue.peek(
+        request.integer("from-sequence-number", 0),
+        min(request.integer("message-count", 1, minimum=0), ITEMS_MAX),
+        now_ms,
+        session_id=request.optional_text("session-id"),
+    )
+    entries: list[dict[str, Any]] = []
+    room = PEEK_BYTES_MAX
+    for message in found:
+        wire = render(_payload(context, queue, message), message)
+        room -= len(wire)
+        if room < 0 and entries:
+            break
+        entries.append({"message": wire})
+    return {"messages": entries} if entries else None
+
+
+def _payload(context: ManagementContext, queue: Queue, message: StoredMessage) -> bytes:
+    return context.payload(queue.entity_id, message.sequence_number)
+
+
+def _renew_lock(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    queue = context.queue()
+    until = [Timestamp(queue.renew(token, now_ms)) for token in request.lock_tokens()]
+    return {"expirations": Array(until)}
+
+
+def _receive_by_number(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    queue = context.queue()
+    # Receiver settle mode "first" means that the transfer settles the message: receive and delete.
+    is_deleted = request.integer("receiver-settle-mode", 1) == 0
+    session_id = request.optional_text("session-id")
+    deliveries = queue.receive_by_sequence(
+        request.integers("sequence-numbers"),
+        _holder(request, context, session_id),
+        now_ms,
+        session_id=session_id,
+        settled=is_deleted,
+    )
+    return {"messages": [_entry(context, queue, delivery, is_deleted) for delivery in deliveries]}
+
+
+def _entry(
+    context: ManagementContext, queue: Queue, delivery: Delivery, is_deleted: bool
+) -> dict[str, Any]:
+    message, payload = delivery.message, delivery.payload
+    if payload is None:
+        payload = _payload(context, queue, message)
+    if is_deleted:
+        return {"message": render(payload, message)}
+    token = UUID(bytes_le=delivery.lock_token)
+    wire = render(
+        payload, message, locked_until_ms=delivery.locked_until_ms, lock_token=delivery.lock_token
+    )
+    return {"message": wire, "lock-token": token}
+
+
+def _holder(request: Request, context: ManagementContext, session_id: str | None) -> object:
+    holder = context.holder(request.link_name) if request.link_name else None
+    if holder is None and session_id is not None:
+        raise SessionLockLost(
+            f"No open link {request.link_name!r} of this connection holds session {session_id!r}; "
+            "accept the session again."
+        )
+    return holder if holder is not None else context
+
+
+def _update_disposition(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    queue = context.queue()
+    status = request.text("disposition-status")
+    outcome = OUTCOMES.get(status)
+    if outcome is None:
+        raise ArgumentInvalid(
+            f"disposition-status must be one of {', '.join(OUTCOMES)}, not {status!r}."
+        )
+    is_dead_letter = outcome is Outcome.DEAD_LETTER
+    settle = partial(
+        queue.settle,
+        outcome=outcome,
+        now_ms=now_ms,
+        overrides=request.table("properties-to-modify") or None,
+        reason=request.optional_text("deadletter-reason") if is_dead_letter else None,
+        description=request.optional_text("deadletter-description") if is_dead_letter else None,
+        session_id=request.optional_text("session-id"),
+    )
+    # Each message is settled for itself: one lost lock must not hold up the others.
+    refusals: list[Refusal] = []
+    for token in request.lock_tokens():
+        try:
+            settle(token)
+        except Refusal as refusal:
+            refusals.append(refusal)
+    if refusals:
+        raise refusals[0]
+    return {}
+
+
+def _batch_delete(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    queue = context.queue()
+    limit = request.integer("message-count", minimum=1)
+    if limit > ITEMS_MAX:
+        raise ArgumentOutOfRange(f"message-count must be at most {ITEMS_MAX}, not {limit}.")
+    before_ms = request.integer("enqueued-time-utc", now_ms)
+    session_id = request.optional_text("session-id")
+    holder = _holder(request, context, session_id)
+    count = 0
+    for delivery in queue.acquire(holder, limit, now_ms, session_id=session_id):
+        is_old = delivery.message.enqueued_at_ms <= before_ms
+        outcome = Outcome.COMPLETE if is_old else Outcome.RELEASE
+        queue.settle(delivery.lock_token, outcome, now_ms, session_id=session_id)
+        count += is_old
+    return {"message-count": Int(count)} if count else None
+
+
+def _schedule(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    context.require(SEND)
+    target = context.namespace.send_target(context.address)
+    messages = [_scheduled(entry, context) for entry in request.items("messages")]
+    return {"sequence-numbers": Array(context.namespace.schedule(target, messages, now_ms))}
+
+
+def _scheduled(entry: object, context: ManagementContext) -> Incoming:
+    wire = entry.get("message") if isinstance(entry, dict) else None
+    if not isinstance(wire, bytes):
+        raise ArgumentInvalid("Each entry of messages needs the encoded message as binary.")
+    return parse(wire, context.new_message_id)
+
+
+def _cancel_scheduled(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    context.require(SEND)
+    target = context.namespace.send_target(context.address)
+    target.cancel_scheduled(request.integers("sequence-numbers"), now_ms)
+    return {}
+
+
+def _renew_session(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    queue, session_id = context.queue(), request.text("session-id")
+    until_ms = queue.renew_session(session_id, _holder(request, context, session_id), now_ms)
+    return {"expiration": Timestamp(until_ms)}
+
+
+def _get_session_state(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    queue, session_id = context.queue(), request.text("session-id")
+    if not queue.holds_session(session_id, _holder(request, context, session_id), now_ms):
+        raise SessionLockLost(f"The lock of session {session_id!r} is lost; accept it again.")
+    return {"session-state": queue.session_state(session_id)}
+
+
+def _set_session_state(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    queue, session_id = context.queue(), request.text("session-id")
+    state = request.get("session-state")
+    if state is not None and not isinstance(state, bytes):
+        raise ArgumentInvalid("session-state must be binary or null.")
+    holder = _holder(request, context, session_id)
+    queue.set_session_state(session_id, state, now_ms, holder=holder)
+    return {}
+
+
+def _list_sessions(request: Request, context: ManagementContext, now_ms: int) -> Body:
+    # Which sessions were updated since last-updated-time is not known here: all are listed.
+    queue = context.queue()
+    skip = request.integer("skip", 0, minimum=0)
+    names = page(queue.session_ids(), skip, request.integer("top", INT_MAX, minimum=0))
+    return {"skip": Int(skip), "sessions-ids": Array(names)} if names else None
+
+
+OPERATIONS: dict[str, Callable[[Request, ManagementContext, int], Body]] = {
+    "com.microsoft:peek-message": _peek,
+    "com.microsoft:renew-lock": _renew_lock,
+    "com.microsoft:receive-by-sequence-number": _receive_by_number,
+    "com.microsoft:update-disposition": _update_disposition,
+    "com.microsoft:batch-delete-messages": _batch_delete,
+    "com.microsoft:schedule-message": _schedule,
+    "com.microsoft:cancel-scheduled-message": _cancel_scheduled,
+    "com.microsoft:renew-session-lock": _renew_session,
+    "com.microsoft:get-session-state": _get_session_state,
+    "com.microsoft:set-session-state": _set_session_state,
+    "com.microsoft:get-message-sessions": _list_sessions,
+    "com.microsoft:add-rule": add_rule,
+    "com.microsoft:remove-rule": remove_rule,
+    "com.microsoft:enumerate-rules": enumerate_rules,
+}

@@ -1,0 +1,388 @@
+"""One AMQP client of the broker: its connection, its links and what its tokens allow.
+
+An `asyncio.Protocol` around the sans-IO connection. It acts on each event at once, but sends
+nothing by itself: the server collects what all peers have to say at the end of the tick and writes
+it when that tick's changes are on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from twinbus.amqp.connection import Connection, Phase
+from twinbus.amqp.events import (
+    Attached,
+    Closed,
+    CreditChanged,
+    DeliveryArrived,
+    Detached,
+    Disposed,
+    Ended,
+    Event,
+    Opened,
+)
+from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected, encode_state
+from twinbus.amqp.sasl import ServerSasl
+from twinbus.amqp.session import Session
+from twinbus.broker.links.receiving import ReceivingLink
+from twinbus.broker.links.requests import ReplyLink, RequestLink
+from twinbus.broker.links.sending import SendingLink
+from twinbus.broker.links.wire import CBS, MANAGEMENT_SUFFIX, entity_address
+from twinbus.broker.refusals import Refusal, Unauthorized
+from twinbus.broker.sas import LISTEN, SEND, Grant, covers
+
+if TYPE_CHECKING:
+    from twinbus.broker.server import BrokerServer
+
+log = logging.getLogger("twinbus.broker")
+
+GRANTS_MAX = 5_000
+"""Tokens remembered for one connection; a client needs one for each entity it talks to."""
+
+
+class Peer(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, server: BrokerServer) -> None:
+        self.server = server
+        self.connection = Connection(server.name, server=True, sasl=ServerSasl())
+        self.writable = True
+        self.address = "?"
+        self._transport: asyncio.Transport | None = None
+        self._grants: dict[str, Grant] = {}
+        """By the audience that the client put the token under."""
+        self._doomed = False
+        self._hanging = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin: the client speaks first."""
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local client"
+        self.server.peers.add(self)
+        fault = self.server.faults.decide("connect", "", self.server.now_ms())
+        if fault is not None and fault.kind == "hang":
+            self._hanging = True
+        elif fault is not None:
+            self._transport.pause_reading()
+            self.later(fault.delay_ms, self._transport.resume_reading)
+
+    def data_received(self, data: bytes) -> None:
+        """Act on what the client sent."""
+        if self._hanging:
+            return
+        now_ms = self.server.now_ms()
+        for event in self.connection.receive(data, now_ms):
+            self._act(event, now_ms)
+        self.touch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the client; its message locks run on until they expire."""
+        self._transport = None
+        self.server.peers.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        now_ms = self.server.now_ms()
+        for session in list(self.connection.sessions.values()):
+            self._close_links(session, now_ms)
+        self.server.wake()
+        log.info("%s: connection from %s closed", self.server.name, self.address)
+
+    def pause_writing(self) -> None:
+        """Deliver nothing more while the client does not read."""
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        """Go on delivering."""
+        self.writable = True
+        for owner in self.owners():
+            if isinstance(owner, ReceivingLink):
+                self.server.dispatcher.ready(owner.queue)
+
+    # What links ask of their peer
+
+    def touch(self) -> None:
+        """Have the server collect this peer's output at the end of the tick."""
+        self.server.collect(self)
+
+    def require(self, address: str, right: str, now_ms: int) -> int:
+        """Until when (ms) a token put here grants `right`; `Unauthorized` if none does."""
+        now_s = now_ms / 1000
+        lapsed = ""
+        for grant in self._grants.values():
+            if grant.allows(address, right):
+                if not grant.is_expired(now_s):
+                    return int(grant.expires_at_s * 1000)
+                lapsed = f" (the token of rule {grant.rule_name!r} for it has expired)"
+        raise Unauthorized(f"{right} on {address!r} is not granted to this connection{lapsed}")
+
+    def holder(self, link_name: str) -> ReceivingLink | None:
+        """The receiver behind the client's link of that name: who holds its locks."""
+        for owner in self.owners():
+            if isinstance(owner, ReceivingLink) and owner.link.name == link_name:
+                return owner
+        return None
+
+    def put_grant(self, audience: str, grant: Grant) -> None:
+        """Remember what a token allows; a newer one for the same audience replaces it."""
+        self._grants.pop(audience, None)
+        if len(self._grants) >= GRANTS_MAX:
+            self._grants.pop(next(iter(self._grants)))
+        self._grants[audience] = grant
+
+    def refuse(self, link: Link, address: str, refusal: Refusal) -> None:
+        """Turn an attach down and log why."""
+        self.log_refusal(f"a link to {address!r}", refusal)
+        link.refuse(refusal.condition, refusal.description)
+        self.touch()
+
+    def detach(self, link: Link, refusal: Refusal) -> None:
+        """Close an open link with an error."""
+        self.log_refusal(f"a link to {getattr(link.owner, 'address', '')!r}", refusal)
+        self._close_owner(link, self.server.now_ms())
+        if link.state is LinkState.OFFERED:
+            link.refuse(refusal.condition, refusal.description)
+        else:
+            link.detach(refusal.condition, refusal.description)
+        self.touch()
+
+    def log_refusal(self, what: str, refusal: Refusal) -> None:
+        """One line for a person: who was refused what, and why."""
+        log.warning(
+            "%s: refused %s for %s: %s (%s)",
+            self.server.name,
+            what,
+            self.address,
+            refusal.description,
+            refusal.condition,
+        )
+
+    def later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """Do something after a while, if the connection is still there."""
+
+        def act() -> None:
+            if self._transport is not None and not self._transport.is_closing():
+                action()
+
+        self.server.loop.call_later(delay_ms / 1000, act)
+
+    def drop(self) -> None:
+        """Cut the connection now, without a word."""
+        self._hanging = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def drop_after_commit(self) -> None:
+        """Cut the connection once this tick's changes are on disk, acknowledging nothing."""
+        self._doomed = True
+
+    # What the server does
+
+    def collect_output(self, now_ms: int) -> Callable[[], None] | None:
+        """What to do once this tick's changes are on disk: write the answers, or cut the line."""
+        if self._doomed:
+            return self.drop
+        data = self.connection.take_output(now_ms)
+        closing = self.connection.phase is Phase.CLOSED
+        if not data and not closing:
+            return None
+        if self._timer is None:
+            self._arm()
+        return lambda: self._write(data, closing)
+
+    def pause_reading(self) -> None:
+        """Read nothing more for now: too much waits for the disk."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self, condition: str, description: str) -> None:
+        """Say goodbye with a reason and hang up; nothing that waits for a commit is sent."""
+        self.connection.take_output(self.server.now_ms())
+        self.connection.close(condition, description)
+        self._write(self.connection.take_output(self.server.now_ms()), True)
+
+    def abandon_links(self) -> None:
+        """Cut every link off its entity, which is of an engine that is given up."""
+        for owner in self.owners():
+            if isinstance(owner, ReceivingLink):
+                owner.stop_waiting()
+        for session in self.connection.sessions.values():
+            for link in session.links.values():
+                link.owner = None
+
+    def owners(self) -> list[object]:
+        """What stands behind this connection's links."""
+        return [
+            link.owner
+            for session in self.connection.sessions.values()
+            for link in session.links.values()
+        ]
+
+    def links_on(self, path: str) -> list[Link]:
+        """This connection's links on an entity or below it, its management node included."""
+        lowered = path.lower()
+        return [
+            link
+            for session in self.connection.sessions.values()
+            for link in session.links.values()
+            if covers(lowered, getattr(link.owner, "address", ""))
+        ]
+
+    # Events
+
+    def _act(self, event: Event, now_ms: int) -> None:
+        match event:
+            case DeliveryArrived():
+                owner = event.link.owner
+                # A link that was never opened has no credit; what comes on it is not looked at.
+                if isinstance(owner, (SendingLink, RequestLink)):
+                    owner.take(event, now_ms)
+            case Disposed():
+                if event.by_receiver:
+                    self._settle(event, now_ms)
+            case CreditChanged():
+                self._on_credit(event.link)
+            case Attached():
+                self._attach(event.link, now_ms)
+            case Detached():
+                self._close_owner(event.link, now_ms)
+            case Ended():
+                self._close_links(event.session, now_ms)
+            case Opened():
+                log.info("%s: connection from %s", self.server.name, self.address)
+            case Closed():
+                if event.error is not None:
+                    log.warning(
+                        "%s: connection from %s broke off: %s",
+                        self.server.name,
+                        self.address,
+                        event.error.description,
+                    )
+
+    def _attach(self, link: Link, now_ms: int) -> None:
+        terminus = link.source if link.sends else link.target
+        address = entity_address(str(getattr(terminus, "address", None) or ""))
+        fault = self.server.faults.decide("attach", address, now_ms)
+        if fault is None:
+            self._open(link, address, now_ms)
+        elif fault.kind == "refuse_attach":
+            link.refuse(fault.condition, fault.description)
+        elif fault.kind == "delay":
+            self.later(fault.delay_ms, lambda: self._open_late(link, address))
+
+    def _open_late(self, link: Link, address: str) -> None:
+        if link.state is LinkState.OFFERED:
+            self._open(link, address, self.server.now_ms())
+            self.touch()
+
+    def _open(self, link: Link, address: str, now_ms: int) -> None:
+        try:
+            if address.lower() == CBS or address.lower().endswith(MANAGEMENT_SUFFIX):
+                self._open_node(link, address)
+            elif isinstance(link, SenderLink):
+                self._open_receiving(link, address, now_ms)
+            elif isinstance(link, ReceiverLink):
+                self._open_sending(link, address, now_ms)
+        except Refusal as refusal:
+            link.owner = None
+            self.refuse(link, address, refusal)
+
+    def _open_node(self, link: Link, address: str) -> None:
+        if isinstance(link, SenderLink):
+            link.owner = ReplyLink(self, link, address)
+            link.accept()
+        elif isinstance(link, ReceiverLink):
+            node = RequestLink(self, link, address)
+            link.owner = node
+            node.attach()
+
+    def _open_receiving(self, link: SenderLink, address: str, now_ms: int) -> None:
+        granted_until_ms = self.require(address, LISTEN, now_ms)
+        queue = self.server.namespace.receive_source(address)
+        receiving = ReceivingLink(self, link, queue, address, granted_until_ms)
+        link.owner = receiving
+        receiving.attach(now_ms)
+
+    def _open_sending(self, link: ReceiverLink, address: str, now_ms: int) -> None:
+        granted_until_ms = self.require(address, SEND, now_ms)
+        entity = self.server.namespace.send_target(address)
+        sending = SendingLink(self, link, entity, address, granted_until_ms)
+        link.owner = sending
+        sending.attach()
+
+    def _on_credit(self, link: SenderLink) -> None:
+        owner = link.owner
+        if isinstance(owner, ReceivingLink):
+            self.server.dispatcher.ready(owner.queue)
+            if link.drain and link.credit == 0:
+                link.drained()
+        elif isinstance(owner, ReplyLink):
+            owner.flush()
+
+    def _settle(self, event: Disposed, now_ms: int) -> None:
+        if event.state is None and not event.settled:
+            return
+        session = event.session
+        answer = encode_state(_echo(event.state))
+        for delivery_id, link, lock_token in session.take_unsettled(event.first, event.last):
+            owner = link.owner
+            if not isinstance(owner, ReceivingLink):
+                continue
+            failure = owner.settle(lock_token, event.state, now_ms)
+            if not event.settled:
+                session.settle(delivery_id, delivery_id, failure or answer, as_receiver=False)
+
+    def _close_owner(self, link: Link, now_ms: int) -> None:
+        owner, link.owner = link.owner, None
+        if isinstance(owner, ReceivingLink):
+            owner.close(now_ms)
+
+    def _close_links(self, session: Session, now_ms: int) -> None:
+        for link in list(session.links.values()):
+            self._close_owner(link, now_ms)
+
+    # Output and time
+
+    def _write(self, data: bytes, closing: bool) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if data:
+            self._transport.write(data)
+        if closing:
+            self._transport.close()
+
+    def _arm(self) -> None:
+        deadline_ms = self.connection.next_deadline_ms()
+        if deadline_ms and self._transport is not None:
+            wait_s = max(0.0, (deadline_ms - self.server.now_ms()) / 1000)
+            self._timer = self.server.loop.call_later(wait_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now_ms = self.server.now_ms()
+        for event in self.connection.run_timers(now_ms):
+            self._act(event, now_ms)
+        self.touch()
+        self._arm()
+
+
+def _echo(state: object) -> DeliveryState:
+    """The state that confirms a client's own: a rejection is echoed without its error.
+
+    The SDKs read a rejection that carries an error as a failure of the settlement (AMQP.md 2.6).
+    """
+    if isinstance(state, Rejected):
+        return Rejected()
+    return state if isinstance(state, DeliveryState) else Accepted()

@@ -1,0 +1,246 @@
+"""A client's receiver link: messages go out as its credit allows, and come back settled.
+
+A link on a session entity first has to get its session: the named one at once or a refusal, or the
+next free one whenever there is one, within the time the client gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from twinbus.amqp.link import SETTLED, LinkState, SenderLink
+from twinbus.amqp.performatives import Modified, Rejected, Released, Source, encode_state
+from twinbus.amqp.types import Described, Symbol
+from twinbus.broker.engine.queue import Delivery, Outcome, Queue
+from twinbus.broker.links.wire import TICKS_PER_MS, UNIX_EPOCH_TICKS, rejected
+from twinbus.broker.messages.incoming import render
+from twinbus.broker.refusals import (
+    ArgumentInvalid,
+    NotAllowed,
+    OperationTimedOut,
+    Refusal,
+    SessionLockLost,
+    Unauthorized,
+)
+from twinbus.broker.sas import LISTEN
+
+if TYPE_CHECKING:
+    from twinbus.broker.links.peer import Peer
+
+SESSION_FILTER = Symbol("com.microsoft:session-filter")
+SESSION_WAIT = Symbol("com.microsoft:timeout")
+LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
+SESSION_WAIT_DEFAULT_MS = 60_000
+SESSION_WAIT_MAX_MS = 3_600_000
+
+
+class ReceivingLink:
+    """One receiver of a queue, subscription or dead-letter queue."""
+
+    def __init__(
+        self, peer: Peer, link: SenderLink, queue: Queue, address: str, granted_until_ms: int
+    ) -> None:
+        self.peer = peer
+        self.link = link
+        self.queue = queue
+        self.address = address
+        self._granted_until_ms = granted_until_ms
+        self.session_id: str | None = None
+        self.settles = link.snd_settle_mode != SETTLED
+        """False for receive-and-delete."""
+        self._wait: asyncio.TimerHandle | None = None
+
+    def attach(self, now_ms: int) -> None:
+        """Answer the client's attach, at once or when a session is free; raises a `Refusal`."""
+        filters = (self.link.source.filter if self.link.source else None) or {}
+        wants_session = SESSION_FILTER in filters
+        if wants_session != self.queue.requires_session:
+            raise NotAllowed(
+                f"{self.queue.path!r} requires sessions: accept one to receive from it"
+                if self.queue.requires_session
+                else f"{self.queue.path!r} has no sessions: receive without a session id"
+            )
+        if not wants_session:
+            self._open()
+            return
+        wanted = _plain(filters[SESSION_FILTER])
+        granted = self.queue.accept_session(wanted, self, now_ms)
+        if granted is not None:
+            self._open_session(*granted)
+        else:
+            self._wait_for_session()
+
+    def take_next_session(self, now_ms: int) -> bool:
+        """Try again for the next free session; true when this link no longer waits."""
+        granted = self.queue.accept_session(None, self, now_ms)
+        if granted is None:
+            return False
+        self.stop_waiting()
+        self._open_session(*granted)
+        return True
+
+    def deliver(self, limit: int, now_ms: int) -> int:
+        """Send up to `limit` messages; returns how many."""
+        link = self.link
+        if not self._may_receive(now_ms):
+            return 0
+        limit = min(limit, link.credit) if self.peer.writable else 0
+        sent = self._deliver(limit, now_ms) if limit > 0 else 0
+        if link.drain and sent < max(limit, 1):
+            link.drained()
+            self.peer.touch()
+        return sent
+
+    def _may_receive(self, now_ms: int) -> bool:
+        """Whether the link may be served now; one whose token expired is detached."""
+        server = self.peer.server
+        if now_ms >= self._granted_until_ms:
+            try:
+                self._granted_until_ms = self.peer.require(self.address, LISTEN, now_ms)
+            except Unauthorized as refusal:
+                self.peer.detach(self.link, refusal)
+                return False
+        fault = server.faults.decide("receive", self.queue.path, now_ms) if server.faults else None
+        if fault is None:
+            return True
+        if fault.kind == "delay":
+            self.peer.later(fault.delay_ms, lambda: server.dispatcher.ready(self.queue))
+        return False
+
+    def _deliver(self, limit: int, now_ms: int) -> int:
+        try:
+            batch = self._acquire(limit, now_ms)
+        except Refusal as refusal:
+            # A client that drains is about to close the link: an error would come too late for it.
+            if not self.link.drain:
+                self.peer.detach(self.link, refusal)
+            return 0
+        read = self.peer.server.store.payload
+        for delivery in batch:
+            message = delivery.message
+            wire = render(
+                read(self.queue.entity_id, message.sequence_number),
+                message,
+                locked_until_ms=delivery.locked_until_ms if self.settles else 0,
+                lock_token=delivery.lock_token if self.settles else None,
+            )
+            if self.settles:
+                self.link.send(wire, delivery.lock_token)
+            else:
+                self.queue.settle(delivery.lock_token, Outcome.COMPLETE, now_ms)
+                self.link.send(wire, delivery.lock_token, settled=True)
+        if batch:
+            self.peer.touch()
+        return len(batch)
+
+    def _acquire(self, limit: int, now_ms: int) -> list[Delivery]:
+        try:
+            return self.queue.acquire(self, limit, now_ms, session_id=self.session_id)
+        except SessionLockLost:
+            if self.settles:
+                raise
+        # Who receives and deletes settles nothing, so an expired lock matters only if another
+        # receiver has the session now.
+        self.queue.accept_session(self.session_id, self, now_ms)
+        return self.queue.acquire(self, limit, now_ms, session_id=self.session_id)
+
+    def settle(self, lock_token: bytes, state: object, now_ms: int) -> bytes | None:
+        """Carry out a client's outcome; returns the state to answer with if it failed."""
+        try:
+            self._settle(lock_token, state, now_ms)
+        except Refusal as refusal:
+            return encode_state(rejected(refusal))
+        return None
+
+    def _settle(self, lock_token: bytes, state: object, now_ms: int) -> None:
+        settle = self.queue.settle
+        session = self.session_id
+        match state:
+            case Released() | None:
+                settle(lock_token, Outcome.RELEASE, now_ms, session_id=session)
+            case Modified():
+                outcome = Outcome.DEFER if state.undeliverable_here else Outcome.ABANDON
+                changes = _named(state.message_annotations)
+                settle(lock_token, outcome, now_ms, overrides=changes, session_id=session)
+            case Rejected():
+                info = _named(state.error.info if state.error else None) or {}
+                reason = info.pop("DeadLetterReason", None)
+                text = info.pop("DeadLetterErrorDescription", None)
+                settle(
+                    lock_token,
+                    Outcome.DEAD_LETTER,
+                    now_ms,
+                    overrides=info or None,
+                    reason=_text(reason),
+                    description=_text(text),
+                    session_id=session,
+                )
+            case _:
+                settle(lock_token, Outcome.COMPLETE, now_ms, session_id=session)
+
+    def stop_waiting(self) -> None:
+        """Wait no longer for a session."""
+        if self._wait is not None:
+            self._wait.cancel()
+
+    def close(self, now_ms: int) -> None:
+        """Give up the session, if there is one; message locks run on until they expire."""
+        self.stop_waiting()
+        self.peer.server.dispatcher.remove(self)
+        if not self.queue.is_deleted:
+            self.queue.release_holder(self, now_ms)
+
+    def _open(self) -> None:
+        self.link.accept(max_message_size=self.queue.max_message_bytes)
+        self._start()
+
+    def _open_session(self, session_id: str, locked_until_ms: int) -> None:
+        self.session_id = session_id
+        source = self.link.source
+        granted = Source(
+            address=source.address if source else None,
+            filter={SESSION_FILTER: session_id},
+        )
+        ticks = locked_until_ms * TICKS_PER_MS + UNIX_EPOCH_TICKS
+        self.link.accept(
+            source=granted,
+            max_message_size=self.queue.max_message_bytes,
+            properties={LOCKED_UNTIL: ticks},
+        )
+        self._start()
+
+    def _start(self) -> None:
+        dispatcher = self.peer.server.dispatcher
+        dispatcher.add(self)
+        dispatcher.ready(self.queue)
+        self.peer.touch()
+
+    def _wait_for_session(self) -> None:
+        asked = self.link.properties.get(SESSION_WAIT)
+        wait_ms = asked if isinstance(asked, int) else SESSION_WAIT_DEFAULT_MS
+        self._wait = self.peer.server.loop.call_later(
+            min(wait_ms, SESSION_WAIT_MAX_MS) / 1000, self._give_up
+        )
+        self.peer.server.dispatcher.wait_for_session(self)
+
+    def _give_up(self) -> None:
+        if self.link.state is LinkState.OFFERED:
+            self.peer.server.dispatcher.remove(self)
+            text = f"no session of {self.queue.path!r} became free in the time given"
+            self.peer.refuse(self.link, self.address, OperationTimedOut(text))
+
+
+def _plain(value: object) -> str | None:
+    inner = value.value if isinstance(value, Described) else value
+    if inner is not None and not isinstance(inner, str):
+        raise ArgumentInvalid(f"a session id is a string; this one is {inner!r}")
+    return inner
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _named(values: dict[object, object] | None) -> dict[str, object] | None:
+    return {str(key): value for key, value in values.items()} if values else None

@@ -1,0 +1,141 @@
+"""Request and response over two links: `$cbs`, where tokens are put, and each `$management` node.
+
+A client sends requests on one link and reads the responses on another of the same session. The
+response goes to the link whose target is the request's reply-to, else to the one on the same node.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from twinbus.amqp.events import DeliveryArrived
+from twinbus.amqp.link import ReceiverLink, SenderLink
+from twinbus.amqp.message import Sections, decode_properties, split
+from twinbus.amqp.performatives import ACCEPTED_BYTES, Target, encode_state
+from twinbus.amqp.types import DecodeError
+from twinbus.broker.links import cbs, management
+from twinbus.broker.links.wire import CBS, MANAGEMENT_SUFFIX, rejected
+from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal
+from twinbus.broker.sas import SEND
+from twinbus.broker.tokens import new_message_id
+
+if TYPE_CHECKING:
+    from twinbus.broker.links.peer import Peer
+
+CREDIT = 100
+REPLIES_MAX = 1000
+"""Responses kept for a client that gives no credit; beyond that its link is detached."""
+
+TAG = b"\0"
+"""Responses go out settled, so they need no tag of their own."""
+
+
+class ReplyLink:
+    """The link on which a client reads responses of one node."""
+
+    def __init__(self, peer: Peer, link: SenderLink, address: str) -> None:
+        self.peer = peer
+        self.link = link
+        self.address = address.lower()
+        self._waiting: deque[bytes] = deque()
+
+    @property
+    def reply_to(self) -> str:
+        """The address that requests name in reply-to."""
+        target = self.link.target
+        return str(target.address or "") if isinstance(target, Target) else ""
+
+    def send(self, response: bytes) -> None:
+        """Send a response, when the client gives credit for it."""
+        self._waiting.append(response)
+        self.flush()
+        if len(self._waiting) > REPLIES_MAX:
+            text = f"{REPLIES_MAX} responses wait for credit; read them or send fewer requests"
+            self.link.detach("amqp:resource-limit-exceeded", text)
+
+    def flush(self) -> None:
+        """Send what waits, as far as credit goes."""
+        while self._waiting and self.link.credit > 0:
+            self.link.send(self._waiting.popleft(), TAG, settled=True)
+        if self.link.drain:
+            self.link.drained()
+
+
+class RequestLink:
+    """The link on which a client sends requests to one node."""
+
+    def __init__(self, peer: Peer, link: ReceiverLink, address: str) -> None:
+        self.peer = peer
+        self.link = link
+        self.address = address.lower()
+
+    def attach(self) -> None:
+        """Answer the client's attach and give it credit."""
+        self.link.accept()
+        self.link.grant(CREDIT)
+
+    def take(self, event: DeliveryArrived, now_ms: int) -> None:
+        """Carry out a request; its response leaves when what it changed is on disk."""
+        state = ACCEPTED_BYTES
+        try:
+            request = _read(event.payload)
+            reply = self._reply_link(request)
+            reply.send(self._respond(request, now_ms))
+        except Refusal as refusal:
+            self.peer.log_refusal(f"a request to {self.address!r}", refusal)
+            state = encode_state(rejected(refusal))
+        if not event.settled:
+            self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
+        if self.link.credit < CREDIT // 2:
+            self.link.grant(CREDIT)
+
+    def _respond(self, request: Sections, now_ms: int) -> bytes:
+        if self.address == CBS:
+            return self._put_token(request, now_ms)
+        peer = self.peer
+        context = management.ManagementContext(
+            namespace=peer.server.namespace,
+            address=self.address.removesuffix(MANAGEMENT_SUFFIX),
+            require=lambda right: self._require(right, now_ms),
+            holder=peer.holder,
+            payload=peer.server.store.payload,
+            new_message_id=new_message_id,
+        )
+        return management.handle(request, context, now_ms)
+
+    def _require(self, right: str, now_ms: int) -> None:
+        # On the node itself: some SDKs put their token for it, others for the whole entity.
+        self.peer.require(self.address, right, now_ms)
+        if right == SEND:
+            self.peer.server.require_space()
+
+    def _put_token(self, request: Sections, now_ms: int) -> bytes:
+        answer = cbs.handle(request, self.peer.server.policy, now_ms / 1000)
+        if answer.grant is not None:
+            self.peer.put_grant(answer.audience, answer.grant)
+        if answer.refusal is not None:
+            self.peer.log_refusal("a token", answer.refusal)
+        return answer.response
+
+    def _reply_link(self, request: Sections) -> ReplyLink:
+        reply_to = decode_properties(request.properties).reply_to if request.properties else None
+        replies = [
+            link.owner
+            for link in self.link.session.links.values()
+            if isinstance(link.owner, ReplyLink)
+        ]
+        for reply in replies:
+            if reply_to is not None and reply.reply_to == str(reply_to):
+                return reply
+        for reply in replies:
+            if reply.address == self.address:
+                return reply
+        raise EntityNotFound(f"no link on this session reads the responses of {self.address!r}")
+
+
+def _read(payload: bytes) -> Sections:
+    try:
+        return split(payload)
+    except DecodeError as error:
+        raise MalformedMessage(f"the request cannot be read: {error}") from error

@@ -1,0 +1,120 @@
+"""A client's sender link: each delivery is one message or a batch, taken whole or refused whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twinbus.amqp.events import DeliveryArrived
+from twinbus.amqp.link import ReceiverLink
+from twinbus.amqp.message import BATCH_FORMAT, data_sections, split
+from twinbus.amqp.performatives import ACCEPTED_BYTES, encode_state
+from twinbus.amqp.types import DecodeError
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.topic import Topic
+from twinbus.broker.faults import Fault
+from twinbus.broker.links.wire import rejected, rejected_with
+from twinbus.broker.messages.incoming import Incoming, parse
+from twinbus.broker.refusals import MalformedMessage, Refusal
+from twinbus.broker.sas import SEND
+from twinbus.broker.tokens import new_message_id
+
+if TYPE_CHECKING:
+    from twinbus.broker.links.peer import Peer
+
+CREDIT = 1000
+"""Deliveries a client may have under way; topped up when half is used."""
+
+FRAMING_ALLOWANCE = 64 * 1024
+"""A batch's envelope and sections may take this much beyond the entity's message limit."""
+
+
+class SendingLink:
+    """One sender to a queue or topic."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        link: ReceiverLink,
+        entity: Queue | Topic,
+        address: str,
+        granted_until_ms: int,
+    ) -> None:
+        self.peer = peer
+        self.link = link
+        self.entity = entity
+        self.address = address
+        self._granted_until_ms = granted_until_ms
+
+    def attach(self) -> None:
+        """Answer the client's attach and give it credit."""
+        limit = self.entity.max_message_bytes
+        self.link.limit_bytes = limit + FRAMING_ALLOWANCE
+        self.link.accept(max_message_size=limit)
+        self.link.grant(CREDIT)
+
+    def take(self, event: DeliveryArrived, now_ms: int) -> None:
+        """Store a delivery, and acknowledge or reject it; what leaves waits for the commit."""
+        faults = self.peer.server.faults
+        if faults:
+            fault = faults.decide("send", self.entity.path, now_ms)
+            if fault is not None and not self._misbehave(fault, event, now_ms):
+                return
+        self._store(event, now_ms)
+
+    def _store(self, event: DeliveryArrived, now_ms: int) -> None:
+        state = ACCEPTED_BYTES
+        try:
+            self._require(now_ms)
+            batch = self._parse(event)
+            self.peer.server.namespace.send(self.entity, batch, now_ms)
+        except Refusal as refusal:
+            self.peer.log_refusal(f"a message to {self.entity.path!r}", refusal)
+            state = encode_state(rejected(refusal))
+        if not event.settled:
+            self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
+        self._top_up()
+
+    def _require(self, now_ms: int) -> None:
+        """Raise unless the link may still send now: tokens expire, and disks fill up."""
+        if now_ms >= self._granted_until_ms:
+            self._granted_until_ms = self.peer.require(self.address, SEND, now_ms)
+        self.peer.server.require_space()
+
+    def _parse(self, event: DeliveryArrived) -> list[Incoming]:
+        if event.message_format != BATCH_FORMAT:
+            return [parse(event.payload, new_message_id)]
+        try:
+            parts = [bytes(part) for part in data_sections(split(event.payload).body)]
+        except DecodeError as error:
+            raise MalformedMessage(f"the batch cannot be read: {error}") from error
+        if not parts:
+            raise MalformedMessage("the batch holds no message")
+        return [parse(part, new_message_id) for part in parts]
+
+    def _top_up(self) -> None:
+        if self.link.credit < CREDIT // 2:
+            self.link.grant(CREDIT)
+
+    def _misbehave(self, fault: Fault, event: DeliveryArrived, now_ms: int) -> bool:
+        """Perform a fault; true when the delivery is to be stored as usual all the same."""
+        match fault.kind:
+            case "refuse_send" | "throttle":
+                state = encode_state(rejected_with(fault.condition, fault.description))
+                self.link.session.settle(
+                    event.delivery_id, event.delivery_id, state, as_receiver=True
+                )
+                self._top_up()
+            case "delay":
+                self.peer.later(fault.delay_ms, lambda: self._store_late(event))
+            case "drop_before_commit":
+                self.peer.drop()
+            case "drop_after_commit":
+                self.peer.drop_after_commit()
+                return True
+            case _:
+                assert fault.kind == "hang", fault
+        return False
+
+    def _store_late(self, event: DeliveryArrived) -> None:
+        self._store(event, self.peer.server.now_ms())
+        self.peer.touch()

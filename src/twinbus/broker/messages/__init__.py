@@ -1,0 +1,1 @@
+"""Messages as they come, lie in the store and go out: pure."""

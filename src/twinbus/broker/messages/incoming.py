@@ -1,0 +1,373 @@
+"""A message on its way into and out of the broker.
+
+    wire from a sender --parse--> Incoming: what the engine decides by, and the stored payload
+    stored payload + index entry --render--> wire to a receiver
+
+Stored are the header's durable and priority, the sender's annotations without those that are the
+broker's to set, and every byte from the properties on. None of these bytes is ever decoded and
+written anew, so what a receiver gets is what the sender sent.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+from uuid import UUID
+
+from twinbus.amqp import encoding
+from twinbus.amqp.decoding import MALFORMED, READERS, malformed
+from twinbus.amqp.message import Sections, decode_header, split
+from twinbus.amqp.skipping import WIDTHS, skip, skip_many
+from twinbus.amqp.types import DecodeError, ULong
+from twinbus.broker.messages.rendering import render
+from twinbus.broker.messages.stored_form import (
+    BROKER_ANNOTATIONS,
+    FORMAT,
+    LOCK_TOKEN,
+    PARTITION_KEY,
+    PREFIX,
+    SCHEDULED_FOR,
+    UINT_MAX,
+    content_at,
+    entries_at,
+    entries_without,
+    key_text,
+)
+from twinbus.broker.refusals import MalformedMessage
+
+__all__ = ["PING_CONTENT_TYPE", "Incoming", "parse", "render"]
+
+PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
+
+_U32 = struct.Struct(">I").unpack_from
+
+
+class Incoming:
+    """A message that was sent to us: what the engine decides by, and what is stored."""
+
+    __slots__ = (
+        "_properties",
+        "_sections",
+        "_wire",
+        "content_type",
+        "is_ping",
+        "message_id",
+        "partition_key",
+        "payload",
+        "scheduled_for_ms",
+        "session_id",
+        "size_bytes",
+        "ttl_ms",
+    )
+
+    def __init__(
+        self,
+        message_id: str | None = None,
+        session_id: str | None = None,
+        ttl_ms: int = 0,
+        scheduled_for_ms: int = 0,
+        partition_key: str | None = None,
+        content_type: str | None = None,
+        size_bytes: int = 0,
+        payload: bytes = b"",
+        wire: bytes = b"",
+        properties: bytes = b"",
+    ) -> None:
+        self.message_id = message_id
+        """The id as text, whatever its type on the wire: what duplicate detection compares."""
+        self.session_id = session_id
+        self.ttl_ms = ttl_ms
+        """0: none."""
+        self.scheduled_for_ms = scheduled_for_ms
+        """0: not scheduled."""
+        self.partition_key = partition_key
+        self.content_type = content_type
+        self.is_ping = content_type == PING_CONTENT_TYPE
+        self.size_bytes = size_bytes
+        """As sent, which is what quotas and limits count."""
+        self.payload = payload
+        self._wire = wire
+        self._properties = properties
+        self._sections: Sections | None = None
+
+    @property
+    def sections(self) -> Sections:
+        """The raw sections, for subscription filters; the properties with the id given here."""
+        if self._sections is None:
+            self._sections = split(self._wire)
+            self._sections.properties = self._properties
+        return self._sections
+
+    def __repr__(self) -> str:
+        return f"<incoming message {self.message_id!r}, {self.size_bytes} B>"
+
+
+def parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
+    """What a sender's message says; MalformedMessage if it is not one.
+
+    A message without an id gets a new one: the JavaScript SDK cannot settle one that has none.
+    """
+    try:
+        return _parse(wire, new_message_id)
+    except DecodeError as error:
+        raise MalformedMessage(f"the message is not valid AMQP: {error}") from error
+    except MALFORMED as error:
+        reason = malformed(error, wire)
+        raise MalformedMessage(f"the message is not valid AMQP: {reason}") from error
+
+
+def _parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
+    header, delivery_annotations, annotations, properties, application_properties, rest = _outline(
+        wire
+    )
+    durable, priority, ttl_ms = _read_header(header) if header else _NO_HEADER
+    scheduled_for_ms, partition_key, item_count, kept = (
+        _read_annotations(annotations) if annotations else _NO_ANNOTATIONS
+    )
+    message_id = content_type = session_id = None
+    if properties:
+        message_id, content_type, ttl_ms, session_id = _read_properties(properties, ttl_ms)
+    if message_id is None:
+        message_id = new_message_id()
+        properties = _with_message_id(properties, message_id)
+    if application_properties:
+        _check_entries(application_properties)
+    mark_count, marks = _read_marks(delivery_annotations) if delivery_annotations else (0, b"")
+    prefix = PREFIX.pack(FORMAT, durable, priority, mark_count, len(marks), item_count, len(kept))
+    return Incoming(
+        message_id,
+        session_id,
+        ttl_ms,
+        scheduled_for_ms,
+        partition_key,
+        content_type,
+        len(wire),
+        b"".join((prefix, marks, kept, properties, application_properties, rest)),
+        wire,
+        properties,
+    )
+
+
+def _outline(wire: bytes) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
+    """Raw header, delivery and message annotations, both kinds of properties, and what follows.
+
+    What nearly every client sends is told by the first four bytes of each section; anything else is
+    left to `split`, which also knows what to complain about.
+    """
+    size = len(wire)
+    header = annotations = properties = application_properties = b""
+    offset = 0
+    try:
+        (head,) = _U32(wire, 0)
+        if head == 0x005370C0:
+            offset = 5 + wire[4]
+            header = wire[:offset]
+            (head,) = _U32(wire, offset)
+        if head == 0x005372C1:
+            end = offset + 5 + wire[offset + 4]
+            annotations = wire[offset:end]
+            (head,) = _U32(wire, end)
+            offset = end
+        if head == 0x005373C0:
+            end = offset + 5 + wire[offset + 4]
+            properties = wire[offset:end]
+            (head,) = _U32(wire, end)
+            offset = end
+        if head == 0x005374C1:
+            end = offset + 5 + wire[offset + 4]
+            application_properties = wire[offset:end]
+            (head,) = _U32(wire, end)
+            offset = end
+        if head == 0x005375B0:
+            end = offset + 8 + _U32(wire, offset + 4)[0]
+        elif head == 0x005375A0:
+            end = offset + 5 + wire[offset + 4]
+        else:
+            end = 0
+    except (IndexError, struct.error):
+        end = 0
+    if end == size:
+        return header, b"", annotations, properties, application_properties, wire[offset:]
+    sections = split(wire)
+    return (
+        sections.header,
+        sections.delivery_annotations,
+        sections.message_annotations,
+        sections.properties,
+        sections.application_properties,
+        sections.body + sections.footer,
+    )
+
+
+_NO_HEADER: Final = (0x40, -1, 0)
+_NO_ANNOTATIONS: Final = (0, None, 0, b"")
+
+
+@lru_cache(maxsize=1024)
+def _read_header(raw: bytes) -> tuple[int, int, int]:
+    """Durable as its format code, priority (-1: null), ttl in ms (0: none).
+
+    Remembered, because senders repeat themselves.
+    """
+    header = decode_header(raw)
+    durable = 0x40 if header.durable is None else 0x41 if header.durable else 0x42
+    return durable, -1 if header.priority is None else header.priority, header.ttl or 0
+
+
+def _read_annotations(raw: bytes) -> tuple[int, str | None, int, bytes]:
+    """Scheduled time, partition key, and the entries to keep: their item count and bytes."""
+    scheduled_for_ms, partition_key = 0, None
+    count, offset = entries_at(raw)
+    kept: list[bytes] = []
+    for _ in range(count // 2):
+        start = offset
+        if raw[start] == 0xA3:
+            value_at = start + 2 + raw[start + 1]
+            name = raw[start + 2 : value_at]
+        else:
+            value_at = skip(raw, start)
+            name = key_text(raw, start, value_at)
+        offset = skip(raw, value_at)
+        if name in BROKER_ANNOTATIONS:
+            continue
+        kept.append(raw[start:offset])
+        if name == SCHEDULED_FOR:
+            scheduled_for_ms = _scheduled_time(_value(raw, value_at))
+        elif name == PARTITION_KEY:
+            partition_key = _partition_key(_value(raw, value_at))
+    if offset != len(raw):
+        raise DecodeError(f"the annotations end at byte {offset}, their map at {len(raw)}")
+    return scheduled_for_ms, partition_key, 2 * len(kept), b"".join(kept)
+
+
+def _read_marks(raw: bytes) -> tuple[int, bytes]:
+    """The sender's delivery annotations, passed on as Azure does: item count and bytes.
+
+    Without a lock token: a forwarded message may bring one along, but it is the broker's to set.
+    """
+    kept = entries_without(raw, frozenset((LOCK_TOKEN,)))
+    return 2 * len(kept), b"".join(kept)
+
+
+def _value(raw: bytes, offset: int) -> Any:
+    return READERS[raw[offset]](raw, offset + 1, 0)[0]
+
+
+_FIELD_COUNT_MAX: Final = 13
+_SHORT_TEXTS: Final = frozenset((0xA1, 0xA3))
+_WANTED: Final = frozenset((0, 6, 10))
+_WANTED_FOR_TTL: Final = frozenset((0, 6, 8, 9, 10))
+"""Fields of the properties that are decoded: message id, content type and group id; absolute expiry
+and creation time only where the header leaves the time to live open."""
+
+
+def _read_properties(raw: bytes, ttl_ms: int) -> tuple[str | None, str | None, int, str | None]:
+    """Message id as text, content type, time to live (ms), group id."""
+    count, offset = _list_at(raw)
+    if count and raw[offset] == 0xA1:
+        start, end = offset + 2, offset + 2 + raw[offset + 1]
+        # An id and nothing but nulls is what most messages have.
+        if raw.count(b"\x40", end) == len(raw) - end == count - 1:
+            return raw[start:end].decode(), None, ttl_ms, None
+    wanted = _WANTED_FOR_TTL if ttl_ms in (0, UINT_MAX) else _WANTED
+    values: list[Any] = [None] * _FIELD_COUNT_MAX
+    for index in range(count):
+        code = raw[offset]
+        if code == 0x40:
+            offset += 1
+        elif code in _SHORT_TEXTS:
+            start = offset + 2
+            offset = start + raw[offset + 1]
+            if index in wanted:
+                values[index] = raw[start:offset].decode()
+        elif index in wanted:
+            values[index], offset = READERS[code](raw, offset + 1, 0)
+        elif WIDTHS[code] > 0:
+            offset += WIDTHS[code]
+        else:
+            offset = skip(raw, offset)
+    if offset != len(raw):
+        raise DecodeError(f"the properties end at byte {offset}, their list at {len(raw)}")
+    message_id, content_type, group_id = values[0], values[6], values[10]
+    if values[8] is not None and values[9] is not None:
+        expiry = _integer("absolute-expiry-time", values[8])
+        ttl_ms = max(1, expiry - _integer("creation-time", values[9]))
+    return (
+        message_id if type(message_id) is str else _id_text(message_id),
+        content_type if type(content_type) is str else _text("content-type", content_type),
+        ttl_ms,
+        group_id if type(group_id) is str else _text("group-id", group_id),
+    )
+
+
+def _list_at(raw: bytes) -> tuple[int, int]:
+    """Field count of the properties, and the offset of the first."""
+    content = content_at(raw)
+    code = raw[content]
+    if code == 0xC0:
+        count, first = raw[content + 2], content + 3
+    elif code == 0x45:
+        return 0, content + 1
+    else:
+        count, first = _U32(raw, content + 5)[0], content + 9
+    if count > _FIELD_COUNT_MAX:
+        raise DecodeError(
+            f"the properties have {count} fields, at most {_FIELD_COUNT_MAX} are known"
+        )
+    return count, first
+
+
+def _id_text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (ULong, UUID)):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    raise DecodeError(f"the message-id is {value!r:.80}, neither string, ulong, uuid nor binary")
+
+
+def _scheduled_time(value: object) -> int:
+    return 0 if value is None else _integer("x-opt-scheduled-enqueue-time", value)
+
+
+def _text(name: str, value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise DecodeError(f"the {name} is {value!r:.80}, not a string")
+
+
+def _partition_key(value: object) -> str | None:
+    # The Python SDK passes on what the application gave it, and that may be bytes.
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return _text("x-opt-partition-key", value)
+
+
+def _integer(name: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise DecodeError(f"the {name} is {value!r:.80}, not a timestamp")
+
+
+def _with_message_id(raw: bytes, message_id: str) -> bytes:
+    """The properties section with the id put in the first place, which was null or absent."""
+    encoded = encoding.string(message_id)
+    if not raw:
+        return b"\x00\x53\x73" + encoding.compound(0xC0, 0xD0, 1, encoded)
+    content = content_at(raw)
+    count, first = _list_at(raw)
+    rest = raw[first + 1 :] if count else b""
+    return raw[:content] + encoding.compound(0xC0, 0xD0, max(count, 1), encoded + rest)
+
+
+def _check_entries(raw: bytes) -> None:
+    """DecodeError unless a map is made of whole entries: `render` will have to walk it one day."""
+    count, offset = entries_at(raw)
+    offset = skip_many(raw, offset, count)
+    if offset != len(raw):
+        raise DecodeError(
+            f"the application properties end at byte {offset}, their map at {len(raw)}"
+        )

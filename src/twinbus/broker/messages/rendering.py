@@ -1,0 +1,143 @@
+"""A stored message as its receiver gets it."""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Final
+
+from twinbus.amqp import encoding
+from twinbus.amqp.message import (
+    APPLICATION_PROPERTIES,
+    Header,
+    encode_header,
+    section_at,
+)
+from twinbus.amqp.skipping import skip
+from twinbus.broker.journal import StoredMessage
+from twinbus.broker.messages.stored_form import (
+    DEAD_LETTER_SOURCE,
+    ENQUEUED_SEQUENCE_NUMBER,
+    ENQUEUED_TIME,
+    FORMAT,
+    LOCK_TOKEN,
+    LOCKED_UNTIL,
+    MESSAGE_STATE,
+    PREFIX,
+    SEQUENCE_NUMBER,
+    UINT_MAX,
+    entries_without,
+)
+
+
+def _key(name: bytes, value_code: int) -> bytes:
+    return bytes((0xA3, len(name))) + name + bytes((value_code,))
+
+
+_KEYS: Final = (
+    _key(SEQUENCE_NUMBER, 0x81),
+    _key(ENQUEUED_TIME, 0x83),
+    _key(ENQUEUED_SEQUENCE_NUMBER, 0x81),
+    _key(MESSAGE_STATE, 0x54),
+)
+_ANNOTATIONS: Final = struct.Struct(
+    ">3sBII" + "".join(f"{len(key)}s{kind}" for key, kind in zip(_KEYS, "qqqb", strict=True))
+)
+_OUR_BYTES: Final = _ANNOTATIONS.size - 8
+"""Of the annotations section, what its size field counts when nothing follows ours."""
+
+_LOCKED_UNTIL: Final = _key(LOCKED_UNTIL, 0x83)
+_DEAD_LETTER_SOURCE: Final = _key(DEAD_LETTER_SOURCE, 0xB1)
+_I64: Final = struct.Struct(">q").pack
+
+
+def render(
+    payload: bytes,
+    message: StoredMessage,
+    *,
+    locked_until_ms: int = 0,
+    lock_token: bytes | None = None,
+) -> bytes:
+    """The message as a receiver gets it, in its delivery or in a management response.
+
+    A locked message has its token among the delivery annotations too, where SDKs look for it.
+    """
+    form, durable, priority, mark_count, mark_size, item_count, size = PREFIX.unpack_from(payload)
+    assert form == FORMAT, f"stored payload of format {form}"
+    start = PREFIX.size + mark_size
+    extra = payload[start : start + size]
+    if locked_until_ms:
+        item_count += 2
+        extra = _LOCKED_UNTIL + _I64(locked_until_ms) + extra
+    if message.dead_letter_source is not None:
+        item_count += 2
+        source = message.dead_letter_source.encode()
+        extra = _DEAD_LETTER_SOURCE + len(source).to_bytes(4, "big") + source + extra
+    first, second, third, fourth = _KEYS
+    rest = payload[start + size :]
+    return b"".join(
+        (
+            _header(durable, priority, message.ttl_ms, message.delivery_count),
+            _delivery_annotations(payload[PREFIX.size : start], mark_count, lock_token),
+            _ANNOTATIONS.pack(
+                b"\x00\x53\x72",
+                0xD1,
+                _OUR_BYTES + len(extra),
+                2 * len(_KEYS) + item_count,
+                first,
+                message.sequence_number,
+                second,
+                message.enqueued_at_ms,
+                third,
+                message.enqueued_sequence_number,
+                fourth,
+                message.state,
+            ),
+            extra,
+            _overridden(rest, message.overrides) if message.overrides else rest,
+        )
+    )
+
+
+@lru_cache(maxsize=1024)
+def _header(durable: int, priority: int, ttl_ms: int, delivery_count: int) -> bytes:
+    return encode_header(
+        Header(
+            durable=None if durable == 0x40 else durable == 0x41,
+            priority=None if priority < 0 else priority,
+            ttl=min(ttl_ms, UINT_MAX) or None,
+            delivery_count=delivery_count,
+        )
+    )
+
+
+_LOCK_TOKEN: Final = _key(LOCK_TOKEN, 0x98)
+_TOKEN_ALONE: Final = b"\x00\x53\x71" + bytes((0xC1, 1 + len(_LOCK_TOKEN) + 16, 2)) + _LOCK_TOKEN
+
+
+def _delivery_annotations(marks: bytes, mark_count: int, lock_token: bytes | None) -> bytes:
+    if lock_token is None:
+        if not marks:
+            return b""
+        return b"\x00\x53\x71" + encoding.compound(0xC1, 0xD1, mark_count, marks)
+    # A token is a GUID in little-endian form; an AMQP uuid is the same in network order.
+    guid = lock_token[3::-1] + lock_token[5:3:-1] + lock_token[7:5:-1] + lock_token[8:]
+    if not marks:
+        return _TOKEN_ALONE + guid
+    return b"\x00\x53\x71" + encoding.compound(
+        0xC1, 0xD1, mark_count + 2, _LOCK_TOKEN + guid + marks
+    )
+
+
+def _overridden(rest: bytes, overrides: dict[str, object]) -> bytes:
+    """The sections from the properties on, with application properties added or replaced."""
+    start = skip(rest, 0)
+    entries: list[bytes] = []
+    end = start
+    if start < len(rest) and section_at(rest, start)[0] == APPLICATION_PROPERTIES:
+        end = skip(rest, start)
+        entries = entries_without(rest[start:end], {name.encode() for name in overrides})
+    for name, value in overrides.items():
+        entries.append(encoding.string(name) + encoding.encode(value))
+    section = encoding.compound(0xC1, 0xD1, 2 * len(entries), b"".join(entries))
+    return b"".join((rest[:start], b"\x00\x53\x74", section, rest[end:]))

@@ -1,0 +1,1 @@
+"""The disk: records, the LMDB store, and the group commit."""

@@ -1,0 +1,166 @@
+"""Group commit: everything that one tick of the loop noted goes to disk as one batch.
+
+    after_commit(fn) ... --end of tick--> take batch -> [writer thread: write] -> run the fns
+                                             ^--- what came meanwhile is the next ---'
+
+The writer is a thread of its own, for waiting on the disk must not stop the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from twinbus.broker.storage.store import flush
+from twinbus.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twinbus.broker.storage.store import Batch, Store
+
+
+class GroupCommit:
+    """Runs functions once what was noted before them is durable, in the order they came."""
+
+    def __init__(
+        self,
+        store: Store,
+        loop: asyncio.AbstractEventLoop,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.on_failure = on_failure
+        """Told once for a batch that could not be written, when all that waited is dropped. It
+        rebuilds from `store.recover()`; if it returns, work is taken again, else never."""
+        self._store = store
+        self._loop = loop
+        self._waiting: list[Callable[[], None]] = []
+        self._in_flight: tuple[Batch, list[Callable[[], None]]] | None = None
+        self._flush_is_due = False
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self._promises: set[asyncio.Future[None]] = set()
+        self._work: SimpleQueue[Batch | None] = SimpleQueue()
+        self._outcome: Exception | None = None
+        """What the writer's last batch came to; read by the loop when it has landed."""
+        self._writer = threading.Thread(target=self._write, name="twinbus-writer", daemon=True)
+        self._writer.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        """About how many bytes were noted and are not durable yet."""
+        return self._store.pending_bytes
+
+    def after_commit(self, fn: Callable[[], None]) -> None:
+        """Run `fn` on the loop once everything noted so far is durable; never if that fails."""
+        if self._failure is None and not self._is_closed:
+            self._waiting.append(fn)
+            self.schedule()
+
+    def schedule(self) -> None:
+        """Have what was noted committed at the end of this tick, though nobody waits for it."""
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    async def durable(self) -> None:
+        """Return once everything noted so far is durable. Raises what kept it from being so."""
+        if self._failure is not None:
+            raise StoreError(f"nothing is stored any more: {self._failure}") from self._failure
+        if self._is_closed:
+            raise StoreError("nothing is stored any more: the broker is closing")
+        promise: asyncio.Future[None] = self._loop.create_future()
+        self._promises.add(promise)
+        promise.add_done_callback(self._promises.discard)
+
+        def keep() -> None:
+            if not promise.done():
+                promise.set_result(None)
+
+        self.after_commit(keep)
+        await promise
+
+    async def close(self) -> None:
+        """Commit what was noted, run what waits for it, end the writer. May be called twice.
+
+        Raises what kept the rest from being committed; the writer has ended all the same.
+        """
+        if self._is_closed:
+            return
+        try:
+            if self._failure is None:
+                await self.durable()
+        finally:
+            # Also when cancelled: the store is closed next, which must not happen under a commit.
+            self._is_closed = True
+            self._work.put(None)
+            self._writer.join()
+            self._land()
+        if self._failure is None:
+            # What the last functions noted in their turn.
+            flush(self._store)
+            waiting, self._waiting = self._waiting, []
+            self._run(waiting)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._in_flight is not None or self._failure is not None or self._is_closed:
+            return
+        batch = self._store.take_batch()
+        waiting, self._waiting = self._waiting, []
+        if batch is None:
+            self._run(waiting)
+            return
+        self._in_flight = batch, waiting
+        self._work.put(batch)
+
+    def _write(self) -> None:
+        """The writer thread."""
+        while (batch := self._work.get()) is not None:
+            outcome: Exception | None = None
+            try:
+                self._store.write(batch)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the loop must hear of it
+                outcome = error
+            self._outcome = outcome
+            try:
+                self._loop.call_soon_threadsafe(self._land)
+            except RuntimeError:
+                # The loop was closed without closing us: nobody is left to tell.
+                return
+
+    def _land(self) -> None:
+        """Take what the writer has done, if anything."""
+        if self._in_flight is None:
+            return
+        batch, waiting = self._in_flight
+        self._in_flight = None
+        if self._outcome is not None:
+            self._fail(self._outcome)
+            return
+        self._store.finish(batch)
+        self._run(waiting)
+        # Also when nobody waits: the store may have more to sweep.
+        self.schedule()
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = failure
+        self._waiting = []
+        self._store.discard()
+        for promise in list(self._promises):
+            if not promise.done():
+                promise.set_exception(failure)
+        if self.on_failure is not None:
+            self.on_failure(failure)
+            self._failure = None
+
+    def _run(self, waiting: list[Callable[[], None]]) -> None:
+        for fn in waiting:
+            try:
+                fn()
+            except Exception as error:  # noqa: BLE001 - one client's trouble is not the next one's
+                self._loop.call_exception_handler(
+                    {"message": "a function failed after its commit", "exception": error}
+                )

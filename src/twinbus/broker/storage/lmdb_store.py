@@ -1,0 +1,247 @@
+"""The store on disk: one LMDB environment in a directory that belongs to this process.
+
+Commits are synchronous, data and metadata (SPEC 9), so a batch is wholly there or not at all,
+whenever the process or the machine dies. After an error nothing is trusted: the environment is
+opened anew and what it holds is the truth (`discard`, then `recover`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import struct
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from twinbus.amqp.types import DecodeError
+from twinbus.broker.storage import records
+from twinbus.broker.storage.data_directory import DataDirectory
+from twinbus.broker.storage.lmdb_environment import (
+    MAP_SIZE_BYTES,
+    lengthen,
+    needed_bytes,
+    open_environment,
+    translated,
+)
+from twinbus.broker.storage.record_journal import RecordJournal
+from twinbus.broker.storage.recovery import read_images
+from twinbus.broker.storage.store import Batch, Store
+from twinbus.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from twinbus.broker.journal import EntityImage
+
+SWEEP_RECORDS = 1000
+"""Leftovers of dropped entities removed with one batch: about a millisecond that a send may have to
+wait for, however long the queue was."""
+
+_SWEEP_AT_START_RECORDS = 50_000
+"""The same at a start, when no loop waits: bounds the memory of one transaction."""
+
+
+class LmdbStore(RecordJournal, Store):
+    """A namespace's store in `directory`, held by this process alone until `close`."""
+
+    def __init__(self, directory: Path, *, map_size: int = MAP_SIZE_BYTES) -> None:
+        super().__init__()
+        self._map_size = map_size
+        self._environment: lmdb.Environment | None = None
+        self._writing = threading.Lock()
+        """Held during `write`; `close` must not pull the map from under it."""
+        self._snapshot: lmdb.Transaction[memoryview] | None = None
+        """What `payload` reads. It never outlives a commit: it would miss what that wrote, and
+        keep LMDB from using pages that were freed since."""
+        self._suspect = False
+        """A batch failed: the environment must be opened anew."""
+        self._directory = DataDirectory(directory)
+        try:
+            self._environment = open_environment(self._directory, map_size)
+        except BaseException:
+            self._directory.release()
+            raise
+        _OPEN.add(self)
+
+    def recover(self) -> list[EntityImage]:
+        self._forget_all()
+        self._end_snapshot()
+        if self._suspect:
+            self._reopen()
+        environment = self._opened()
+        try:
+            _sweep_all(environment)
+            with environment.begin(buffers=True) as transaction, _no_collection():
+                images, self._amended = read_images(lambda kind: _scan(transaction, kind))
+        except lmdb.Error as error:
+            raise translated(self._directory, error) from error
+        except (ValueError, IndexError, struct.error, DecodeError) as error:
+            raise StoreError(
+                f"{self._directory.path} holds a record that cannot be read ({error}). Put back a"
+                " copy of the directory, or move it away to start empty"
+            ) from error
+        self._last_numbers = {image.entity_id: image.last_sequence_number for image in images}
+        return images
+
+    def _reopen(self) -> None:
+        self._opened().close()
+        self._environment = None
+        self._environment = open_environment(self._directory, self._map_size)
+        self._suspect = False
+
+    def take_batch(self) -> Batch | None:
+        assert not self._suspect, "recover() comes after discard()"
+        changes = self._take_pending()
+        if not changes and not self._dropped:
+            return None
+        return Batch(changes, tuple(self._dropped))
+
+    def write(self, batch: Batch) -> None:
+        with self._writing:
+            try:
+                with self._opened().begin(write=True) as transaction:
+                    _apply(transaction, batch)
+            except lmdb.Error as error:
+                raise translated(self._directory, error) from error
+
+    def finish(self, batch: Batch) -> None:
+        self._dropped.difference_update(batch.swept)
+        self._directory.wrote(self._in_flight_size_bytes)
+        self._landed()
+        self._end_snapshot()
+
+    def discard(self) -> None:
+        self._suspect = True
+        self._forget_all()
+        self._end_snapshot()
+
+    def _read(self, key: bytes) -> memoryview | None:
+        try:
+            if self._snapshot is None:
+                self._snapshot = self._opened().begin(buffers=True)
+            return self._snapshot.get(key)
+        except lmdb.Error as error:
+            raise translated(self._directory, error) from error
+
+    def _end_snapshot(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.abort()
+            self._snapshot = None
+
+    def low_on_space(self) -> str | None:
+        return self._directory.low_on_space()
+
+    def close(self) -> None:
+        _OPEN.discard(self)
+        if self._environment is not None:
+            with self._writing:
+                self._end_snapshot()
+                needed = needed_bytes(self._environment)
+                self._environment.close()
+                self._environment = None
+            with contextlib.suppress(OSError):
+                lengthen(self._directory.path, needed)
+        self._directory.release()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: let go without touching what is the parent's."""
+        # The objects are kept, unused, so that nothing is unmapped or unlocked on their behalf.
+        _LEFT_TO_PARENT.append((self._environment, self._snapshot))
+        self._environment = self._snapshot = None
+        # The thread that may hold the old one does not exist here.
+        self._writing = threading.Lock()
+        self._directory.release()
+
+    def _opened(self) -> lmdb.Environment:
+        if self._environment is None:
+            raise StoreError(
+                f"{self._directory.path} is not open here: it was closed, or it was opened by the"
+                " process of which this one is a fork"
+            )
+        return self._environment
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Spare the garbage collector millions of new objects of which none is garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _scan(
+    transaction: lmdb.Transaction[memoryview], kind: int
+) -> Iterator[tuple[memoryview, memoryview]]:
+    cursor = transaction.cursor()
+    if cursor.set_range(bytes([kind])):
+        for key, record in cursor:
+            if key[0] != kind:
+                return
+            yield key, record
+
+
+def _apply(transaction: lmdb.Transaction[bytes], batch: Batch) -> None:
+    puts = []
+    for key, record in batch.records.items():
+        if record is None:
+            transaction.delete(key)
+        else:
+            puts.append((key, record))
+    with transaction.cursor() as cursor:
+        cursor.putmulti(puts)
+    limit = SWEEP_RECORDS
+    for entity_id in batch.sweep:
+        limit -= _sweep(transaction, entity_id, limit)
+        if limit <= 0:
+            break
+        batch.swept.append(entity_id)
+
+
+def _sweep(transaction: lmdb.Transaction[bytes], entity_id: int, limit: int) -> int:
+    """Remove up to `limit` leftovers of a dropped entity; fewer removed means that none is left."""
+    removed = 0
+    with transaction.cursor() as cursor:
+        for kind in records.HELD_KINDS:
+            prefix = records.entity_key(kind, entity_id)
+            found = cursor.set_range(prefix)
+            while found and cursor.key().startswith(prefix):
+                if removed == limit:
+                    return removed
+                found = cursor.delete() and bool(cursor.key())
+                removed += 1
+    transaction.delete(records.entity_key(records.DROPPED, entity_id))
+    return removed
+
+
+def _sweep_all(environment: lmdb.Environment) -> None:
+    """Finish what was dropped before, so that an entity id may be used again."""
+    prefix = bytes([records.DROPPED])
+    while True:
+        with environment.begin(write=True) as transaction:
+            with transaction.cursor() as cursor:
+                if not cursor.set_range(prefix) or not cursor.key().startswith(prefix):
+                    return
+                entity_id = records.key_entity(cursor.key())
+            _sweep(transaction, entity_id, _SWEEP_AT_START_RECORDS)
+
+
+_OPEN: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
+_LEFT_TO_PARENT: list[object] = []
+
+
+def _leave_all_to_parent() -> None:
+    for store in list(_OPEN):
+        store._leave_to_parent()
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
