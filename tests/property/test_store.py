@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from twinbus.broker.journal import EntityImage, State, StoredMessage
+from twinbus.broker.journal import EntityImage, SessionState, State, StoredMessage
 from twinbus.broker.storage import lmdb_store
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import Batch, MemoryStore, flush
@@ -115,7 +115,8 @@ class TwoStores(RuleBasedStateMachine):
     @rule(entity=ENTITIES, name=NAMES, state=st.none() | st.binary(max_size=20))
     def put_session_state(self, entity: int, name: str, state: bytes | None) -> None:
         for store in (self.disk, self.memory):
-            store.put_session_state(self.ids[entity], name, state)
+            kept = None if state is None else SessionState(state, len(state))
+            store.put_session_state(self.ids[entity], name, kept)
 
     @rule(entity=ENTITIES, name=NAMES, time_ms=st.none() | st.integers(0, 2**60))
     def put_message_id(self, entity: int, name: str, time_ms: int | None) -> None:

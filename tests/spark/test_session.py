@@ -46,7 +46,7 @@ def test_its_settings_are_the_quiet_and_safe_ones(spark: SparkSession) -> None:
 
 def test_a_start_that_fails_is_one_line_with_the_jvms_reason(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", REFUSED],
+        [sys.executable, "-c", REFUSED],
         capture_output=True,
         text=True,
         timeout=120,

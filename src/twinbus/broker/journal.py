@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class State(IntEnum):
@@ -82,6 +82,13 @@ class StoredMessage:
         return f"<{state} message {self.sequence_number}, delivered {self.delivery_count} times>"
 
 
+class SessionState(NamedTuple):
+    """What an application keeps about a session, and when it last did."""
+
+    content: bytes
+    updated_at_ms: int
+
+
 @dataclass(slots=True)
 class EntityImage:
     """One entity as the store holds it, handed to the engine at start."""
@@ -94,7 +101,7 @@ class EntityImage:
     last_sequence_number: int = 0
     messages: list[StoredMessage] = field(default_factory=list)
     """In order of sequence number."""
-    session_states: dict[str, bytes] = field(default_factory=dict)
+    session_states: dict[str, SessionState] = field(default_factory=dict)
     message_ids: dict[str, int] = field(default_factory=dict)
     """Duplicate detection: message id to the time (ms) it was first accepted."""
 
@@ -127,7 +134,9 @@ class Journal(Protocol):
     def payload(self, entity_id: int, sequence_number: int) -> bytes:
         """The stored payload of a message that was put (committed or not)."""
 
-    def put_session_state(self, entity_id: int, session_id: str, state: bytes | None) -> None:
+    def put_session_state(
+        self, entity_id: int, session_id: str, state: SessionState | None
+    ) -> None:
         """Store a session's state; None removes it."""
 
     def put_message_id(self, entity_id: int, message_id: str, first_seen_ms: int | None) -> None:

@@ -14,6 +14,7 @@ import twinbus
 from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.console.drill_consumers import Consumers, backlog_count, left_in_backlog
 from twinbus.console.drill_result import HEALTHY, DrillPlan, DrillResult, Moments
+from twinbus.console.drill_spark import SparkThread, warm_up
 from twinbus.console.drill_traffic import Traffic
 from twinbus.console.drill_world import ENTITIES, NamespaceProcess, World, create_entities
 from twinbus.cost import prices
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from twinbus.console.drill_screen import Phase, Screen
-    from twinbus.console.drill_spark import SparkThread
     from twinbus.pair import Pair
 
 __all__ = ["Drill"]
@@ -72,8 +72,8 @@ class Drill:
     async def run(self) -> DrillResult:
         """Everything, in order; what came of it."""
         await self._start()
-        await self._send()
-        await self._drain()
+        ready = await self._send()
+        await self._drain(ready)
         await self._receive()
         return await self._count()
 
@@ -86,7 +86,8 @@ class Drill:
             await create_entities(primary.connection_string)
             phase.say(f"{_place(primary)} and {_place(secondary)}, each a process of its own")
 
-    async def _send(self) -> None:
+    async def _send(self) -> Future[None]:
+        """Send through the outage; when it ends Spark may still be getting ready."""
         primary, secondary = _side(self._world.primary), _side(self._world.secondary)
         async with pair_namespaces(primary, secondary, self._options()) as pair:
             self._queues = pair.backlog_queues
@@ -94,10 +95,12 @@ class Drill:
             words = f"{plan.messages:,} messages, {plan.rate:.0f} a second, {plan.senders} senders"
             with self._screen.phase("send", words, plan.messages) as phase:
                 traffic = Traffic(plan, pair, phase.reach)
+                ready = self._spark.submit(lambda session: warm_up(session, self._world.ledger))
                 async with asyncio.TaskGroup() as group:
                     group.create_task(traffic.run())
                     await self._lose_primary(pair)
             self._began_ms, self._told_accepted = traffic.began_ms, traffic.told_accepted
+            return ready
 
     def _options(self) -> SendAvailabilityOptions:
         return SendAvailabilityOptions(
@@ -148,10 +151,10 @@ class Drill:
                 return
             await asyncio.sleep(min(LOOK_S, limit_s - gone_s))
 
-    async def _drain(self) -> None:
+    async def _drain(self, ready: Future[None]) -> None:
         with self._screen.phase("Spark", "starting Spark") as phase:
-            await asyncio.wrap_future(self._spark.started)
-            phase.say(self._spark.said or "Spark runs already")
+            await asyncio.wrap_future(ready)
+            phase.say(self._spark.said)
         waiting = await self._in_backlog()
         words = f"{waiting:,} messages in the backlog; Spark brings them home"
         with self._screen.phase("drain", words, waiting) as phase:
@@ -171,7 +174,7 @@ class Drill:
                 self._world.primary.connection_string,
                 self._world.secondary.connection_string,
                 self._queues,
-                ledger=self._world.ledger,
+                ledger_directory=self._world.ledger,
                 pump_factory=self._pump_factory,
             )
         )

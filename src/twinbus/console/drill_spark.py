@@ -5,23 +5,26 @@ One thread for all of it: a session belongs to the thread that made it.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from twinbus.pipeline.session import SparkStartError, start_session, stop_session
+from twinbus.cost import prices
+from twinbus.pipeline import jobs
+from twinbus.pipeline.session import QUICK_START, SparkStartError, start_session, stop_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkThread", "require_spark"]
+__all__ = ["SparkThread", "require_spark", "warm_up"]
 
 T = TypeVar("T")
 
-MASTER: Final = "local[2]"
 END_LIMIT_S: Final = 20.0
 """How long the end of a drill waits for Spark. Past that the JVM ends when this process does."""
 
@@ -30,6 +33,21 @@ def require_spark() -> None:
     """SparkStartError before anything else has begun, where Spark is not installed."""
     if importlib.util.find_spec("pyspark") is None:
         raise SparkStartError("the drill needs Spark: pip install 'twinbus[all]'")
+
+
+def warm_up(session: SparkSession, ledger: Path) -> None:
+    """Have Spark do all of its work once, on the ledger so far, and throw the answer away.
+
+    The first time costs it many times the second: classes, code, a Python worker. While messages
+    are sent that costs nobody anything; afterwards somebody would be waiting.
+    """
+    session.range(1).mapInArrow(_as_it_is, "id long").collect()
+    jobs.tables(session, ledger, prices.standard(), snapshot=[])
+
+
+def _as_it_is(batches: Iterator[Any]) -> Iterator[Any]:
+    importlib.import_module("twinbus.syphon.host")
+    yield from batches
 
 
 class SparkThread:
@@ -45,7 +63,7 @@ class SparkThread:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.started = self.submit(lambda session: None)
+        self.submit(lambda session: None)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -61,7 +79,7 @@ class SparkThread:
                 return
             try:
                 if self._session is None:
-                    self._session = start_session(master=MASTER, announce=self._say)
+                    self._session = start_session(announce=self._say, settings=QUICK_START)
                 future.set_result(work(self._session))
             except BaseException as error:  # noqa: BLE001 - it goes to who waits for the future
                 future.set_exception(error)

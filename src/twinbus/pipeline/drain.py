@@ -10,11 +10,13 @@ rows that tasks return would vanish with a failed attempt, and are not looked at
 from __future__ import annotations
 
 import asyncio
+import importlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
@@ -28,7 +30,6 @@ from twinbus.syphon.host import drain as drain_here
 from twinbus.syphon.pump import Limits
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["GROUPS", "MOVED", "DrainTask", "drain", "group_queues"]
@@ -60,9 +61,9 @@ class DrainTask:
     limits: Limits | None = None
     pump_factory: str | None = None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Drain the queues of each row that comes; for `mapInArrow`."""
-        import pyarrow as pa
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Drain the queues of each row that comes; for `mapInArrow`, with its record batches."""
+        pa: Any = importlib.import_module("pyarrow")
 
         for batch in batches:
             groups = batch.column(0).to_pylist()
@@ -98,7 +99,7 @@ def drain(
     secondary: str,
     queues: Sequence[str],
     *,
-    ledger_directory: str | None = None,
+    ledger_directory: Path | str | None = None,
     tasks: int | None = None,
     on_progress: Callable[[DrainProgress], None] | None = None,
     options: SendAvailabilityOptions | None = None,
@@ -122,7 +123,7 @@ def drain(
     task = DrainTask(
         primary=primary,
         secondary=secondary,
-        ledger_directory=ledger_directory,
+        ledger_directory=None if ledger_directory is None else str(ledger_directory),
         undeliverable_grace_s=options.undeliverable_grace_s,
         ttl_policy=options.ttl_policy,
         limits=limits,

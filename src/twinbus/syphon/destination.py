@@ -118,6 +118,12 @@ class Destination:
             return False
         return bool(self.sent or self.waiting) or now - self.accepted_at < RECENT_S
 
+    def finds_too_large(self, parcel: Parcel) -> str:
+        """Why the link would not take a parcel for its size; empty: it would."""
+        if not 0 < self.limit_bytes < len(parcel.wire):
+            return ""
+        return f"the message has {len(parcel.wire)} bytes, {self.path} takes {self.limit_bytes}"
+
     def gave_up(self, grace_s: float, now: float) -> bool:
         """Whether it has been missing for so long that its messages are given up."""
         return self.missing_since is not None and now - self.missing_since >= grace_s

@@ -375,11 +375,11 @@ class Pump:
                 destination.attach_at = now
                 actions.append(Attach(destination.path))
             return actions
-        sent, limit_bytes = destination.sent, destination.limit_bytes
+        sent = destination.sent
         while destination.waiting and destination.credit > 0 and len(sent) < destination.window:
             parcel = destination.next_waiting()
-            if limit_bytes and len(parcel.wire) > limit_bytes:
-                actions += self._too_large(parcel, destination, now)
+            if too_large := destination.finds_too_large(parcel):
+                actions += self._settlements.dead_letter(parcel, TOO_LARGE_REASON, too_large, now)
                 continue
             destination.credit -= 1
             parcel.sent_at = now
@@ -442,13 +442,6 @@ class Pump:
         text = f"{destination.path}: {text}"
         actions = self._settlements.dead_letter(parcel, reason, text, now)
         return actions + self._serve(destination, now)
-
-    def _too_large(self, parcel: Parcel, destination: Destination, now: float) -> list[Action]:
-        text = (
-            f"the message has {len(parcel.wire)} bytes and {destination.path} takes "
-            f"{destination.limit_bytes}"
-        )
-        return self._settlements.dead_letter(parcel, TOO_LARGE_REASON, text, now)
 
     # Accounts
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.broker.engine.namespace import Namespace
 from twinbus.broker.engine.stock import copy_of
-from twinbus.broker.journal import EntityImage, State, StoredMessage
+from twinbus.broker.journal import EntityImage, SessionState, State, StoredMessage
 from twinbus.broker.messages.incoming import Incoming, parse
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class _Kept:
     entity: tuple[str, str, dict[str, object]] | None = None
     last_sequence_number: int = 0
     messages: dict[int, tuple[StoredMessage, bytes]] = field(default_factory=dict)
-    session_states: dict[str, bytes] = field(default_factory=dict)
+    session_states: dict[str, SessionState] = field(default_factory=dict)
     message_ids: dict[str, int] = field(default_factory=dict)
 
 
@@ -75,7 +75,9 @@ class FakeJournal:
     def payload(self, entity_id: int, sequence_number: int) -> bytes:
         return self._of(entity_id).messages[sequence_number][1]
 
-    def put_session_state(self, entity_id: int, session_id: str, state: bytes | None) -> None:
+    def put_session_state(
+        self, entity_id: int, session_id: str, state: SessionState | None
+    ) -> None:
         states = self._of(entity_id).session_states
         if state is None:
             del states[session_id]

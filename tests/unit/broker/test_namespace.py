@@ -147,7 +147,6 @@ def test_one_name_is_one_entity(world: World) -> None:
         (replace(QUEUE, max_size_mb=0), "max_size_mb"),
         (replace(QUEUE, status="Asleep"), "Asleep"),
         (replace(QUEUE, user_metadata="x" * 1025), "1025"),
-        (replace(QUEUE, requires_session=True, forward_to="x"), "sessions"),
     ],
 )
 def test_settings_out_of_range_are_refused_with_the_limit(

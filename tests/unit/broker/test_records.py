@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.types import Symbol, Timestamp, UInt
-from twinbus.broker.journal import State, StoredMessage
+from twinbus.broker.journal import SessionState, State, StoredMessage
 from twinbus.broker.storage import records
 
 TEXTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -96,8 +96,9 @@ def test_names_of_any_length_make_short_and_different_keys() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.binary(), TIMES)
 def test_session_states_and_message_ids_come_back(name: str, state: bytes, time_ms: int) -> None:
-    session = records.pack_session_state(name, state)
-    assert records.unpack_session_state(memoryview(session)) == (name, state)
+    kept = SessionState(state, time_ms)
+    session = records.pack_session_state(name, kept)
+    assert records.unpack_session_state(memoryview(session)) == (name, kept)
     duplicate = records.pack_duplicate(name, time_ms)
     assert records.unpack_duplicate(memoryview(duplicate)) == (name, time_ms)
 

@@ -200,6 +200,8 @@ class TestState:
         assert again.session_state("s") == b"half way"
         assert again.session_ids() == ["a", "b", "s"]
         again.accept_session("s", BOB, 2)
+        assert again.session_ids(updated_since_ms=0) == ["s"]
+        assert again.session_ids(updated_since_ms=1) == []
         again.set_session_state("s", None, 2)
         again.set_session_state("s", None, 2)
         assert again.session_state("s") is None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import lmdb
 import pytest
 
-from twinbus.broker.journal import State, StoredMessage
+from twinbus.broker.journal import SessionState, State, StoredMessage
 from twinbus.broker.storage import data_directory, lmdb_store, records
 from twinbus.broker.storage.lmdb_environment import translated
 from twinbus.broker.storage.lmdb_store import LmdbStore
@@ -60,7 +60,7 @@ def test_an_entity_and_all_it_holds_comes_back(kind: str, tmp_path: Path) -> Non
     first, second = message(4, message_id="a"), message(9, session_id="s")
     store.put(1, first, b"one")
     store.put(1, second, b"two")
-    store.put_session_state(1, "s", b"state")
+    store.put_session_state(1, "s", SessionState(b"state", 5))
     store.put_message_id(1, "a", 77)
     flush(store)
     first.state, first.delivery_count = State.DEFERRED, 2
@@ -74,7 +74,7 @@ def test_an_entity_and_all_it_holds_comes_back(kind: str, tmp_path: Path) -> Non
     assert (queue.kind, queue.path, queue.description) == ("queue", "q", {"max_size_mb": 1})
     assert (dead_letters.entity_id, dead_letters.messages) == (2, [])
     assert queue.last_sequence_number == 9
-    assert queue.session_states == {"s": b"state"}
+    assert queue.session_states == {"s": SessionState(b"state", 5)}
     assert queue.message_ids == {"a": 77}
     assert [(m.sequence_number, m.state, m.delivery_count) for m in queue.messages] == [
         (4, State.DEFERRED, 2),
@@ -186,7 +186,7 @@ def test_a_dropped_entity_is_swept_a_slice_at_a_time(
     disk.put(2, message(1), b"stays")
     for number in range(1, 26):
         disk.put(1, message(number), b"x")
-    disk.put_session_state(1, "s", b"state")
+    disk.put_session_state(1, "s", SessionState(b"state", 5))
     disk.put_message_id(1, "m", 1)
     flush(disk)
     disk.drop_entity(1)

@@ -323,6 +323,17 @@ class TestForwarding:
         assert ids(news.namespace.get_subscription("news", "s")) == []
         assert archive.size_bytes == 0
 
+    def test_a_queue_with_sessions_forwards_what_it_has_and_what_comes(self) -> None:
+        world = World()
+        target = world.queue("target", QueueDescription())
+        source = world.queue("source", QueueDescription(requires_session=True))
+        source.enqueue(incoming(message_id="1", session_id="s"), 0)
+        forwarding = QueueDescription(requires_session=True, forward_to="target")
+        world.namespace.update_queue("source", forwarding, 1)
+        world.namespace.run_timers(2)
+        source.enqueue(incoming(message_id="2", session_id="s"), 3)
+        assert (ids(source), ids(target)) == ([], ["1", "2"])
+
     def test_a_forwarded_duplicate_leaves_no_trace(self) -> None:
         world = World()
         target = world.queue("target", QueueDescription(requires_duplicate_detection=True))

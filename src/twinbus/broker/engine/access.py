@@ -110,7 +110,8 @@ class Access(Custody):
 
     def session_state(self, session_id: str) -> bytes | None:
         """What was last set as the session's state."""
-        return self.with_sessions().states.get(session_id)
+        state = self.with_sessions().states.get(session_id)
+        return None if state is None else state.content
 
     def set_session_state(
         self, session_id: str, state: bytes | None, now_ms: int, *, holder: object | None = None
@@ -119,8 +120,11 @@ class Access(Custody):
         self.catch_up(now_ms)
         sessions = self.with_sessions()
         sessions.held(session_id, holder, now_ms)
-        sessions.set_state(session_id, state)
+        sessions.set_state(session_id, state, now_ms)
 
-    def session_ids(self) -> list[str]:
-        """Ids of the sessions that have ready messages or a state, in order."""
-        return self.with_sessions().names()
+    def session_ids(self, updated_since_ms: int | None = None) -> list[str]:
+        """Ids of the sessions that have ready messages or a state, or whose state is that new."""
+        sessions = self.with_sessions()
+        if updated_since_ms is None:
+            return sessions.names()
+        return sessions.updated_since(updated_since_ms)

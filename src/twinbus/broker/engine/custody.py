@@ -247,6 +247,10 @@ class Custody:
             and self.messages.get(message.sequence_number) is message
         )
 
+    def ready(self) -> list[StoredMessage]:
+        """Every message in a lane of this queue, in order of number."""
+        return [message for message in self.messages.values() if self.is_ready(message)]
+
     def take_out(self, message: StoredMessage) -> None:
         """Take a ready message out of its lane; the caller puts it somewhere at once."""
         if self._sessions is None:
@@ -381,5 +385,5 @@ class Custody:
         if self._history is not None:
             self._history.restore(image.message_ids)
         if self._forwarding is not None:
-            self._forwarding.refill(self._lane, 1)
+            self._forwarding.refill(self.ready(), 1)
         self._wake_by(self.next_deadline_ms() or NEVER_MS)

@@ -83,7 +83,7 @@ class Queue(Access):
         before = self._forwarding
         self._apply(description)
         if self._forwarding is not None and self._forwarding is not before:
-            self._forwarding.refill(self._lane, now_ms)
+            self._forwarding.refill(self.ready(), now_ms)
         if self.dead_letter is not None:
             self.dead_letter.update(dead_letter_description(description), now_ms)
         self.updated_at_ms = self.accessed_at_ms = now_ms

@@ -8,7 +8,6 @@ from twinbus.broker.descriptions import (
     FOREVER_MS,
     MAX_DELIVERY_COUNT_LIMIT,
     Description,
-    TopicDescription,
 )
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
 
@@ -54,16 +53,6 @@ def check_settings(path: str, description: Description) -> None:
         raise ArgumentOutOfRange(
             f"user_metadata of {path!r} has {len(metadata)} characters; "
             f"at most {USER_METADATA_LENGTH_MAX} are kept"
-        )
-    _check_forwarding(path, description)
-
-
-def _check_forwarding(path: str, description: Description) -> None:
-    if isinstance(description, TopicDescription):
-        return
-    if description.forward_to is not None and description.requires_session:
-        raise ArgumentInvalid(
-            f"{path!r} cannot both require sessions and forward its messages; leave out one"
         )
 
 

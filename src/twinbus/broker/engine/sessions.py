@@ -14,7 +14,7 @@ from collections import OrderedDict
 
 from twinbus.broker.engine.deadlines import Deadlines
 from twinbus.broker.engine.lane import Lane
-from twinbus.broker.journal import Journal, StoredMessage
+from twinbus.broker.journal import Journal, SessionState, StoredMessage
 from twinbus.broker.refusals import ArgumentOutOfRange, SessionCannotBeLocked, SessionLockLost
 
 STATE_BYTES_MAX = 256 * 1024
@@ -52,7 +52,7 @@ class Sessions:
         """Free sessions with ready messages; the one that has waited longest comes first."""
         self._held_by: dict[int, dict[str, Session]] = {}
         """By the identity of the holder, which its sessions keep alive."""
-        self._states: dict[str, bytes] = {}
+        self._states: dict[str, SessionState] = {}
         self.deadlines: Deadlines[str] = Deadlines(self._expiry_of)
 
     def _expiry_of(self, session_id: str) -> int:
@@ -160,25 +160,26 @@ class Sessions:
     # States
 
     @property
-    def states(self) -> dict[str, bytes]:
+    def states(self) -> dict[str, SessionState]:
         """State of each session that has one."""
         return self._states
 
-    def set_state(self, session_id: str, state: bytes | None) -> None:
+    def set_state(self, session_id: str, content: bytes | None, now_ms: int) -> None:
         """Keep a session's state; None forgets it."""
-        if state is None:
+        state = None
+        if content is None:
             if self._states.pop(session_id, None) is None:
                 return
-        elif len(state) > STATE_BYTES_MAX:
+        elif len(content) > STATE_BYTES_MAX:
             raise ArgumentOutOfRange(
-                f"the state of session {session_id!r} has {len(state)} bytes, at most "
+                f"the state of session {session_id!r} has {len(content)} bytes, at most "
                 f"{STATE_BYTES_MAX} are kept; store the rest elsewhere"
             )
         else:
-            self._states[session_id] = state
+            state = self._states[session_id] = SessionState(content, now_ms)
         self._journal.put_session_state(self._entity_id, session_id, state)
 
-    def restore(self, states: dict[str, bytes]) -> None:
+    def restore(self, states: dict[str, SessionState]) -> None:
         """Take the states back from the store."""
         self._states = dict(states)
 
@@ -186,3 +187,8 @@ class Sessions:
         """Ids of the sessions that have ready messages or a state, in order."""
         ready = {name for name, session in self._sessions.items() if len(session.lane)}
         return sorted(ready | self._states.keys())
+
+    def updated_since(self, since_ms: int) -> list[str]:
+        """Ids of the sessions whose state was set at that time or later, in order."""
+        states = self._states.items()
+        return sorted(name for name, state in states if state.updated_at_ms >= since_ms)

@@ -41,6 +41,9 @@ __all__ = ["OPERATIONS", "ManagementContext", "UnknownOperation", "handle"]
 PEEK_BYTES_MAX = 1024 * 1024
 """Of one peek's messages together: a client that asks for more peeks on from the last number."""
 
+ANY_TIME_MS = 253_402_300_799_999
+"""The end of the year 9999, or later: what SDKs send who do not ask for sessions by time."""
+
 OUTCOMES = {
     "completed": Outcome.COMPLETE,
     "abandoned": Outcome.ABANDON,
@@ -231,10 +234,11 @@ def _set_session_state(request: Request, context: ManagementContext, now_ms: int
 
 
 def _list_sessions(request: Request, context: ManagementContext, now_ms: int) -> Body:
-    # Which sessions were updated since last-updated-time is not known here: all are listed.
     queue = context.queue()
     skip = request.integer("skip", 0, minimum=0)
-    names = page(queue.session_ids(), skip, request.integer("top", INT_MAX, minimum=0))
+    since_ms = request.integer("last-updated-time", ANY_TIME_MS)
+    names = queue.session_ids(since_ms if since_ms < ANY_TIME_MS else None)
+    names = page(names, skip, request.integer("top", INT_MAX, minimum=0))
     return {"skip": Int(skip), "sessions-ids": Array(names)} if names else None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from twinbus.broker.journal import StoredMessage
+from twinbus.broker.journal import SessionState, StoredMessage
 from twinbus.broker.storage import records
 from twinbus.broker.storage.records import Data, amendment_key, entity_key, message_key, named_key
 
@@ -116,7 +116,9 @@ class RecordJournal(ABC):
             raise LookupError(f"entity {entity_id} has no message {sequence_number} in the store")
         return records.payload_of(record)
 
-    def put_session_state(self, entity_id: int, session_id: str, state: bytes | None) -> None:
+    def put_session_state(
+        self, entity_id: int, session_id: str, state: SessionState | None
+    ) -> None:
         key = named_key(records.SESSION, entity_id, session_id)
         self._note(key, None if state is None else records.pack_session_state(session_id, state))
 

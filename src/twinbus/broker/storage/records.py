@@ -24,7 +24,7 @@ import struct
 from hashlib import blake2b
 
 from twinbus.amqp.types import decode, encode
-from twinbus.broker.journal import State, StoredMessage
+from twinbus.broker.journal import SessionState, State, StoredMessage
 
 FORMAT_VERSION = 1
 """Raised when a store written today could not be read by yesterday's code."""
@@ -209,15 +209,17 @@ def unpack_number(record: Data) -> int:
     return int(_NUMBER.unpack(record)[0])
 
 
-def pack_session_state(session_id: str, state: bytes) -> bytes:
+def pack_session_state(session_id: str, state: SessionState) -> bytes:
     name = session_id.encode()
-    return _FORMAT.pack(len(name)) + name + state
+    return _FORMAT.pack(len(name)) + name + _TIME.pack(state.updated_at_ms) + state.content
 
 
-def unpack_session_state(record: Data) -> tuple[str, bytes]:
+def unpack_session_state(record: Data) -> tuple[str, SessionState]:
     """Session id and state."""
     end = _FORMAT.size + _FORMAT.unpack_from(record)[0]
-    return str(record[_FORMAT.size : end], "utf-8"), bytes(record[end:])
+    (updated_at_ms,) = _TIME.unpack_from(record, end)
+    state = SessionState(bytes(record[end + _TIME.size :]), updated_at_ms)
+    return str(record[_FORMAT.size : end], "utf-8"), state
 
 
 def pack_duplicate(message_id: str, first_seen_ms: int) -> bytes:

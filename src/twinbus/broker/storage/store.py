@@ -12,7 +12,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from twinbus.broker.journal import EntityImage, Journal, StoredMessage
+from twinbus.broker.journal import EntityImage, Journal, SessionState, StoredMessage
 from twinbus.errors import StoreError, StoreFull
 
 __all__ = ["Batch", "MemoryStore", "Store", "StoreError", "StoreFull", "flush"]
@@ -76,7 +76,7 @@ class _Shelf:
     entity: tuple[str, str, dict[str, object]] | None = None
     last_sequence_number: int = 0
     messages: dict[int, tuple[StoredMessage, bytes]] = field(default_factory=dict)
-    session_states: dict[str, bytes] = field(default_factory=dict)
+    session_states: dict[str, SessionState] = field(default_factory=dict)
     message_ids: dict[str, int] = field(default_factory=dict)
 
 
@@ -131,7 +131,9 @@ class MemoryStore(Store):
                 f"entity {entity_id} has no message {sequence_number} in the store"
             ) from None
 
-    def put_session_state(self, entity_id: int, session_id: str, state: bytes | None) -> None:
+    def put_session_state(
+        self, entity_id: int, session_id: str, state: SessionState | None
+    ) -> None:
         if state is None:
             self._shelf(entity_id).session_states.pop(session_id, None)
         else:

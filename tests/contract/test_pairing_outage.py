@@ -1,0 +1,217 @@
+"""A pair whose primary is killed, hangs, comes back, or was never there: real processes, signals.
+
+Every message that a call returned for is on the primary or in a backlog queue, no call outlives its
+timeout, and with a failover interval shorter than the callers' patience none raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+
+from tests.contract.pairs import drain, drain_all, nothing_left, quick, until
+from tests.official_sdk import administration
+from tests.processes import ServedBroker
+from twinbus import Namespace, pair_namespaces
+from twinbus.ledger import read
+from twinbus.pair import Pair
+from twinbus.pairing.sender import PairedSender
+
+pytestmark = pytest.mark.contract
+
+TASKS = 12
+GRACE_S = 0.5
+"""How far past its timeout a call may return on a busy machine."""
+
+
+@dataclass
+class Two:
+    """Two namespaces, each a process."""
+
+    primary: ServedBroker
+    secondary: ServedBroker
+
+    def sides(self) -> tuple[Namespace, Namespace]:
+        first, second = self.primary.connection_string(), self.secondary.connection_string()
+        return (
+            Namespace.from_connection_string(first, "contoso"),
+            Namespace.from_connection_string(second),
+        )
+
+    async def stored(self, pair_queues: tuple[str, ...], **options: Any) -> set[str]:
+        """The ids of everything that either side holds."""
+        kept = await drain(self.primary.connection_string(), "orders", **options)
+        diverted = await drain_all(self.secondary.connection_string(), pair_queues)
+        return {str(message.message_id) for message in (*kept, *diverted)}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    for name in ("primary", "secondary"):
+        (tmp_path / name).mkdir()
+    with (
+        ServedBroker(tmp_path / "primary", "contoso") as primary,
+        ServedBroker(tmp_path / "secondary", "contoso-dr") as secondary,
+    ):
+        with administration(primary.connection_string()) as admin:
+            admin.create_queue("orders")
+        yield Two(primary, secondary)
+
+
+@dataclass
+class Load:
+    """Tasks that send until told to stop, and what became of each call."""
+
+    sender: PairedSender
+    timeout_s: float
+    accepted: set[str] = field(default_factory=set)
+    raised: list[BaseException] = field(default_factory=list)
+    longest_s: float = 0.0
+    _number: int = 0
+    _stopping: bool = False
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._send() for _ in range(TASKS)))
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            self._number += 1
+            message = ServiceBusMessage("x" * 100, message_id=f"id-{self._number}")
+            began = loop.time()
+            try:
+                await self.sender.send_messages(message, timeout=self.timeout_s)
+                self.accepted.add(str(message.message_id))
+            except Exception as error:  # noqa: BLE001  # the test looks at each
+                self.raised.append(error)
+            self.longest_s = max(self.longest_s, loop.time() - began)
+            await asyncio.sleep(0.01)
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+def state(pair: Pair) -> str:
+    return pair.status().entities["orders"].state
+
+
+async def outage(two: Two, pair: Pair, timeout_s: float, *, hang: bool) -> Load:
+    """Load through the loss of the primary and its return; ends healthy."""
+    load = Load(pair.get_queue_sender("orders"), timeout_s)
+    running = asyncio.create_task(load.run())
+    await until(lambda: pair.status().entities["orders"].sent > 50)
+    if hang:
+        two.primary.process.send_signal(signal.SIGSTOP)
+    else:
+        two.primary.kill9()
+    try:
+        await until(lambda: state(pair) == "failed over")
+        await until(lambda: pair.status().entities["orders"].diverted > 50)
+    finally:
+        if hang:
+            two.primary.process.send_signal(signal.SIGCONT)
+    if not hang:
+        await asyncio.to_thread(two.primary.restart)
+    await until(lambda: state(pair) == "healthy")
+    sent = pair.status().entities["orders"].sent
+    await until(lambda: pair.status().entities["orders"].sent > sent + 20)
+    load.stop()
+    await running
+    return load
+
+
+@pytest.mark.parametrize("hang", [False, True], ids=["kill -9", "SIGSTOP"])
+def test_no_send_raises_hangs_or_is_lost_when_the_primary_goes_and_returns(
+    two: Two, hang: bool, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with nothing_left():
+            options = quick(ledger=tmp_path / "ledger")
+            async with pair_namespaces(*two.sides(), options) as pair:
+                queues = pair.backlog_queues
+                load = await outage(two, pair, 15.0, hang=hang)
+            assert load.raised == []
+            assert load.longest_s < 15.0
+        assert load.accepted - await two.stored(queues) == set()
+
+    run(scenario())
+    records = list(read(tmp_path / "ledger"))
+    states = [r["state"] for r in records if r["operation"] == "state"]
+    assert states == ["suspect", "failed over", "healthy"]
+    pings = [r["outcome"] for r in records if r["operation"] == "ping"]
+    assert pings[-1] == "ok"
+    assert pings.count("ok") == 1
+    failed = {r["outcome"] for r in records if r["operation"] == "send"} - {"ok"}
+    assert failed <= {"failed", "unknown"}
+    assert ("unknown" in failed) if hang else failed
+
+
+@pytest.mark.parametrize("hang", [False, True], ids=["kill -9", "SIGSTOP"])
+def test_a_short_patience_is_kept_and_what_is_raised_carries_the_ids(two: Two, hang: bool) -> None:
+    async def scenario() -> None:
+        async with pair_namespaces(*two.sides(), quick(failover_interval=2.0)) as pair:
+            queues = pair.backlog_queues
+            load = await outage(two, pair, 1.0, hang=hang)
+        assert load.longest_s < 1.0 + GRACE_S
+        assert load.raised
+        for error in load.raised:
+            (message_id,) = error.message_ids  # type: ignore[attr-defined]
+            assert message_id.startswith("id-")
+        assert load.accepted - await two.stored(queues) == set()
+
+    run(scenario())
+
+
+def test_a_cold_start_with_the_primary_down_diverts_all_the_same(two: Two) -> None:
+    sides = two.sides()
+    two.primary.kill9()
+
+    async def scenario() -> None:
+        async with nothing_left():
+            async with pair_namespaces(*sides, quick()) as pair:
+                queues = pair.backlog_queues
+                async with pair.get_queue_sender("orders") as sender:
+                    batch = await sender.create_message_batch()
+                    batch.add_message(ServiceBusMessage("one", message_id="one"))
+                    await sender.send_messages(batch, timeout=15)
+                    await sender.send_messages(
+                        ServiceBusMessage("two", message_id="two", session_id="s"), timeout=15
+                    )
+                assert state(pair) == "failed over"
+        stored = await drain_all(two.secondary.connection_string(), queues)
+        assert {message.message_id for message in stored} == {"one", "two"}
+
+    run(scenario())
+    two.primary.restart()
+
+
+def test_closing_while_the_primary_hangs_is_bounded_and_leaves_nothing(two: Two) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with nothing_left():
+            async with pair_namespaces(*two.sides(), quick()) as pair:
+                sender = pair.get_queue_sender("orders")
+                await sender.send_messages(ServiceBusMessage("x"))
+                two.primary.process.send_signal(signal.SIGSTOP)
+                hanging = asyncio.create_task(sender.send_messages(ServiceBusMessage("y")))
+                await asyncio.sleep(0.1)
+                began = loop.time()
+            assert loop.time() - began < 2.0 + 1.0 + 3.0 + GRACE_S
+            with pytest.raises(Exception, match=r"closed|did not answer"):
+                await hanging
+
+    try:
+        run(scenario())
+    finally:
+        two.primary.process.send_signal(signal.SIGCONT)
