@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import urllib.error
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from azure.servicebus import ServiceBusMessage, TransportType
@@ -143,6 +144,21 @@ def test_a_hanging_send_is_not_answered_and_not_stored(tour: Tour, faults: Fault
             sender.send_messages(hello())
     faults.clear()
     assert tour.admin.get_queue_runtime_properties(queue).total_message_count == 1
+
+
+def test_faults_strike_scheduling_too(tour: Tour, faults: Faults) -> None:
+    queue = tour.queue()
+    sender = tour.sender(queue)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    faults.add(kind="throttle", entity=queue, count=1)
+    with pytest.raises(ServiceBusServerBusyError):
+        sender.schedule_messages(hello(), later)
+    faults.add(kind="hang", entity=queue, count=1)
+    with pytest.raises(OperationTimeoutError):
+        sender.schedule_messages(hello(), later, timeout=1)
+    assert len(sender.schedule_messages(hello(), later)) == 1
+    counts = tour.admin.get_queue_runtime_properties(queue)
+    assert counts.scheduled_message_count == 1
 
 
 def test_a_delayed_send_is_answered_late(tour: Tour, faults: Faults) -> None:

@@ -231,7 +231,7 @@ class Drill:
         )
 
 
-async def _is_done(work: Future[object]) -> bool:
+async def _is_done(work: Future[None]) -> bool:
     """Whether the work has ended, waiting a moment for it."""
     await asyncio.wait({asyncio.wrap_future(work)}, timeout=LOOK_S)
     return work.done()

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from twinbus.amqp.events import DeliveryArrived
 from twinbus.amqp.link import ReceiverLink, SenderLink
-from twinbus.amqp.message import Sections, decode_properties, split
+from twinbus.amqp.message import Sections, decode_map, decode_properties, split
 from twinbus.amqp.performatives import ACCEPTED_BYTES, Target, encode_state
 from twinbus.amqp.types import DecodeError
+from twinbus.broker.faults import Fault, Stage
 from twinbus.broker.links import cbs, management
+from twinbus.broker.links.management_request import correlation_id, failure
 from twinbus.broker.links.wire import CBS, MANAGEMENT_SUFFIX, rejected
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal
 from twinbus.broker.sas import SEND
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from twinbus.broker.links.peer import Peer
 
 CREDIT = 100
+SCHEDULE = "com.microsoft:schedule-message"
 REPLIES_MAX = 1000
 """Responses kept for a client that gives no credit; beyond that its link is detached."""
 
@@ -69,6 +72,7 @@ class RequestLink:
         self.peer = peer
         self.link = link
         self.address = address.lower()
+        self._entity_path = self.address.removesuffix(MANAGEMENT_SUFFIX)
 
     def attach(self) -> None:
         """Answer the client's attach and give it credit."""
@@ -76,12 +80,39 @@ class RequestLink:
         self.link.grant(CREDIT)
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
-        """Carry out a request; its response leaves when what it changed is on disk."""
+        """Carry out a request, or misbehave as the faults in force say."""
+        faults = self.peer.server.faults
+        fault = None
+        if faults and self.address != CBS:
+            fault = faults.decide(_stage(event.payload), self._entity_path, now_ms)
+        match fault.kind if fault is not None else None:
+            case None | "refuse_send" | "throttle":
+                self._carry_out(event, now_ms, fault)
+            case "delay":
+                assert fault is not None
+                self.peer.later(fault.delay_ms, lambda: self._carry_out_late(event))
+            case "drop_before_commit":
+                self.peer.drop()
+            case "drop_after_commit":
+                self.peer.drop_after_commit()
+                self._carry_out(event, now_ms, None)
+            case kind:
+                assert kind == "hang", kind
+
+    def _carry_out_late(self, event: DeliveryArrived) -> None:
+        self._carry_out(event, self.peer.server.now_ms(), None)
+        self.peer.touch()
+
+    def _carry_out(self, event: DeliveryArrived, now_ms: int, fault: Fault | None) -> None:
+        """Answer a request; the response leaves when what it changed is on disk."""
         state = ACCEPTED_BYTES
         try:
             request = _read(event.payload)
             reply = self._reply_link(request)
-            reply.send(self._respond(request, now_ms))
+            if fault is None:
+                reply.send(self._respond(request, now_ms))
+            else:
+                reply.send(failure(correlation_id(request), _Struck(fault)))
         except Refusal as refusal:
             self.peer.log_refusal(f"a request to {self.address!r}", refusal)
             state = encode_state(rejected(refusal))
@@ -96,7 +127,7 @@ class RequestLink:
         peer = self.peer
         context = management.ManagementContext(
             namespace=peer.server.namespace,
-            address=self.address.removesuffix(MANAGEMENT_SUFFIX),
+            address=self._entity_path,
             require=lambda right: self._require(right, now_ms),
             holder=peer.holder,
             payload=peer.server.store.payload,
@@ -119,7 +150,10 @@ class RequestLink:
         return answer.response
 
     def _reply_link(self, request: Sections) -> ReplyLink:
-        reply_to = decode_properties(request.properties).reply_to if request.properties else None
+        try:
+            reply_to = decode_properties(request.properties).reply_to
+        except DecodeError as error:
+            raise MalformedMessage(f"the request cannot be read: {error}") from error
         replies = [
             link.owner
             for link in self.link.session.links.values()
@@ -132,6 +166,24 @@ class RequestLink:
             if reply.address == self.address:
                 return reply
         raise EntityNotFound(f"no link on this session reads the responses of {self.address!r}")
+
+
+class _Struck(Refusal):
+    """What a fault in force makes of a request."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.description)
+        self.condition = fault.condition
+        self.status = 503
+
+
+def _stage(payload: bytes) -> Stage:
+    """Scheduling sends; every other request has to do with receiving."""
+    try:
+        headers = decode_map(split(payload).application_properties)
+    except DecodeError:
+        return "receive"
+    return "send" if headers.get("operation") == SCHEDULE else "receive"
 
 
 def _read(payload: bytes) -> Sections:
