@@ -160,7 +160,10 @@ def test_no_send_raises_hangs_or_is_lost_when_the_primary_goes_and_returns(
 @pytest.mark.parametrize("hang", [False, True], ids=["kill -9", "SIGSTOP"])
 def test_a_short_patience_is_kept_and_what_is_raised_carries_the_ids(two: Two, hang: bool) -> None:
     async def scenario() -> None:
-        async with pair_namespaces(*two.sides(), quick(failover_interval=2.0)) as pair:
+        async with (
+            nothing_left(),
+            pair_namespaces(*two.sides(), quick(failover_interval=2.0)) as pair,
+        ):
             queues = pair.backlog_queues
             load = await outage(two, pair, 1.0, hang=hang)
         assert load.longest_s < 1.0 + GRACE_S
@@ -178,17 +181,16 @@ def test_a_cold_start_with_the_primary_down_diverts_all_the_same(two: Two) -> No
     two.primary.kill9()
 
     async def scenario() -> None:
-        async with nothing_left():
-            async with pair_namespaces(*sides, quick()) as pair:
-                queues = pair.backlog_queues
-                async with pair.get_queue_sender("orders") as sender:
-                    batch = await sender.create_message_batch()
-                    batch.add_message(ServiceBusMessage("one", message_id="one"))
-                    await sender.send_messages(batch, timeout=15)
-                    await sender.send_messages(
-                        ServiceBusMessage("two", message_id="two", session_id="s"), timeout=15
-                    )
-                assert state(pair) == "failed over"
+        async with nothing_left(), pair_namespaces(*sides, quick()) as pair:
+            queues = pair.backlog_queues
+            async with pair.get_queue_sender("orders") as sender:
+                batch = await sender.create_message_batch()
+                batch.add_message(ServiceBusMessage("one", message_id="one"))
+                await sender.send_messages(batch, timeout=15)
+                await sender.send_messages(
+                    ServiceBusMessage("two", message_id="two", session_id="s"), timeout=15
+                )
+            assert state(pair) == "failed over"
         stored = await drain_all(two.secondary.connection_string(), queues)
         assert {message.message_id for message in stored} == {"one", "two"}
 

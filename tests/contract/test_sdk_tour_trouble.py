@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 import urllib.error
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from azure.servicebus import ServiceBusMessage, TransportType
+from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, TransportType
 from azure.servicebus.exceptions import (
+    MessagingEntityDisabledError,
     MessagingEntityNotFoundError,
     OperationTimeoutError,
     ServiceBusAuthenticationError,
@@ -18,6 +20,7 @@ from azure.servicebus.exceptions import (
     ServiceBusQuotaExceededError,
     ServiceBusServerBusyError,
 )
+from azure.servicebus.management import EntityStatus
 
 from tests.contract.conftest import Tour, receive_one, stays_empty
 from tests.official_sdk import SDK_LEAKS_SOCKETS, Faults, client
@@ -144,6 +147,23 @@ def test_a_hanging_send_is_not_answered_and_not_stored(tour: Tour, faults: Fault
             sender.send_messages(hello())
     faults.clear()
     assert tour.admin.get_queue_runtime_properties(queue).total_message_count == 1
+
+
+def test_who_waits_for_a_session_hears_that_the_queue_is_disabled(tour: Tour) -> None:
+    queue = tour.queue(requires_session=True)
+    settings = tour.admin.get_queue(queue)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(
+            tour.client.get_queue_receiver(
+                queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=30
+            ).receive_messages
+        )
+        while f"{queue!r}" not in tour.broker.log() and waiting.running():
+            time.sleep(0.05)
+            settings.status = EntityStatus.DISABLED
+            tour.admin.update_queue(settings)
+        with pytest.raises(MessagingEntityDisabledError):
+            waiting.result(20)
 
 
 def test_faults_strike_scheduling_too(tour: Tour, faults: Faults) -> None:

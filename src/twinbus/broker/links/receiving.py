@@ -73,7 +73,12 @@ class ReceivingLink:
 
     def take_next_session(self, now_ms: int) -> bool:
         """Try again for the next free session; true when this link no longer waits."""
-        granted = self.queue.accept_session(None, self, now_ms)
+        try:
+            granted = self.queue.accept_session(None, self, now_ms)
+        except Refusal as refusal:
+            self.stop_waiting()
+            self.peer.refuse(self.link, self.address, refusal)
+            return True
         if granted is None:
             return False
         self.stop_waiting()
@@ -87,7 +92,7 @@ class ReceivingLink:
             return 0
         limit = min(limit, link.credit) if self.peer.writable else 0
         sent = self._deliver(limit, now_ms) if limit > 0 else 0
-        if link.drain and sent < max(limit, 1):
+        if link.drain and (link.credit == 0 or sent < limit):
             link.drained()
             self.peer.touch()
         return sent

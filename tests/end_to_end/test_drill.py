@@ -1,0 +1,190 @@
+"""`twinbus drill`: it passes when nothing is lost, fails when something is, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from tests.processes import ENTRY
+
+pytestmark = pytest.mark.end_to_end
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--messages", "300", "--outage", "3", "--failover-interval", "1")
+LIMIT_S = 270.0
+"""Under pytest's own, so that the output is seen when a drill hangs."""
+PROMISED = {
+    *"accepted delivered received lost duplicates diverted caller_errors".split(),
+    *"failover_s recover_s drain_s charges".split(),
+}
+
+
+@dataclass(frozen=True)
+class Drilled:
+    status: int
+    stdout: str
+    stderr: str
+    report: Path
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """The JSON of stdout, which is nothing else."""
+        (line,) = self.stdout.splitlines()
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+def environment(directory: Path, **more: str) -> dict[str, str]:
+    """What the drill and all it starts find around them; temporary files are seen by the test."""
+    temporary = directory / "tmp"
+    temporary.mkdir(exist_ok=True)
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), **more}
+
+
+def command(directory: Path, *arguments: str) -> list[str]:
+    report = str(directory / "report")
+    return [sys.executable, "-c", ENTRY, "drill", *arguments, "--report", report]
+
+
+def drill(directory: Path, *arguments: str, **more: str) -> Drilled:
+    done = subprocess.run(
+        command(directory, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env=environment(directory, **more),
+        cwd=directory,
+    )
+    print(done.stderr)
+    return Drilled(done.returncode, done.stdout, done.stderr, directory / "report")
+
+
+def test_an_outage_is_survived_and_the_report_says_so(tmp_path: Path) -> None:
+    done = drill(tmp_path, *SMALL, "--senders", "3", "--backlog-queues", "3", "--output", "json")
+    found = done.found
+    assert done.status == 0
+    assert found.keys() >= PROMISED
+    assert found["accepted"] == found["delivered"] == found["received"] == 300
+    assert (found["lost"], found["lost_ids"], found["caller_errors"]) == (0, [], 0)
+    assert 0 < found["diverted"] < 300
+    assert 1.0 <= found["failover_s"] < 3.0
+    assert found["recover_s"] > 0
+    assert found["drain_s"] > 0
+    calls = {(one["cause"], one["operation"]): one["operations"] for one in found["charges"]}
+    assert calls["consumer", "receive"] >= 300
+    assert calls["failover", "divert"] == calls["syphon", "forward"] == found["diverted"]
+    assert json.loads((done.report / "drill.json").read_text()) == found
+    page = (done.report / "report.html").read_text()
+    assert "Nothing was lost" in page
+    assert page.count("<svg") == 2
+    assert "starting Spark" in done.stderr
+    assert list((tmp_path / "tmp").glob("twinbus-drill-*")) == []
+
+
+def test_a_message_that_the_syphon_drops_is_named(tmp_path: Path) -> None:
+    culprit = tmp_path / "dropped"
+    done = drill(
+        tmp_path,
+        *SMALL,
+        TWINBUS_DRILL_PUMP="tests.end_to_end.bad_pumps:DroppingPump",
+        BAD_PUMP_FILE=str(culprit),
+    )
+    (dropped,) = culprit.read_text().split()
+    assert done.status == 1
+    assert "1 message lost" in done.stdout
+    assert f"lost: {dropped}\n" in done.stdout
+    found = json.loads((done.report / "drill.json").read_text())
+    assert (found["lost"], found["lost_ids"]) == (1, [dropped])
+    assert found["received"] == found["accepted"] - 1
+    assert list((done.report / "ledger").iterdir())
+
+
+def test_messages_completed_before_they_are_sent_are_named_when_the_syphon_is_killed(
+    tmp_path: Path,
+) -> None:
+    culprit = tmp_path / "completed"
+    done = drill(
+        tmp_path,
+        *SMALL,
+        *("--backlog-queues", "1", "--output", "json"),
+        TWINBUS_DRILL_PUMP="tests.end_to_end.bad_pumps:HastyPump",
+        BAD_PUMP_FILE=str(culprit),
+    )
+    gone = culprit.read_text().split()
+    assert done.status == 1
+    assert done.found["lost"] == len(gone) > 0
+    assert done.found["lost_ids"] == sorted(gone)
+    assert done.found["received"] == done.found["accepted"] - len(gone)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_drill_that_is_stopped_leaves_no_process_and_no_file(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    mark = f"DRILL_TEST_MARK={uuid.uuid4()}"
+    name, _, value = mark.partition("=")
+    with subprocess.Popen(
+        command(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(tmp_path, **{name: value}),
+        cwd=tmp_path,
+    ) as process:
+        assert process.stderr is not None
+        read_until(process.stderr, "outage")
+        assert len(marked(mark)) > 1
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert list((tmp_path / "tmp").glob("twinbus-drill-*")) == []
+    ends = time.monotonic() + 10
+    while marked(mark) and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert marked(mark) == []
+
+
+def read_until(stream: IO[str], begin: str) -> None:
+    for line in stream:
+        if line.startswith(begin):
+            return
+    pytest.fail(f"no line begins with {begin}")
+
+
+def marked(mark: str) -> list[str]:
+    """The commands of all living processes with the mark in their environment."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (directory / "environ").read_bytes():
+                found.append((directory / "cmdline").read_bytes().decode().replace("\0", " "))
+        except OSError:
+            continue
+    return [line for line in found if line]
+
+
+def test_wrong_use_gets_one_clear_line_and_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "report").write_text("a file is in the way")
+    done = drill(tmp_path)
+    assert done.status == 1
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"twinbus: the report cannot be written to {tmp_path / 'report'}: File exists;"
+        " name another directory with --report\n"
+    )
+    for option, value in (("--messages", "0"), ("--senders", "65"), ("--ping-interval", "0.5")):
+        refused = drill(tmp_path, option, value)
+        assert refused.status == 2
+        assert option in refused.stderr
