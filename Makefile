@@ -7,6 +7,8 @@ EXTRAS := all,dev
 SOURCES := src tests bench .ci
 # Further arguments for pytest, as in: make test PYTEST_ARGS='-k layout -x'
 PYTEST_ARGS ?=
+# Options of the drill, as in: make drill DRILL_ARGS='--messages 10000 --outage 20'
+DRILL_ARGS ?=
 # One benchmark, or several with commas between: make bench ONLY=broker_send_vs_rabbitmq
 ONLY ?=
 
@@ -27,8 +29,8 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
-drill: ## kill the primary and watch nothing get lost (not there yet)
-	@echo "drill: not there yet; it comes with pairing, the next release. Try: make test" >&2; exit 1
+drill: $(STAMP) ## kill the primary and watch nothing get lost
+	@$(BIN)/twinbus drill $(DRILL_ARGS)
 
 test: lint types ## lint, types and all tests
 	@$(BIN)/python -m pytest -m 'not soak' $(PYTEST_ARGS)

@@ -24,6 +24,7 @@ from twinbus.transfer import (
     from_backlog_sections,
     to_backlog_message,
 )
+from twinbus.transfer.sdk import with_message_id
 
 NOW_MS = 1_800_000_000_000
 WHEN = datetime(2030, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
@@ -176,3 +177,11 @@ def test_a_reserved_name_is_refused_as_text_and_as_bytes(name: str) -> None:
         message = ServiceBusMessage("body", application_properties={key: "mine"})
         with pytest.raises(ReservedPropertyError, match=name):
             to_backlog_message(message, "orders")
+
+
+def test_a_message_gets_an_id_in_a_copy() -> None:
+    original = AmqpAnnotatedMessage(data_body=b"x")
+    copied = with_message_id(original, "given")
+    assert copied.properties.message_id == "given"
+    assert original.properties is None
+    assert list(copied.body) == [b"x"]

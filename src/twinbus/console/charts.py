@@ -227,8 +227,9 @@ def _label_rows(data: Timeline) -> list[int]:
 
 
 def _label_left(x: float, label: str) -> float:
-    """Where a label begins: at its marker, or further left where the picture ends."""
-    return min(x + 4, WIDTH - RIGHT - len(label) * CHAR_WIDTH)
+    """Where a label begins: right of its marker, or left of it where the picture ends."""
+    width = len(label) * CHAR_WIDTH
+    return x + 4 if x + 4 + width <= WIDTH - RIGHT else x - 4 - width
 
 
 def _marks(data: Timeline, tops: Sequence[float]) -> list[str]:

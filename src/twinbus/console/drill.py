@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from azure.core.exceptions import AzureError
 from rich.console import Console
 from rich.table import Table
 
@@ -41,7 +42,7 @@ def run(plan: DrillPlan, directory: Path, *, as_json: bool) -> int:
     try:
         result = asyncio.run(_hold(plan, directory))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        Console(stderr=True).print("drill: stopped; nothing of it is left running")
+        Console(stderr=True).print("drill: stopped")
         return STOPPED
     (directory / "drill.json").write_text(json.dumps(result.as_json(), indent=2) + "\n")
     (directory / "report.html").write_text(report.page(result))
@@ -62,14 +63,23 @@ async def _hold(plan: DrillPlan, directory: Path) -> DrillResult:
         drill = Drill(plan, world, spark, screen, os.environ.get(PUMP_VARIABLE))
         try:
             result = await drill.run()
-        except asyncio.CancelledError:
-            spark.interrupt()
-            raise
+        except BaseException as error:
+            spark.stop()
+            raise _reason(error) from error
         if not result.passed:
             # What a person needs to find out why.
             shutil.rmtree(directory / "ledger", ignore_errors=True)
             shutil.copytree(world.ledger, directory / "ledger")
         return result
+
+
+def _reason(error: BaseException) -> BaseException:
+    """The first error of several at once; one of the SDK as ours, for it is a single line too."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, AzureError):
+        return DrillError(f"the drill could not go on: {' '.join(str(error).split())}")
+    return error
 
 
 def _make(directory: Path) -> None:

@@ -14,7 +14,7 @@ import twinbus
 from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.console.drill_consumers import Consumers, backlog_count, left_in_backlog
 from twinbus.console.drill_result import HEALTHY, DrillPlan, DrillResult, Moments
-from twinbus.console.drill_spark import SparkThread, warm_up
+from twinbus.console.drill_spark import SparkThread, start_worker, work_out_tables_once
 from twinbus.console.drill_traffic import Traffic
 from twinbus.console.drill_world import ENTITIES, NamespaceProcess, World, create_entities
 from twinbus.cost import prices
@@ -42,6 +42,9 @@ DRAIN_TRIES: Final = 3
 DRAIN_STALL_S: Final = 75.0
 """Without a message less in the backlog for so long the drain is given up, and the report says so.
 Longer than a lock of the backlog: what a dead task had locked comes free in between."""
+
+LOST_IDS_MAX: Final = 10_000
+"""A drill names what it lost; past this many ids they are no help any more."""
 
 BACKOFF_S: Final = 0.2
 RETRIES: Final = 1_000
@@ -71,11 +74,31 @@ class Drill:
 
     async def run(self) -> DrillResult:
         """Everything, in order; what came of it."""
-        await self._start()
-        ready = await self._send()
-        await self._drain(ready)
+        sent = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._get_spark_ready(sent))
+            await self._start()
+            await self._send()
+            sent.set()
+        await self._drain()
         await self._receive()
         return await self._count()
+
+    async def _get_spark_ready(self, sent: asyncio.Event) -> None:
+        """Start Spark while messages are sent, and have it practise if there is time left."""
+        with self._screen.phase("Spark", "starting Spark") as phase:
+            ready = self._spark.submit(start_worker)
+            while not await _is_done(ready):
+                phase.say(self._spark.said or "starting Spark")
+            ready.result()
+            if not sent.is_set():
+                phase.say("Spark runs, and warms up while messages are sent")
+                practice = self._spark.submit(
+                    lambda session: work_out_tables_once(session, self._world.ledger)
+                )
+                while not await _is_done(practice):
+                    pass
+            phase.say("Spark is ready")
 
     async def _start(self) -> None:
         primary, secondary = self._world.primary, self._world.secondary
@@ -86,8 +109,7 @@ class Drill:
             await create_entities(primary.connection_string)
             phase.say(f"{_place(primary)} and {_place(secondary)}, each a process of its own")
 
-    async def _send(self) -> Future[None]:
-        """Send through the outage; when it ends Spark may still be getting ready."""
+    async def _send(self) -> None:
         primary, secondary = _side(self._world.primary), _side(self._world.secondary)
         async with pair_namespaces(primary, secondary, self._options()) as pair:
             self._queues = pair.backlog_queues
@@ -95,12 +117,10 @@ class Drill:
             words = f"{plan.messages:,} messages, {plan.rate:.0f} a second, {plan.senders} senders"
             with self._screen.phase("send", words, plan.messages) as phase:
                 traffic = Traffic(plan, pair, phase.reach)
-                ready = self._spark.submit(lambda session: warm_up(session, self._world.ledger))
                 async with asyncio.TaskGroup() as group:
                     group.create_task(traffic.run())
                     await self._lose_primary(pair)
             self._began_ms, self._told_accepted = traffic.began_ms, traffic.told_accepted
-            return ready
 
     def _options(self) -> SendAvailabilityOptions:
         return SendAvailabilityOptions(
@@ -151,10 +171,7 @@ class Drill:
                 return
             await asyncio.sleep(min(LOOK_S, limit_s - gone_s))
 
-    async def _drain(self, ready: Future[None]) -> None:
-        with self._screen.phase("Spark", "starting Spark") as phase:
-            await asyncio.wrap_future(ready)
-            phase.say(self._spark.said)
+    async def _drain(self) -> None:
         waiting = await self._in_backlog()
         words = f"{waiting:,} messages in the backlog; Spark brings them home"
         with self._screen.phase("drain", words, waiting) as phase:
@@ -210,7 +227,11 @@ class Drill:
             seen = await left_in_backlog(secondary, self._queues)
             work = self._spark.submit(
                 lambda session: jobs.tables(
-                    session, self._world.ledger, prices.standard(), snapshot=seen
+                    session,
+                    self._world.ledger,
+                    prices.standard(),
+                    snapshot=seen,
+                    ids_max=LOST_IDS_MAX,
                 )
             )
             tables = await asyncio.wrap_future(work)
@@ -233,7 +254,8 @@ class Drill:
 
 async def _is_done(work: Future[None]) -> bool:
     """Whether the work has ended, waiting a moment for it."""
-    await asyncio.wait({asyncio.wrap_future(work)}, timeout=LOOK_S)
+    if not work.done():
+        await asyncio.sleep(LOOK_S)
     return work.done()
 
 

@@ -21,12 +21,14 @@ from twinbus.pipeline.session import QUICK_START, SparkStartError, start_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkThread", "require_spark", "warm_up"]
+__all__ = ["SparkThread", "require_spark", "start_worker", "work_out_tables_once"]
 
 T = TypeVar("T")
 
 END_LIMIT_S: Final = 20.0
-"""How long the end of a drill waits for Spark. Past that the JVM ends when this process does."""
+"""How long the end of a drill waits for Spark to end."""
+STOP_LIMIT_S: Final = 3.0
+"""The same for a drill that was stopped: somebody waits. The JVM ends when this process does."""
 
 
 def require_spark() -> None:
@@ -35,14 +37,18 @@ def require_spark() -> None:
         raise SparkStartError("the drill needs Spark: pip install 'twinbus[all]'")
 
 
-def warm_up(session: SparkSession, ledger: Path) -> None:
-    """Have Spark do all of its work once, on the ledger so far, and throw the answer away.
-
-    The first time costs it many times the second: classes, code, a Python worker. While messages
-    are sent that costs nobody anything; afterwards somebody would be waiting.
-    """
+def start_worker(session: SparkSession) -> None:
+    """Have a Python worker run with the syphon loaded: the first one takes Spark seconds."""
     session.range(1).mapInArrow(_as_it_is, "id long").collect()
-    jobs.tables(session, ledger, prices.standard(), snapshot=[])
+
+
+def work_out_tables_once(session: SparkSession, ledger: Path) -> None:
+    """Work out the tables of the ledger so far, and throw them away.
+
+    The first time costs Spark several times the second (it loads and compiles). While messages are
+    sent nobody waits for it.
+    """
+    jobs.tables(session, ledger, prices.standard())
 
 
 def _as_it_is(batches: Iterator[Any]) -> Iterator[Any]:
@@ -58,6 +64,8 @@ class SparkThread:
         """What the start said of itself: which Java it found."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._session: SparkSession | None = None
+        self._limit_s = END_LIMIT_S
+        self._closing = False
         # Not waited for when the process ends: a start that hangs must not hang Ctrl-C.
         self._thread = threading.Thread(target=self._run, name="twinbus-spark", daemon=True)
 
@@ -67,14 +75,17 @@ class SparkThread:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._closing = True
         self._work.put(None)
-        self._thread.join(END_LIMIT_S)
+        self._thread.join(self._limit_s)
 
     def submit(self, work: Callable[[SparkSession], T]) -> Future[T]:
         """Have `work` done with the session, after what was submitted before."""
         future: Future[T] = Future()
 
         def do() -> None:
+            if self._closing:
+                future.cancel()
             if not future.set_running_or_notify_cancel():
                 return
             try:
@@ -87,8 +98,14 @@ class SparkThread:
         self._work.put(do)
         return future
 
+    def stop(self) -> None:
+        """End what Spark is doing now, and do not wait for it for long."""
+        self._limit_s = STOP_LIMIT_S
+        self._closing = True
+        self.interrupt()
+
     def interrupt(self) -> None:
-        """End what Spark is doing now: whoever asked for it has gone."""
+        """End what Spark is doing now."""
         session: Any = self._session
         if session is not None:
             session.sparkContext.cancelAllJobs()

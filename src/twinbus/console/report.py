@@ -176,8 +176,8 @@ def _bill(result: DrillResult) -> str:
     return (
         '<table><tr><th>cause</th><th>operation</th><th class="number">calls</th>'
         f'<th class="number">units of 64 KB</th></tr>{"".join(lines)}</table>'
-        f'<p class="note">{bill.units:,} units: {escape(used_up)} once the free operations of the'
-        f" month are used up, {escape(free)} as all there was this month. Settlement is"
+        f'<p class="note">{bill.units:,} units: {escape(used_up)} once the month has used up its'
+        f" free operations, {escape(free)} if these were its only ones. Settlement is"
         f" {'' if bill.settlement_counted else 'not '}counted. Prices: {escape(bill.price_book)}."
         "</p>"
     )

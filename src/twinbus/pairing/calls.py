@@ -130,17 +130,19 @@ class _Call:
         self, pool: SenderPool, is_worth: Callable[[], bool] = lambda: True
     ) -> Conduit | None:
         """A sender, once one is free; None when there is something better to do than to wait."""
-        while self.call.stays and is_worth():
-            if self.deadline is not None and self.loop.time() >= self.deadline:
-                return None
+        while self.call.stays and is_worth() and not self._is_over():
+            conduit = pool.take()
+            if conduit is not None:
+                return conduit
             await pool.wait(self.deadline)
             self.client.require_open()
             if pool.closed:
                 raise ValueError(f"the sender to {self.entity.path} was closed; get a new one")
-            conduit = pool.take()
-            if conduit is not None:
-                return conduit
+        pool.pass_on()
         return None
+
+    def _is_over(self) -> bool:
+        return self.deadline is not None and self.loop.time() >= self.deadline
 
     async def _divert(self, queue: str, timeout_s: float) -> tuple[bool, Any]:
         raise NotImplementedError

@@ -123,7 +123,7 @@ class SenderPool:
         except asyncio.CancelledError:
             if waiter.done():
                 # It was this one's turn; the next one must not sleep beside a free sender.
-                self._wake_one()
+                self.pass_on()
             raise
         finally:
             waiter.cancel()
@@ -175,9 +175,10 @@ class SenderPool:
     def _released(self) -> None:
         if self.closed and not self._leased:
             self._drained.set()
-        self._wake_one()
+        self.pass_on()
 
-    def _wake_one(self) -> None:
+    def pass_on(self) -> None:
+        """Wake one who waits: a sender came free, or whoever was woken has no use for it."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -238,7 +239,8 @@ async def _close(conduit: Conduit) -> None:
     remains = conduit.remains
     remains.look()
     if conduit.opening is not None:
-        await _end(conduit.opening)
+        # Before each cancellation: one that is missed may go on to open a connection.
+        await _end(conduit.opening, remains.look)
         remains.look()
     await remains.stop_keep_alive()
     try:
@@ -250,9 +252,11 @@ async def _close(conduit: Conduit) -> None:
         remains.cut()
 
 
-async def _end(task: asyncio.Task[object]) -> None:
+async def _end(task: asyncio.Task[object], before: Callable[[], None] | None = None) -> None:
     """Cancel a task of the SDK until it ends, for it may miss a cancellation."""
     for _ in range(round(CLOSE_LIMIT_S / CANCEL_AGAIN_S)):
+        if before is not None:
+            before()
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
         if done:
@@ -281,14 +285,12 @@ class _Remains:
 
     def look(self) -> None:
         """Note what the sender holds now."""
-        handler = getattr(self._sdk, "_handler", None)
-        self._handlers += [handler] if handler is not None else []
-        for one in self._handlers:
-            transport = getattr(getattr(one, "_connection", None), "_transport", None)
-            self._transports += [transport] if transport is not None else []
-        for one in self._transports:
-            writer = getattr(one, "writer", None)
-            self._writers += [writer] if writer is not None else []
+        _note(self._handlers, getattr(self._sdk, "_handler", None))
+        for handler in self._handlers:
+            connection = getattr(handler, "_connection", None)
+            _note(self._transports, getattr(connection, "_transport", None))
+        for transport in self._transports:
+            _note(self._writers, getattr(transport, "writer", None))
 
     async def stop_keep_alive(self) -> None:
         """End the task that wakes every second; `close` would wait for its next turn."""
@@ -305,6 +307,11 @@ class _Remains:
             transport = getattr(writer, "transport", None)
             if transport is not None:
                 transport.abort()
+
+
+def _note(known: list[object], found: object) -> None:
+    if found is not None and all(found is not one for one in known):
+        known.append(found)
 
 
 class _Insistent:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["read_ledger", "tables"]
 
 IDS_MAX: Final = 100
-"""Ids that a report names: enough to look into, and it stays a report."""
+"""Ids that a report names unless told otherwise: enough to look into, and it stays a report."""
 
 STATES_MAX: Final = 1_000
 """State changes that a report lists: a primary that flaps for a day has fewer."""
@@ -64,16 +64,19 @@ def tables(
     *,
     snapshot: Iterable[Sighting] | None = None,
     rule: CountingRule | None = None,
+    ids_max: int = IDS_MAX,
 ) -> Report:
     """What the ledger in a directory (or at a Hadoop URL) says: conservation and charges.
 
     `snapshot` is what peeks into all backlog queues and their dead-letter queues saw after the
-    traffic ended; empty: they saw nothing; None: nobody looked.
+    traffic ended; empty: they saw nothing; None: nobody looked. `ids_max` is how many ids of a
+    kind (lost, not received, duplicated) the report names.
     """
     lines = read_ledger(spark, ledger_directory).cache()
     try:
         records = lines.where(_is_record()).drop(CORRUPT)
-        return _Tables(spark, lines, records, snapshot).report(prices, rule or CountingRule())
+        table = _Tables(spark, lines, records, snapshot, ids_max)
+        return table.report(prices, rule or CountingRule())
     finally:
         lines.unpersist()
 
@@ -119,8 +122,10 @@ class _Tables:
         lines: DataFrame,
         records: DataFrame,
         snapshot: Iterable[Sighting] | None,
+        ids_max: int,
     ) -> None:
         self._lines = lines
+        self._ids_max = ids_max
         # The broker's own view tells the same operations again.
         self._records = records.where(F.coalesce(F.col("view"), F.lit("client")) == "client")
         self._looked = snapshot is not None
@@ -225,7 +230,7 @@ class _Tables:
     def _ids(self, condition: Column) -> tuple[str, ...]:
         found = self._fates.where(F.col("accepted") & condition).select("message_id")
         return tuple(
-            row["message_id"] for row in found.orderBy("message_id").limit(IDS_MAX).collect()
+            row["message_id"] for row in found.orderBy("message_id").limit(self._ids_max).collect()
         )
 
     def _sums(self, *, assume_receives: bool) -> list[MonthlySum]:
@@ -245,7 +250,7 @@ class _Tables:
 
     def _duplicate_ids(self) -> tuple[Duplicate, ...]:
         named = duplicates(self._records, self._fates).select(*Duplicate._fields)
-        rows = named.orderBy("entity", "message_id").limit(IDS_MAX).collect()
+        rows = named.orderBy("entity", "message_id").limit(self._ids_max).collect()
         return tuple(Duplicate(*row) for row in rows)
 
     def _sends(self, bucket_s: int) -> tuple[Sends, ...]:

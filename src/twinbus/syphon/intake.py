@@ -86,20 +86,21 @@ class Intake:
     def __contains__(self, parcel: Parcel) -> bool:
         return parcel.lock_token in self._live
 
-    def add(self, parcel: Parcel, now: float) -> None:
-        """A message came."""
+    def add(self, parcel: Parcel, now: float) -> bool:
+        """A message came; whether it is so large that the credit must be thought over."""
         assert parcel.lock_token not in self._live, parcel
         self._live[parcel.lock_token] = parcel
         self.size_bytes += parcel.size_bytes
         # Sinks slowly, so that one large message does not narrow the window for ever.
-        sunk = self._largest_bytes - (self._largest_bytes >> 6)
-        self._largest_bytes = max(1, parcel.size_bytes, sunk)
+        expected = self._largest_bytes
+        self._largest_bytes = max(1, parcel.size_bytes, expected - (expected >> 6))
         if parcel.is_deferred:
             self._fetched += 1
         elif self.credit:
             self.credit -= 1
         parcel.received_at = now
         parcel.renew_at = now + parcel.lock_s * RENEW_AFTER
+        return parcel.size_bytes > expected
 
     def forget(self, parcel: Parcel) -> bool:
         """The message is settled, or no longer ours; false if that was known."""

@@ -165,7 +165,7 @@ class Pump:
 
     def received(self, parcel: Parcel, now: float) -> list[Action]:
         """A message came from the backlog queue."""
-        self._intake.add(parcel, now)
+        is_surprise = self._intake.add(parcel, now)
         self._poll_at = now + self._poll_s
         self._aside.something_came(now)
         if parcel.fault is not None:
@@ -175,7 +175,8 @@ class Pump:
             return self._settlements.complete([parcel], now)
         destination = self._destinations.get(parcel.destination) or self._destination(parcel.path)
         destination.waiting.append(parcel)
-        return self._serve(destination, now)
+        actions = self._serve(destination, now)
+        return actions + self._grant(now) if is_surprise else actions
 
     def settled(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
         """The backlog queue confirmed what was decided about these."""

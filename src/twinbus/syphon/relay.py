@@ -176,7 +176,7 @@ class Relay:
             self._primary = line
             self.problems.pop("primary", None)
             self._do(self.pump.primary_up(_now()))
-            return await line.lost
+            return await asyncio.shield(line.lost)
         finally:
             if self._primary is line:
                 self._primary = None

@@ -187,6 +187,18 @@ def test_a_refused_attach_has_a_null_terminus_and_an_error(pair: Pair) -> None:
     assert said(detached).description == "there is no q"
 
 
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_a_receiver_says_whether_its_outcomes_wait_for_the_peers_settlement(
+    pair: Pair, confirmed: bool
+) -> None:
+    ours, _ = pair.session()
+    ours.attach_receiver(
+        "in", source=Source(address="q"), target=Target(address="me"), confirmed=confirmed
+    )
+    _, at_server = pair.exchange()
+    assert of(Attached, at_server)[0].link.rcv_settle_mode == int(confirmed)
+
+
 def test_a_drained_link_gives_its_credit_back(pair: Pair) -> None:
     ours, _ = pair.session()
     link = ours.attach_receiver("in", source=Source(address="q"), target=Target(address="me"))

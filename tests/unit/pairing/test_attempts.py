@@ -205,3 +205,21 @@ def test_an_unusable_entity_is_an_error_and_fills_no_backlog() -> None:
     assert world.call.start(61.0) == [Raise(Ending.UNUSABLE, None)]
     assert world.primary_fails(62.0) == [Raise(Ending.UNUSABLE, REFUSED)]
     assert world.entity.reason == "no such queue"
+
+
+def test_a_call_stays_until_the_route_leads_elsewhere() -> None:
+    world = World()
+    world.call.start(0.0)
+    seen = [world.call.stays]
+    world.fail_over(1.0)
+    seen.append(world.call.stays)
+    world.woken(1.0)
+    seen.append(world.call.stays)
+    assert seen == [True, False, True]
+
+
+def test_without_a_backlog_a_call_stays_on_the_primary_whatever_the_state() -> None:
+    world = World(queues=())
+    world.call.start(0.0)
+    world.fail_over(1.0)
+    assert world.call.stays

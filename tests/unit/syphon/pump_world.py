@@ -286,7 +286,7 @@ class World:
 
     def check(self) -> None:
         """What holds at any time."""
-        assert 0 <= self.pump.credit
+        assert self.pump.credit >= 0
         assert self.pump.credit == self.credit
         assert self.pump.in_flight + self.pump.credit <= self.limits.messages
         assert self.pump.bytes_in_flight <= max(self.limits.size_bytes, self.size_bytes)

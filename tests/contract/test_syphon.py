@@ -1,0 +1,475 @@
+"""The syphon between two real brokers: everything arrives as it was sent, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from tests.official_sdk import Faults, administration, client
+from tests.processes import ServedBroker
+from twinbus import errors
+from twinbus.ledger import LedgerWriter, read
+from twinbus.options import SendAvailabilityOptions
+from twinbus.syphon.host import DrainStats, SyphonHost, drain
+from twinbus.syphon.pump import Limits
+from twinbus.transfer import to_backlog_message
+
+pytestmark = pytest.mark.contract
+
+BACKLOG = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
+LIMITS = Limits(messages=200)
+PATIENCE_S = 60.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Namespaces:
+    """A primary with entities of each kind, a secondary with backlog queues."""
+
+    def __init__(self, primary: ServedBroker, secondary: ServedBroker) -> None:
+        self.brokers = primary, secondary
+        self.primary = primary.connection_string()
+        self.secondary = secondary.connection_string()
+
+    def drain(self, *queues: str, **settings: Any) -> DrainStats:
+        """Drain to the end; bounded, so that a fault of ours is a failure and no hang."""
+        settings.setdefault("limits", LIMITS)
+        settings.setdefault("idle_s", 0.2)
+        work = drain(self.primary, self.secondary, queues or BACKLOG, **settings)
+        return asyncio.run(asyncio.wait_for(work, PATIENCE_S))
+
+    def divert(self, queue: str, path: str, messages: list[ServiceBusMessage]) -> None:
+        """Put messages into a backlog queue as a paired sender does."""
+        with client(self.secondary) as sdk, sdk.get_queue_sender(queue) as sender:
+            for at in range(0, len(messages), 100):
+                batch = [to_backlog_message(m, path) for m in messages[at : at + 100]]
+                sender.send_messages(batch)
+
+    def receive(self, path: str, count: int, **settings: Any) -> list[ServiceBusReceivedMessage]:
+        """Receive and delete `count` messages of a queue, or a subscription as topic/name."""
+        topic, _, subscription = path.partition("/")
+        with client(self.primary) as sdk:
+            receiver = (
+                sdk.get_subscription_receiver(
+                    topic, subscription, receive_mode="receiveanddelete", **settings
+                )
+                if subscription
+                else sdk.get_queue_receiver(path, receive_mode="receiveanddelete", **settings)
+            )
+            received: list[ServiceBusReceivedMessage] = []
+            with receiver:
+                while len(received) < count:
+                    more = receiver.receive_messages(count - len(received), max_wait_time=3)
+                    if not more:
+                        break
+                    received += more
+            return received
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedBroker, ...]]:
+    one, two = tmp_path_factory.mktemp("primary"), tmp_path_factory.mktemp("secondary")
+    rules = ("--rule", "sender:send-key:Send")
+    with (
+        ServedBroker(one, "contoso", options=rules) as primary,
+        ServedBroker(two, "contoso-dr", options=rules) as secondary,
+    ):
+        yield primary, secondary
+
+
+@pytest.fixture
+def namespaces(brokers: tuple[ServedBroker, ServedBroker]) -> Iterator[Namespaces]:
+    """Fresh entities for each test."""
+    made = Namespaces(*brokers)
+    with administration(made.primary) as admin:
+        admin.create_queue("orders")
+        admin.create_queue("sessions", requires_session=True)
+        admin.create_topic("events")
+        for subscription in ("all", "audit"):
+            admin.create_subscription("events", subscription)
+    with administration(made.secondary) as admin:
+        for queue in BACKLOG:
+            admin.create_queue(queue, max_delivery_count=2**31 - 1, lock_duration=LOCK)
+    yield made
+    Faults(made.primary).clear()
+    for text in (made.primary, made.secondary):
+        with administration(text) as admin:
+            for name in [queue.name for queue in admin.list_queues()]:
+                admin.delete_queue(name)
+            for name in [topic.name for topic in admin.list_topics()]:
+                admin.delete_topic(name)
+
+
+LOCK = timedelta(seconds=6)
+"""Short, so that a killed syphon's messages come back while a test waits."""
+
+
+def counts(admin: ServiceBusAdministrationClient, queue: str) -> tuple[int, int]:
+    """Messages that wait, and dead letters."""
+    found = admin.get_queue_runtime_properties(queue)
+    total, dead = found.total_message_count, found.dead_letter_message_count
+    assert total is not None
+    assert dead is not None
+    return total - dead, dead
+
+
+def numbered(prefix: str, count: int, **properties: Any) -> list[ServiceBusMessage]:
+    return [
+        ServiceBusMessage(f"body {n}", message_id=f"{prefix}-{n}", **properties)
+        for n in range(count)
+    ]
+
+
+def test_two_thousand_messages_of_every_kind_are_drained(
+    namespaces: Namespaces, tmp_path: Path
+) -> None:
+    namespaces.divert(BACKLOG[0], "orders", numbered("q", 800))
+    namespaces.divert(BACKLOG[0], "events", numbered("t", 500))
+    for session in range(5):
+        name = f"s{session}"
+        namespaces.divert(BACKLOG[1], "sessions", numbered(name, 80, session_id=name))
+    namespaces.divert(BACKLOG[1], "ORDERS", numbered("again", 300))
+    seen: list[int] = []
+
+    with LedgerWriter(tmp_path / "ledger") as ledger:
+        stats = namespaces.drain(
+            ledger=ledger, on_progress=lambda progress: seen.append(progress.waiting)
+        )
+
+    assert (stats.forwarded, stats.completed, stats.dead_lettered) == (2_000, 2_000, 0)
+    assert seen[0] == 2_000
+    assert seen[-1] == 0
+    got = [message.message_id or "" for message in namespaces.receive("orders", 1_101)]
+    assert len(got) == 1_100
+    # Each backlog queue keeps its order; between two there is none.
+    assert [one for one in got if one.startswith("q-")] == [f"q-{n}" for n in range(800)]
+    assert [one for one in got if one.startswith("again-")] == [f"again-{n}" for n in range(300)]
+    for subscription in ("all", "audit"):
+        ids = [m.message_id for m in namespaces.receive(f"events/{subscription}", 500)]
+        assert ids == [f"t-{n}" for n in range(500)]
+    for session in range(5):
+        name = f"s{session}"
+        ids = [m.message_id for m in namespaces.receive("sessions", 80, session_id=name)]
+        assert ids == [f"{name}-{n}" for n in range(80)]
+    records = Counter(
+        (record["operation"], record["outcome"]) for record in read(tmp_path / "ledger")
+    )
+    assert records["backlog_receive", "ok"] == 2_000
+    assert records["forward", "ok"] == 2_000
+    assert records["complete", "ok"] == 2_000
+
+
+def corpus(later: datetime) -> list[Any]:
+    """Messages with every property and body kind that the SDK can send."""
+    return [
+        ServiceBusMessage(b"bytes", message_id="plain"),
+        AmqpAnnotatedMessage(data_body=[b"two ", b"parts"], properties={"message_id": "parts"}),
+        ServiceBusMessage(
+            "everything",
+            message_id="rich",
+            application_properties={"n": 1, "f": 1.5, "t": True, "u": UUID(int=7), "s": "x" * 300},
+            content_type="text/plain",
+            correlation_id="c",
+            subject="s",
+            to="somewhere",
+            reply_to="here",
+            reply_to_session_id="r",
+            partition_key="p",
+            time_to_live=timedelta(hours=2),
+        ),
+        ServiceBusMessage("late", message_id="late", scheduled_enqueue_time_utc=later),
+        AmqpAnnotatedMessage(
+            value_body={b"map": [1, "two", None, {b"deep": 3.0}]},
+            properties={"message_id": "value"},
+            annotations={"x-mine": "kept"},
+            header={"durable": True, "priority": 7},
+            footer={"foot": b"note"},
+        ),
+        AmqpAnnotatedMessage(sequence_body=[[1, 2], ["a"]], properties={"message_id": "rows"}),
+    ]
+
+
+MARKS = ("x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-enqueue-sequence-number")
+
+
+def plain(message: ServiceBusReceivedMessage) -> dict[str, Any]:
+    """All that a receiver can see of a message and that its sender decided."""
+    raw = message.raw_amqp_message
+    body = raw.body
+    header, properties = raw.header, raw.properties
+    return {
+        "body_type": str(raw.body_type),
+        "body": body if isinstance(body, dict) else list(body),
+        "application_properties": raw.application_properties,
+        "annotations": {
+            key: value
+            for key, value in (raw.annotations or {}).items()
+            if (key.decode() if isinstance(key, bytes) else key) not in MARKS
+        },
+        "footer": raw.footer,
+        "header": {name: getattr(header, name) for name in ("durable", "priority", "time_to_live")},
+        "properties": {
+            name: getattr(properties, name)
+            for name in vars(properties)
+            if name not in ("absolute_expiry_time", "creation_time")
+        },
+        "lives": message.time_to_live,
+    }
+
+
+def test_a_message_that_was_diverted_equals_one_that_was_not(namespaces: Namespaces) -> None:
+    later = datetime.now(UTC) + timedelta(seconds=1)
+    with client(namespaces.primary) as sdk, sdk.get_queue_sender("orders") as sender:
+        for message in corpus(later):
+            sender.send_messages(message)
+    straight = {m.message_id: plain(m) for m in namespaces.receive("orders", 6)}
+    assert len(straight) == 6
+
+    namespaces.divert(BACKLOG[0], "orders", corpus(later))
+    namespaces.drain(BACKLOG[0])
+    diverted = {m.message_id: plain(m) for m in namespaces.receive("orders", 6)}
+
+    assert diverted == straight
+
+
+def test_what_cannot_be_delivered_is_dead_lettered_with_its_reason(
+    namespaces: Namespaces,
+) -> None:
+    with administration(namespaces.primary) as admin:
+        admin.create_queue("small")
+    Faults(namespaces.primary).add(
+        "refuse_send",
+        entity="small",
+        condition="amqp:link:message-size-exceeded",
+        description="it takes 1024 bytes",
+    )
+    with client(namespaces.secondary) as sdk, sdk.get_queue_sender(BACKLOG[0]) as sender:
+        sender.send_messages(ServiceBusMessage("stray", message_id="no-path"))
+        odd: dict[Any, Any] = {"x-ms-path": "orders", "x-ms-timetolive": "soon"}
+        sender.send_messages(ServiceBusMessage("odd", message_id="odd", application_properties=odd))
+    namespaces.divert(BACKLOG[0], "small", [ServiceBusMessage("x" * 4_000, message_id="large")])
+    namespaces.divert(BACKLOG[0], "sessions", [ServiceBusMessage("x", message_id="sessionless")])
+    namespaces.divert(BACKLOG[0], "nowhere", [ServiceBusMessage("x", message_id="lost-way")])
+    namespaces.divert(BACKLOG[0], "orders", numbered("good", 50))
+
+    options = SendAvailabilityOptions(undeliverable_grace=1.0)
+    stats = namespaces.drain(BACKLOG[0], options=options)
+
+    assert (stats.forwarded, stats.dead_lettered) == (50, 5)
+    with (
+        client(namespaces.secondary) as sdk,
+        sdk.get_queue_receiver(BACKLOG[0], sub_queue="deadletter") as receiver,
+    ):
+        dead = receiver.receive_messages(5, max_wait_time=5)
+        reasons = {m.message_id: m.dead_letter_reason for m in dead}
+        words = {m.message_id: m.dead_letter_error_description or "" for m in dead}
+    assert reasons == {
+        "no-path": "MissingDestination",
+        "odd": "AliasTypeUnknown",
+        "large": "MessageTooLarge",
+        "sessionless": "RefusedByDestination",
+        "lost-way": "DestinationNotFound",
+    }
+    assert "1024" in words["large"]
+    assert "nowhere" in words["lost-way"]
+
+
+def test_a_held_destination_does_not_stop_the_others_and_gets_its_messages_later(
+    namespaces: Namespaces,
+) -> None:
+    namespaces.divert(BACKLOG[0], "orders", numbered("held", 40))
+    namespaces.divert(BACKLOG[0], "events", numbered("free", 400))
+    fault = Faults(namespaces.primary).add(
+        "refuse_send",
+        entity="orders",
+        condition="amqp:resource-limit-exceeded",
+        description="the queue is full",
+    )
+
+    async def run() -> None:
+        host = SyphonHost(namespaces.primary, namespaces.secondary, [BACKLOG[0]], limits=LIMITS)
+        await host.start()
+        relay = host.relays[0]
+        await until(lambda: relay.pump.forwarded == 400)
+        assert "the queue is full" in relay.pump.held["orders"]
+        Faults(namespaces.primary).remove(fault)
+        await until(lambda: relay.pump.completed == 440)
+        await host.close()
+
+    asyncio.run(run())
+    assert {m.message_id for m in namespaces.receive("orders", 41)} == {
+        f"held-{n}" for n in range(40)
+    }
+    with administration(namespaces.secondary) as admin:
+        assert counts(admin, BACKLOG[0]) == (0, 0)
+
+
+def test_deferred_messages_of_a_dead_syphon_are_found(namespaces: Namespaces) -> None:
+    namespaces.divert(BACKLOG[0], "orders", numbered("d", 5))
+    with (
+        client(namespaces.secondary) as sdk,
+        sdk.get_queue_receiver(BACKLOG[0]) as receiver,
+    ):
+        for message in receiver.receive_messages(5, max_wait_time=5):
+            receiver.defer_message(message)
+    stats = namespaces.drain(BACKLOG[0])
+    assert stats.completed == 5
+    assert len(namespaces.receive("orders", 5)) == 5
+
+
+def test_locks_are_renewed_while_the_primary_is_slow(namespaces: Namespaces) -> None:
+    namespaces.divert(BACKLOG[0], "orders", numbered("slow", 20))
+    Faults(namespaces.primary).add("delay", entity="orders", delay_ms=9_000)
+    stats = namespaces.drain(BACKLOG[0])
+    assert stats.completed == 20
+    Faults(namespaces.primary).clear()
+    assert len(namespaces.receive("orders", 21)) == 20
+
+
+def test_a_lost_secondary_costs_no_duplicates(namespaces: Namespaces) -> None:
+    namespaces.divert(BACKLOG[0], "orders", numbered("m", 300))
+
+    async def run() -> None:
+        host = SyphonHost(namespaces.primary, namespaces.secondary, [BACKLOG[0]], limits=LIMITS)
+        await host.start()
+        relay = host.relays[0]
+        for target in (60, 180):
+            await until(lambda goal=target: relay.pump.forwarded >= goal)
+            await until(lambda: relay._secondary is not None)
+            assert relay._secondary is not None
+            relay._secondary.drop("a test cut it")
+        await until(lambda: relay.pump.completed + relay.pump.forwarded >= 300)
+        await until(lambda: relay.pump.in_flight == 0)
+        await host.close()
+
+    asyncio.run(run())
+    namespaces.drain(BACKLOG[0])
+    assert sorted(m.message_id or "" for m in namespaces.receive("orders", 301)) == sorted(
+        f"m-{n}" for n in range(300)
+    )
+
+
+WORKER = """
+import asyncio, json, sys
+from twinbus.syphon.host import drain
+from twinbus.syphon.pump import Limits
+given = json.loads(sys.argv[1])
+asyncio.run(drain(given["primary"], given["secondary"], given["queues"],
+    limits=Limits(messages=given["window"]), pump_factory=given.get("pump_factory"),
+    on_progress=lambda p: print(p.forwarded, flush=True), idle_s=0.02))
+"""
+
+
+def test_kill_9_in_the_middle_loses_nothing_and_duplicates_no_more_than_the_window(
+    namespaces: Namespaces,
+) -> None:
+    window, total = 100, 3_000
+    for queue in BACKLOG:
+        namespaces.divert(queue, "orders", numbered(queue[-1], total // 2))
+    given = json.dumps(
+        {
+            "primary": namespaces.primary,
+            "secondary": namespaces.secondary,
+            "queues": BACKLOG,
+            "window": window,
+        }
+    )
+    for _ in range(2):
+        with subprocess.Popen(
+            [sys.executable, "-c", WORKER, given], stdout=subprocess.PIPE, text=True
+        ) as worker:
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                if int(line) > 0:
+                    break
+            worker.send_signal(signal.SIGKILL)
+        assert worker.returncode == -signal.SIGKILL
+
+    namespaces.drain()
+
+    received = Counter(m.message_id for m in namespaces.receive("orders", 2 * total))
+    expected = {f"{queue[-1]}-{n}" for queue in BACKLOG for n in range(total // 2)}
+    assert set(received) == expected
+    duplicates = sum(count - 1 for count in received.values())
+    assert duplicates <= 2 * len(BACKLOG) * window, duplicates
+
+
+def test_a_pump_that_completes_before_it_sends_and_is_killed_loses_messages(
+    namespaces: Namespaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BAD_PUMP_FILE", str(tmp_path / "lost"))
+    namespaces.divert(BACKLOG[0], "orders", numbered("m", 200))
+    given = json.dumps(
+        {
+            "primary": namespaces.primary,
+            "secondary": namespaces.secondary,
+            "queues": BACKLOG[:1],
+            "window": 40,
+            "pump_factory": "tests.end_to_end.bad_pumps:HastyPump",
+        }
+    )
+    for expected in (-signal.SIGKILL, 0):
+        done = subprocess.run(
+            [sys.executable, "-c", WORKER, given], timeout=PATIENCE_S, check=False, cwd=ROOT
+        )
+        assert done.returncode == expected
+    lost = set((tmp_path / "lost").read_text().split())
+    assert lost
+    received = {m.message_id for m in namespaces.receive("orders", 201)}
+    assert received == {f"m-{n}" for n in range(200)} - lost
+
+
+def test_the_primary_may_come_and_go(namespaces: Namespaces) -> None:
+    primary, _ = namespaces.brokers
+    namespaces.divert(BACKLOG[0], "orders", numbered("m", 1_000))
+
+    async def run() -> None:
+        host = SyphonHost(namespaces.primary, namespaces.secondary, [BACKLOG[0]], limits=LIMITS)
+        await host.start()
+        relay = host.relays[0]
+        await until(lambda: relay.pump.forwarded >= 100)
+        primary.kill9()
+        await until(lambda: "primary" in relay.problems)
+        assert relay.pump.credit == 0
+        primary.restart()
+        await until(lambda: relay.pump.completed == 1_000)
+        assert relay.problems == {}
+        await host.close()
+
+    asyncio.run(run())
+    received = Counter(m.message_id for m in namespaces.receive("orders", 1_000 + LIMITS.messages))
+    assert len(received) == 1_000
+    assert sum(received.values()) <= 1_000 + LIMITS.messages
+
+
+def test_wrong_use_gets_one_clear_line(namespaces: Namespaces) -> None:
+    secondary = namespaces.brokers[1]
+    with pytest.raises(errors.SyphonError, match="no queue nothing/here in"):
+        namespaces.drain("nothing/here")
+    weak = Namespaces(*namespaces.brokers)
+    weak.secondary = secondary.connection_string(rule="sender", key="send-key")
+    with pytest.raises(errors.SyphonError, match="need the Manage right"):
+        weak.drain()
+    with pytest.raises(errors.SyphonError, match="no pump is made by 'nowhere:at_all'"):
+        namespaces.drain(pump_factory="nowhere:at_all")
+
+
+async def until(condition: Any, patience_s: float = PATIENCE_S) -> None:
+    ends = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < ends, "it did not come to be"
+        await asyncio.sleep(0.01)
