@@ -14,12 +14,17 @@ from struct import Struct
 
 from twinbus.amqp.events import Begun, Closed, Ended, Event, Opened
 from twinbus.amqp.performatives import (
+    Attach,
     Begin,
     Close,
+    Detach,
+    Disposition,
     End,
     Error,
+    Flow,
     Open,
     SaslInit,
+    Transfer,
     decode_performative,
     encode_frame,
 )
@@ -39,6 +44,9 @@ SMALLEST_MAX_FRAME_BYTES = 512
 CHANNEL_MAX = 4_999
 IDLE_TIMEOUT_MS = 240_000
 FRAME_TYPE_AMQP = 0
+
+SESSION_FRAMES = frozenset({Transfer, Disposition, Flow, Attach, Detach})
+"""What a session takes for itself and its links."""
 
 _FRAME_START = Struct(">IBBH")
 
@@ -234,7 +242,7 @@ class Connection:
         if kind != FRAME_TYPE_AMQP:
             raise ProtocolViolation(f"a frame of type {kind} after the sasl exchange")
         session = self._by_remote_channel.get(channel)
-        if session is not None and not isinstance(performative, (Open, Begin, End, Close)):
+        if session is not None and type(performative) in SESSION_FRAMES:
             session.take(performative, body[start:], events)
             return
         match performative:

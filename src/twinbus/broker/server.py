@@ -31,6 +31,8 @@ log = logging.getLogger("twinbus.broker")
 PENDING_BYTES_MAX = 32 * 1024 * 1024
 """Bytes that may wait for the disk before the broker stops reading from its clients."""
 
+UNKNOWN = "not asked yet"
+
 TIMER_FLOOR_S = 0.001
 """Timers fire at most this often; deadlines are whole milliseconds."""
 
@@ -58,6 +60,8 @@ class BrokerServer:
         self._to_collect: dict[Peer, None] = {}
         self._tick_scheduled = False
         self._reading_paused = False
+        self._no_space: str | None = UNKNOWN
+        """Why the disk takes no more sends; asked once a tick."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         self.namespace = self._restore()
@@ -84,9 +88,10 @@ class BrokerServer:
 
     def require_space(self) -> None:
         """Refuse a send while the disk is nearly full: even taking messages out needs some room."""
-        reason = self.store.low_on_space()
-        if reason is not None:
-            raise QuotaExceeded(reason)
+        if self._no_space is UNKNOWN:
+            self._no_space = self.store.low_on_space()
+        if self._no_space is not None:
+            raise QuotaExceeded(self._no_space)
 
     async def close(self) -> None:
         """Commit what is under way, say goodbye to the clients, close the store."""
@@ -103,6 +108,7 @@ class BrokerServer:
 
     def _tick(self) -> None:
         self._tick_scheduled = False
+        self._no_space = UNKNOWN
         now_ms = self.now_ms()
         self.dispatcher.run(now_ms)
         peers, self._to_collect = self._to_collect, {}

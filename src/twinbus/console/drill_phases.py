@@ -119,7 +119,11 @@ class Drill:
                 traffic = Traffic(plan, pair, phase.reach)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(traffic.run())
-                    await self._lose_primary(pair)
+                    try:
+                        await self._lose_primary(pair)
+                    except BaseException:
+                        traffic.stop()
+                        raise
             self._began_ms, self._told_accepted = traffic.began_ms, traffic.told_accepted
 
     def _options(self) -> SendAvailabilityOptions:

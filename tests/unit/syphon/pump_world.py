@@ -199,11 +199,11 @@ class World:
 
     def settle_everything(self) -> None:
         """Have everything answered as a healthy pair of namespaces does, until nothing moves."""
-        if not self.is_primary_up:
-            self.primary_up()
-        if not self.is_secondary_up:
-            self.secondary_up()
-        for _ in range(10_000):
+        for _ in range(2_000):
+            if not self.is_primary_up:
+                self.primary_up()
+            if not self.is_secondary_up:
+                self.secondary_up()
             for path in list(self.attaching):
                 self.attach(path)
             for path in list(self.attached):
@@ -242,6 +242,13 @@ class World:
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
             self._perform(action)
+        # A relay drops such a line at once, and connects again later.
+        for action in actions:
+            if isinstance(action, Reconnect):
+                if action.side == "primary":
+                    self.primary_down()
+                else:
+                    self.secondary_down()
         self.check()
 
     def _perform(self, action: Action) -> None:
