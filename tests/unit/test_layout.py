@@ -150,7 +150,7 @@ def test_shells_and_other_imports_are_left_alone(tmp_path: Path) -> None:
     tree = made_up(
         tmp_path,
         broker__server="import asyncio, time",
-        broker__queue="from twinbus.broker.engine.lane import Lane\nimport heapq\nfrom uuid import UUID",
+        broker__queue="from twinbus.broker.lane import Lane\nimport heapq\nfrom uuid import UUID",
     )
     assert rules.impure_cores(tree) == []
 

@@ -117,7 +117,9 @@ def _print(result: DrillResult, directory: Path) -> None:
     console.print()
     console.print(table)
     for line in drill_words.missing(result):
-        console.print(f"[red]{line}[/]", soft_wrap=True)
+        console.print(line, style="red", markup=False, soft_wrap=True)
+    if not result.passed:
+        console.print(f"the ledger is kept in {directory / 'ledger'}", soft_wrap=True)
     console.print(
         f"\nreport: {directory / 'report.html'}, with drill.json and drill.log", soft_wrap=True
     )

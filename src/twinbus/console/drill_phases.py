@@ -16,6 +16,7 @@ from twinbus.console.drill_consumers import Consumers, backlog_count, left_in_ba
 from twinbus.console.drill_result import HEALTHY, DrillPlan, DrillResult, Moments
 from twinbus.console.drill_spark import SparkThread, start_worker, work_out_tables_once
 from twinbus.console.drill_traffic import Traffic
+from twinbus.console.drill_words import rate
 from twinbus.console.drill_world import ENTITIES, NamespaceProcess, World, create_entities
 from twinbus.cost import prices
 from twinbus.ledger import LedgerWriter
@@ -42,6 +43,9 @@ DRAIN_TRIES: Final = 3
 DRAIN_STALL_S: Final = 75.0
 """Without a message less in the backlog for so long the drain is given up, and the report says so.
 Longer than a lock of the backlog: what a dead task had locked comes free in between."""
+
+WHY_LENGTH: Final = 200
+"""Of an error of Spark that is shown: it may go on for pages."""
 
 LOST_IDS_MAX: Final = 10_000
 """A drill names what it lost; past this many ids they are no help any more."""
@@ -92,7 +96,7 @@ class Drill:
                 phase.say(self._spark.said or "starting Spark")
             ready.result()
             if not sent.is_set():
-                phase.say("Spark runs, and warms up while messages are sent")
+                phase.say("Spark runs, and warms up meanwhile")
                 practice = self._spark.submit(
                     lambda session: work_out_tables_once(session, self._world.ledger)
                 )
@@ -107,14 +111,14 @@ class Drill:
                 for namespace in (primary, secondary):
                     group.create_task(asyncio.to_thread(namespace.start))
             await create_entities(primary.connection_string)
-            phase.say(f"{_place(primary)} and {_place(secondary)}, each a process of its own")
+            phase.say(f"{_place(primary)}, {_place(secondary)}")
 
     async def _send(self) -> None:
         primary, secondary = _side(self._world.primary), _side(self._world.secondary)
         async with pair_namespaces(primary, secondary, self._options()) as pair:
             self._queues = pair.backlog_queues
             plan = self._plan
-            words = f"{plan.messages:,} messages, {plan.rate:.0f} a second, {plan.senders} senders"
+            words = f"{plan.messages:,} messages, {rate(plan)} a second, {plan.senders} senders"
             with self._screen.phase("send", words, plan.messages) as phase:
                 traffic = Traffic(plan, pair, phase.reach)
                 async with asyncio.TaskGroup() as group:
@@ -177,15 +181,16 @@ class Drill:
 
     async def _drain(self) -> None:
         waiting = await self._in_backlog()
-        words = f"{waiting:,} messages in the backlog; Spark brings them home"
+        words = f"{waiting:,} messages; the Spark syphon brings them home"
         with self._screen.phase("drain", words, waiting) as phase:
             for _ in range(DRAIN_TRIES):
                 error = await self._drained(phase, waiting)
                 left = await self._in_backlog()
-                phase.say(f"Spark brought {waiting - left:,} messages home, {left:,} are left")
+                phase.say(f"Spark brought {waiting - left:,} home, {left:,} are left")
                 if error is None:
                     return
-                phase.say(f"the drain ended early, {left:,} messages are left: {error}")
+                why = str(error).strip().partition("\n")[0][:WHY_LENGTH]
+                phase.say(f"the drain ended early, {left:,} messages are left: {why}")
 
     async def _drained(self, phase: Phase, waiting: int) -> BaseException | None:
         """Drain once; what ended it early, if something did."""
@@ -222,7 +227,7 @@ class Drill:
             consumers = Consumers(primary, ledger, phase.reach)
             phase.expect(await consumers.in_primary())
             count = await consumers.run()
-            phase.say(f"{count:,} messages received from the primary with the plain SDK")
+            phase.say(f"{count:,} messages received with the plain SDK")
 
     async def _count(self) -> DrillResult:
         ended_ms = _now_ms()
@@ -268,7 +273,7 @@ def _side(namespace: NamespaceProcess) -> Namespace:
 
 
 def _place(namespace: NamespaceProcess) -> str:
-    return f"{namespace.name} (port {namespace.port})"
+    return f"{namespace.name} at :{namespace.port}"
 
 
 def _now_ms() -> int:

@@ -11,7 +11,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
 from twinbus.console.drill_result import TookTime
 
@@ -20,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Phase", "Screen"]
 
-BAR_WIDTH: Final = 24
+BAR_WIDTH: Final = 16
 NAME_WIDTH: Final = 8
 
 
@@ -36,9 +46,15 @@ class Screen:
                 SpinnerColumn(finished_text="[green]✓[/]"),
                 TextColumn("[bold]{task.description}"),
                 BarColumn(BAR_WIDTH, pulse_style="bar.back"),
-                TextColumn("[dim]{task.fields[took]}"),
-                TextColumn("{task.fields[note]}"),
+                _Took(),
+                # What a note says may be any text, an error's too: no markup, and one line.
+                TextColumn(
+                    "{task.fields[note]}",
+                    markup=False,
+                    table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+                ),
                 console=self._console,
+                expand=True,
             )
 
     def __enter__(self) -> Self:
@@ -64,6 +80,14 @@ class Screen:
         self.took.append(TookTime(name, time.monotonic() - began))
 
 
+class _Took(ProgressColumn):
+    """Seconds since the phase began, to a tenth."""
+
+    def render(self, task: Task) -> Text:
+        took_s = task.finished_time if task.finished else task.elapsed
+        return Text(f"{took_s or 0.0:5.1f} s", style="dim")
+
+
 class Phase:
     """One line: a name, a bar, and words that change."""
 
@@ -82,9 +106,9 @@ class Phase:
         self._began = time.monotonic()
         self._task = TaskID(0)
         if progress is None:
-            console.print(f"{self._name} {note} ...", soft_wrap=True)
+            self._print(f"{self._name} {note} ...")
         else:
-            self._task = progress.add_task(self._name, total=total, note=note, took=self._took)
+            self._task = progress.add_task(self._name, total=total, note=note)
 
     @property
     def _took(self) -> str:
@@ -111,7 +135,7 @@ class Phase:
         if note is not None:
             self._note = note
         if self._progress is None:
-            self._console.print(f"{self._name} {self._took}  {self._note}", soft_wrap=True)
+            self._print(f"{self._name} {self._took}  {self._note}")
             return
         self._update()
         if is_done:
@@ -120,6 +144,9 @@ class Phase:
             self._progress.update(self._task, total=total, completed=total)
         self._progress.stop_task(self._task)
 
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False)
+
     def _update(self, done: float | None = None) -> None:
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, note=self._note, took=self._took)
+            self._progress.update(self._task, completed=done, note=self._note)

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from decimal import Decimal
 
-    from twinbus.console.drill_result import DrillResult
+    from twinbus.console.drill_result import DrillPlan, DrillResult
     from twinbus.pipeline.report import Bill
 
-__all__ = ["CAUSES", "Row", "cause_name", "headline", "missing", "money", "rows", "story"]
+__all__ = ["CAUSES", "Row", "cause_name", "headline", "missing", "money", "rate", "rows", "story"]
 
 IDS_SHOWN: Final = 20
 """Ids that a person reads; drill.json has more."""
+
+FEW: Final = 10
 
 CAUSES: Final = {
     "application": "sends to the primary",
@@ -77,6 +79,11 @@ def cause_name(cause: str) -> str:
     return CAUSES.get(cause, cause)
 
 
+def rate(plan: DrillPlan) -> str:
+    """Messages a second, with a digit more where there are few."""
+    return f"{plan.rate:.0f}" if plan.rate >= FEW else f"{plan.rate:.1f}"
+
+
 def money(amount: Decimal | None, currency: str) -> str:
     """An amount with as many digits as it takes to see one that is small."""
     if amount is None:
@@ -90,7 +97,7 @@ def _story(result: DrillResult) -> Iterator[str]:
     down_s = (result.moments.back_ms - result.moments.killed_ms) / 1000
     yield (
         f"{_counted(plan.senders, 'sender')} sent {plan.messages:,} messages at"
-        f" {plan.rate:.0f} a second; the primary was killed with SIGKILL after"
+        f" {rate(plan)} a second; the primary was killed with SIGKILL after"
         f" {plan.kill_after_s:.0f} s and was down for {down_s:.1f} s."
     )
     if result.failover_s is None:
@@ -105,10 +112,10 @@ def _story(result: DrillResult) -> Iterator[str]:
     if result.recover_s is not None:
         yield f"The ping found the primary {result.recover_s:.1f} s after it was back."
     if result.drain_s is not None:
-        rate = "" if result.drain_rate is None else f", {result.drain_rate:,.0f} a second"
+        pace = "" if result.drain_rate is None else f", {result.drain_rate:,.0f} a second"
         yield (
             f"Spark brought {_counted(tables.forwarded, 'message')} home in"
-            f" {result.drain_s:.1f} s{rate}."
+            f" {result.drain_s:.1f} s{pace}."
         )
     yield (
         f"The receivers got {tables.received or 0:,} of {tables.accepted:,} accepted messages:"

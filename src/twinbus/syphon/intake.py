@@ -31,7 +31,7 @@ RENEW_AFTER: Final = 0.5
 class Limits:
     """How much a pump may have under way, and how long it waits for an answer."""
 
-    messages: int = 1_000
+    messages: int = 2_000
     """Received and not yet settled: also the most that a crash can duplicate."""
     size_bytes: int = 16 * 1024 * 1024
     """The same in bytes; exceeded only by messages larger than those seen before."""

@@ -26,7 +26,7 @@ from twinbus.amqp.transport import ClientTransport, connect
 from twinbus.syphon.endpoint import Endpoint
 from twinbus.syphon.node import LineLost, Node, RequestRefused
 
-__all__ = ["Line", "LineLost", "RequestRefused"]
+__all__ = ["ANSWER_S", "Line", "LineLost", "RequestRefused"]
 
 log = logging.getLogger("twinbus.syphon")
 

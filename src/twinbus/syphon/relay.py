@@ -48,7 +48,7 @@ from twinbus.syphon.actions import (
 from twinbus.syphon.bookkeeping import Bookkeeper, Ledger
 from twinbus.syphon.endpoint import Endpoint
 from twinbus.syphon.errands import SourceErrands
-from twinbus.syphon.line import Line, LineLost, RequestRefused
+from twinbus.syphon.line import ANSWER_S, Line, LineLost, RequestRefused
 from twinbus.syphon.parcel import Parcel
 from twinbus.syphon.pump import Pump
 from twinbus.syphon.source import disposition_of, joined
@@ -220,7 +220,11 @@ class Relay:
         source.owner = self
         line.flush()
         try:
-            await asyncio.wait({gone, line.lost}, return_when=asyncio.FIRST_COMPLETED)
+            either = {gone, line.lost}
+            await asyncio.wait(either, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._source is None and not gone.done() and not line.lost.done():
+                raise LineLost(f"the attach to {self.queue} was not answered for {ANSWER_S:g} s")
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if line.lost.done():
                 return line.lost.result()
             if self._source is None:
