@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := all,dev
 SOURCES := src tests bench .ci
+# Tests wait more than they work: three at a time fill two cores.
+WORKERS ?= 3
 # Further arguments for pytest, as in: make test PYTEST_ARGS='-k layout -x'
 PYTEST_ARGS ?=
 # Options of the drill, as in: make drill DRILL_ARGS='--messages 10000 --outage 20'
@@ -33,7 +35,7 @@ drill: $(STAMP) ## kill the primary and watch nothing get lost
 	@$(BIN)/twinbus drill $(DRILL_ARGS)
 
 test: lint types ## lint, types and all tests
-	@$(BIN)/python -m pytest -m 'not soak' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 soak: $(STAMP) ## the long fault runs
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(PYTEST_ARGS)

@@ -18,7 +18,6 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote_plus
 from uuid import uuid4
 
-import pytest
 from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
 from azure.servicebus import (
     ServiceBusClient,
@@ -31,12 +30,6 @@ from azure.servicebus.aio.management import (
     ServiceBusAdministrationClient as AsyncAdministrationClient,
 )
 from azure.servicebus.management import ServiceBusAdministrationClient
-
-SDK_LEAKS_SOCKETS = (
-    pytest.mark.filterwarnings("ignore:[Uu]nclosed :ResourceWarning"),
-    pytest.mark.usefixtures("leaks_collected"),
-)
-"""Marks of tests in which the SDK meets errors: it then drops sockets without closing them."""
 
 Handler = TypeVar("Handler", ServiceBusSender, ServiceBusReceiver)
 

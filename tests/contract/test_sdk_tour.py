@@ -19,9 +19,9 @@ from azure.servicebus.exceptions import (
 )
 
 from tests.contract.conftest import Tour, receive, receive_one, stays_empty
-from tests.official_sdk import SDK_LEAKS_SOCKETS, ping
+from tests.official_sdk import ping
 
-pytestmark = [pytest.mark.contract, *SDK_LEAKS_SOCKETS]
+pytestmark = pytest.mark.contract
 
 SHORT_LOCK = timedelta(seconds=5)
 """The shortest lock that Service Bus grants."""

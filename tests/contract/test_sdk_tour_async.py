@@ -35,7 +35,6 @@ from azure.servicebus.exceptions import (
 
 from tests.contract.conftest import PATIENCE_S, QUIET_S
 from tests.official_sdk import (
-    SDK_LEAKS_SOCKETS,
     Faults,
     async_administration,
     async_client,
@@ -43,7 +42,7 @@ from tests.official_sdk import (
 )
 from tests.processes import ServedBroker
 
-pytestmark = [pytest.mark.contract, *SDK_LEAKS_SOCKETS]
+pytestmark = pytest.mark.contract
 
 
 class AsyncTour:
@@ -116,6 +115,7 @@ async def receive_one(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage
 
 
 async def stays_empty(receiver: ServiceBusReceiver) -> bool:
+    await receiver.__aenter__()
     return not await receiver.receive_messages(1, max_wait_time=QUIET_S)
 
 

@@ -24,9 +24,9 @@ from azure.servicebus.exceptions import (
 from azure.servicebus.management import EntityStatus, TrueRuleFilter
 
 from tests.contract.conftest import Tour, receive, receive_one, stays_empty
-from tests.official_sdk import SDK_LEAKS_SOCKETS, administration
+from tests.official_sdk import administration
 
-pytestmark = [pytest.mark.contract, *SDK_LEAKS_SOCKETS]
+pytestmark = pytest.mark.contract
 
 
 def accept(tour: Tour, queue: str, session: Any, **settings: Any) -> ServiceBusReceiver:

@@ -23,9 +23,9 @@ from azure.servicebus.exceptions import (
 from azure.servicebus.management import EntityStatus
 
 from tests.contract.conftest import Tour, receive_one, stays_empty
-from tests.official_sdk import SDK_LEAKS_SOCKETS, Faults, client
+from tests.official_sdk import Faults, client
 
-pytestmark = [pytest.mark.contract, *SDK_LEAKS_SOCKETS]
+pytestmark = pytest.mark.contract
 
 REFUSED = (ServiceBusAuthorizationError, ServiceBusAuthenticationError)
 """The SDK tells a missing right at attach or at put-token, and names them differently."""

@@ -13,13 +13,13 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
-from tests.official_sdk import SDK_LEAKS_SOCKETS, administration, client
+from tests.official_sdk import administration, client
 from twinbus.amqp.connection import AMQP_HEADER
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.faults import Fault
 from twinbus.errors import BrokerStartError, ListenError, StoreError
 
-pytestmark = [pytest.mark.end_to_end, *SDK_LEAKS_SOCKETS]
+pytestmark = pytest.mark.end_to_end
 
 
 def threads() -> set[threading.Thread]:

@@ -15,10 +15,10 @@ from azure.servicebus.exceptions import MessagingEntityNotFoundError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.end_to_end.raw_client import ConnectionLost, RawClient, message
-from tests.official_sdk import SDK_LEAKS_SOCKETS, ClosedTogether, administration, client
+from tests.official_sdk import ClosedTogether, administration, client
 from tests.processes import ServedBroker
 
-pytestmark = [pytest.mark.end_to_end, *SDK_LEAKS_SOCKETS]
+pytestmark = pytest.mark.end_to_end
 
 HEALTH_LIMIT_S = 1.0
 STOP_LIMIT_S = 5.0
