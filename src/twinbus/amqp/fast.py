@@ -40,6 +40,18 @@ def _wide_head(body: Wire) -> tuple[int, int, int]:
 
 def decode_transfer(body: Wire) -> tuple[Transfer, int] | None:
     """The transfer of a body that begins with 00 53 14."""
+    fields = transfer_fields(body)
+    if fields is None:
+        return None
+    handle, delivery_id, tag, flags, end = fields
+    return Transfer(handle, delivery_id, tag, *flags), end
+
+
+TransferFields = tuple[int, int | None, bytes | None, tuple[Any, ...], int]
+
+
+def transfer_fields(body: Wire) -> TransferFields | None:
+    """Handle, delivery id and tag of a transfer, the fields after them, and where it ends."""
     if body[3] == 0xC0:
         count, offset, end = body[5], 6, 5 + body[4]
     else:
@@ -89,7 +101,7 @@ def decode_transfer(body: Wire) -> tuple[Transfer, int] | None:
     flags = _transfer_tail(tail, count)
     if flags is None:
         return None
-    return Transfer(handle, delivery_id, tag, *flags), end
+    return handle, delivery_id, tag, flags, end
 
 
 def decode_disposition(body: Wire) -> tuple[Disposition, int] | None:

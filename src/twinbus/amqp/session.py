@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from twinbus.amqp.decoding import MALFORMED
 from twinbus.amqp.events import (
     Attached,
     CreditChanged,
@@ -19,6 +20,7 @@ from twinbus.amqp.events import (
     Disposed,
     Event,
 )
+from twinbus.amqp.fast import transfer_fields
 from twinbus.amqp.link import SERIAL_MASK, Link, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import (
     Attach,
@@ -42,12 +44,16 @@ if TYPE_CHECKING:
 INCOMING_WINDOW = 65_535
 """Transfers the peer may send before we renew the window; renewed when half is used."""
 
+RENEW_BELOW = INCOMING_WINDOW // 2
+
 OUTGOING_WINDOW = 65_535
 HANDLE_MAX = 65_535
 TRANSFER_OVERHEAD = 64
 """Bytes of a frame that a transfer's own performative may take; the rest carries payload."""
 
 HALF_SERIAL = 1 << 31
+ULONG_DESCRIPTOR = b"\x00\x53"
+OPEN = LinkState.OPEN
 
 
 class Session:
@@ -250,10 +256,36 @@ class Session:
             raise self.connection.violation(f"unexpected {type(performative).__name__} frame")
         handler(performative, payload, events)
 
+    def take_delivery(self, body: bytes, events: list[Event]) -> bool:
+        """Take a transfer that is one whole delivery of a known shape; false: it is another."""
+        if body[:2] != ULONG_DESCRIPTOR:
+            return False
+        try:
+            fields = transfer_fields(body)
+        except MALFORMED:
+            return False  # The general way has the words for it.
+        if fields is None:
+            return False
+        handle, delivery_id, tag, flags, end = fields
+        message_format, settled, more, _, _, _, aborted, _ = flags
+        link = self._by_remote_handle.get(handle)
+        if more or aborted or delivery_id is None or type(link) is not ReceiverLink:
+            return False
+        if link.partial_start is not None or link.state is not OPEN:
+            return False
+        self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL_MASK
+        self._incoming_window -= 1
+        if self._incoming_window < RENEW_BELOW:
+            self.write_flow()
+        self._deliver(
+            link, delivery_id, tag or b"", message_format or 0, settled, body[end:], events
+        )
+        return True
+
     def _on_transfer(self, transfer: Transfer, payload: bytes, events: list[Event]) -> None:
         self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL_MASK
         self._incoming_window -= 1
-        if self._incoming_window < INCOMING_WINDOW // 2:
+        if self._incoming_window < RENEW_BELOW:
             self.write_flow()
         link = self._by_remote_handle.get(transfer.handle)
         # A link we have closed may still get what the peer sent before it read our DETACH.

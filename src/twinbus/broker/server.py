@@ -15,7 +15,6 @@ from collections.abc import Iterable
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.engine.namespace import Namespace
-from twinbus.broker.engine.queue import Queue
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.links.peer import Peer
@@ -156,15 +155,12 @@ class BrokerServer:
             self.name,
             self.store,
             LockTokens(),
-            notify=self._on_ready,
+            notify=self.dispatcher.ready,
             deleted=self._on_deleted,
             in_use=self._in_use,
         )
         namespace.restore(self.store.recover())
         return namespace
-
-    def _on_ready(self, queue: Queue) -> None:
-        self.dispatcher.ready(queue)
 
     def _on_deleted(self, path: str) -> None:
         gone = EntityNotFound(f"the entity {path!r} was deleted")

@@ -81,7 +81,10 @@ class Namespace:
 
     def send(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> None:
         """Take a batch whole or refuse it whole. Pings pass all checks and are dropped (SPEC 5)."""
-        self._admit_all(target, batch, now_ms)
+        if len(batch) == 1:
+            target.admit(batch[0], now_ms)
+        else:
+            self._admit_all(target, batch, now_ms)
         for incoming in batch:
             if not incoming.is_ping:
                 target.take(incoming, now_ms)

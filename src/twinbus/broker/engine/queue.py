@@ -107,7 +107,7 @@ class Queue(Access):
                 f"the message has {size_bytes} bytes, {self.path!r} takes at most "
                 f"{self.max_message_bytes}; send a smaller one"
             )
-        if self.requires_session and incoming.session_id is None:
+        if self._sessions is not None and incoming.session_id is None:
             raise NotAllowed(f"{self.path!r} requires sessions: give the message a session id")
         held_bytes = self._stock.size_bytes + reserved_bytes
         if self.dead_letter is not None:

@@ -30,8 +30,9 @@ class Dispatcher:
 
     def ready(self, queue: Queue) -> None:
         """Note that a queue may have something to give."""
-        self._ready[queue] = None
-        self._wake()
+        if queue not in self._ready:
+            self._ready[queue] = None
+            self._wake()
 
     def add(self, link: ReceivingLink) -> None:
         """Let a link take part in its queue's deliveries."""

@@ -80,7 +80,10 @@ class Peer(asyncio.Protocol):
             return
         now_ms = self.server.now_ms()
         for event in self.connection.receive(data, now_ms):
-            self._act(event, now_ms)
+            if type(event) is DeliveryArrived:
+                self._take(event, now_ms)
+            else:
+                self._act(event, now_ms)
         self.touch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -245,10 +248,7 @@ class Peer(asyncio.Protocol):
     def _act(self, event: Event, now_ms: int) -> None:
         match event:
             case DeliveryArrived():
-                owner = event.link.owner
-                # A link that was never opened has no credit; what comes on it is not looked at.
-                if isinstance(owner, (SendingLink, RequestLink)):
-                    owner.take(event, now_ms)
+                self._take(event, now_ms)
             case Disposed():
                 if event.by_receiver:
                     self._settle(event, now_ms)
@@ -270,6 +270,12 @@ class Peer(asyncio.Protocol):
                         self.address,
                         event.error.description,
                     )
+
+    def _take(self, event: DeliveryArrived, now_ms: int) -> None:
+        owner = event.link.owner
+        # A link that was never opened has no credit; what comes on it is not looked at.
+        if isinstance(owner, (SendingLink, RequestLink)):
+            owner.take(event, now_ms)
 
     def _attach(self, link: Link, now_ms: int) -> None:
         terminus = link.source if link.sends else link.target
