@@ -268,12 +268,32 @@ def _read_properties(raw: bytes, ttl_ms: int) -> tuple[str | None, str | None, i
     count, offset = _list_at(raw)
     if count and raw[offset] == 0xA1:
         start, end = offset + 2, offset + 2 + raw[offset + 1]
-        # An id and nothing but nulls is what most messages have.
-        if raw.count(b"\x40", end) == len(raw) - end == count - 1:
-            return raw[start:end].decode(), None, ttl_ms, None
+        # Senders change the id and repeat the rest: what the rest says is remembered.
+        if end <= len(raw) <= end + _REST_BYTES_MAX:
+            _, content_type, ttl_ms, session_id = _read_rest(raw[end:], count, ttl_ms)
+            return raw[start:end].decode(), content_type, ttl_ms, session_id
+    return _read_fields(raw, offset, 0, count, ttl_ms)
+
+
+_REST_BYTES_MAX: Final = 128
+"""Longest remembered rest of the properties; 1024 of them are kept."""
+
+
+@lru_cache(maxsize=1024)
+def _read_rest(
+    rest: bytes, count: int, ttl_ms: int
+) -> tuple[str | None, str | None, int, str | None]:
+    """The properties after the message id."""
+    return _read_fields(rest, 0, 1, count, ttl_ms)
+
+
+def _read_fields(
+    raw: bytes, offset: int, first: int, count: int, ttl_ms: int
+) -> tuple[str | None, str | None, int, str | None]:
+    """The properties from the field `first` on, which begins at `offset`."""
     wanted = _WANTED_FOR_TTL if ttl_ms in (0, UINT_MAX) else _WANTED
     values: list[Any] = [None] * _FIELD_COUNT_MAX
-    for index in range(count):
+    for index in range(first, count):
         code = raw[offset]
         if code == 0x40:
             offset += 1
