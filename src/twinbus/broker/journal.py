@@ -43,7 +43,6 @@ class StoredMessage:
     def __init__(
         self,
         sequence_number: int,
-        *,
         enqueued_at_ms: int,
         size_bytes: int,
         message_id: str | None = None,
