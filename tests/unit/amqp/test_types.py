@@ -226,7 +226,7 @@ def test_subclasses_are_written_as_what_they_extend() -> None:
         Array([object()]),
         [1, {"k": object()}],
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_amqp_cannot_carry_is_an_encode_error(value: object) -> None:
     with pytest.raises(EncodeError, match=r"AMQP|array"):
