@@ -237,6 +237,18 @@ def test_the_same_namespace_twice_is_refused(broker: EmbeddedBroker) -> None:
     run(scenario())
 
 
+def test_strict_session_order_is_refused_as_long_as_it_is_not_built(
+    broker: EmbeddedBroker,
+) -> None:
+    async def scenario() -> None:
+        options = SendAvailabilityOptions(session_order="strict")
+        with pytest.raises(ValueError, match="not built yet"):
+            async with pair_namespaces(*sides(broker), options):
+                raise AssertionError
+
+    run(scenario())
+
+
 def test_a_namespace_object_belongs_to_one_pair_at_a_time(broker: EmbeddedBroker) -> None:
     primary, secondary = sides(broker)
 

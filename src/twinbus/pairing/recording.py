@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from asyncio import CancelledError
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from twinbus.pairing.classify import Meaning, meaning_of
 
 if TYPE_CHECKING:
     from twinbus.options import SendAvailabilityOptions
@@ -15,7 +18,8 @@ __all__ = ["Ledger", "Recorder", "open_recorder"]
 
 Outcome = Literal["ok", "failed", "unknown"]
 
-TIMED_OUT: Final = frozenset({"OperationTimeoutError", "TimeoutError", "CancelledError"})
+NEVER_LEFT: Final = "Failed to initiate the connection"
+"""What the SDK says when there was no connection to send on."""
 
 ERROR_LENGTH_MAX: Final = 300
 """Of an error's text; the service's own can be pages."""
@@ -108,10 +112,12 @@ class Recorder:
 
 
 def outcome_of(error: BaseException | None) -> Outcome:
-    """Whether the call was carried out. Only an answer of the service says that it was not."""
+    """Whether the call was carried out. Only an answer, or no connection, says that it was not."""
     if error is None:
         return "ok"
-    if any(kind.__name__ in TIMED_OUT for kind in type(error).__mro__):
+    if isinstance(error, ConnectionRefusedError) or NEVER_LEFT in str(error):
+        return "failed"
+    if isinstance(error, CancelledError) or meaning_of(error) is Meaning.UNREACHABLE:
         return "unknown"
     return "failed"
 
