@@ -31,6 +31,7 @@ from twinbus import (
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.ledger import read
+from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair
 from twinbus.pairing.backlog import FOREVER_MS, backlog_paths
 
