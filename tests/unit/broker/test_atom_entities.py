@@ -79,7 +79,9 @@ typed_values = (
     | st.binary()
     | st.uuids()
     | st.integers(-(2**45), 2**47).map(Timestamp)
-    | st.integers(0, 2**62).map(lambda ticks: Described(ZONELESS, ticks // 10_000 * 10_000))
+    | st.integers(0, 3_155_378_975_999_999_999).map(
+        lambda ticks: Described(ZONELESS, ticks // 10_000 * 10_000)
+    )
     | st.integers(0, 2**40).map(lambda ms: Described(TIME_SPAN, ms * 10_000))
 )
 
