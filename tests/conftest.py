@@ -6,8 +6,9 @@ import pytest
 from hypothesis import settings
 
 # No deadline: it measures the machine's mood, not the code; a hang meets pytest's timeout.
-settings.register_profile("test", deadline=None)
-# `make soak` asks the same questions far more often.
+# The same examples each time: whether a change lands must not hang on chance.
+settings.register_profile("test", deadline=None, derandomize=True)
+# `make soak` asks the same questions far more often, and new ones each time.
 settings.register_profile("soak", deadline=None, max_examples=5_000)
 settings.load_profile("test")
 
