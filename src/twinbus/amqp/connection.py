@@ -104,6 +104,8 @@ class Connection:
         self._spoke_ms = 0
         self._by_remote_channel: dict[int, Session] = {}
         self._output: list[bytes] = []
+        self.output_bytes = 0
+        """Bytes of frames that wait to be taken; an owner that delivers looks at it."""
         self._buffer = b""
         if not server:
             self._output.append(SASL_HEADER if sasl else AMQP_HEADER)
@@ -140,6 +142,7 @@ class Connection:
             return b""
         data = b"".join(self._output)
         self._output.clear()
+        self.output_bytes = 0
         self._spoke_ms = now_ms
         return data
 
@@ -147,6 +150,7 @@ class Connection:
         """Queue one encoded frame (for sessions); nothing follows a CLOSE."""
         if self.phase is not Phase.CLOSED:
             self._output.append(frame)
+            self.output_bytes += len(frame)
 
     # Time
 

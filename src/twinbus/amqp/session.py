@@ -171,6 +171,11 @@ class Session:
             self._pending = None
             self._put(encode_disposition_frame(self.channel, role, first, last, True, state))
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether transfers wait for the peer's window: what is sent now only adds to them."""
+        return bool(self._blocked)
+
     # What links do
 
     def write(self, performative: Attach | Detach) -> None:
@@ -374,7 +379,11 @@ class Session:
         base = flow.next_incoming_id if flow.next_incoming_id is not None else 0
         window = (base + (flow.incoming_window or 0) - self._next_outgoing_id) & SERIAL_MASK
         self._remote_incoming_window = window if window < HALF_SERIAL else 0
-        self._release_blocked()
+        if self._blocked:
+            self._release_blocked()
+            # Whoever stopped sending for the window's sake may go on, on any link.
+            senders = [link for link in self.links.values() if isinstance(link, SenderLink)]
+            events.extend(CreditChanged(link) for link in senders)
         if flow.handle is not None:
             link = self._by_remote_handle.get(flow.handle)
             if isinstance(link, SenderLink) and link.state is not LinkState.CLOSED:

@@ -225,6 +225,21 @@ def test_transfers_wait_for_the_peers_window(pair: Pair) -> None:
     assert len(of(DeliveryArrived, at_server)) == INCOMING_WINDOW + 10
 
 
+def test_a_sender_blocked_by_the_window_hears_of_a_flow_for_the_session_alone(
+    pair: Pair,
+) -> None:
+    link, offered = pair.sender()
+    link.session._remote_incoming_window = 2
+    for _ in range(5):
+        link.send(b"m", b"t")
+    assert link.session.is_blocked
+    offered.session.write_flow()
+    at_client, at_server = pair.exchange()
+    assert len(of(DeliveryArrived, at_server)) == 5
+    assert [event.link for event in of(CreditChanged, at_client)] == [link]
+    assert not link.session.is_blocked
+
+
 def test_detach_end_and_close_are_answered(pair: Pair) -> None:
     link, _ = pair.sender()
     link.detach()

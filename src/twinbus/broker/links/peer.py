@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twinbus.broker")
 
+OUTPUT_BYTES_MAX = 1024 * 1024
+"""Bytes rendered for one client and not yet written; a turn's deliveries may exceed it once."""
+
 GRANTS_MAX = 5_000
 """Tokens remembered for one connection; a client needs one for each entity it talks to."""
 
@@ -50,7 +53,9 @@ class Peer(asyncio.Protocol):
     def __init__(self, server: BrokerServer) -> None:
         self.server = server
         self.connection = Connection(server.name, server=True, sasl=ServerSasl())
-        self.writable = True
+        self._is_writable = True
+        self._unwritten_bytes = 0
+        """Collected, and waiting for its commit."""
         self.address = "?"
         self._transport: asyncio.Transport | None = None
         self._grants: dict[str, Grant] = {}
@@ -100,16 +105,25 @@ class Peer(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Deliver nothing more while the client does not read."""
-        self.writable = False
+        self._is_writable = False
 
     def resume_writing(self) -> None:
         """Go on delivering."""
-        self.writable = True
+        self._is_writable = True
+        self._deliver_again()
+
+    def _deliver_again(self) -> None:
         for owner in self.owners():
             if isinstance(owner, ReceivingLink):
                 self.server.dispatcher.ready(owner.queue)
 
     # What links ask of their peer
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether to render another delivery: credit alone would let a client fill our memory."""
+        waiting_bytes = self.connection.output_bytes + self._unwritten_bytes
+        return self._is_writable and waiting_bytes < OUTPUT_BYTES_MAX
 
     def touch(self) -> None:
         """Have the server collect this peer's output at the end of the tick."""
@@ -198,7 +212,15 @@ class Peer(asyncio.Protocol):
             return None
         if self._timer is None:
             self._arm()
-        return lambda: self._write(data, closing)
+        self._unwritten_bytes += len(data)
+        return lambda: self._write_collected(data, closing)
+
+    def _write_collected(self, data: bytes, closing: bool) -> None:
+        was_full = self._unwritten_bytes >= OUTPUT_BYTES_MAX
+        self._unwritten_bytes -= len(data)
+        self._write(data, closing)
+        if was_full:
+            self._deliver_again()
 
     def pause_reading(self) -> None:
         """Read nothing more for now: too much waits for the disk."""
