@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum
 from struct import Struct
 
-from twinbus.amqp.events import Begun, Closed, Ended, Event, Opened
+from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Ended, Event, Opened
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
@@ -28,6 +28,7 @@ from twinbus.amqp.performatives import (
     decode_performative,
     encode_frame,
 )
+from twinbus.amqp.runs import SHAPES_MAX, Shape
 from twinbus.amqp.sasl import SASL_FRAME, ClientSasl, SaslFailed, ServerSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import AmqpError, DecodeError, Symbol, UInt, UShort
@@ -107,6 +108,10 @@ class Connection:
         self.output_bytes = 0
         """Bytes of frames that wait to be taken; an owner that delivers looks at it."""
         self._buffer = b""
+        self._shapes: dict[bytes, Shape] = {}
+        """How the transfers of busy links look, by what stands before their delivery ids."""
+        self._head_size = 0
+        self._lessons = SHAPES_MAX
         if not server:
             self._output.append(SASL_HEADER if sasl else AMQP_HEADER)
 
@@ -151,6 +156,12 @@ class Connection:
         if self.phase is not Phase.CLOSED:
             self._output.append(frame)
             self.output_bytes += len(frame)
+
+    def put_two(self, start: bytes, rest: bytes) -> None:
+        """Queue one frame in two pieces, which are joined with all the others."""
+        if self.phase is not CLOSED:
+            self._output += (start, rest)
+            self.output_bytes += len(start) + len(rest)
 
     # Time
 
@@ -211,6 +222,14 @@ class Connection:
                 self._take_header(data[position : position + 8])
                 position += 8
                 continue
+            if self._shapes and self.phase is OPEN:
+                head = data[position + 4 : position + 4 + self._head_size]
+                shape = self._shapes.get(head)
+                if shape is not None:
+                    after = shape.take_run(data, position, head, self._max_frame_size, events)
+                    if after > position:
+                        position = after
+                        continue
             size, offset, kind, channel = _FRAME_START.unpack_from(data, position)
             if size > self._max_frame_size or size < 8 or offset < 2 or offset * 4 > size:
                 raise ProtocolViolation(
@@ -248,6 +267,8 @@ class Connection:
         if body[2:3] == TRANSFER_CODE and kind == FRAME_TYPE_AMQP and self.phase is OPEN:
             session = self._by_remote_channel.get(channel)
             if session is not None and session.take_delivery(body, events):
+                if self._lessons:
+                    self._learn(session, channel, body, events[-1])
                 return
         performative, start = decode_performative(body)
         if self.phase is Phase.SASL:
@@ -269,6 +290,20 @@ class Connection:
             case Close():
                 self._take_close(performative, events)
             # Anything else is for a channel that is gone: pyamqp detaches after END.
+
+    def _learn(self, session: Session, channel: int, body: bytes, event: Event) -> None:
+        """Remember how a transfer looks that was read the general way."""
+        if type(event) is not DeliveryArrived:
+            return  # It was too large, and its link is closed.
+        found = Shape.of(session, channel, body, event)
+        if found is None:
+            return
+        head, shape = found
+        self._lessons -= 1
+        # One length for all: the head is looked up before anything else is known of a frame.
+        self._head_size = self._head_size or len(head)
+        if len(head) == self._head_size:
+            self._shapes[head] = shape
 
     def _take_sasl(self, kind: int, performative: object) -> None:
         assert self._sasl is not None
@@ -327,6 +362,7 @@ class Connection:
         if session is None:
             return
         session.flush()
+        self._shapes.clear()
         if session.channel in self.sessions:
             self.end_session(session, None)
             events.append(Ended(session, end.error))

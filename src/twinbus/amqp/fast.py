@@ -238,7 +238,7 @@ RELEASED_BYTES: Final = encode_state(Released())
 
 # Numbers are written in their widest form, so that one struct packs the frame up to the tag.
 _TRANSFER: Final = struct.Struct(">IBBH4sBBBIBIBB").pack
-_TRANSFER_FLAGS: Final = {
+TRANSFER_FLAGS: Final = {
     (settled, more): bytes((0x42 - settled, 0x42 - more, 0x40, 0x40, 0x42, 0x42, 0x42))
     for settled in (False, True)
     for more in (False, True)
@@ -278,7 +278,7 @@ def encode_transfer_frame(
             ),
             delivery_tag,
             form,
-            _TRANSFER_FLAGS[settled, more],
+            TRANSFER_FLAGS[settled, more],
             payload,
         )
     )

@@ -15,6 +15,7 @@ from twinbus.amqp.performatives import Attach, Coordinator, Detach, Error, Flow,
 from twinbus.amqp.types import Symbol, UInt, ULong
 
 if TYPE_CHECKING:
+    from twinbus.amqp.runs import Lead
     from twinbus.amqp.session import Session
 
 SERIAL_MASK = 0xFFFF_FFFF
@@ -139,6 +140,8 @@ class SenderLink(Link):
         self.credit = 0
         self.drain = False
         """The peer asked to be sent what is ready and then to have its credit taken back."""
+        self.leads: dict[tuple[int, bool, int], Lead] = {}
+        """What its transfers begin with, by size of the tag, settled, and message format."""
 
     def take_flow(self, flow: Flow) -> None:
         """Take the peer's credit. `max`: pyamqp lowers its credit with a stale count."""
@@ -178,6 +181,11 @@ class ReceiverLink(Link):
         self.partial_bytes = 0
         self.partial_start: tuple[int, bytes, int, bool] | None = None
         """Delivery id, tag, format and settled of a delivery whose frames are still coming."""
+
+    def took(self, count: int) -> None:
+        """So many deliveries came."""
+        self.delivery_count = (self.delivery_count + count) & SERIAL_MASK
+        self.credit -= count
 
     def grant(self, credit: int, *, drain: bool = False) -> None:
         """Let the peer send up to `credit` deliveries from now on."""

@@ -36,6 +36,7 @@ from twinbus.amqp.performatives import (
     encode_frame,
     encode_transfer_frame,
 )
+from twinbus.amqp.runs import Lead
 from twinbus.amqp.types import Symbol, UInt
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ OUTGOING_WINDOW = 65_535
 HANDLE_MAX = 65_535
 TRANSFER_OVERHEAD = 64
 """Bytes of a frame that a transfer's own performative may take; the rest carries payload."""
+
+TAG_BYTES_MAX = 16
+"""Longest tag for which the lead of a transfer is remembered: a lock token."""
 
 HALF_SERIAL = 1 << 31
 ULONG_DESCRIPTOR = b"\x00\x53"
@@ -216,6 +220,22 @@ class Session:
             self._unsettled[delivery_id] = (link, tag)
         room = self.connection.remote_max_frame_size - TRANSFER_OVERHEAD
         start, size = 0, len(payload)
+        # The common case: one frame, and nothing waits before it.
+        tag_size = len(tag)
+        if (
+            size <= room
+            and self._remote_incoming_window > 0
+            and not self._blocked
+            and tag_size <= TAG_BYTES_MAX
+        ):
+            kind = (tag_size, settled, message_format)
+            lead = link.leads.get(kind)
+            if lead is None:
+                lead = link.leads[kind] = Lead(self.channel, link.handle, *kind)
+            self._remote_incoming_window -= 1
+            self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL_MASK
+            self.connection.put_two(lead.before(size, delivery_id, tag), payload)
+            return delivery_id
         while True:
             more = size - start > room
             part = payload[start : start + room] if more or start else payload
@@ -278,20 +298,21 @@ class Session:
             return False
         if link.partial_start is not None or link.state is not OPEN:
             return False
-        self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL_MASK
-        self._incoming_window -= 1
-        if self._incoming_window < RENEW_BELOW:
-            self.write_flow()
+        self.took(1)
         self._deliver(
             link, delivery_id, tag or b"", message_format or 0, settled, body[end:], events
         )
         return True
 
-    def _on_transfer(self, transfer: Transfer, payload: bytes, events: list[Event]) -> None:
-        self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL_MASK
-        self._incoming_window -= 1
+    def took(self, count: int) -> None:
+        """So many transfers came; the window is renewed when half is used."""
+        self._next_incoming_id = (self._next_incoming_id + count) & SERIAL_MASK
+        self._incoming_window -= count
         if self._incoming_window < RENEW_BELOW:
             self.write_flow()
+
+    def _on_transfer(self, transfer: Transfer, payload: bytes, events: list[Event]) -> None:
+        self.took(1)
         link = self._by_remote_handle.get(transfer.handle)
         # A link we have closed may still get what the peer sent before it read our DETACH.
         if not isinstance(link, ReceiverLink) or link.state is LinkState.CLOSED:
@@ -351,8 +372,7 @@ class Session:
             )
             events.append(Detached(link, None, True))
             return
-        link.delivery_count = (link.delivery_count + 1) & SERIAL_MASK
-        link.credit -= 1
+        link.took(1)
         events.append(DeliveryArrived(link, delivery_id, tag, message_format, settled, payload))
 
     def _on_disposition(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import cast
 
 from twinbus.amqp.connection import Connection, Phase
-from twinbus.amqp.events import Closed, Event
+from twinbus.amqp.events import Closed, DeliveryArrived, Event
 from twinbus.amqp.performatives import Error
 from twinbus.amqp.types import Symbol
 
@@ -24,9 +24,15 @@ from twinbus.amqp.types import Symbol
 class ClientTransport(asyncio.Protocol):
     """One socket; made by `connect`."""
 
-    def __init__(self, connection: Connection, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        on_event: Callable[[Event], None],
+        on_deliveries: Callable[[list[DeliveryArrived]], None] | None = None,
+    ) -> None:
         self._connection = connection
         self._on_event = on_event
+        self._on_deliveries = on_deliveries
         self._socket: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.get_running_loop().create_future()
@@ -69,9 +75,29 @@ class ClientTransport(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand on what happened, then answer."""
-        for event in self._connection.receive(data, _now_ms()):
-            self._on_event(event)
+        events = self._connection.receive(data, _now_ms())
+        if self._on_deliveries is None:
+            for event in events:
+                self._on_event(event)
+        else:
+            self._hand_on(events, self._on_deliveries)
         self.flush()
+
+    def _hand_on(
+        self, events: list[Event], on_deliveries: Callable[[list[DeliveryArrived]], None]
+    ) -> None:
+        """Each event as it is, but deliveries that came one after the other together."""
+        run: list[DeliveryArrived] = []
+        for event in events:
+            if type(event) is DeliveryArrived:
+                run.append(event)
+                continue
+            if run:
+                on_deliveries(run)
+                run = []
+            self._on_event(event)
+        if run:
+            on_deliveries(run)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the owner, unless the peer said CLOSE and it knows already."""
@@ -114,11 +140,15 @@ async def connect(
     on_event: Callable[[Event], None],
     *,
     tls: ssl.SSLContext | None = None,
+    on_deliveries: Callable[[list[DeliveryArrived]], None] | None = None,
 ) -> ClientTransport:
-    """Open the socket and send the first bytes; `Opened` follows through `on_event`."""
+    """Open the socket and send the first bytes; `Opened` follows through `on_event`.
+
+    `on_deliveries`, if given, gets deliveries in place of `on_event`, those of one read at once.
+    """
     loop = asyncio.get_running_loop()
     _, protocol = await loop.create_connection(
-        lambda: ClientTransport(connection, on_event),
+        lambda: ClientTransport(connection, on_event, on_deliveries),
         host,
         port,
         ssl=tls,
