@@ -11,6 +11,7 @@ It runs on a thread and an event loop of its own, so it serves sync and async pr
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
@@ -26,6 +27,7 @@ from twinbus.broker.descriptions import (
 from twinbus.broker.engine.namespace import Namespace
 from twinbus.broker.faults import Fault
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt
+from twinbus.broker.sas import AcceptedToken
 from twinbus.errors import BrokerStartError
 
 T = TypeVar("T")
@@ -44,15 +46,23 @@ class EmbeddedBroker:
         host: str = "localhost",
         key: str = DEFAULT_KEY,
         rules: Iterable[AuthorizationRule] = (),
+        tokens: Iterable[AcceptedToken] = (),
+        tls: ssl.SSLContext | None = None,
         fault_seed: int = 0,
     ) -> None:
-        """Namespaces are "name" or "name:port"; without `data` all is kept in memory."""
+        """Namespaces are "name" or "name:port"; without `data` all is kept in memory.
+
+        `tls` is a server's context with its certificate: the port then speaks TLS as well.
+        `tokens` are accepted as they stand, for tests of token credentials.
+        """
         self._host = BrokerHost(
             [NamespaceAt.parse(text) for text in namespaces or ("twinbus",)],
             data=None if data is None else Path(data),
             host=host,
             key=key,
             rules=tuple(rules),
+            tokens=tuple(tokens),
+            tls=tls,
             fault_seed=fault_seed,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,9 +95,12 @@ class EmbeddedBroker:
         if self._thread.is_alive():
             raise TimeoutError(f"the broker did not stop within {STOP_TIMEOUT_S:.0f} s")
 
-    def connection_string(self, namespace: str | None = None) -> str:
-        """What to give to a Service Bus client; the first namespace unless one is named."""
-        return self._host.connection_string(namespace)
+    def connection_string(self, namespace: str | None = None, *, tls: bool = False) -> str:
+        """What to give to a Service Bus client; the first namespace unless one is named.
+
+        With `tls` it is for Twinbus, over TLS; the SDK itself would ignore its port.
+        """
+        return self._host.connection_string(namespace, tls=tls)
 
     def port(self, namespace: str | None = None) -> int:
         """The port in use."""

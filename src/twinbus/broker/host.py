@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.http import HttpHost
 from twinbus.broker.listener import Listener
-from twinbus.broker.sas import ALL_RIGHTS
+from twinbus.broker.sas import ALL_RIGHTS, AcceptedToken
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import MemoryStore, Store
@@ -50,16 +51,28 @@ class NamespaceAt:
 
 def parse_rule(text: str) -> AuthorizationRule:
     """Read "NAME:KEY:Send,Listen"."""
+    name, key, rights = _access(text, "rule", "KEY")
+    return AuthorizationRule(key_name=name, primary_key=key, rights=rights)
+
+
+def parse_token(text: str) -> AcceptedToken:
+    """Read "NAME:TOKEN:Send,Listen"."""
+    name, token, rights = _access(text, "token", "TOKEN")
+    return AcceptedToken(name=name, text=token, rights=rights)
+
+
+def _access(text: str, what: str, secret: str) -> tuple[str, str, frozenset[str]]:
+    """Who is let in, by which secret, with which rights."""
     parts = text.split(":")
-    shape = "give NAME:KEY:RIGHTS with rights of Send, Listen, Manage, as in sender:secret:Send"
+    shape = f"give NAME:{secret}:RIGHTS with rights of Send, Listen, Manage, as in a:secret:Send"
     if len(parts) != 3 or not all(parts):
-        raise BrokerStartError(f"{_masked(parts)!r} is no rule: {shape}")
+        raise BrokerStartError(f"{_masked(parts)!r} is no {what}: {shape}")
     name, key, rights = parts
     wanted = frozenset(right.strip().capitalize() for right in rights.split(","))
     if not wanted <= ALL_RIGHTS:
         unknown = ", ".join(sorted(wanted - ALL_RIGHTS))
-        raise BrokerStartError(f"rule {name!r}: {unknown!r} is no right: {shape}")
-    return AuthorizationRule(key_name=name, primary_key=key, rights=wanted)
+        raise BrokerStartError(f"{what} {name!r}: {unknown!r} is no right: {shape}")
+    return name, key, wanted
 
 
 def _masked(parts: list[str]) -> str:
@@ -78,6 +91,8 @@ class BrokerHost:
         host: str = "localhost",
         key: str = DEFAULT_KEY,
         rules: Sequence[AuthorizationRule] = (),
+        tokens: Sequence[AcceptedToken] = (),
+        tls: ssl.SSLContext | None = None,
         fault_seed: int = 0,
     ) -> None:
         names = [namespace.name.lower() for namespace in namespaces]
@@ -95,6 +110,8 @@ class BrokerHost:
         self._host = host
         self._key = key
         self._rules = (root, *rules)
+        self._tokens = tuple(tokens)
+        self._tls = tls
         self._fault_seed = fault_seed
         self._servers: dict[str, BrokerServer] = {}
         self._https: dict[str, HttpHost] = {}
@@ -134,12 +151,16 @@ class BrokerHost:
         """The port in use."""
         return self._listeners[name or self.names[0]].port
 
-    def connection_string(self, name: str | None = None) -> str:
-        """What to give to a Service Bus client, with the right to manage."""
+    def connection_string(self, name: str | None = None, *, tls: bool = False) -> str:
+        """What to give to a Service Bus client, with the right to manage.
+
+        With `tls` it is what to give to Twinbus. The SDK itself ignores the port of such a string
+        and needs `custom_endpoint_address="sb://HOST:PORT", transport_type=TransportType.Amqp`.
+        """
         host = f"[{self._host}]" if ":" in self._host else self._host
         return (
             f"Endpoint=sb://{host}:{self.port(name)};SharedAccessKeyName={DEFAULT_RULE_NAME};"
-            f"SharedAccessKey={self._key};UseDevelopmentEmulator=true;"
+            f"SharedAccessKey={self._key};" + ("" if tls else "UseDevelopmentEmulator=true;")
         )
 
     async def _start(self, namespace: NamespaceAt) -> None:
@@ -147,11 +168,12 @@ class BrokerHost:
             namespace.name,
             self._open_store(namespace.name),
             self._rules,
+            tokens=self._tokens,
             fault_seed=self._fault_seed,
         )
         self._servers[namespace.name] = server
         http = self._https[namespace.name] = HttpHost(server)
-        listener = Listener(self._host, namespace.port, server.peer, http)
+        listener = Listener(self._host, namespace.port, server.peer, http, self._tls)
         await listener.start()
         self._listeners[namespace.name] = listener
 

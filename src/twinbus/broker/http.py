@@ -1,4 +1,4 @@
-"""HTTP on the broker's port: health, the administration API, faults, and AMQP over WebSocket.
+"""HTTP on the broker's port: health, metrics, administration, faults, and AMQP over WebSocket.
 
 A Starlette application hosted connection by connection on uvicorn's HTTP protocol, because the
 listener has accepted the connection already and uvicorn's own server would want the port.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from email.utils import formatdate
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,6 +28,7 @@ from twinbus.broker.admin.api import (
     respond_faults,
 )
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
+from twinbus.broker.exposition import CONTENT_TYPE, Workings, exposition
 
 BODY_BYTES_MAX = 1024 * 1024
 """A description with all its rules takes a few kilobytes."""
@@ -93,6 +95,17 @@ def application(services: BrokerServices) -> Starlette:
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok", "namespace": services.namespace.name})
 
+    async def metrics(_: Request) -> Response:
+        commit = services.commit
+        workings = Workings(
+            connections=services.connections,
+            commits=commit.commits,
+            commit_failures=commit.failures,
+            pending_bytes=commit.pending_bytes,
+        )
+        text = exposition(services.namespace, workings)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
     async def faults(request: Request) -> Response:
         return await _carry_out(services, request, respond_faults)
 
@@ -105,6 +118,7 @@ def application(services: BrokerServices) -> Starlette:
     return Starlette(
         routes=[
             Route("/health", health, methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
             Route("/$faults", faults, methods=_EVERY_METHOD),
             Route("/$faults/{fault_id}", faults, methods=_EVERY_METHOD),
             # Given a custom endpoint that has the path already, Azure's SDK appends it once more.
@@ -127,7 +141,9 @@ async def _carry_out(services: BrokerServices, request: Request, answer: Answer)
         detail = f"the request body is longer than {BODY_BYTES_MAX} bytes"
         return Response(render_error(413, detail), 413, media_type=ERROR_CONTENT_TYPE)
     answered = await answer(services, _admin_request(request, body))
-    return Response(answered.body, answered.status, media_type=answered.content_type)
+    # Clients compare it with their own clock: their tokens and times depend on that.
+    date = {"Date": formatdate(usegmt=True)}
+    return Response(answered.body, answered.status, date, answered.content_type)
 
 
 async def _read_body(request: Request) -> bytes | None:

@@ -2,7 +2,8 @@
 
     AMQP          -> amqp_factory
     an HTTP verb  -> http_factory (administration, health, AMQP over WebSocket)
-    0x16, TLS     -> closed, with a line in the log that says to use plain text
+    0x16, TLS     -> a handshake, then the same again by the first bytes inside; without a
+                     certificate closed, with a line in the log that says to use plain text
     anything else -> answered with the AMQP header, as AMQP 1.0 (2.2) asks, and closed
 
 The bytes are only peeked at, so the chosen protocol reads its connection from the first byte on.
@@ -14,9 +15,13 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Coroutine
 from enum import Enum
+from functools import partial
+from typing import Any
 
+from twinbus.broker.tls import Sniffer
 from twinbus.errors import ListenError
 
 _log = logging.getLogger(__name__)
@@ -25,7 +30,8 @@ SNIFF_LIMIT_S = 10.0
 """A client that says nothing for so long is not going to."""
 
 SNIFFING_MAX = 512
-"""Silent connections kept at a time; past it the longest silent one goes."""
+"""Silent connections kept at a time; past it the longest silent one goes. As many again may be in
+a TLS handshake; past it new ones are closed."""
 
 BACKLOG = 1024
 ACCEPT_RETRY_S = 1.0
@@ -69,9 +75,11 @@ class Listener:
         self,
         host: str,
         port: int,
-        amqp_factory: Callable[[], asyncio.BaseProtocol],
-        http_factory: Callable[[], asyncio.BaseProtocol],
+        amqp_factory: Callable[[], asyncio.Protocol],
+        http_factory: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls` is the broker's certificate; None: plain text only."""
         self.host = host
         self.port = port
         """The port asked for; once started, the port in use (0 asks for a free one)."""
@@ -79,7 +87,11 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._sniffing: dict[socket.socket, asyncio.TimerHandle] = {}
         self._handovers: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._tls = tls
+        self._securing: set[Sniffer] = set()
+        """Connections in a TLS handshake, or silent after it."""
 
     async def start(self) -> None:
         """Listen on every address of the host; ListenError when there is none to be had."""
@@ -101,8 +113,13 @@ class Listener:
         for waiting in list(self._sniffing):
             self._forget(waiting)
             waiting.close()
-        if self._handovers:
-            await asyncio.wait(self._handovers)
+        for silent in list(self._securing):
+            silent.close()
+        for handshake in self._handshakes:
+            handshake.cancel()
+        under_way = self._handovers | self._handshakes
+        if under_way:
+            await asyncio.wait(under_way)
 
     async def _addresses(self) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
         try:
@@ -169,12 +186,17 @@ class Listener:
             return
         speech = recognise(first)
         factory = self._factories.get(speech)
-        if factory is None:
+        if speech is Speech.TLS and self._tls is not None:
+            self._secure(connection)
+        elif factory is None:
             self._refuse(connection, speech, first)
         else:
-            handover = self._loop.create_task(self._hand_over(connection, factory))
-            self._handovers.add(handover)
-            handover.add_done_callback(self._handovers.discard)
+            self._begin(self._hand_over(connection, factory), self._handovers)
+
+    def _begin(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = self._loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _hand_over(
         self, connection: socket.socket, factory: Callable[[], asyncio.BaseProtocol]
@@ -185,11 +207,54 @@ class Listener:
             _log.info("%s:%s: a connection broke off at once: %s", self.host, self.port, error)
             connection.close()
 
+    def _secure(self, connection: socket.socket) -> None:
+        if len(self._securing) >= SNIFFING_MAX:
+            _log.info(
+                "%s:%s: closed a connection from %s: %d TLS handshakes are under way",
+                self.host, self.port, _peer(connection), SNIFFING_MAX,
+            )  # fmt: skip
+            connection.close()
+            return
+        sniffer = Sniffer(
+            partial(self._inside, _peer(connection)), SNIFF_LIMIT_S, self._securing.discard
+        )
+        self._securing.add(sniffer)
+        self._begin(self._shake_hands(connection, sniffer), self._handshakes)
+
+    async def _shake_hands(self, connection: socket.socket, sniffer: Sniffer) -> None:
+        peer = _peer(connection)
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: sniffer,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=SNIFF_LIMIT_S,
+            )
+        except OSError as error:
+            # Also a client that does not trust the certificate: it says so and hangs up.
+            _log.info(
+                "%s:%s: no TLS with %s: %s; a client must trust the broker's certificate",
+                self.host, self.port, peer, str(error) or type(error).__name__,
+            )  # fmt: skip
+            self._securing.discard(sniffer)
+            connection.close()
+
+    def _inside(self, peer: str, first: bytes) -> asyncio.Protocol | None:
+        """Who speaks what a client began with inside TLS."""
+        factory = self._factories.get(recognise(first[:PEEK_BYTES]))
+        if factory is None:
+            _log.warning(
+                "%s:%s: closed a TLS connection from %s that speaks neither AMQP nor HTTP inside",
+                self.host, self.port, peer,
+            )  # fmt: skip
+            return None
+        return factory()
+
     def _refuse(self, connection: socket.socket, speech: Speech, first: bytes) -> None:
         if speech is Speech.TLS:
             _log.warning(
-                "%s:%s: closed a TLS connection from %s: this port speaks plain text; put "
-                "UseDevelopmentEmulator=true into the connection string",
+                "%s:%s: closed a TLS connection from %s: this port has no certificate and speaks "
+                "plain text; put UseDevelopmentEmulator=true into the connection string",
                 self.host, self.port, _peer(connection),
             )  # fmt: skip
         else:

@@ -19,7 +19,7 @@ from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, Refusal
-from twinbus.broker.sas import AccessPolicy
+from twinbus.broker.sas import AcceptedToken, AccessPolicy
 from twinbus.broker.storage.commit import GroupCommit
 from twinbus.broker.storage.store import Store
 from twinbus.broker.tokens import LockTokens
@@ -45,6 +45,7 @@ class BrokerServer:
         store: Store,
         rules: Iterable[AuthorizationRule],
         *,
+        tokens: Iterable[AcceptedToken] = (),
         fault_seed: int = 0,
     ) -> None:
         self.name = name
@@ -54,7 +55,7 @@ class BrokerServer:
         # Faults that strike by chance must strike the same way again, given the seed.
         self.faults = FaultPlan(random.Random(fault_seed).random)  # noqa: S311
         self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
-        self.policy = AccessPolicy(rules, self._entity_rules)
+        self.policy = AccessPolicy(rules, self._entity_rules, tokens)
         self.dispatcher = Dispatcher(self.wake)
         self._to_collect: dict[Peer, None] = {}
         self._tick_scheduled = False
@@ -65,6 +66,11 @@ class BrokerServer:
         self._timer_at_ms = 0
         self.namespace = self._restore()
         self._arm_timer()
+
+    @property
+    def connections(self) -> int:
+        """AMQP connections that are open."""
+        return len(self.peers)
 
     def now_ms(self) -> int:
         """The time, as the whole broker sees it."""

@@ -48,6 +48,10 @@ class BrokerServices(Protocol):
     @property
     def faults(self) -> FaultPlan: ...
 
+    @property
+    def connections(self) -> int:
+        """AMQP connections that are open."""
+
     def now_ms(self) -> int: ...
 
     def wake(self) -> None:

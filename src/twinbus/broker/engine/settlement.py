@@ -91,6 +91,14 @@ class Locks:
         """The delivery that the token locks, if it still does."""
         return self._deliveries.get(token)
 
+    def hold(self, tokens: list[bytes], now_ms: int) -> bool:
+        """Whether all of these, each told once, lock a delivery now."""
+        held = self._deliveries
+        try:
+            return all(held[token].locked_until_ms > now_ms for token in tokens)
+        except KeyError:
+            return False
+
     def renew(self, token: bytes, until_ms: int) -> None:
         """Give a timed lock a later end."""
         self._deliveries[token] = self._deliveries[token]._replace(locked_until_ms=until_ms)

@@ -84,11 +84,21 @@ class Peer(asyncio.Protocol):
         if self._hanging:
             return
         now_ms = self.server.now_ms()
+        run: list[DeliveryArrived] = []
         for event in self.connection.receive(data, now_ms):
             if type(event) is DeliveryArrived:
-                self._take(event, now_ms)
-            else:
-                self._act(event, now_ms)
+                # Deliveries of one link that came one after the other are taken together.
+                if run and run[0].link is not event.link:
+                    self._take_all(run, now_ms)
+                    run = []
+                run.append(event)
+                continue
+            if run:
+                self._take_all(run, now_ms)
+                run = []
+            self._act(event, now_ms)
+        if run:
+            self._take_all(run, now_ms)
         self.touch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -293,6 +303,15 @@ class Peer(asyncio.Protocol):
                         event.error.description,
                     )
 
+    def _take_all(self, run: list[DeliveryArrived], now_ms: int) -> None:
+        """Take deliveries of one link."""
+        owner = run[0].link.owner
+        if type(owner) is SendingLink and not self.server.faults:
+            owner.take_all(run, now_ms)
+            return
+        for event in run:
+            self._take(event, now_ms)
+
     def _take(self, event: DeliveryArrived, now_ms: int) -> None:
         owner = event.link.owner
         # A link that was never opened has no credit; what comes on it is not looked at.
@@ -364,13 +383,41 @@ class Peer(asyncio.Protocol):
             return
         session = event.session
         answer = encode_state(_echo(event.state))
-        for delivery_id, link, lock_token in session.take_unsettled(event.first, event.last):
+        taken = session.take_unsettled(event.first, event.last)
+        if type(event.state) is Accepted and not event.settled:
+            taken = self._complete_all(session, taken, answer, now_ms)
+        for delivery_id, link, lock_token in taken:
             owner = link.owner
             if not isinstance(owner, ReceivingLink):
                 continue
             failure = owner.settle(lock_token, event.state, now_ms)
             if not event.settled:
                 session.settle(delivery_id, delivery_id, failure or answer, as_receiver=False)
+        # One answer for each disposition, as wide as that: the SDK waits for a frame of its own
+        # for each of many completes at once, 0.2 s where one frame answers them all.
+        session.flush()
+
+    def _complete_all(
+        self,
+        session: Session,
+        taken: list[tuple[int, SenderLink, bytes]],
+        answer: bytes,
+        now_ms: int,
+    ) -> list[tuple[int, SenderLink, bytes]]:
+        """Complete what was delivered by one link, all at once; those that are left to do singly.
+
+        That is nothing, unless it came by several links, or some of it cannot be completed.
+        """
+        if len(taken) < 2 or len({link for _, link, _ in taken}) > 1:
+            return taken
+        first, last = taken[0][0], taken[-1][0]
+        owner = taken[0][1].owner
+        if not isinstance(owner, ReceivingLink) or last - first != len(taken) - 1:
+            return taken
+        if not owner.complete_all([token for _, _, token in taken], now_ms):
+            return taken
+        session.settle(first, last, answer, as_receiver=False)
+        return []
 
     def _close_owner(self, link: Link, now_ms: int) -> None:
         owner, link.owner = link.owner, None

@@ -122,20 +122,17 @@ class ReceivingLink:
             if not self.link.drain:
                 self.peer.detach(self.link, refusal)
             return 0
-        read = self.peer.server.store.payload
-        for delivery in batch:
-            message = delivery.message
-            wire = render(
-                read(self.queue.entity_id, message.sequence_number),
-                message,
-                locked_until_ms=delivery.locked_until_ms if self.settles else 0,
-                lock_token=delivery.lock_token if self.settles else None,
-            )
-            if self.settles:
-                self.link.send(wire, delivery.lock_token)
-            else:
-                self.queue.settle(delivery.lock_token, Outcome.COMPLETE, now_ms)
-                self.link.send(wire, delivery.lock_token, settled=True)
+        numbers = [delivery.message.sequence_number for delivery in batch]
+        payloads = self.peer.server.store.payloads(self.queue.entity_id, numbers)
+        send = self.link.send
+        if self.settles:
+            for (message, token, until_ms, _), payload in zip(batch, payloads, strict=True):
+                send(render(payload, message, locked_until_ms=until_ms, lock_token=token), token)
+        else:
+            for (message, token, _, _), payload in zip(batch, payloads, strict=True):
+                wire = render(payload, message)
+                self.queue.settle(token, Outcome.COMPLETE, now_ms)
+                send(wire, token, settled=True)
         if batch:
             self.peer.touch()
         return len(batch)
@@ -184,6 +181,10 @@ class ReceivingLink:
                 )
             case _:
                 settle(lock_token, Outcome.COMPLETE, now_ms, session_id=session)
+
+    def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
+        """Complete all of these; false, and nothing done, if that needs a look at each."""
+        return self.session_id is None and self.queue.complete_all(lock_tokens, now_ms)
 
     def stop_waiting(self) -> None:
         """Wait no longer for a session."""

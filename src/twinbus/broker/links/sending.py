@@ -61,6 +61,40 @@ class SendingLink:
                 return
         self._store(event, now_ms)
 
+    def take_all(self, events: list[DeliveryArrived], now_ms: int) -> None:
+        """Store deliveries that came together; as `take` does, while no fault is planned."""
+        settle, send = self.link.session.settle, self.peer.server.namespace.send
+        first = last = -1  # The accepted ones that are not yet told, always neighbours.
+        try:
+            self._require(now_ms)
+        except Refusal:
+            for event in events:
+                self._store(event, now_ms)
+            return
+        for event in events:
+            number, refused = event.delivery_id, b""
+            try:
+                send(self.entity, self._parse(event), now_ms)
+            except Refusal as refusal:
+                refused = self._refused(refusal)
+            if event.settled:
+                continue
+            if not refused and number == last + 1 and first >= 0:
+                last = number
+                continue
+            if first >= 0:
+                settle(first, last, ACCEPTED_BYTES, as_receiver=True)
+            first = last = -1 if refused else number
+            if refused:
+                settle(number, number, refused, as_receiver=True)
+        if first >= 0:
+            settle(first, last, ACCEPTED_BYTES, as_receiver=True)
+        self._top_up()
+
+    def _refused(self, refusal: Refusal) -> bytes:
+        self.peer.log_refusal(f"a message to {self.entity.path!r}", refusal)
+        return encode_state(rejected(refusal))
+
     def _store(self, event: DeliveryArrived, now_ms: int) -> None:
         state = ACCEPTED_BYTES
         try:
@@ -68,8 +102,7 @@ class SendingLink:
             batch = self._parse(event)
             self.peer.server.namespace.send(self.entity, batch, now_ms)
         except Refusal as refusal:
-            self.peer.log_refusal(f"a message to {self.entity.path!r}", refusal)
-            state = encode_state(rejected(refusal))
+            state = self._refused(refusal)
         if not event.settled:
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         self._top_up()

@@ -110,12 +110,59 @@ def parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
     A message without an id gets a new one: the JavaScript SDK cannot settle one that has none.
     """
     try:
-        return _parse(wire, new_message_id)
+        return _parse_plain(wire) or _parse(wire, new_message_id)
     except DecodeError as error:
         raise MalformedMessage(f"the message is not valid AMQP: {error}") from error
     except MALFORMED as error:
         reason = malformed(error, wire)
         raise MalformedMessage(f"the message is not valid AMQP: {reason}") from error
+
+
+def _parse_plain(wire: bytes) -> Incoming | None:
+    """What nearly every message says; None if it is another, or malformed, for `_parse` to see.
+
+    It has a header, properties with an id, application properties and one data section, all told
+    by their first bytes. What senders repeat is remembered.
+    """
+    if wire[:4] != b"\x00\x53\x70\xc0":
+        return None
+    try:
+        at = 5 + wire[4]
+        custom_at = at + 5 + wire[at + 4]
+        body_at = custom_at + 5 + wire[custom_at + 4]
+        if wire[at : at + 4] != b"\x00\x53\x73\xc0":
+            return None
+        if wire[custom_at : custom_at + 4] != b"\x00\x53\x74\xc1":
+            return None
+        head = wire[body_at : body_at + 4]
+        if head == b"\x00\x53\x75\xb0":
+            end = body_at + 8 + _U32(wire, body_at + 4)[0]
+        elif head == b"\x00\x53\x75\xa0":
+            end = body_at + 5 + wire[body_at + 4]
+        else:
+            return None
+    except (IndexError, struct.error):
+        return None
+    if end != len(wire):
+        return None
+    prefix, ttl_ms = _plain_header(wire[:at])
+    properties = wire[at:custom_at]
+    message_id, content_type, ttl_ms, session_id = _read_properties(properties, ttl_ms)
+    if message_id is None:
+        return None
+    _check_short_entries(wire[custom_at:body_at])
+    return Incoming(
+        message_id,
+        session_id,
+        ttl_ms,
+        0,
+        None,
+        content_type,
+        len(wire),
+        prefix + wire[at:],
+        wire,
+        properties,
+    )
 
 
 def _parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
@@ -214,6 +261,13 @@ def _read_header(raw: bytes) -> tuple[int, int, int]:
     header = decode_header(raw)
     durable = 0x40 if header.durable is None else 0x41 if header.durable else 0x42
     return durable, -1 if header.priority is None else header.priority, header.ttl or 0
+
+
+@lru_cache(maxsize=1024)
+def _plain_header(raw: bytes) -> tuple[bytes, int]:
+    """The stored prefix of a message with that header and no annotations, and its ttl in ms."""
+    durable, priority, ttl_ms = _read_header(raw)
+    return PREFIX.pack(FORMAT, durable, priority, 0, 0, 0, 0), ttl_ms
 
 
 def _read_annotations(raw: bytes) -> tuple[int, str | None, int, bytes]:
@@ -381,6 +435,12 @@ def _with_message_id(raw: bytes, message_id: str) -> bytes:
     count, first = _list_at(raw)
     rest = raw[first + 1 :] if count else b""
     return raw[:content] + encoding.compound(0xC0, 0xD0, max(count, 1), encoded + rest)
+
+
+@lru_cache(maxsize=1024)
+def _check_short_entries(raw: bytes) -> None:
+    """`_check_entries` of a map with a size of one byte, once for those that are all the same."""
+    _check_entries(raw)
 
 
 def _check_entries(raw: bytes) -> None:

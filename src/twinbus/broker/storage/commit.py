@@ -34,6 +34,9 @@ class GroupCommit:
         self.on_failure = on_failure
         """Told once for a batch that could not be written, when all that waited is dropped. It
         rebuilds from `store.recover()`; if it returns, work is taken again, else never."""
+        self.commits = 0
+        self.failures = 0
+        """Batches that are on disk, and batches that could not be written."""
         self._store = store
         self._loop = loop
         self._waiting: list[Callable[[], None]] = []
@@ -140,6 +143,7 @@ class GroupCommit:
         if self._outcome is not None:
             self._fail(self._outcome)
             return
+        self.commits += 1
         self._store.finish(batch)
         self._run(waiting)
         # Also when nobody waits: the store may have more to sweep.
@@ -147,6 +151,7 @@ class GroupCommit:
 
     def _fail(self, failure: Exception) -> None:
         self._failure = failure
+        self.failures += 1
         self._waiting = []
         self._store.discard()
         for promise in list(self._promises):

@@ -128,6 +128,15 @@ class LmdbStore(RecordJournal, Store):
         except lmdb.Error as error:
             raise translated(self._directory, error) from error
 
+    def _read_many(self, keys: list[bytes]) -> list[memoryview]:
+        try:
+            if self._snapshot is None:
+                self._snapshot = self._opened().begin(buffers=True)
+            with self._snapshot.cursor() as cursor:
+                return [record for _, record in cursor.getmulti(keys)]
+        except lmdb.Error as error:
+            raise translated(self._directory, error) from error
+
     def _end_snapshot(self) -> None:
         if self._snapshot is not None:
             self._snapshot.abort()

@@ -8,6 +8,7 @@ changes gather for the next. A payload is looked for in that order: pending, in 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from twinbus.broker.journal import SessionState, StoredMessage
 from twinbus.broker.storage import records
@@ -35,6 +36,10 @@ class RecordJournal(ABC):
     @abstractmethod
     def _read(self, key: bytes) -> Data | None:
         """The committed record, valid until the next call of any method."""
+
+    @abstractmethod
+    def _read_many(self, keys: list[bytes]) -> Sequence[Data]:
+        """The committed records of those keys that have one, valid as long as of `_read`."""
 
     @property
     def pending_bytes(self) -> int:
@@ -115,6 +120,16 @@ class RecordJournal(ABC):
         if record is None:
             raise LookupError(f"entity {entity_id} has no message {sequence_number} in the store")
         return records.payload_of(record)
+
+    def payloads(self, entity_id: int, sequence_numbers: list[int]) -> list[bytes]:
+        """The payloads of these messages, in that order."""
+        keys = [message_key(entity_id, number) for number in sequence_numbers]
+        # Nearly always: all are on disk, or at least nothing of them waits to get there.
+        if self._pending.keys().isdisjoint(keys) and self._in_flight.keys().isdisjoint(keys):
+            found = self._read_many(keys)
+            if len(found) == len(keys):
+                return [records.payload_of(record) for record in found]
+        return [self.payload(entity_id, number) for number in sequence_numbers]
 
     def put_session_state(
         self, entity_id: int, session_id: str, state: SessionState | None

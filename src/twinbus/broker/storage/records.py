@@ -45,6 +45,7 @@ _TIME = struct.Struct("<q")
 _FORMAT = struct.Struct("<I")
 _MESSAGE_HEAD = struct.Struct("<qQqqqQBIIIII")
 _LENGTHS = struct.Struct("<IIII")
+_HEAD_BYTES = _MESSAGE_HEAD.size
 _LENGTHS_AT = _MESSAGE_HEAD.size - _LENGTHS.size
 _AMENDMENT_HEAD = struct.Struct("<BI")
 
@@ -166,10 +167,16 @@ def unpack_message(sequence_number: int, record: Data) -> StoredMessage:
 
 def payload_of(record: Data) -> bytes:
     """A copy of the payload alone."""
-    at = _MESSAGE_HEAD.size
-    for length in _LENGTHS.unpack_from(record, _LENGTHS_AT):
-        if length:
-            at += length - 1
+    of_id, of_session, of_source, of_overrides = _LENGTHS.unpack_from(record, _LENGTHS_AT)
+    at = _HEAD_BYTES
+    if of_id:
+        at += of_id - 1
+    if of_session:
+        at += of_session - 1
+    if of_source:
+        at += of_source - 1
+    if of_overrides:
+        at += of_overrides - 1
     return bytes(record[at:])
 
 

@@ -39,6 +39,10 @@ class Store(Journal, Protocol):
     def recover(self) -> list[EntityImage]:
         """Everything that is durable, in order of entity id; what was noted since is forgotten."""
 
+    def payloads(self, entity_id: int, sequence_numbers: list[int]) -> list[bytes]:
+        """The payloads of these messages, in that order."""
+        return [self.payload(entity_id, number) for number in sequence_numbers]
+
     def take_batch(self) -> Batch | None:
         """Everything noted since the last batch, to be committed; None if there is nothing to do.
 

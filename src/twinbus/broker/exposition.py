@@ -1,0 +1,106 @@
+"""What a namespace holds and does, as Prometheus reads it: the answer to `/metrics`.
+
+The text is written by hand. It is a dozen lines of a format that does not change, and a broker in
+a test or at an edge site shall not need another library for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from twinbus.broker.engine.namespace import Namespace
+    from twinbus.broker.engine.queue import Queue
+
+__all__ = ["CONTENT_TYPE", "OTHERS", "Workings", "exposition"]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+ENTITIES_MAX: Final = 1_000
+"""Queues and subscriptions with series of their own. Prometheus keeps every series it ever saw."""
+
+OTHERS: Final = "(others)"
+"""Where those past the limit are summed."""
+
+STATES: Final = ("active", "scheduled", "deferred", "dead-lettered")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workings:
+    """Numbers of the broker that are not of one entity."""
+
+    connections: int
+    commits: int
+    commit_failures: int
+    pending_bytes: int
+
+
+def exposition(namespace: Namespace, workings: Workings) -> str:
+    """The series of one namespace, as text."""
+    return "".join(f"{line}\n" for line in _lines(namespace, workings))
+
+
+def _lines(namespace: Namespace, workings: Workings) -> Iterator[str]:
+    held = _held(namespace)
+    yield from _family(
+        "messages", "gauge", "Messages of an entity by state; active includes locked"
+    )
+    for entity, (counts, _) in held.items():
+        for state, count in zip(STATES, counts, strict=True):
+            yield _sample("messages", count, namespace.name, entity=entity, state=state)
+    yield from _family("bytes", "gauge", "Bytes of an entity's messages, dead-lettered ones too")
+    for entity, (_, size_bytes) in held.items():
+        yield _sample("bytes", size_bytes, namespace.name, entity=entity)
+    for name, kind, words, value in (
+        ("connections", "gauge", "AMQP connections open now", workings.connections),
+        ("commits_total", "counter", "Group commits that are on disk", workings.commits),
+        ("commit_failures_total", "counter", "Commits that failed", workings.commit_failures),
+        ("pending_bytes", "gauge", "Bytes that wait for the disk", workings.pending_bytes),
+    ):
+        yield from _family(name, kind, words)
+        yield _sample(name, value, namespace.name)
+
+
+def _held(namespace: Namespace) -> dict[str, tuple[list[int], int]]:
+    """By path: messages in each of the states, and bytes."""
+    result: dict[str, tuple[list[int], int]] = {}
+    for queue in _queues(namespace):
+        entity = queue.path if len(result) < ENTITIES_MAX else OTHERS
+        before, size_bytes = result.get(entity, ([0] * len(STATES), 0))
+        counts = [a + b for a, b in zip(before, _counts(queue), strict=True)]
+        result[entity] = counts, size_bytes + queue.size_bytes + _dead_bytes(queue)
+    return result
+
+
+def _queues(namespace: Namespace) -> Iterable[Queue]:
+    yield from namespace.queues()
+    for topic in namespace.topics():
+        yield from topic.subscriptions.values()
+
+
+def _counts(queue: Queue) -> tuple[int, ...]:
+    dead = len(queue.dead_letter.messages) if queue.dead_letter is not None else 0
+    return queue.active_count, queue.scheduled_count, queue.deferred_count, dead
+
+
+def _dead_bytes(queue: Queue) -> int:
+    return queue.dead_letter.size_bytes if queue.dead_letter is not None else 0
+
+
+def _family(name: str, kind: str, words: str) -> Iterator[str]:
+    # The name of a counter has `_total` in its sample, and in this format in its family too.
+    yield f"# HELP twinbus_broker_{name} {words}"
+    yield f"# TYPE twinbus_broker_{name} {kind}"
+
+
+def _sample(name: str, value: int, namespace: str, **labels: str) -> str:
+    words = ",".join(
+        f'{label}="{_escaped(text)}"' for label, text in {"namespace": namespace, **labels}.items()
+    )
+    return f"twinbus_broker_{name}{{{words}}} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

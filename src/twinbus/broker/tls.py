@@ -1,0 +1,108 @@
+"""TLS on the broker's one port: the certificate, and who is spoken to once the handshake is done.
+
+The listener tells TLS apart by its first byte. What comes inside is told apart as outside, by the
+first bytes: AMQP, or HTTP with the administration API and AMQP over WebSocket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from twinbus.errors import BrokerStartError
+
+_log = logging.getLogger(__name__)
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """What the broker shows to its clients, from two PEM files; BrokerStartError says what fails.
+
+    The certificate file holds the broker's own certificate first, then those that lead to a root.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for option, file in (("--tls-cert", certificate), ("--tls-key", key)):
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise BrokerStartError(
+                f"{option} {file} cannot be read: {error.strerror}; give a PEM file"
+            ) from error
+    try:
+        # Without a password of its own, OpenSSL would stop and ask for one on the terminal.
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise BrokerStartError(
+            f"the certificate {certificate} and the key {key} cannot be used: {_in_words(error)};"
+            " give a certificate and its own key, both PEM, the key without a password"
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is locked with a password")
+
+
+def _in_words(error: Exception) -> str:
+    known = {
+        "KEY_VALUES_MISMATCH": "the key is not the certificate's",
+        "NO_START_LINE": "one of them is no PEM file",
+    }
+    reason = str(getattr(error, "reason", "") or "")
+    # OpenSSL's own words for a file that is no PEM at all are "PEM lib".
+    return known.get(reason) or ("one is no PEM file" if "PEM" in str(error) else str(error))
+
+
+class Sniffer(asyncio.Protocol):
+    """The first protocol inside TLS: waits for the first bytes, then gives the connection away."""
+
+    def __init__(
+        self,
+        choose: Callable[[bytes], asyncio.Protocol | None],
+        limit_s: float,
+        done: Callable[[Sniffer], None],
+    ) -> None:
+        """`choose` names who speaks what begins so; `done` is called once, whatever happens."""
+        self._choose = choose
+        self._limit_s = limit_s
+        self._done = done
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Hang up: the client has said nothing that would choose a protocol."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The handshake is done; the client speaks first."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self.close)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand the connection over, first bytes included."""
+        assert self._transport is not None
+        transport = self._transport
+        protocol = self._choose(data)
+        self._end()
+        if protocol is None:
+            transport.abort()
+            return
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        protocol.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Opened and closed again, or silent for too long."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport = None
+        self._done(self)
