@@ -7,7 +7,15 @@ them without Spark. The tables over it are in `twinbus.pipeline`.
 from __future__ import annotations
 
 from twinbus.ledger.reader import Reading, read
-from twinbus.ledger.record import LedgerError
+from twinbus.ledger.record import LedgerError, LineForm
 from twinbus.ledger.writer import LedgerWriter, NullLedger, open_ledger
 
-__all__ = ["LedgerError", "LedgerWriter", "NullLedger", "Reading", "open_ledger", "read"]
+__all__ = [
+    "LedgerError",
+    "LedgerWriter",
+    "LineForm",
+    "NullLedger",
+    "Reading",
+    "open_ledger",
+    "read",
+]

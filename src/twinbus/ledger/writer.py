@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -28,7 +29,10 @@ from twinbus.ledger.record import (
     OPERATIONS,
     REQUIRED,
     LedgerError,
+    LineForm,
     encode,
+    encode_deliveries,
+    encode_messages,
 )
 
 __all__ = ["LedgerWriter", "NullLedger", "open_ledger"]
@@ -48,11 +52,24 @@ slower for longer loses records, not the application's memory."""
 _GROUP_MAX: Final = 2_000
 """Records in one write: some hundred KB, so that `close` and `flush` never wait for much more."""
 
+_FORMS_MAX: Final = 20_000
+"""Forms whose common part is kept as text, some 300 bytes each: two for every entity of a large
+pair. Past that they are made anew, which costs time and nothing else."""
+
 _OPTIONAL: Final = frozenset(FIELDS) - frozenset(REQUIRED)
 _PROCESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 """A name that every file system takes; Spark passes over files that begin with `_` or `.`."""
 
-_Noted = tuple[int, str, dict[str, object]]
+_Messages = Sequence[tuple[str | None, int | None]]
+_Shared = tuple[tuple[str, object], ...]
+_Deliveries = Sequence[tuple[str | None, int, int, int | None]]
+_Noted = (
+    tuple[int, str, dict[str, object]]
+    | tuple[int, LineForm, int, _Messages]
+    | tuple[int, str, _Shared, _Deliveries]
+)
+"""One record, or those of one call's messages: their form, how long it took, ids and sizes; or
+those of many deliveries: what they have in common, and what not."""
 
 
 class LedgerWriter:
@@ -86,6 +103,10 @@ class LedgerWriter:
     def _forget(self) -> None:
         """Begin with nothing noted and nothing open, as a new or a forked process does."""
         self._noted: deque[_Noted] = deque()
+        self._more = 0
+        """Records that are noted beyond one for each note; `_counting` guards it."""
+        self._counting = threading.Lock()
+        self._commons: dict[LineForm | tuple[str, _Shared], str] = {}
         self._unsaid = 0
         self._disk = threading.Lock()
         self._stop = threading.Event()
@@ -98,12 +119,49 @@ class LedgerWriter:
         """Note one operation; returns at once, whatever the disk does, and never raises for it."""
         assert operation in OPERATIONS, f"no such operation: {operation}"
         assert fields.keys() <= _OPTIONAL, f"no such fields: {fields.keys() - _OPTIONAL}"
-        if len(self._noted) >= BUFFER_MAX or self._closed:
+        if len(self._noted) + self._more >= BUFFER_MAX or self._closed:
             self._miss(1, "the records come faster than the disk takes them")
             return
         if at_ms is None:
             at_ms = time.time_ns() // 1_000_000
         self._noted.append((at_ms, operation, fields))
+        if self._thread is None:
+            self._start()
+
+    def record_messages(self, form: LineForm, latency_us: int, messages: _Messages) -> None:
+        """Note one call about messages, `(id, size in bytes)` each, as a line for each of them.
+
+        A small part of the price of as many `record`s. As there, it returns at once.
+        """
+        more = len(messages) - 1
+        if len(self._noted) + self._more + more >= BUFFER_MAX or self._closed:
+            self._miss(more + 1, "the records come faster than the disk takes them")
+            return
+        if more > 0:
+            with self._counting:
+                self._more += more
+        self._noted.append((time.time_ns() // 1_000_000, form, latency_us, messages))
+        if self._thread is None:
+            self._start()
+
+    def record_deliveries(
+        self, operation: str, shared: _Shared, at_ms: int | None, deliveries: _Deliveries
+    ) -> None:
+        """Note an operation on many messages, with fields that all share, as a line for each.
+
+        Of each: id, size in bytes, sequence number, and how long it took in us or None.
+        """
+        assert operation in OPERATIONS, f"no such operation: {operation}"
+        more = len(deliveries) - 1
+        if len(self._noted) + self._more + more >= BUFFER_MAX or self._closed:
+            self._miss(more + 1, "the records come faster than the disk takes them")
+            return
+        if more > 0:
+            with self._counting:
+                self._more += more
+        if at_ms is None:
+            at_ms = time.time_ns() // 1_000_000
+        self._noted.append((at_ms, operation, shared, deliveries))
         if self._thread is None:
             self._start()
 
@@ -157,18 +215,45 @@ class LedgerWriter:
 
     def _write_group(self) -> bool:
         """Write up to one group; whether more may be waiting."""
-        lines: list[bytes] = []
-        for _ in range(min(_GROUP_MAX, len(self._noted))):
-            at_ms, operation, fields = self._noted.popleft()
+        lines: list[str] = []
+        count = 0
+        noted, commons = self._noted, self._commons
+        while noted and count < _GROUP_MAX:
+            note = noted.popleft()
+            records = 1 if len(note) == 3 else len(note[3])
             try:
-                lines.append(encode(self.process, at_ms, operation, fields))
+                if len(note) == 3:
+                    line = encode(self.process, *note).decode()
+                elif isinstance(note[1], LineForm):
+                    at_ms, form, latency_us, messages = note
+                    common = commons.get(form) or self._common(form)
+                    line = encode_messages(common, at_ms, latency_us, messages)
+                else:
+                    at_ms, operation, shared, deliveries = note
+                    assert isinstance(shared, tuple)
+                    common = commons.get((operation, shared)) or self._common((operation, shared))
+                    line = encode_deliveries(common, at_ms, deliveries)
             except (TypeError, ValueError) as error:
-                # A value of the wrong kind is the caller's mistake, and costs one record.
-                self._miss(1, f"a {operation} record holds a value of the wrong kind: {error}")
+                # A value of the wrong kind is the caller's mistake, and costs what came with it.
+                self._miss(records, f"a record holds a value of the wrong kind: {error}")
+            else:
+                lines.append(line)
+                count += records
+            if records > 1:
+                with self._counting:
+                    self._more -= records - 1
         if lines:
             self._say_unrecorded()
-            self._append(lines)
-        return bool(self._noted)
+            self._append("".join(lines).encode("ascii"), count)
+        return bool(noted)
+
+    def _common(self, form: LineForm | tuple[str, _Shared]) -> str:
+        """What the lines of a form have in common, kept for the next."""
+        if len(self._commons) >= _FORMS_MAX:
+            self._commons.clear()
+        whole = form if isinstance(form, LineForm) else LineForm(form[0], **dict(form[1]))
+        common = self._commons[form] = whole.of(self.process)
+        return common
 
     def _say_unrecorded(self) -> None:
         """Put the count of missing records into the ledger itself, once there is room again."""
@@ -176,12 +261,11 @@ class LedgerWriter:
         if missing:
             fields: dict[str, object] = {"state": "unrecorded", "unrecorded": missing}
             line = encode(self.process, time.time_ns() // 1_000_000, "state", fields)
-            if self._append([line], counts=False):
+            if self._append(line, 0):
                 self._unsaid -= missing
 
-    def _append(self, lines: list[bytes], *, counts: bool = True) -> bool:
-        """Append whole lines to the file; those that did not get there whole are counted."""
-        data = b"".join(lines)
+    def _append(self, data: bytes, count: int) -> bool:
+        """Append whole lines to the file; those of `count` that did not get there are counted."""
         done = 0
         try:
             self._open()
@@ -195,8 +279,8 @@ class LedgerWriter:
         except OSError as error:
             kept = data.count(b"\n", 0, done)
             self._mend(done - (data.rfind(b"\n", 0, done) + 1), done)
-            if counts:
-                self._miss(len(lines) - kept, f"{self.directory}: {error.strerror or error}")
+            if count:
+                self._miss(count - kept, f"{self.directory}: {error.strerror or error}")
             return False
         if self._size_bytes >= self._rotate_bytes:
             self._end_file()
@@ -255,8 +339,12 @@ class NullLedger:
     """No ledger: takes every record and keeps none, so that nobody asks whether there is one."""
 
     unrecorded = 0
+    keeps_records = False
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
+        """Nothing."""
+
+    def record_messages(self, form: LineForm, latency_us: int, messages: _Messages) -> None:
         """Nothing."""
 
     def flush(self) -> None:
