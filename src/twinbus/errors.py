@@ -11,6 +11,7 @@
      |    +-- NamespaceInUseError          a Namespace object already belongs to a pair
      |    +-- MissingRightError            a credential lacks a right that pairing needs
      |    +-- PairFaultedError             the pair was faulted; every later call raises this
+     |    +-- PairClosedError              the pair, or its primary side, was closed
      |    +-- BacklogUnavailableError      no backlog queue is there, or none takes the message
      |    +-- PartialDivertError           a split batch is stored in part
      |    +-- ScheduleUnavailableError     sequence numbers need the primary, which failed over
@@ -18,6 +19,7 @@
      |    +-- BacklogGuardError            the message could not be stored in a backlog queue
      |         +-- BacklogMessageTooLargeError     ... for its size
      |         +-- ReservedPropertyError           ... for the name of a property
+     +-- ControlError              a running pair or syphon cannot be asked, or refuses
      +-- SyphonError               a backlog cannot be drained as it was asked for
      +-- TransferError             a message that is not in the form of the backlog
           +-- MissingDestinationError      it does not say where it belongs
@@ -97,7 +99,14 @@ class MissingRightError(PairingError):
 
 
 class PairFaultedError(PairingError):
-    """A side of the pair was faulted or closed and the other did not follow. Pair anew."""
+    """A side of the pair was faulted, or was closed and the other did not follow. Pair anew.
+
+    The error that the fault was declared with is its cause.
+    """
+
+
+class PairClosedError(PairingError):
+    """The pair, or the side that a call needs, was closed. Make a new pair."""
 
 
 class BacklogUnavailableError(PairingError):
@@ -179,6 +188,10 @@ class ReservedPropertyError(BacklogGuardError):
             message_ids=message_ids,
         )
         self.name = name
+
+
+class ControlError(TwinbusError):
+    """A running pair or syphon cannot be asked, or refuses; the text says which, and why."""
 
 
 class SyphonError(TwinbusError):

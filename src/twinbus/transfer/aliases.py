@@ -1,8 +1,9 @@
 """The aliases: under which names, and as what types, a backlog message keeps what was cleared.
 
 Names and types are those of the retired .NET library (SPEC 4), so that queues which it left behind
-can be drained. One name is ours: a marker that the partition key was the session id. Without it
-nobody could tell a message that had the key from one that had not.
+can be drained. Two names are ours: a marker that the partition key was the session id (without it
+nobody could tell a message that had the key from one that had not), and the count of a dead
+letter's replays.
 """
 
 from __future__ import annotations
@@ -15,18 +16,22 @@ from twinbus.amqp.encoding import string
 from twinbus.amqp.types import Described, Symbol, Timestamp, encode
 from twinbus.errors import AliasTypeError, BacklogMessageTooLargeError, MissingDestinationError
 
-__all__ = ["RESERVED_NAMES", "Aliases", "overhead_bytes", "require_fits"]
+__all__ = ["RESERVED_KEYS", "RESERVED_NAMES", "Aliases", "overhead_bytes", "require_fits"]
 
 SESSION_ID: Final = "x-ms-sessionid"
 TIME_TO_LIVE: Final = "x-ms-timetolive"
 SCHEDULED_TIME: Final = "x-ms-scheduledenqueuetimeutc"
 PATH: Final = "x-ms-path"
 PARTITION_KEY_MARKER: Final = "x-twinbus-partitionkey"
+REPLAYS: Final = "x-twinbus-replays"
 
 RESERVED_NAMES: Final = frozenset(
-    {SESSION_ID, TIME_TO_LIVE, SCHEDULED_TIME, PATH, PARTITION_KEY_MARKER}
+    {SESSION_ID, TIME_TO_LIVE, SCHEDULED_TIME, PATH, PARTITION_KEY_MARKER, REPLAYS}
 )
 """Application properties that no message may have on its way into the backlog."""
+
+RESERVED_KEYS: Final = RESERVED_NAMES | {name.encode() for name in RESERVED_NAMES}
+"""The same as the SDK may have them: names of properties are text or bytes there."""
 
 _KEYS: Final = {name: string(name) for name in RESERVED_NAMES}
 

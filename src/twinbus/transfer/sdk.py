@@ -7,7 +7,6 @@ described value with a tuple of descriptor and value.
 
 from __future__ import annotations
 
-from copy import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -95,10 +94,19 @@ def _annotated(message: Any) -> Any:
 
 def _copied(source: Any) -> Any:
     """A copy that shares the body, and no part that is going to be changed."""
-    result = copy(source)
-    result.header = copy(source.header)
-    result.properties = copy(source.properties)
+    result = _twin(source)
+    result.header = _twin(source.header)
+    result.properties = _twin(source.properties)
     result.annotations = dict(source.annotations) if source.annotations else source.annotations
+    return result
+
+
+def _twin(source: Any) -> Any:
+    """`copy.copy` of an object of the SDK, which are plain ones, for a quarter of its price."""
+    if source is None:
+        return None
+    result = object.__new__(type(source))
+    result.__dict__.update(source.__dict__)
     return result
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from twinbus.amqp.encoding import string, symbol, uint
 from twinbus.amqp.message import (
     APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
@@ -171,7 +172,14 @@ def from_backlog_sections(
 def without_delivery_marks(sections: Sections) -> Sections:
     """A delivered message as it was sent: without what the delivering broker wrote on it."""
     result = _copied(sections)
-    result.delivery_annotations = b""
+    if sections.delivery_annotations:
+        # Nearly always the lock token alone; what else is there is the sender's.
+        result.delivery_annotations = with_entries(
+            sections.delivery_annotations,
+            DELIVERY_ANNOTATIONS,
+            entries_of(sections.delivery_annotations),
+            without=_MARKS,
+        )
     bounds = fields_of(sections.header)
     counts = {place: NULL for place in (FIRST_ACQUIRER, DELIVERY_COUNT) if place + 1 < len(bounds)}
     result.header = with_fields(sections.header, HEADER, bounds, counts)
