@@ -9,57 +9,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twinbus.errors import SameNamespaceError
+from twinbus.control.pair_verbs import pair_verbs
+from twinbus.control.server import ControlServer
+from twinbus.control.syphon_verbs import steering_verbs
+from twinbus.errors import PairClosedError, SameNamespaceError
 from twinbus.options import SendAvailabilityOptions
+from twinbus.pairing.announcements import EntityHeld, PairEvent, SideChanged
 from twinbus.pairing.client import PairedClient, close_sdk_client
+from twinbus.pairing.closing import PairSide, SideKeeper
 from twinbus.pairing.discovery import Discovery
-from twinbus.pairing.entity import EntityStatus
-from twinbus.pairing.events import ForceFailover, Freeze, MarkHealthy, Unfreeze
+from twinbus.pairing.events import Event, ForceFailover, Freeze, MarkHealthy, Unfreeze
+from twinbus.pairing.listeners import BUFFER_MAX, EventStream
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.recording import Recorder, open_recorder
+from twinbus.pairing.sides import ClosePair, Side, SideChange
+from twinbus.pairing.status import PairStatus, backlog_status, side_status
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
+    from twinbus.pairing.metrics import PairCollector
     from twinbus.pairing.sender import PairedSender
 
 __all__ = ["Pair", "PairStatus", "pair_namespaces"]
 
 log = logging.getLogger("twinbus.pair")
-
-
-@dataclass(frozen=True, slots=True)
-class PairStatus:
-    """A pair at one moment, for people and programs."""
-
-    primary: str
-    secondary: str
-    protected: bool
-    """Whether there is a backlog queue to divert to; False is UNPROTECTED."""
-    searching: str | None
-    """Why backlog queues are still being looked for; None: all are accounted for."""
-    entities: dict[str, EntityStatus]
-    backlog_queues: dict[str, str]
-    """Every backlog queue: `in rotation`, or why not."""
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.primary} with {self.secondary}" + ("" if self.protected else ", UNPROTECTED")
-        ]
-        lines += [f"  still looking for backlog queues: {self.searching}"] if self.searching else []
-        for entity in self.entities.values():
-            since = "" if entity.since_s is None else f" for {entity.since_s:.0f} s"
-            why = f" ({entity.reason})" if entity.reason else ""
-            holds = "".join(f", {h}" for h in ("forced", "frozen") if getattr(entity, h))
-            counts = f"{entity.sent} sent, {entity.diverted} diverted"
-            lines.append(f"  {entity.path}: {entity.state}{since}{why}{holds}; {counts}")
-        lines += [f"  {queue}: {state}" for queue, state in self.backlog_queues.items()]
-        return "\n".join(lines)
 
 
 @asynccontextmanager
@@ -89,11 +68,6 @@ class Pair:
     def __init__(
         self, primary: Namespace, secondary: Namespace, options: SendAvailabilityOptions
     ) -> None:
-        if options.session_order == "strict":
-            raise ValueError(
-                "session_order='strict' is not built yet; leave it at 'relaxed', which promises no"
-                " order across a failover"
-            )
         if primary.place == secondary.place:
             raise SameNamespaceError(
                 f"both sides of the pair are {primary.endpoint}: if it is down, so is the backlog;"
@@ -107,11 +81,26 @@ class Pair:
             raise
         self.options = options
         self._primary, self._secondary = primary, secondary
+        self._keeper = SideKeeper(
+            syphon=options.enable_syphon, let_go=self._let_go, changed=self._side_changed
+        )
+        self.primary = PairSide(self._keeper, Side.PRIMARY, primary.endpoint)
+        self.secondary = PairSide(self._keeper, Side.SECONDARY, secondary.endpoint)
         self._recorder: Recorder | None = None
         self._client: PairedClient | None = None
         self._discovery: Discovery | None = None
         self._receiving: ServiceBusClient | None = None
-        self._hosts: list[Any] = []
+        self._syphon: Any = None
+        verbs = pair_verbs(self)
+        if options.enable_syphon:
+            from twinbus.syphon.host import SyphonGroup
+
+            self._syphon = SyphonGroup()
+            verbs = {**verbs, **steering_verbs(self._syphon)}
+        self._control = ControlServer("pair", primary.label, verbs)
+        self._soundings: list[Any] = []
+        self._starting: asyncio.Task[None] | None = None
+        self._stilling: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -120,9 +109,26 @@ class Pair:
     async def start(self) -> None:
         """Find or create the backlog queues, and start the syphon if the options want it."""
         assert self._client is None
+        if self._closing is not None:
+            raise PairClosedError("the pair was closed before it was started")
         self._recorder = open_recorder(self._primary, self._secondary, self.options)
         self._client = PairedClient(self._primary, self._secondary, self.options, self._recorder)
         self._discovery = Discovery(self._client, self._drain)
+        # A task of its own, for a side that is closed meanwhile must end it.
+        self._starting = asyncio.create_task(self._begin(), name="pairing")
+        try:
+            await self._starting
+        except asyncio.CancelledError:
+            here = asyncio.current_task()
+            if here is not None and here.cancelling():
+                raise
+            self._client.require_open()
+            # Only the secondary was closed: the pair is there, and unprotected.
+
+    async def _begin(self) -> None:
+        # First, so that a pair that waits for its secondary can be asked what it waits for.
+        await self._control.start()
+        assert self._discovery is not None
         await self._discovery.start()
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
@@ -150,39 +156,71 @@ class Pair:
         return self._live().rotation.queues
 
     def status(self) -> PairStatus:
-        """Per entity: state, since when, last error, diverted; per queue: in use, or why not."""
-        client = self._live()
-        assert self._discovery is not None
-        now = asyncio.get_running_loop().time()
-        absences = client.rotation.absences(now)
-        had = client.rotation.queues
+        """The pair at this moment; it tells also after the pair was closed or faulted."""
+        client, discovery = self._started(), self._discovery
+        assert discovery is not None
+        now = client.now
+        sides, timer_at = self._keeper.sides, self._keeper.sides.timer_at
+        endpoints = {side: getattr(self, side).endpoint for side in Side}
         return PairStatus(
-            primary=self._primary.endpoint,
-            secondary=self._secondary.endpoint,
+            primary=self.primary.endpoint,
+            secondary=self.secondary.endpoint,
             protected=client.rotation.protected,
-            searching=self._discovery.unreachable,
+            searching=discovery.unreachable if self._stilling is None else None,
             entities={entity.path: entity.status() for entity in client.entities},
-            backlog_queues={
-                queue: absences.get(queue) or ("in rotation" if queue in had else "not found yet")
-                for queue in client.paths
-            },
+            backlog_queues=backlog_status(client.rotation, client.paths, now),
+            sides=side_status(sides, endpoints),
+            faulted=sides.fault,
+            faults_in_s=None if timer_at is None else max(0.0, timer_at - now),
+            syphon=self._syphon_status() if self.options.enable_syphon else None,
+            pings=client.tallies.pings,
+            ledger_unrecorded=client.recorder.unrecorded,
         )
+
+    def events(self, *, buffer: int = BUFFER_MAX) -> EventStream:
+        """What happens from now on, each a PairEvent; the stream ends when the pair is closed.
+
+        A listener that is slow loses the oldest events, and is told how many (EventsDropped).
+        """
+        return self._started().listeners.stream(buffer)
+
+    def on_event(self, callback: Callable[[PairEvent], None]) -> Callable[[], None]:
+        """Have `callback` called with every PairEvent, on the event loop; the answer ends that."""
+        return self._started().listeners.on_event(callback)
+
+    def collector(self, *, entities_max: int = 1_000, backlog_every: float = 0.0) -> PairCollector:
+        """This pair's numbers for Prometheus: `REGISTRY.register(pair.collector())`.
+
+        `entities_max` bounds the entities that have series of their own. With `backlog_every` the
+        depth and age of the backlog are looked up every so many seconds (billed operations).
+        ImportError without the extra `telemetry`.
+        """
+        from twinbus.pairing.metrics import PairCollector, Subject
+        from twinbus.pairing.sounding import Sounding
+
+        client = self._started()
+        sounding = None
+        if backlog_every:
+            sounding = Sounding(client, backlog_every)
+            self._soundings.append(sounding)
+        subject = Subject(client, self._keeper.sides, self._syphon_status, sounding)
+        return PairCollector(subject, entities_max=entities_max)
 
     def force_failover(self, path: str) -> None:
         """Divert the entity's sends until `mark_healthy`."""
-        self._live().entity(path).tell(ForceFailover())
+        self._command(path, ForceFailover())
 
     def mark_healthy(self, path: str) -> None:
         """Send to the primary again, whatever the pings say."""
-        self._live().entity(path).tell(MarkHealthy())
+        self._command(path, MarkHealthy())
 
     def freeze(self, path: str) -> None:
         """Keep the entity's routing as it is, no timer, no ping, until `unfreeze`."""
-        self._live().entity(path).tell(Freeze())
+        self._command(path, Freeze())
 
     def unfreeze(self, path: str) -> None:
         """Let the entity's routing change again."""
-        self._live().entity(path).tell(Unfreeze())
+        self._command(path, Unfreeze())
 
     async def close(self) -> None:
         """Stop pings and pumps, waiting for what is in flight, then close both sides. Idempotent.
@@ -190,7 +228,9 @@ class Pair:
         Cancelled, it still closes everything before it raises.
         """
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
+            # Now and not in the task: a send that comes after this call must be refused.
+            self._keeper.tell(ClosePair())
+            self._closing = asyncio.create_task(self._close(), name="close the pair")
         cancelled = False
         while not self._closing.done():
             try:
@@ -203,25 +243,69 @@ class Pair:
         self._closing.result()
 
     async def _close(self) -> None:
-        if self._discovery is not None:
-            await self._discovery.close()
-        results = await asyncio.gather(
-            *(host.close() for host in self._hosts), return_exceptions=True
-        )
-        for error in results:
-            if isinstance(error, BaseException):
-                log.warning("a syphon did not close: %s: %s", type(error).__name__, error)
-        if self._client is not None:
-            await self._client.close()
-        if self._receiving is not None:
-            await close_sdk_client(self._receiving)
+        await self._keeper.gone()
+        await self._control.close()
         if self._recorder is not None:
             self._recorder.ledger.close()
+        if self._client is not None:
+            self._client.listeners.end()
         self._primary.release()
         self._secondary.release()
 
+    async def _let_go(self, side: Side) -> None:
+        """Close what one side holds open, pings and pumps first (SPEC 7)."""
+        client = self._client
+        if client is None:
+            return
+        if side is Side.PRIMARY:
+            await client.rest()
+        if self._stilling is None:
+            self._stilling = asyncio.create_task(self._still(), name="stop the syphon")
+        # Shared by the two sides, so that neither may be its end.
+        await asyncio.wait({self._stilling})
+        if side is Side.SECONDARY:
+            await client.close_secondary(f"the secondary is {self.secondary.state}")
+            return
+        await client.close_primary()
+        if self._receiving is not None:
+            await close_sdk_client(self._receiving)
+
+    async def _still(self) -> None:
+        """End what runs between the two sides: the search for backlog queues, and the pumps."""
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait({self._starting})
+        if self._discovery is not None:
+            await self._discovery.close()
+        parts = [part.close() for part in (*self._soundings, *self._hosts)]
+        for error in await asyncio.gather(*parts, return_exceptions=True):
+            if isinstance(error, BaseException):
+                log.warning("a syphon did not close: %s: %s", type(error).__name__, error)
+
+    def _side_changed(self, change: SideChange) -> None:
+        """Refuse what the side was needed for, then tell the log and the listeners."""
+        side, reason = change.side, change.reason
+        label = self._primary.label
+        log.log(
+            logging.INFO if change.after == "closed" else logging.WARNING,
+            "%s: %s %s -> %s (%s)", label, side, change.before, change.after, reason,
+        )  # fmt: skip
+        client = self._client
+        if client is None:
+            return
+        if self._keeper.sides.refusal() is not None:
+            client.refuse(self._keeper.sides.refusal)
+        client.listeners.tell(
+            SideChanged(
+                at=time.time(), side=side, before=change.before, after=change.after, reason=reason
+            )
+        )
+
     async def _drain(self, queues: list[str]) -> None:
-        """Start a syphon on queues that were found (SPEC 2.6)."""
+        """Start a syphon on queues that were found (SPEC 2.6), and look for sessions in them."""
+        assert self._client is not None
+        if self._client.census is not None:
+            await self._client.census.start(queues)
         if not self.options.enable_syphon:
             return
         from twinbus.syphon.host import SyphonHost
@@ -235,13 +319,35 @@ class Pair:
             self._recorder.ledger,
             on_delivered=self._delivered,
         )
-        self._hosts.append(host)
-        await host.start()
+        await self._syphon.add(host)
 
     def _delivered(self, path: str) -> None:
         """A forward of the syphon is a success like any other (SPEC 3)."""
         if self._client is not None:
             self._client.succeeded(path)
+
+    @property
+    def _hosts(self) -> list[Any]:
+        return [] if self._syphon is None else self._syphon.hosts
+
+    def _syphon_status(self) -> dict[str, dict[str, Any]]:
+        return {} if self._syphon is None else self._syphon.status()
+
+    def _command(self, path: str, event: Event) -> None:
+        """Do to an entity what a person wants, and tell if it is held otherwise than before."""
+        client = self._live()
+        entity = client.entity(path)
+        held, state = (entity.failover.forced, entity.failover.frozen), entity.failover.state
+        entity.tell(event)
+        forced, frozen = entity.failover.forced, entity.failover.frozen
+        if (forced, frozen) != held:
+            words = [w for w, is_so in (("forced", forced), ("frozen", frozen)) if is_so]
+            # A change of state has a line of its own, which says why.
+            if entity.failover.state is state:
+                log.warning("%s: %s", entity.path, " and ".join(words) or "not held any more")
+            client.listeners.tell(
+                EntityHeld(at=time.time(), path=entity.path, forced=forced, frozen=frozen)
+            )
 
     def _receiver_client(self) -> ServiceBusClient:
         self._live()
@@ -250,6 +356,11 @@ class Pair:
         return self._receiving
 
     def _live(self) -> PairedClient:
-        assert self._client is not None
-        self._client.require_open()
+        client = self._started()
+        client.require_open()
+        return client
+
+    def _started(self) -> PairedClient:
+        if self._client is None:
+            raise PairClosedError("the pair was not started; use it in `async with`")
         return self._client

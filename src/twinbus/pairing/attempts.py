@@ -108,6 +108,8 @@ class DivertFailed:
     meaning: Meaning
     timed_out: bool = False
     """Nothing was said within the time given, as opposed to a refusal or a broken connection."""
+    answers_others: bool = False
+    """The queue took somebody else's message after this attempt had begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +297,13 @@ class SendCall:
             return [Raise(Ending.MESSAGE, event.error)]
         if event.timed_out and self._cut_short:
             return [Raise(Ending.BACKLOG, self.primary_error)]
+        if event.timed_out and event.answers_others:
+            # This machine or the way there is slow, not the queue. Pulled for it, one queue after
+            # the other would be gone just when there is most to do.
+            if self._queue_retries >= self._policy.total:
+                self._tried.add(queue)
+            self._queue_retries += 1
+            return self._go_on(now)
         if event.meaning is Meaning.BUSY and self._queue_retries < self._policy.total:
             retry_at = now + backoff_s(self._policy, self._queue_retries + 1)
             if self._is_in_time(retry_at):

@@ -21,11 +21,17 @@ __all__ = [
     "backlog_label",
     "backlog_paths",
     "drift_of",
+    "lease_path",
     "parse_backlog_path",
+    "session_queue",
 ]
 
 MARK: Final = "x-servicebus-transfer"
 """The middle of every backlog queue's path, as the retired .NET library named them."""
+
+LEASE_MARK: Final = "x-twinbus-lease"
+LEASE_LOCK_S: Final = 30.0
+"""Lock duration of the queue of leases: how long a pump that died keeps others out."""
 
 LABEL_CHARACTERS: Final = frozenset("-._") | frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -68,6 +74,11 @@ def _is_address(host: str) -> bool:
 def backlog_paths(label: str, count: int) -> tuple[str, ...]:
     """The paths of all backlog queues of a label."""
     return tuple(f"{label}/{MARK}/{index}" for index in range(count))
+
+
+def lease_path(label: str) -> str:
+    """The queue on whose sessions the pumps of a label hold their leases (SPEC 6)."""
+    return f"{label}/{LEASE_MARK}"
 
 
 def parse_backlog_path(path: str) -> tuple[str, int] | None:
@@ -158,9 +169,10 @@ DANGERS: Final = {
 class _Place:
     """One backlog queue in the rotation."""
 
-    __slots__ = ("pulled_until", "pulls", "reason")
+    __slots__ = ("answered_at", "pulled_until", "pulls", "reason")
 
     def __init__(self) -> None:
+        self.answered_at: float | None = None
         self.pulled_until: float | None = None
         self.pulls = 0
         self.reason = ""
@@ -211,11 +223,22 @@ class Rotation:
             place.reason = reason
         return place.pulled_until
 
-    def succeeded(self, queue: str) -> None:
+    def succeeded(self, queue: str, now: float | None = None) -> None:
         """The queue took a message: its next failure is a first one, and it need not rest."""
         place = self._places.get(queue)
-        if place is not None and place.pulls:
-            self._places[queue] = _Place()
+        if place is None:
+            return
+        if place.pulls:
+            place = self._places[queue] = _Place()
+        place.answered_at = now
+
+    def has_answered(self, queue: str, since: float) -> bool:
+        """Whether the queue took a message after that time.
+
+        Then an attempt that began at that time and got no answer says nothing of the queue.
+        """
+        place = self._places.get(queue)
+        return place is not None and place.answered_at is not None and place.answered_at > since
 
     def is_in(self, queue: str, now: float) -> bool:
         """Whether a sender may use the queue now; a pulled one returns by time alone."""
@@ -226,12 +249,24 @@ class Rotation:
         """The queues a sender may choose from now."""
         return [q for q in self._places if q not in without and self.is_in(q, now)]
 
-    def absences(self, now: float) -> dict[str, str]:
-        """Every queue that is not in use now, and why: for the status and for errors."""
-        pulled = {
-            queue: f"{place.reason} (back in {place.pulled_until - now:.0f} s)"
-            for queue, place in self._places.items()
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Queues that cannot be had or must not be used, and why."""
+        return dict(self._left_out)
+
+    def pulled(self, now: float) -> dict[str, tuple[str, float]]:
+        """Queues that rest now: why, and for how many more seconds; may be asked by any thread."""
+        return {
+            queue: (place.reason, place.pulled_until - now)
+            for queue, place in list(self._places.items())
             if place.pulled_until is not None and now < place.pulled_until
+        }
+
+    def absences(self, now: float) -> dict[str, str]:
+        """Every queue that is not in use now, and why: for errors."""
+        pulled = {
+            queue: f"{reason} (back in {rest_s:.0f} s)"
+            for queue, (reason, rest_s) in self.pulled(now).items()
         }
         return {**self._left_out, **pulled}
 
@@ -258,6 +293,14 @@ class KeptChoice:
         return self.kept
 
 
+def session_queue(paths: Sequence[str], entity_path: str, session_id: str) -> str:
+    """The one of all backlog queues that a session's messages go to under strict order."""
+    # The same queue in every process and after every restart, so not Python's own hash.
+    key = f"{entity_path.lower()}\0{session_id}".encode()
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    return paths[int.from_bytes(digest, "big") % len(paths)]
+
+
 class StrictChoice:
     """The one backlog queue of a session under strict order (SPEC 3): this, or none."""
 
@@ -268,10 +311,7 @@ class StrictChoice:
     ) -> None:
         """`paths` are all queues of the pair's options, whether they could be had or not."""
         self._rotation = rotation
-        # The same queue in every process and after every restart, so not Python's own hash.
-        key = f"{entity_path.lower()}\0{session_id}".encode()
-        digest = hashlib.blake2b(key, digest_size=8).digest()
-        self.queue = paths[int.from_bytes(digest, "big") % len(paths)]
+        self.queue = session_queue(paths, entity_path, session_id)
 
     @property
     def protected(self) -> bool:

@@ -8,13 +8,14 @@ SDK made only to wrap another.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from twinbus.options import Verdict
 
-__all__ = ["CONDITIONS", "TABLE", "Meaning", "Row", "classify", "meaning_of"]
+__all__ = ["CONDITIONS", "TABLE", "Meaning", "Row", "classify", "judge", "meaning_of"]
 
 
 class Meaning(Enum):
@@ -152,6 +153,13 @@ JUDGED_BY_CONDITION = frozenset({"ServiceBusError", "ServiceBusConnectionError"}
 """The plain error, and the one into which the SDK turns every fault of a connection: also one that
 the service closed for a reason of configuration, which must not count."""
 
+TOKEN_REFUSALS = frozenset({"TokenAuthFailure", "TokenExpired"})
+"""What the SDK wraps when the namespace did not take its token. The wrapper does not tell: with a
+`custom_endpoint_address` it is a ServiceBusConnectionError, as for a connection that is gone."""
+
+SERVER_FAULTS = 500
+"""A status from here on says that the namespace failed inside, not that the token is bad."""
+
 WRAPPED_DEPTH_MAX = 4
 """How far to look inside an exception that wraps another. The SDK wraps once."""
 
@@ -161,9 +169,36 @@ def classify(error: BaseException) -> Verdict:
     return Verdict.COUNTS if meaning_of(error).counts else Verdict.IGNORED
 
 
+def judge(
+    error: BaseException, own: Callable[[BaseException], object] | None
+) -> tuple[Verdict, str]:
+    """The verdict of the user's own classifier, if there is one, and what is wrong with that one.
+
+    One that raises, or answers with something else than a Verdict, is replaced by the built-in
+    table: in an outage a mistake in it must cost neither the failover nor the send's own error.
+    """
+    if own is None:
+        return classify(error), ""
+    kind = type(error).__name__
+    try:
+        verdict = own(error)
+    except Exception as mistake:  # noqa: BLE001  # whatever it is, it is not the send's
+        wrong = f"raised {type(mistake).__name__}: {mistake} on {kind}"
+    else:
+        if isinstance(verdict, Verdict):
+            return verdict, ""
+        wrong = f"returned {verdict!r} for {kind}, not Verdict.COUNTS or Verdict.IGNORED"
+    return classify(error), f"options.classify {wrong}; the built-in table judges instead"
+
+
 def meaning_of(error: BaseException) -> Meaning:
     """What a failed attempt says about its entity."""
     for _ in range(WRAPPED_DEPTH_MAX):
+        wrapped = getattr(error, "inner_exception", None)
+        if type(wrapped).__name__ in TOKEN_REFUSALS:
+            status = getattr(wrapped, "status_code", None)
+            is_fault = isinstance(status, int) and status >= SERVER_FAULTS
+            return Meaning.UNREACHABLE if is_fault else Meaning.UNAUTHORIZED
         name = _known_name(error)
         meaning = TABLE[name].meaning
         if name not in JUDGED_BY_CONDITION:
@@ -171,7 +206,6 @@ def meaning_of(error: BaseException) -> Meaning:
         condition = _condition_of(error)
         if condition:
             return _meaning_with_condition(name, condition)
-        wrapped = getattr(error, "inner_exception", None)
         # An AMQP error of the SDK's own has no class in the table: its wrapper says more.
         if not isinstance(wrapped, BaseException) or _known_name(wrapped) == "Exception":
             return meaning

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.errors import BacklogUnavailableError, MissingRightError
-from twinbus.pairing.administration import BacklogAdministration, Findings, SecondaryUnreachable
+from twinbus.pairing.administration import (
+    BacklogAdministration,
+    Findings,
+    SecondaryUnreachable,
+    in_words,
+)
+from twinbus.pairing.announcements import BacklogQueueFound, BacklogQueueLeftOut
+from twinbus.pairing.backlog import lease_path
 from twinbus.pairing.classify import Meaning, meaning_of
 from twinbus.pairing.pool import attempt
 
@@ -28,6 +36,9 @@ START_LIMIT_S: Final = 8.0
 
 AGAIN_S: Final = 5.0
 """Between two looks at a secondary that did not answer."""
+
+REFUSED_AGAIN_S: Final = 60.0
+"""Between two looks at one that refused: a right that is granted takes Azure minutes to know."""
 
 
 class Discovery:
@@ -75,16 +86,20 @@ class Discovery:
             await asyncio.wait({task})
 
     async def _go_on(self) -> None:
+        wait_s, told = AGAIN_S, ""
         while True:
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(wait_s)
+            wait_s = AGAIN_S
             try:
                 await self._look()
                 await self._hand_over()
             except MissingRightError as error:
                 # Nobody waits for the answer any more: it stands in the status and the log.
-                log.warning("%s: %s", self._client.primary.label, error)
                 self.unreachable = str(error)
-                return
+                wait_s = REFUSED_AGAIN_S
+                if self.unreachable != told:
+                    log.warning("%s: %s", self._client.primary.label, error)
+                    told = self.unreachable
             if self.unreachable is None:
                 log.info("%s: all backlog queues are accounted for", self._client.primary.label)
                 return
@@ -94,7 +109,6 @@ class Discovery:
         client, findings = self._client, Findings()
         known = {*client.rotation.queues, *self._drained}
         paths = [path for path in client.paths if path not in known]
-        self.unreachable = None
         try:
             async with asyncio.timeout(START_LIMIT_S):
                 if client.options.create_backlog_queues:
@@ -103,6 +117,9 @@ class Discovery:
                     await self._attach(paths, findings)
         except (SecondaryUnreachable, TimeoutError) as error:
             self.unreachable = str(error) or f"no answer within {START_LIMIT_S:g} s"
+        else:
+            # Only now: while a look is under way, the last one is what is known.
+            self.unreachable = None
         finally:
             self._take(findings)
 
@@ -115,8 +132,11 @@ class Discovery:
             await administration.find_or_create(
                 paths, findings, accept_drift=client.options.accept_drift
             )
+            if client.options.session_order == "strict":
+                await administration.have_lease_queue(lease_path(client.primary.label))
 
     async def _attach(self, paths: list[str], findings: Findings) -> None:
+        unsure: list[str] = []
         # One after the other: a hundred connections at once would be a burden to both ends.
         for path in paths:
             pool = self._client.backlog_pool(path)
@@ -124,34 +144,46 @@ class Discovery:
             assert conduit is not None
             try:
                 await attempt(pool, conduit, _attached, self._client.options.attempt_timeout_s)
-            except Exception as error:
-                meaning = meaning_of(error)
-                if meaning is Meaning.UNREACHABLE:
-                    raise SecondaryUnreachable(
-                        f"{self._client.secondary.endpoint}: {str(error) or type(error).__name__}"
-                    ) from error
-                if meaning is Meaning.UNAUTHORIZED:
-                    raise MissingRightError(
-                        f"diverting to {path} in {self._client.secondary.endpoint} needs the Send"
-                        f" right, and the credential does not have it ({error})"
-                    ) from error
-                findings.left_out[path] = str(error)
+            except Exception as error:  # noqa: BLE001  # every failure is judged
+                why = in_words(error) or type(error).__name__
+                self._judge(error, why, path)
+                findings.left_out[path] = why
+                if not meaning_of(error).pulls_queue:
+                    # Nothing that the queue itself has said: a proxy in trouble, a bug.
+                    unsure.append(f"{path}: {why}")
             else:
                 findings.usable.append(path)
                 findings.drained.append(path)
+        if unsure:
+            raise SecondaryUnreachable("; ".join(unsure))
+
+    def _judge(self, error: Exception, why: str, path: str) -> None:
+        """Raise what ends the look: it would say the same of every other queue."""
+        endpoint, meaning = self._client.secondary.endpoint, meaning_of(error)
+        if meaning in (Meaning.UNREACHABLE, Meaning.BUSY):
+            raise SecondaryUnreachable(f"{endpoint}: {why}") from error
+        if meaning is Meaning.UNAUTHORIZED:
+            raise MissingRightError(
+                f"diverting to {path} in {endpoint} needs the Send right, and the credential was"
+                f" refused ({why}); grant it, or give another"
+            ) from error
 
     def _take(self, findings: Findings) -> None:
-        rotation = self._client.rotation
+        rotation, tell = self._client.rotation, self._client.listeners.tell
         for path, reason in findings.left_out.items():
             rotation.leave_out(path, reason)
             log.warning("%s is left out: %s", path, reason)
+            tell(BacklogQueueLeftOut(at=time.time(), queue=path, reason=reason))
         # In the order of their names, not of the answers.
         for path in sorted(findings.usable, key=self._client.paths.index):
             rotation.add(path)
-        for path, drift in findings.drift.items():
+            drift = tuple(map(str, findings.drift.get(path, ())))
+            tell(BacklogQueueFound(at=time.time(), queue=path, drift=drift))
+        for path, found in findings.drift.items():
             log.warning(
-                "%s differs from what we would create: %s", path, "; ".join(map(str, drift))
+                "%s differs from what we would create: %s", path, "; ".join(map(str, found))
             )
+        self._client.check_protection("backlog queues were found")
         self._fresh = sorted(findings.drained, key=self._client.paths.index)
         self._drained += self._fresh
 

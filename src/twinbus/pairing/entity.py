@@ -7,10 +7,12 @@ and wakes every call that waits, on any change of state and when a person freeze
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from twinbus.clock import TimerFired
+from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, PairingError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.classify import meaning_of
 from twinbus.pairing.events import (
@@ -23,33 +25,30 @@ from twinbus.pairing.events import (
     PingAnswered,
     PingFailed,
     SendPing,
+    SendSucceeded,
+    State,
     StopPinging,
     Transition,
 )
 from twinbus.pairing.failover import EntityFailover
+from twinbus.pairing.status import EntityStatus
 
 __all__ = ["EntityStatus", "WatchedEntity"]
 
+log = logging.getLogger("twinbus.pairing")
 
-@dataclass(frozen=True, slots=True)
-class EntityStatus:
-    """What is believed of one entity, for people and programs."""
-
-    path: str
-    state: str
-    since_s: float | None
-    """Seconds since the state was entered; None: it never changed."""
-    reason: str
-    last_error: str
-    forced: bool
-    frozen: bool
-    sent: int
-    diverted: int
-    """Messages stored on the primary, and in backlog queues, through this pair."""
+HEALTHY: Final = State.HEALTHY
+"""By a name of its own: to find a member in an enum takes Python 3.11 a tenth of a microsecond."""
 
 
 class WatchedEntity:
     """The failover state of one entity, alive: shared by all its senders in the pair."""
+
+    # A pair may have ten thousand of these, and most of them have nobody who waits.
+    __slots__ = (
+        "_armed_for", "_changed", "_listeners", "_loop", "_ping", "_pinging", "_stopped", "_timer",
+        "_waiters", "diverted", "failover", "oversize", "path", "raised", "reserved", "sent",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -68,15 +67,19 @@ class WatchedEntity:
         )
         self.sent = 0
         self.diverted = 0
+        self.oversize = 0
+        self.reserved = 0
+        self.raised = 0
         self._ping = ping
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
         self._pinging: asyncio.Task[None] | None = None
-        self._stopped: set[asyncio.Task[None]] = set()
-        self._waiters: set[asyncio.Future[None]] = set()
-        self._listeners: set[Callable[[], None]] = set()
+        self._stopped: list[asyncio.Task[None]] = []
+        # Woken in the order in which they came: fair, and the same in every run of a simulation.
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._listeners: dict[Callable[[], None], None] = {}
 
     def tell(self, event: Event) -> None:
         """Hand in an event that happened now, and do what follows from it."""
@@ -88,21 +91,42 @@ class WatchedEntity:
                 self._perform(action)
             self._rouse()
 
+    def took(self, count: int) -> None:
+        """So many messages were stored on the primary, now."""
+        self.sent += count
+        # A success changes nothing of a healthy entity, and is on the way of every send.
+        if self.failover.state is not HEALTHY:
+            self.tell(SendSucceeded())
+
+    def could_not_divert(self, flaws: Sequence[BacklogGuardError]) -> list[BacklogGuardError]:
+        """Count messages that the primary gets and the backlog could not; the first of a kind."""
+        first = []
+        for flaw in flaws:
+            is_oversize = isinstance(flaw, BacklogMessageTooLargeError)
+            if not (self.oversize if is_oversize else self.reserved):
+                log.warning("%s: in an outage this message could not be sent: %s", self.path, flaw)
+                first.append(flaw)
+            if is_oversize:
+                self.oversize += 1
+            else:
+                self.reserved += 1
+        return first
+
     async def changes(self, until: float | None) -> None:
         """Return when the entity changed, or when the time has come."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             timeout_s = None if until is None else max(0.0, until - self._loop.time())
             await asyncio.wait({waiter}, timeout=timeout_s)
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
             waiter.cancel()
 
-    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], object]:
         """Have `listener` called on every change; the answer ends that."""
-        self._listeners.add(listener)
-        return lambda: self._listeners.discard(listener)
+        self._listeners[listener] = None
+        return lambda: self._listeners.pop(listener, None)
 
     def status(self) -> EntityStatus:
         failover = self.failover
@@ -116,7 +140,20 @@ class WatchedEntity:
             frozen=failover.frozen,
             sent=self.sent,
             diverted=self.diverted,
+            oversize=self.oversize,
+            reserved=self.reserved,
+            raised=self.raised,
+            answered_pings=failover.answered_pings,
         )
+
+    def known_error(self) -> PairingError | None:
+        """Why the primary is not asked, for a call that did not ask it; None: a person's wish.
+
+        The text of the last failed attempt or ping and not the exception itself, whose traceback
+        would keep every frame alive for as long as the entity is watched.
+        """
+        text = self.failover.last_error
+        return PairingError(text) if text else None
 
     async def close(self) -> None:
         """Leave no timer and no ping behind."""
@@ -151,8 +188,8 @@ class WatchedEntity:
     def _stop_pinging(self) -> None:
         task, self._pinging = self._pinging, None
         if task is not None:
-            self._stopped.add(task)
-            task.add_done_callback(self._stopped.discard)
+            self._stopped.append(task)
+            task.add_done_callback(self._stopped.remove)
             task.cancel()
 
     def _arm(self) -> None:

@@ -6,7 +6,7 @@ Events come from the shell with their time; actions go back to it. `failover` ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import ClassVar, Final
 
 from twinbus.clock import TimerFired
@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 
-class State(Enum):
-    """What is believed of an entity of the primary."""
+class State(StrEnum):
+    """What is believed of an entity of the primary; each is its own word."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"

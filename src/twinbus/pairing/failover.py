@@ -193,8 +193,13 @@ class EntityFailover:
             return self._answered(now)
         self.answered_pings = 0
         self.last_error = event.error or self.last_error
-        if event.unusable and not self.forced and self.state is State.FAILED_OVER:
-            return self._enter(State.UNUSABLE, now, event.error or "not found or disabled")
+        if not event.unusable or self.forced:
+            return NOTHING
+        reason = event.error or "not found or disabled"
+        if self.state is State.FAILED_OVER:
+            return self._enter(State.UNUSABLE, now, reason)
+        # Disabled first and then deleted: callers are told what is true now.
+        self.reason = reason
         return NOTHING
 
     def _answered(self, now: float) -> Sequence[Action]:

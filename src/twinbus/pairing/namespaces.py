@@ -5,6 +5,9 @@
 
 Nothing is connected here. Keywords of the SDK's client that are none of ours are kept and passed
 to every client that is made.
+
+A port of its own (`localhost:5700`, a broker with a certificate) is one port for everything. The
+SDK drops the port of an address with TLS, so its clients are given it as `custom_endpoint_address`.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import certifi
 
 from twinbus.errors import NamespaceInUseError
 from twinbus.pairing.backlog import backlog_label
+from twinbus.pairing.credentials import AwaitableCredential, require_credential
 
 if TYPE_CHECKING:
+    from azure.servicebus import ServiceBusClient as SyncClient
     from azure.servicebus.aio import ServiceBusClient
 
 __all__ = ["ConnectionString", "Namespace"]
@@ -29,12 +34,20 @@ PORT: Final = 5671
 EMULATOR_PORT: Final = 5672
 """Where a namespace listens that names no port: with TLS, and the development emulator without."""
 
+HTTPS_PORT: Final = 443
+"""What Azure's resource manager writes behind a namespace's name; AMQP is not spoken there."""
+
 BACKSTOP_S: Final = 2.0
 """The SDK's own bound of an attempt lies this far past ours, which is the one that is meant: only a
 call that is still alive can be asked which socket to close."""
 
 RETRIES_OFF: Final = {"retry_total": 0, "retry_backoff_factor": 0.0}
 """Twinbus owns the retries (SPEC 3)."""
+
+KEEP_ALIVE_OFF: Final[Mapping[str, Any]] = {"keep_alive": 0}
+"""Given to every sender of the SDK: its keep-alive task sleeps a second at a time, and an error is
+raised only after its last sleep, so that a killed primary would be known up to a second late. And a
+thousand idle senders would wake a thousand times a second. A pool opens anew what was idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +102,38 @@ class Namespace:
         **sdk_options: Any,
     ) -> None:
         """`credential` is any that the SDK takes; backlog queues are called after `name`."""
-        self.host, self.port = _host_and_port(fully_qualified_namespace, PORT)
-        self.credential = credential
-        self.connection_string: str | None = None
-        self.parts: ConnectionString | None = None
-        self.emulator = False
-        self.label = backlog_label(self.host, self.port, name)
-        self.sdk_options: Mapping[str, Any] = sdk_options
-        self._is_paired = False
-        self._certificates: ssl.SSLContext | None = None
+        require_credential(credential)
+        host, port = _host_and_port(fully_qualified_namespace, PORT)
+        self._set(host, PORT if port == HTTPS_PORT else port, name, sdk_options, credential)
 
     @classmethod
     def from_connection_string(cls, text: str, name: str | None = None, **sdk_options: Any) -> Self:
         """The namespace that a connection string leads to."""
         parts = ConnectionString.parse(text)
-        namespace = cls(f"{_bracketed(parts.host)}:{parts.port}", None, name, **sdk_options)
+        namespace = cls.__new__(cls)
+        namespace._set(parts.host, parts.port, name, sdk_options)
         namespace.connection_string = text
         namespace.parts = parts
         namespace.emulator = parts.emulator
         return namespace
+
+    def _set(
+        self,
+        host: str,
+        port: int,
+        name: str | None,
+        sdk_options: Mapping[str, Any],
+        credential: Any = None,
+    ) -> None:
+        self.host, self.port = host, port
+        self.credential = credential
+        self.connection_string: str | None = None
+        self.parts: ConnectionString | None = None
+        self.emulator = False
+        self.label = backlog_label(host, port, name)
+        self.sdk_options = sdk_options
+        self._is_paired = False
+        self._certificates: ssl.SSLContext | None = None
 
     @classmethod
     def of(cls, side: str | Namespace) -> Namespace:
@@ -133,6 +159,26 @@ class Namespace:
         """The host, with its port where that is not the usual one, as the SDK writes it."""
         host = _bracketed(self.host)
         return f"{host}:{self.port}" if self.emulator else host
+
+    @property
+    def administration(self) -> str:
+        """The host, and port where it has one of its own, of the administration API."""
+        host = _bracketed(self.host)
+        return f"{host}:{self.port}" if self.emulator or self._has_own_port else host
+
+    @property
+    def signature(self) -> str | None:
+        """The shared access signature that it is entered with, if it is one."""
+        if self.parts is not None:
+            return self.parts.signature
+        signature: str | None = getattr(self.credential, "signature", None)
+        return signature
+
+    @property
+    def token_credential(self) -> AwaitableCredential | None:
+        """What fetches tokens for it, if something does."""
+        has_tokens = hasattr(self.credential, "get_token")
+        return AwaitableCredential(self.credential) if has_tokens else None
 
     @property
     def place(self) -> tuple[str, int]:
@@ -161,29 +207,54 @@ class Namespace:
         """A client of the SDK as the user would have made it, `options` over the user's own."""
         from azure.servicebus.aio import ServiceBusClient
 
-        merged = {**self._trust(), **self.sdk_options, **options}
+        merged = {**self._defaults(), **self.sdk_options, **options}
         if self.connection_string is not None:
             return ServiceBusClient.from_connection_string(self.connection_string, **merged)
-        return ServiceBusClient(self.fully_qualified_namespace, self.credential, **merged)
+        credential: Any = self.token_credential or self.credential
+        return ServiceBusClient(self.fully_qualified_namespace, credential, **merged)
 
-    def _trust(self) -> dict[str, Any]:
-        """The certificates that the SDK trusts, loaded once.
+    def sync_client(self, credential: Any = None) -> SyncClient:
+        """The same for sync code; `credential` instead of one that is made for asyncio."""
+        from azure.servicebus import ServiceBusClient as SyncClient
 
-        Left alone it loads them for every connection, even one without TLS: 40 ms in which the
-        event loop stands still, just when an outage makes everyone connect anew.
-        """
-        if self.sdk_options.keys() & {"ssl_context", "connection_verify", "uamqp_transport"}:
-            return {}
+        merged = {**self._defaults(), **self.sdk_options}
+        if self.connection_string is not None:
+            return SyncClient.from_connection_string(self.connection_string, **merged)
+        credential = credential or self.credential
+        return SyncClient(self.fully_qualified_namespace, credential, **merged)
+
+    def certificates(self) -> ssl.SSLContext:
+        """The certificates that are trusted, loaded once: the user's own, else the usual roots."""
+        given: ssl.SSLContext | None = self.sdk_options.get("ssl_context")
+        if given is not None:
+            return given
         if self._certificates is None:
-            self._certificates = _certificates(emulator=self.emulator)
-        return {"ssl_context": self._certificates}
+            self._certificates = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            if not self.emulator:
+                roots = self.sdk_options.get("connection_verify") or certifi.where()
+                self._certificates.load_verify_locations(roots)
+        return self._certificates
 
+    @property
+    def _has_own_port(self) -> bool:
+        return not self.emulator and self.port != PORT
 
-def _certificates(*, emulator: bool) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if not emulator:
-        context.load_verify_locations(certifi.where())
-    return context
+    def _defaults(self) -> dict[str, Any]:
+        """What the SDK is given unless the user gave something else.
+
+        The certificates, because left alone it loads them for every connection, even one without
+        TLS: 40 ms in which the event loop stands still, just when an outage makes everyone connect
+        anew. And the port, which it would drop.
+        """
+        defaults: dict[str, Any] = {}
+        if "uamqp_transport" not in self.sdk_options:
+            defaults["ssl_context"] = self.certificates()
+        if self._has_own_port and "custom_endpoint_address" not in self.sdk_options:
+            from azure.servicebus import TransportType
+
+            defaults["custom_endpoint_address"] = self.endpoint
+            defaults["transport_type"] = TransportType.Amqp
+        return defaults
 
 
 def _parts(text: str) -> dict[str, str]:

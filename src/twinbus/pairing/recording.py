@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from asyncio import CancelledError
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from twinbus.ledger.record import LineForm
 from twinbus.pairing.classify import Meaning, meaning_of
 
 if TYPE_CHECKING:
@@ -25,10 +27,23 @@ ERROR_LENGTH_MAX: Final = 300
 """Of an error's text; the service's own can be pages."""
 
 
+Messages = Sequence[tuple[str | None, int | None]]
+"""Id and size in bytes of each message of a call."""
+
+
+FORMS_MAX: Final = 20_000
+"""Common parts of lines that are kept, one for an entity and one for each queue it diverted to.
+Past that they are made anew."""
+
+
 class Ledger(Protocol):
-    """The one thing a pair does with its ledger while it runs."""
+    """What a pair does with its ledger while it runs."""
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None: ...
+
+    def record_messages(self, form: LineForm, latency_us: int, messages: Messages) -> None: ...
+
+    def flush(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -43,17 +58,27 @@ class Recorder:
         self.is_on = is_on
         self._pair = f"{primary.label}+{secondary.label}"
         self._labels = {"primary": primary.label, "secondary": secondary.label}
+        self._forms: dict[object, LineForm] = {}
+
+    @property
+    def unrecorded(self) -> int:
+        """Lines that the ledger could not take so far."""
+        return int(getattr(self.ledger, "unrecorded", 0))
+
+    @property
+    def pair(self) -> str:
+        """The pair as ledger and metrics call it."""
+        return self._pair
 
     def sent(
-        self,
-        entity: str,
-        messages: Iterable[tuple[str | None, int | None]],
-        began: float,
-        ended: float,
-        *,
+        self, entity: str, messages: Messages, began: float, ended: float, *,
         error: BaseException | None = None,
-    ) -> None:
-        """One attempt on the primary: a line for each message, `(id, size in bytes)`."""
+    ) -> None:  # fmt: skip
+        """One attempt on the primary: a line for each message."""
+        if error is None:
+            form = self._forms.get(entity) or self._sent_form(entity)
+            self.ledger.record_messages(form, int((ended - began) * 1e6), messages)
+            return
         for message_id, size_bytes in messages:
             self._write(
                 "send", "application", "primary", began, ended, error,
@@ -61,21 +86,41 @@ class Recorder:
             )  # fmt: skip
 
     def diverted(
-        self,
-        entity: str,
-        queue: str,
-        messages: Iterable[tuple[str | None, int | None]],
-        began: float,
-        ended: float,
-        *,
+        self, entity: str, queue: str, messages: Messages, began: float, ended: float, *,
         error: BaseException | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """One attempt on a backlog queue."""
+        if error is None:
+            form = self._forms.get((entity, queue)) or self._form(
+                (entity, queue), "divert", "failover", "secondary",
+                entity=entity, backlog_queue=queue,
+            )  # fmt: skip
+            self.ledger.record_messages(form, int((ended - began) * 1e6), messages)
+            return
         for message_id, size_bytes in messages:
             self._write(
                 "divert", "failover", "secondary", began, ended, error,
                 entity=entity, backlog_queue=queue, message_id=message_id, size_bytes=size_bytes,
             )  # fmt: skip
+
+    def noting(self, entity: str) -> Callable[[int, Messages], None] | None:
+        """What notes messages that an entity took after so many microseconds; None: no ledger."""
+        if not self.is_on:
+            return None
+        return partial(self.ledger.record_messages, self._sent_form(entity))
+
+    def _sent_form(self, entity: str) -> LineForm:
+        return self._form(entity, "send", "application", "primary", entity=entity)
+
+    def _form(self, key: object, operation: str, cause: str, side: str, **place: str) -> LineForm:
+        """What the lines of all good attempts at one place have in common, kept for the next."""
+        if len(self._forms) >= FORMS_MAX:
+            self._forms.clear()
+        form = self._forms[key] = LineForm(
+            operation, cause=cause, pair=self._pair, namespace=self._labels[side], side=side,
+            outcome="ok", view="client", **place,
+        )  # fmt: skip
+        return form
 
     def pinged(
         self, entity: str, began: float, ended: float, error: BaseException | None = None

@@ -11,21 +11,31 @@ It may be used by many tasks at once.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from azure.servicebus import ServiceBusMessageBatch
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
-from twinbus.pairing.calls import Place, ScheduleCall, SendingCall
-from twinbus.pairing.events import Route, SendFailed
-from twinbus.pairing.outgoing import Outgoing
+from twinbus.errors import PartialDivertError
+from twinbus.pairing.batch import PairedMessageBatch
+from twinbus.pairing.calls import SendingCall
+from twinbus.pairing.events import Route, SendFailed, State
+from twinbus.pairing.guards import glance
+from twinbus.pairing.outgoing import Outgoing, id_of, with_id
 from twinbus.pairing.pool import SenderPool, attempt
+from twinbus.pairing.schedule_calls import ScheduleCall
+from twinbus.pairing.warming import OPENING_S
 
 if TYPE_CHECKING:
     from twinbus.pairing.client import PairedClient
     from twinbus.pairing.entity import WatchedEntity
+    from twinbus.pairing.tracing import Tracing
 
 __all__ = ["PairedSender"]
+
+PRIMARY: Final = Route.PRIMARY
+"""By a name of its own, for every healthy send asks for it, and enums are slow to find members."""
 
 BATCH_BYTES: Final = 262_144
 """What every tier takes in one batch, for a batch made while nobody can be asked."""
@@ -38,10 +48,17 @@ class PairedSender:
         self.pool = pool
         self._client = client
         self._entity = entity
-        self._place = Place(client, entity, pool, client.choice())
+        self._choice = client.choice()
+        self._place = client.place(entity, pool, self._choice)
         self._loop = asyncio.get_running_loop()
+        if client.options.failover_interval_s < OPENING_S:
+            pool.on_slow = self._get_ready
         self._stop_listening = entity.on_change(self._look_again)
         self._closed = False
+        self._attempt_timeout_s = client.policy.attempt_timeout_s
+        self._note = client.recorder.noting(entity.path)
+        self._is_plain = client.options.session_order == "relaxed" and client.tracing is None
+        """Whether nobody but the entity is asked where a message goes, and nobody looks on."""
 
     async def __aenter__(self) -> Self:
         """Nothing is opened: the primary may be down, and that must not show here."""
@@ -70,10 +87,73 @@ class PairedSender:
         Never later than `timeout` seconds from now; None: the options' retries are the bound. An
         error that is raised has the ids of the messages in `message_ids`.
         """
+        began = self._loop.time()
         deadline = self._deadline(timeout)
-        outgoing = Outgoing.of(message, self._entity.path, self._client.message_ids)
-        if len(outgoing):
-            await SendingCall(self._place, outgoing, deadline).run()
+        measured = conduit = None
+        if type(message) is ServiceBusMessage and self._is_plain:
+            measured = glance(message, self._client.limits.watched)
+        if measured is not None and self._entity.failover.route is PRIMARY:
+            conduit = self.pool.take_ready(began)
+        if measured is None or conduit is None:
+            await self._send_all(message, deadline)
+            return
+        # From here on it is the way of nearly all messages: one, to an entity that takes it. It is
+        # written out, for each call more is seen in the bench; what to do next is decided only
+        # when it fails.
+        pool, timeout_s = self.pool, self._attempt_timeout_s
+        if deadline is not None:
+            timeout_s = min(timeout_s, deadline - began)
+        if measured[0] is None:
+            message = with_id(message, self._client.message_ids)
+            measured = id_of(message), measured[1]
+        pool.watchdog.begin(conduit, began, timeout_s)
+        try:
+            await conduit.sdk.send_messages(message)
+        except BaseException as caught:  # noqa: BLE001  # judged below, then raised or not
+            failed = pool.ended(conduit, caught) or caught
+            if failed is not caught:
+                failed.__cause__ = caught
+        else:
+            now = self._loop.time()
+            is_cancelled = pool.done(conduit, now)
+            if self._note is not None:
+                self._note(int((now - began) * 1e6), (measured,))
+            self._entity.took(1)
+            if is_cancelled:
+                self._entity.raised += 1
+                raise asyncio.CancelledError
+            return
+        outgoing = Outgoing(message, (message,), self._entity.path)
+        try:
+            await self._place.call(outgoing, deadline).go_on_after(failed, began, timeout_s)
+        except BaseException:
+            self._entity.raised += 1
+            raise
+
+    async def _send_all(self, message: Any, deadline: float | None) -> None:
+        """Send whatever was given, with everything that there may be to decide."""
+        ids, limits = self._client.message_ids, self._client.limits
+        outgoing = Outgoing.of(message, self._entity.path, ids, limits.watched)
+        if not outgoing.messages:
+            return
+        call = self._place.call(outgoing, deadline)
+        try:
+            if outgoing.suspects:
+                call.guard()
+            if self._client.tracing is None:
+                await call.run()
+            else:
+                await self._traced(call, self._client.tracing)
+        except BaseException as error:
+            self._entity.raised += _raised(error, len(outgoing))
+            raise
+        if outgoing.mappings:
+            ids.forget(outgoing.mappings)
+
+    async def _traced(self, call: SendingCall, tracing: Tracing) -> None:
+        with tracing.send(self._entity, len(call.outgoing)) as span:
+            await call.run()
+            span.set_attribute("twinbus.route", call.route.value)
 
     async def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None
@@ -88,11 +168,12 @@ class PairedSender:
         if not len(outgoing):
             return []
 
-        async def schedule(sdk: Any) -> list[int]:
-            numbers: list[int] = await sdk.schedule_messages(outgoing.payload, schedule_time_utc)
-            return numbers
+        def schedule(sdk: Any) -> Awaitable[list[int]]:
+            asked: Awaitable[list[int]] = sdk.schedule_messages(outgoing.payload, schedule_time_utc)
+            return asked
 
         numbers: list[int] = await ScheduleCall(self._place, schedule, outgoing.ids, deadline).run()
+        self._client.message_ids.forget(outgoing.mappings)
         return numbers
 
     async def cancel_scheduled_messages(
@@ -101,30 +182,33 @@ class PairedSender:
         """Cancel what `schedule_messages` scheduled; ScheduleUnavailableError as there."""
         deadline = self._deadline(timeout)
 
-        async def cancel(sdk: Any) -> None:
-            await sdk.cancel_scheduled_messages(sequence_numbers)
+        def cancel(sdk: Any) -> Awaitable[None]:
+            asked: Awaitable[None] = sdk.cancel_scheduled_messages(sequence_numbers)
+            return asked
 
         await ScheduleCall(self._place, cancel, (), deadline).run()
 
     async def create_message_batch(
         self, max_size_in_bytes: int | None = None
     ) -> ServiceBusMessageBatch:
-        """An empty batch of the size that the entity takes.
+        """An empty batch of the size that the entity takes, with room for the aliases.
 
-        While the entity cannot be asked, it has the size that every tier takes. `send_messages`
-        splits a batch that a backlog queue finds too large.
+        It is full when its messages would not fit the entity, or would not fit a backlog queue
+        with their aliases. As long as no backlog queue was asked for its limit it is taken to be
+        that of the entity; `send_messages` splits a batch that one finds too large all the same.
+        While the entity cannot be asked either, the batch has the size that every tier takes.
         """
         self._require_open()
         conduit = self.pool.take() if self._entity.failover.route is Route.PRIMARY else None
         if conduit is None:
-            return ServiceBusMessageBatch(max_size_in_bytes or BATCH_BYTES)
+            return self._batch(max_size_in_bytes)
 
-        async def create(sdk: Any) -> ServiceBusMessageBatch:
-            batch: ServiceBusMessageBatch = await sdk.create_message_batch(max_size_in_bytes)
-            return batch
+        def create(sdk: Any) -> Awaitable[ServiceBusMessageBatch]:
+            made: Awaitable[ServiceBusMessageBatch] = sdk.create_message_batch(max_size_in_bytes)
+            return made
 
         try:
-            return await attempt(self.pool, conduit, create, self._client.policy.attempt_timeout_s)
+            batch = await attempt(self.pool, conduit, create, self._client.policy.attempt_timeout_s)
         except Exception as error:
             # Opening the link counts like sending (SPEC 3); the batch itself needs no primary.
             counts = self._client.counts(error)
@@ -132,7 +216,23 @@ class PairedSender:
             self._entity.tell(SendFailed(counts=counts, error=text))
             if not counts:
                 raise
-            return ServiceBusMessageBatch(max_size_in_bytes or BATCH_BYTES)
+            return self._batch(max_size_in_bytes)
+        return self._batch(
+            batch.max_size_in_bytes,
+            # Those of its own the SDK sends as they are; it would pack others again.
+            amqp_transport=batch._amqp_transport,
+            tracing_attributes=batch._tracing_attributes,
+        )
+
+    def _batch(self, max_size_in_bytes: int | None, **sdk: Any) -> PairedMessageBatch:
+        limit_bytes = self.pool.batch_limit_bytes or BATCH_BYTES
+        return PairedMessageBatch(
+            max_size_in_bytes or limit_bytes,
+            room_bytes=self._client.limits.smallest_batch or limit_bytes,
+            path=self._entity.path,
+            ids=self._client.message_ids,
+            **sdk,
+        )
 
     async def close(self) -> None:
         """Close it when calls in flight have ended; idempotent."""
@@ -144,12 +244,20 @@ class PairedSender:
 
     def _look_again(self) -> None:
         """The entity changed: those who wait for a sender may have a better way now."""
-        if self._entity.failover.route is not Route.PRIMARY:
+        failover = self._entity.failover
+        if failover.state is State.SUSPECT:
+            self._get_ready()
+        if failover.route is not Route.PRIMARY:
             self.pool.renew()
         self.pool.rouse()
 
+    def _get_ready(self) -> None:
+        """A failover may be near: have a link to this sender's backlog queue open by then."""
+        self._client.warm(self._choice)
+
     def _deadline(self, timeout: float | None) -> float | None:
-        self._require_open()
+        if self._closed or self._client.closed:
+            self._require_open()
         if timeout is None:
             return None
         if timeout <= 0:
@@ -160,3 +268,8 @@ class PairedSender:
         self._client.require_open()
         if self._closed:
             raise ValueError(f"the sender to {self.entity_name} was closed; get a new one")
+
+
+def _raised(error: BaseException, count: int) -> int:
+    """How many of a call's messages are not known to be stored."""
+    return len(error.not_stored_ids) if isinstance(error, PartialDivertError) else count

@@ -1,0 +1,67 @@
+"""What a pair counts beside its entities: pings, and how long diverts take. Plain numbers.
+
+Metrics are made of them when somebody asks; to count costs an addition, and a healthy send does
+not even that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Final
+
+__all__ = ["DIVERT_BOUNDS_S", "Histogram", "Tallies"]
+
+DIVERT_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""From a broker next door to the longest attempt that the options allow."""
+
+
+class Histogram:
+    """How many of the observed times lie below each bound."""
+
+    __slots__ = ("_counts", "bounds_s", "sum_s")
+
+    def __init__(self, bounds_s: tuple[float, ...]) -> None:
+        assert list(bounds_s) == sorted(set(bounds_s))
+        self.bounds_s = bounds_s
+        self.sum_s = 0.0
+        # One more than there are bounds: what lies above them all.
+        self._counts = [0] * (len(bounds_s) + 1)
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(self.bounds_s, seconds)] += 1
+        self.sum_s += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def cumulative(self) -> Iterator[tuple[float, int]]:
+        """Each bound, at last infinity, with the number of times not above it."""
+        total = 0
+        for bound_s, count in zip((*self.bounds_s, float("inf")), self._counts, strict=True):
+            total += count
+            yield bound_s, total
+
+
+class Tallies:
+    """The numbers of one pair."""
+
+    __slots__ = ("diverts", "pings_answered", "pings_dropped", "pings_failed")
+
+    def __init__(self) -> None:
+        self.diverts = Histogram(DIVERT_BOUNDS_S)
+        """Seconds of each attempt on a backlog queue that stored something."""
+        self.pings_answered = 0
+        self.pings_failed = 0
+        self.pings_dropped = 0
+        """Dropped in the middle: the entity came back another way, or the pair was closed."""
+
+    @property
+    def pings(self) -> dict[str, int]:
+        """How many pings ended in which way."""
+        return {
+            "answered": self.pings_answered,
+            "failed": self.pings_failed,
+            "dropped": self.pings_dropped,
+        }
