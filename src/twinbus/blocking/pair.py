@@ -1,0 +1,208 @@
+"""Two namespaces as a pair, for code without asyncio: the core's pair on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from twinbus.blocking.loop_thread import LoopThread
+from twinbus.blocking.outside import EventStream, PairSide
+from twinbus.blocking.sender import PairedSender
+from twinbus.errors import PairClosedError
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pair import Pair as CorePair
+from twinbus.pair import PairStatus
+from twinbus.pairing.listeners import BUFFER_MAX
+from twinbus.pairing.namespaces import Namespace
+
+if TYPE_CHECKING:
+    from azure.servicebus import ServiceBusClient, ServiceBusReceiver
+
+    from twinbus.pairing.announcements import PairEvent
+    from twinbus.pairing.credentials import AwaitableCredential
+    from twinbus.pairing.metrics import PairCollector
+
+__all__ = ["Pair", "pair_namespaces"]
+
+RECEIVERS_CLOSE_S: Final = 10.0
+"""How long receivers that the application left open may take to close: the SDK takes a second for
+each, and cannot be interrupted."""
+
+
+@contextmanager
+def pair_namespaces(
+    primary: str | Namespace,
+    secondary: str | Namespace,
+    options: SendAvailabilityOptions | None = None,
+) -> Iterator[Pair]:
+    """A pair, ready to send, for the `with` block. The primary may be down meanwhile.
+
+    A side is a connection string or a Namespace. One clear error each: SameNamespaceError,
+    NamespaceInUseError, MissingRightError, and with `require_secondary` BacklogUnavailableError.
+    """
+    pair = Pair(
+        Namespace.of(primary), Namespace.of(secondary), options or SendAvailabilityOptions()
+    )
+    try:
+        pair.start()
+        yield pair
+    finally:
+        pair.close()
+
+
+class Pair:
+    """A primary and a secondary namespace; `pair_namespaces` makes one."""
+
+    def __init__(
+        self, primary: Namespace, secondary: Namespace, options: SendAvailabilityOptions
+    ) -> None:
+        self.options = options
+        self._primary = primary
+        self._core = CorePair(primary, secondary, options)
+        self._loop_thread = LoopThread("twinbus-pair")
+        self.primary = PairSide(self._core.primary, self._loop_thread, self._close_receivers)
+        self.secondary = PairSide(self._core.secondary, self._loop_thread)
+        self._lock = threading.Lock()
+        self._receiving: ServiceBusClient | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._core)
+
+    def start(self) -> None:
+        """Find or create the backlog queues, and start the syphon if the options want it."""
+        self._loop_thread.run(self._core.start)
+
+    def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
+        """A sender to a queue of the primary, which survives the loss of the primary."""
+        core = self._loop_thread.call(
+            lambda: self._core.get_queue_sender(queue_name, **sdk_options)
+        )
+        return PairedSender(core, self._loop_thread)
+
+    def get_topic_sender(self, topic_name: str, **sdk_options: Any) -> PairedSender:
+        """A sender to a topic of the primary, which survives the loss of the primary."""
+        core = self._loop_thread.call(
+            lambda: self._core.get_topic_sender(topic_name, **sdk_options)
+        )
+        return PairedSender(core, self._loop_thread)
+
+    def get_queue_receiver(self, queue_name: str, **sdk_options: Any) -> ServiceBusReceiver:
+        """The SDK's own receiver from the primary, with the SDK's own retries."""
+        return self._receiver_client().get_queue_receiver(queue_name, **sdk_options)
+
+    def get_subscription_receiver(
+        self, topic_name: str, subscription_name: str, **sdk_options: Any
+    ) -> ServiceBusReceiver:
+        """The SDK's own receiver from the primary, with the SDK's own retries."""
+        client = self._receiver_client()
+        return client.get_subscription_receiver(topic_name, subscription_name, **sdk_options)
+
+    @property
+    def backlog_queues(self) -> tuple[str, ...]:
+        """The backlog queues that were had, in the rotation or resting."""
+        return self._loop_thread.call(lambda: self._core.backlog_queues)
+
+    def status(self) -> PairStatus:
+        """The pair at this moment; it tells also after the pair was closed or faulted."""
+        try:
+            return self._loop_thread.call(self._core.status)
+        except PairClosedError:
+            # The thread has ended, so that nobody changes what is read here.
+            return self._core.status()
+
+    def events(self, *, buffer: int = BUFFER_MAX) -> EventStream:
+        """What happens from now on, each a PairEvent; the stream ends when the pair is closed.
+
+        A listener that is slow loses the oldest events, and is told how many (EventsDropped).
+        """
+        core = self._loop_thread.call(lambda: self._core.events(buffer=buffer))
+        return EventStream(core, self._loop_thread)
+
+    def on_event(self, callback: Callable[[PairEvent], None]) -> Callable[[], None]:
+        """Have `callback` called with every PairEvent, on the pair's thread; the answer ends that.
+
+        It must be quick, and must not use the pair: that would wait for itself, and is refused.
+        """
+        end = self._loop_thread.call(lambda: self._core.on_event(callback))
+
+        async def on_loop() -> None:
+            end()
+
+        return lambda: self._loop_thread.finish(on_loop)
+
+    def collector(self, *, entities_max: int = 1_000, backlog_every: float = 0.0) -> PairCollector:
+        """This pair's numbers for Prometheus: `REGISTRY.register(pair.collector())`.
+
+        `entities_max` bounds the entities that have series of their own. With `backlog_every` the
+        depth and age of the backlog are looked up every so many seconds (billed operations).
+        ImportError without the extra `telemetry`.
+        """
+        return self._loop_thread.call(
+            lambda: self._core.collector(entities_max=entities_max, backlog_every=backlog_every)
+        )
+
+    def force_failover(self, path: str) -> None:
+        """Divert the entity's sends until `mark_healthy`."""
+        self._loop_thread.call(lambda: self._core.force_failover(path))
+
+    def mark_healthy(self, path: str) -> None:
+        """Send to the primary again, whatever the pings say."""
+        self._loop_thread.call(lambda: self._core.mark_healthy(path))
+
+    def freeze(self, path: str) -> None:
+        """Keep the entity's routing as it is, no timer, no ping, until `unfreeze`."""
+        self._loop_thread.call(lambda: self._core.freeze(path))
+
+    def unfreeze(self, path: str) -> None:
+        """Let the entity's routing change again."""
+        self._loop_thread.call(lambda: self._core.unfreeze(path))
+
+    def close(self) -> None:
+        """Stop pings and pumps, waiting for what is in flight, then close both sides. Idempotent.
+
+        From any thread. Interrupted, it still closes everything before it raises. In a process
+        that was forked after the pair was made it does nothing: the pair is the parent's.
+        """
+        if self._loop_thread.is_forked:
+            return
+        try:
+            self._loop_thread.finish(self._core.close)
+        finally:
+            self._loop_thread.stop()
+            self._close_receivers()
+
+    def _receiver_client(self) -> ServiceBusClient:
+        # Asked of the core first, which knows whether the pair is closed.
+        self._loop_thread.call(lambda: self._core.backlog_queues)
+        with self._lock:
+            if self._receiving is None:
+                credential = None
+                fetching = self._primary.token_credential
+                if fetching is not None and fetching.is_async:
+                    credential = _Fetched(fetching, self._loop_thread)
+                self._receiving = self._primary.sync_client(credential)
+            return self._receiving
+
+    def _close_receivers(self) -> None:
+        if self._loop_thread.is_forked:
+            # Their goodbye would go out on the parent's connections.
+            return
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            closing = threading.Thread(target=receiving.close, name="twinbus-close", daemon=True)
+            closing.start()
+            closing.join(RECEIVERS_CLOSE_S)
+
+
+class _Fetched:
+    """A credential for asyncio, as the sync SDK's receivers use it."""
+
+    def __init__(self, credential: AwaitableCredential, loop_thread: LoopThread) -> None:
+        self._credential = credential
+        self._loop_thread = loop_thread
+
+    def get_token(self, *scopes: str, **options: Any) -> Any:
+        """A token for the scopes."""
+        return self._loop_thread.run(lambda: self._credential.get_token(*scopes, **options))

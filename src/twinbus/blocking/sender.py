@@ -1,0 +1,84 @@
+"""A sender with the methods of the SDK's sync sender, over the paired sender of the core."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from twinbus.blocking.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from azure.servicebus import ServiceBusMessageBatch
+
+    from twinbus.pairing.sender import PairedSender as CoreSender
+
+__all__ = ["PairedSender"]
+
+
+class PairedSender:
+    """Sends to one entity of the primary, or to a backlog queue while the entity is down."""
+
+    def __init__(self, core: CoreSender, loop_thread: LoopThread) -> None:
+        self._core = core
+        self._loop_thread = loop_thread
+
+    def __enter__(self) -> Self:
+        """Nothing is opened: the primary may be down, and that must not show here."""
+        self._loop_thread.run(self._core.__aenter__)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._core)
+
+    @property
+    def entity_name(self) -> str:
+        """The queue or topic."""
+        return self._core.entity_name
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The primary's."""
+        return self._core.fully_qualified_namespace
+
+    def send_messages(self, message: Any, *, timeout: float | None = None) -> None:
+        """Return when the message, list or batch is stored: on the primary, or in the backlog.
+
+        Never later than `timeout` seconds from now; None: the options' retries are the bound. An
+        error that is raised has the ids of the messages in `message_ids`.
+        """
+        self._loop_thread.run(lambda: self._core.send_messages(message, timeout=timeout))
+
+    def schedule_messages(
+        self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None
+    ) -> list[int]:
+        """Sequence numbers of messages that the primary will enqueue at a time.
+
+        ScheduleUnavailableError while the entity is failed over: a message with its own
+        `scheduled_enqueue_time_utc` can be sent all the same.
+        """
+        return self._loop_thread.run(
+            lambda: self._core.schedule_messages(messages, schedule_time_utc, timeout=timeout)
+        )
+
+    def cancel_scheduled_messages(
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None
+    ) -> None:
+        """Cancel what `schedule_messages` scheduled; ScheduleUnavailableError as there."""
+        self._loop_thread.run(
+            lambda: self._core.cancel_scheduled_messages(sequence_numbers, timeout=timeout)
+        )
+
+    def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
+        """An empty batch of the size that the entity takes.
+
+        While the entity cannot be asked, it has the size that every tier takes. `send_messages`
+        splits a batch that a backlog queue finds too large.
+        """
+        return self._loop_thread.run(lambda: self._core.create_message_batch(max_size_in_bytes))
+
+    def close(self) -> None:
+        """Close it when calls in flight have ended; idempotent."""
+        self._loop_thread.finish(self._core.close)
