@@ -1,0 +1,64 @@
+"""What a pair can be asked for over its control socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from twinbus.control.protocol import Refused, Verb
+
+__all__ = ["SteeredPair", "pair_verbs"]
+
+KNOWN_SHOWN_MAX = 10
+"""Paths that an error lists: more would hide what it says."""
+
+
+class SteeredPair(Protocol):
+    """The part of a pair that is steered from outside."""
+
+    def status(self) -> Any: ...
+    def freeze(self, path: str) -> None: ...
+    def unfreeze(self, path: str) -> None: ...
+    def force_failover(self, path: str) -> None: ...
+    def mark_healthy(self, path: str) -> None: ...
+
+
+def pair_verbs(pair: SteeredPair) -> Mapping[str, Verb]:
+    """The table of verbs that a pair registers."""
+
+    def status() -> dict[str, Any]:
+        document: dict[str, Any] = pair.status().as_dict()
+        return document
+
+    def steered(act: Callable[[str], None]) -> Verb:
+        def run(path: str) -> dict[str, Any]:
+            # A mistyped path would be watched from now on, and believed to be steered.
+            known = _known(pair.status().entities, path)
+            act(known)
+            return asdict(pair.status().entities[known])
+
+        return Verb(run, takes=("path",))
+
+    return {
+        "status": Verb(status),
+        "freeze": steered(pair.freeze),
+        "unfreeze": steered(pair.unfreeze),
+        "force-failover": steered(pair.force_failover),
+        "mark-healthy": steered(pair.mark_healthy),
+    }
+
+
+def _known(entities: Mapping[str, Any], path: str) -> str:
+    wanted = path.strip().strip("/").lower()
+    for known in entities:
+        if known.lower() == wanted:
+            return known
+    paths = sorted(entities)
+    listed = ", ".join(paths[:KNOWN_SHOWN_MAX]) or "none"
+    more = len(paths) - KNOWN_SHOWN_MAX
+    raise Refused(
+        "unknown-path",
+        f"no sender of this pair was made for {path!r}; it has {listed}"
+        + (f" and {more:,} more" if more > 0 else ""),
+    )

@@ -1,0 +1,192 @@
+"""What is said over a control socket: one line of JSON asks, one line of JSON answers.
+
+    {"twinbus": 1, "verb": "freeze", "arguments": {"path": "orders"}}
+    {"twinbus": 1, "ok": true, "host": {"kind": "pair", "name": "contoso", ...}, "result": {...}}
+    {"twinbus": 1, "ok": false, "host": {...}, "error": {"kind": "unknown-verb", "text": "..."}}
+
+A connection is good for one request. Anything that is no request gets an answer that says why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+__all__ = [
+    "ANSWER_BYTES_MAX",
+    "HELLO",
+    "REQUEST_BYTES_MAX",
+    "VERSION",
+    "Answer",
+    "HostCard",
+    "Refused",
+    "Request",
+    "Verb",
+    "arguments_for",
+    "encode_refusal",
+    "encode_request",
+    "encode_result",
+    "parse_answer",
+    "parse_request",
+]
+
+VERSION: Final = 1
+"""Raised when an older command would misread a newer pair, or the other way round."""
+
+HELLO: Final = "hello"
+"""The verb that every host knows: it only says who is there."""
+
+REQUEST_BYTES_MAX: Final = 16 * 1024
+"""A request is a verb and a path of at most 260 characters; nothing honest is longer."""
+
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The status of 10,000 entities is about 4 MB; a peer that sends more than this is no pair."""
+
+REPEATED_MAX: Final = 80
+"""Of a foreign word that an error repeats: enough to recognise it."""
+
+
+class Refused(Exception):
+    """A request that is not carried out; `kind` is for programs, the text for people."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class HostCard:
+    """Who answers at a socket."""
+
+    kind: str
+    """`pair` or `syphon`."""
+    name: str
+    """The label of its backlog queues, which is what people call it by."""
+    pid: int
+    program: str = ""
+    """The file that runs it, without its arguments: those may hold secrets."""
+    began_at: str = ""
+    """When it was started, ISO 8601 in UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    verb: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """Something that a host can be asked to do."""
+
+    run: Callable[..., Any]
+    """Called with the arguments by name on the host's event loop; may return an awaitable. What it
+    answers must go into JSON."""
+    takes: tuple[str, ...] = ()
+    """Names of the arguments, all of them needed, each a string."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    host: HostCard
+    result: Any = None
+    error_kind: str | None = None
+    error_text: str = ""
+
+
+def encode_request(request: Request) -> bytes:
+    """The line that asks."""
+    return _line({"twinbus": VERSION, "verb": request.verb, "arguments": dict(request.arguments)})
+
+
+def parse_request(line: bytes) -> Request:
+    """What a line asks; Refused if it asks nothing that can be understood."""
+    document = _document(line)
+    _require_version(document, "the command", "this pair")
+    verb, arguments = document.get("verb"), document.get("arguments", {})
+    if not isinstance(verb, str):
+        raise Refused("bad-request", "a request names its verb: a string in the field 'verb'")
+    if not isinstance(arguments, dict):
+        raise Refused("bad-request", "'arguments' of a request is an object with one field each")
+    return Request(verb, arguments)
+
+
+def arguments_for(verbs: Mapping[str, Verb], request: Request) -> dict[str, str]:
+    """The arguments that the verb is called with; Refused if they are not what it takes."""
+    verb = verbs.get(request.verb)
+    if verb is None:
+        known = ", ".join(sorted({*verbs, HELLO}))
+        raise Refused("unknown-verb", f"no verb {_repeated(request.verb)}; it knows {known}")
+    for name, value in request.arguments.items():
+        if name not in verb.takes:
+            raise Refused("bad-arguments", f"{request.verb} takes no {_repeated(name)}")
+        if not isinstance(value, str) or not value.strip():
+            raise Refused("bad-arguments", f"{name} of {request.verb} is a text that is not empty")
+    missing = [name for name in verb.takes if name not in request.arguments]
+    if missing:
+        raise Refused("bad-arguments", f"{request.verb} needs {' and '.join(missing)}")
+    return dict(request.arguments)
+
+
+def encode_result(host: HostCard, result: Any) -> bytes:
+    """The line that answers with what was asked for."""
+    return _line({"twinbus": VERSION, "ok": True, "host": asdict(host), "result": result})
+
+
+def encode_refusal(host: HostCard, kind: str, text: str) -> bytes:
+    """The line that says why not."""
+    error = {"kind": kind, "text": text}
+    return _line({"twinbus": VERSION, "ok": False, "host": asdict(host), "error": error})
+
+
+def parse_answer(line: bytes) -> Answer:
+    """What a host answered, a refusal of its own included; Refused if this is no answer at all."""
+    document = _document(line)
+    _require_version(document, "the pair", "this command")
+    card, error = document.get("host"), document.get("error")
+    if not isinstance(card, dict) or not isinstance(card.get("pid"), int):
+        raise Refused("bad-answer", "the answer does not say who gave it")
+    host = HostCard(
+        kind=str(card.get("kind", "")),
+        name=str(card.get("name", "")),
+        pid=card["pid"],
+        program=str(card.get("program", "")),
+        began_at=str(card.get("began_at", "")),
+    )
+    if document.get("ok") is True:
+        return Answer(host, document.get("result"))
+    details = error if isinstance(error, dict) else {}
+    kind, text = str(details.get("kind", "unknown")), str(details.get("text", "no reason given"))
+    return Answer(host, error_kind=kind, error_text=text)
+
+
+def _document(line: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        raise Refused("bad-request", "what was said is not a line of JSON") from None
+    if not isinstance(document, dict):
+        raise Refused("bad-request", "what was said is JSON, but not an object")
+    return document
+
+
+def _require_version(document: dict[str, Any], other: str, own: str) -> None:
+    version = document.get("twinbus")
+    if type(version) is not int:
+        raise Refused("bad-request", "the field 'twinbus' must say the version of the protocol")
+    if version != VERSION:
+        raise Refused(
+            "version",
+            f"{other} speaks version {version} of the control protocol and {own} speaks {VERSION};"
+            " use the same release of Twinbus for both",
+        )
+
+
+def _line(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+
+
+def _repeated(word: str) -> str:
+    return repr(word if len(word) <= REPEATED_MAX else word[:REPEATED_MAX] + "…")

@@ -1,0 +1,33 @@
+"""What a syphon can be asked for over the control socket of its host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from twinbus.control.protocol import Verb
+
+__all__ = ["SteeredSyphon", "steering_verbs"]
+
+
+class SteeredSyphon(Protocol):
+    """The part of a syphon that is steered from outside."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    @property
+    def in_flight(self) -> int: ...
+
+
+def steering_verbs(syphon: SteeredSyphon) -> Mapping[str, Verb]:
+    """The verbs by which a syphon is paused and resumed, wherever it runs."""
+
+    def pause() -> dict[str, Any]:
+        syphon.pause()
+        return {"paused": True, "in_flight": syphon.in_flight}
+
+    def resume() -> dict[str, Any]:
+        syphon.resume()
+        return {"paused": False, "in_flight": syphon.in_flight}
+
+    return {"pause": Verb(pause), "resume": Verb(resume)}
