@@ -18,10 +18,13 @@ __all__ = [
     "Fetch",
     "Forward",
     "Grant",
+    "LookAhead",
     "LookForDeferred",
     "Reconnect",
     "Release",
     "Renew",
+    "Survey",
+    "Wait",
 ]
 
 
@@ -103,6 +106,20 @@ class LookForDeferred:
 
 
 @dataclass(frozen=True, slots=True)
+class Survey:
+    """Peek one page from this number on, for strict session order."""
+
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookAhead:
+    """Peek one page from this number on: is anything there that could be delivered?"""
+
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class EmptyPoll:
     """One long poll ended without a message: a counted operation (SPEC 6)."""
 
@@ -113,6 +130,13 @@ class Reconnect:
 
     side: Literal["primary", "secondary"]
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Call `tick` at that time: what waits because of the rate may be sent then."""
+
+    until: float
 
 
 Action = (
@@ -127,6 +151,9 @@ Action = (
     | Renew
     | Fetch
     | LookForDeferred
+    | Survey
+    | LookAhead
     | EmptyPoll
     | Reconnect
+    | Wait
 )

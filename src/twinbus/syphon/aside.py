@@ -21,15 +21,25 @@ LOOK_AFTER_S: Final = 2.0
 
 LOOK_AGAIN_S: Final = 10.0
 
+SURE_S: Final = 3_600.0
+"""How long a look that found all is relied on: another process may have deferred some since, and
+died, or was a drain of some destinations only. One peek an hour is little beside four polls."""
+
 
 class Aside:
     """What is set aside, as far as it is known."""
 
-    __slots__ = ("look_at",)
+    __slots__ = ("_sure_until", "look_at")
 
     def __init__(self) -> None:
         self.look_at: float | None = 0.0
         """When to look for deferred messages; None: all are known. At first nothing is."""
+        self._sure_until = float("-inf")
+
+    @property
+    def due_at(self) -> float:
+        """When to look, whether some are known to be missing or not."""
+        return self._sure_until if self.look_at is None else self.look_at
 
     def something_came(self, now: float) -> None:
         """The queue is not quiet."""
@@ -43,6 +53,7 @@ class Aside:
     def looked(self, now: float, *, is_all: bool) -> None:
         """A look ended."""
         self.look_at = None if is_all else now + LOOK_AGAIN_S
+        self._sure_until = now + SURE_S
 
     def add(self, destination: Destination, number: int, now: float) -> None:
         """One more is set aside."""

@@ -6,7 +6,7 @@ One record for each message received, forwarded and completed, as the bill and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from twinbus.syphon.actions import Complete, DeadLetter, Defer
@@ -16,15 +16,25 @@ __all__ = ["Bookkeeper", "Ledger"]
 
 
 _OPERATIONS: Final[dict[object, str]] = {
-    Complete: "complete",
     DeadLetter: "dead_letter",
     Defer: "defer",
 }
 """A message that is only given back costs nothing and is no record."""
 
 
+Shared = tuple[tuple[str, object], ...]
+"""The fields that the records of many messages have in common, and their values."""
+
+Row = tuple[str | None, int, int, int | None]
+"""Of one message: id, size in bytes, sequence number, and how long it took in us, if it is told."""
+
+
 class Ledger(Protocol):
-    """Where records go: a LedgerWriter, or one that keeps nothing."""
+    """Where records go: a LedgerWriter, or one that keeps nothing.
+
+    One that has a `record_deliveries` gets the records of many messages at once, which costs a
+    small part of as many calls; one that says `keeps_records = False` gets none.
+    """
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
         """Note one operation."""
@@ -33,38 +43,37 @@ class Ledger(Protocol):
 class Bookkeeper:
     """The records of one backlog queue."""
 
-    __slots__ = ("_primary", "_queue", "_record", "_secondary")
+    __slots__ = ("_keeps", "_primary", "_queue", "_record", "_record_many", "_secondary")
 
     def __init__(self, ledger: Ledger, primary: str, secondary: str, queue: str) -> None:
         """`primary` and `secondary` are the labels of the namespaces."""
         self._record = ledger.record
+        self._record_many: Callable[[str, Shared, int | None, list[Row]], None] = getattr(
+            ledger, "record_deliveries", self._record_each
+        )
+        self._keeps: bool = getattr(ledger, "keeps_records", True)
         self._primary = primary
         self._secondary = secondary
         self._queue = queue
 
-    def received(self, parcel: Parcel, now_ms: int) -> None:
-        self._of_parcel("backlog_receive", parcel, at_ms=now_ms)
+    def received(self, parcels: list[Parcel], now_ms: int) -> None:
+        if self._keeps:
+            for path, some in _by_path(parcels):
+                shared = self._shared(path, self._secondary, "secondary")
+                self._record_many("backlog_receive", shared, now_ms, _rows(some))
 
     def polled(self) -> None:
         self._at_source("backlog_receive", cause="poll", outcome="ok")
 
-    def forwarded(self, parcels: Iterable[Parcel], now: float, now_ms: int) -> None:
-        record, primary, queue = self._record, self._primary, self._queue
-        for parcel in parcels:
-            record(
-                "forward",
-                at_ms=now_ms,
-                cause="syphon",
-                namespace=primary,
-                side="primary",
-                entity=parcel.path,
-                backlog_queue=queue,
-                message_id=parcel.message_id,
-                sequence_number=parcel.sequence_number,
-                size_bytes=parcel.size_bytes,
-                outcome="ok",
-                latency_us=int((now - parcel.sent_at) * 1e6),
-            )
+    def forwarded(self, parcels: list[Parcel], now: float, now_ms: int) -> None:
+        if self._keeps:
+            for path, some in _by_path(parcels):
+                shared = self._shared(path, self._primary, "primary")
+                rows: list[Row] = [
+                    (p.message_id, p.size_bytes, p.sequence_number, int((now - p.sent_at) * 1e6))
+                    for p in some
+                ]
+                self._record_many("forward", shared, now_ms, rows)
 
     def not_forwarded(self, parcel: Parcel, error: str, *, is_known: bool) -> None:
         """`is_known` is false where the answer was lost: the primary may have it."""
@@ -82,14 +91,21 @@ class Bookkeeper:
             error=error,
         )
 
-    def settled(self, parcels: Iterable[Parcel], error: str | None = None) -> None:
+    def settled(self, parcels: list[Parcel], error: str | None = None) -> None:
         """What was decided about these was carried out, or refused with `error`."""
-        outcome = "ok" if error is None else "failed"
+        if not self._keeps:
+            return
+        completed: list[Parcel] = []
         for parcel in parcels:
-            kind = parcel.outcome if parcel.outcome is Complete else type(parcel.outcome)
-            operation = _OPERATIONS.get(kind)
-            if operation is not None:
-                self._of_parcel(operation, parcel, outcome=outcome, error=error)
+            outcome = parcel.outcome
+            if outcome is Complete:
+                completed.append(parcel)
+            elif (operation := _OPERATIONS.get(type(outcome))) is not None:
+                shared = self._shared(parcel.path, self._secondary, "secondary", error)
+                self._record_many(operation, shared, None, _rows([parcel]))
+        for path, some in _by_path(completed):
+            shared = self._shared(path, self._secondary, "secondary", error)
+            self._record_many("complete", shared, None, _rows(some))
 
     def renewed(self, error: str | None = None) -> None:
         outcome = "ok" if error is None else "failed"
@@ -99,29 +115,29 @@ class Bookkeeper:
         """A peek, or a settlement by token."""
         self._at_source("manage", cause="syphon", outcome="ok")
 
-    def _of_parcel(
-        self,
-        operation: str,
-        parcel: Parcel,
-        *,
-        outcome: str = "ok",
-        error: str | None = None,
-        at_ms: int | None = None,
-    ) -> None:
-        self._record(
-            operation,
-            at_ms=at_ms,
-            cause="syphon",
-            namespace=self._secondary,
-            side="secondary",
-            entity=parcel.path or None,
-            backlog_queue=self._queue,
-            message_id=parcel.message_id,
-            sequence_number=parcel.sequence_number,
-            size_bytes=parcel.size_bytes,
-            outcome=outcome,
-            error=error,
+    def _shared(self, path: str, namespace: str, side: str, error: str | None = None) -> Shared:
+        return (
+            ("cause", "syphon"),
+            ("namespace", namespace),
+            ("side", side),
+            ("entity", path or None),
+            ("backlog_queue", self._queue),
+            ("outcome", "ok" if error is None else "failed"),
+            ("error", error),
         )
+
+    def _record_each(
+        self, operation: str, shared: Shared, at_ms: int | None, rows: list[Row]
+    ) -> None:
+        for message_id, size_bytes, sequence_number, latency_us in rows:
+            fields = {
+                **dict(shared),
+                "message_id": message_id,
+                "sequence_number": sequence_number,
+                "size_bytes": size_bytes,
+                "latency_us": latency_us,
+            }
+            self._record(operation, at_ms=at_ms, **fields)
 
     def _at_source(
         self, operation: str, *, cause: str, outcome: str, error: str | None = None
@@ -135,3 +151,17 @@ class Bookkeeper:
             outcome=outcome,
             error=error,
         )
+
+
+def _by_path(parcels: list[Parcel]) -> Iterable[tuple[str, list[Parcel]]]:
+    """The parcels by where they belong, in their order."""
+    if len({parcel.path for parcel in parcels}) <= 1:
+        return [(parcels[0].path, parcels)] if parcels else []
+    found: dict[str, list[Parcel]] = {}
+    for parcel in parcels:
+        found.setdefault(parcel.path, []).append(parcel)
+    return found.items()
+
+
+def _rows(parcels: list[Parcel]) -> list[Row]:
+    return [(p.message_id, p.size_bytes, p.sequence_number, None) for p in parcels]

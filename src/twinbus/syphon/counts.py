@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import quote
 
 from twinbus.errors import SyphonError
-from twinbus.syphon.endpoint import Endpoint
+from twinbus.syphon.endpoint import Endpoint, Token
 
 __all__ = ["CountsUnavailable", "QueueCounts", "counts_of"]
 
@@ -52,22 +52,31 @@ class QueueCounts:
 
 async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
     """The counts now; SyphonError if they are refused, CountsUnavailable if nobody answers."""
-    return await asyncio.to_thread(_ask, endpoint, queue)
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            token = await endpoint.token(queue, time.time())
+    except Exception as error:
+        who = endpoint.tokens.who
+        raise CountsUnavailable(f"{who} gives no token for {endpoint.label}: {error}") from error
+    return await asyncio.to_thread(_ask, endpoint, queue, token)
 
 
-def _ask(endpoint: Endpoint, queue: str) -> QueueCounts:
+def _ask(endpoint: Endpoint, queue: str, token: Token) -> QueueCounts:
     host, port, tls = endpoint.administration
     connection: http.client.HTTPConnection
     if tls:
-        context = ssl.create_default_context()
+        context = endpoint.certificates or ssl.create_default_context()
         connection = http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=context)
     else:
         connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
     try:
-        headers = {"Authorization": endpoint.token(queue, time.time()).text}
+        headers = {"Authorization": token.header}
         connection.request("GET", f"/{quote(queue)}?api-version={API_VERSION}", headers=headers)
         response = connection.getresponse()
         status, text = response.status, response.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
+        if response.length:
+            # Less came than was announced. Half an answer would say that the queue is not there.
+            raise CountsUnavailable(f"{endpoint.label} hung up in the middle of its answer")
     except (OSError, http.client.HTTPException) as error:
         raise CountsUnavailable(f"{endpoint.label} does not answer: {error}") from error
     finally:
@@ -78,8 +87,8 @@ def _ask(endpoint: Endpoint, queue: str) -> QueueCounts:
 def _read(endpoint: Endpoint, queue: str, status: int, text: str) -> QueueCounts:
     if status in (401, 403):
         raise SyphonError(
-            f"the counts of {queue} in {endpoint.label} need the Manage right, and the key "
-            f"{endpoint.key_name} does not have it: drain with one that does"
+            f"the counts of {queue} in {endpoint.label} need the Manage right, and "
+            f"{endpoint.tokens.who} does not have it: drain with one that does"
         )
     counts = dict(_COUNT.findall(text))
     # Azure answers 200 with an empty feed for a queue that is not there.

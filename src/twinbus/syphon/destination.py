@@ -13,7 +13,7 @@ from typing import Final
 
 from twinbus.syphon.parcel import Parcel
 
-__all__ = ["TOO_LARGE", "Destination", "Meaning", "meaning_of"]
+__all__ = ["ANY_NUMBER", "TOO_LARGE", "Destination", "Meaning", "meaning_of"]
 
 FIRST_BACKOFF_S: Final = 1.0
 LONGEST_BACKOFF_S: Final = 60.0
@@ -71,6 +71,7 @@ class Destination:
         "deferred",
         "held_until",
         "is_careful",
+        "is_selected",
         "limit_bytes",
         "missing_since",
         "path",
@@ -99,6 +100,8 @@ class Destination:
         self.deferred: dict[int, None] = {}
         """Numbers of messages that were set aside in the backlog queue."""
         self.held_until: float | None = None
+        self.is_selected = True
+        """It is one of those that the syphon is to serve."""
         self.reason = ""
         self.backoff_s = 0.0
         self.missing_since: float | None = None
@@ -117,6 +120,13 @@ class Destination:
         if self.held_until is not None:
             return False
         return bool(self.sent or self.waiting) or now - self.accepted_at < RECENT_S
+
+    @property
+    def ready(self) -> int:
+        """How many messages could be sent to it at once."""
+        if not self.attached or self.held_until is not None:
+            return 0
+        return max(0, min(len(self.waiting), self.credit, self.window - len(self.sent)))
 
     def finds_too_large(self, parcel: Parcel) -> str:
         """Why the link would not take a parcel for its size; empty: it would."""
@@ -150,6 +160,11 @@ class Destination:
             self.held_until = now + self.backoff_s
         self.reason = reason
         self.window = 1
+
+    def leave_out(self) -> None:
+        """Never send it anything: somebody asked for others only."""
+        self.is_selected = False
+        self.held_until = float("inf")
 
     def probe(self) -> None:
         """Let one message find out whether it takes them again."""

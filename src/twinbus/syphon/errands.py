@@ -9,21 +9,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from twinbus.syphon.actions import Action
 from twinbus.syphon.bookkeeping import Bookkeeper
 from twinbus.syphon.line import Line
-from twinbus.syphon.node import RequestRefused
+from twinbus.syphon.node import LineLost, RequestRefused
 from twinbus.syphon.parcel import Parcel
 from twinbus.syphon.pump import Pump
 from twinbus.syphon.source import SourceRequests
+from twinbus.syphon.strict_pump import StrictPump
 
 __all__ = ["SourceErrands"]
 
 log = logging.getLogger("twinbus.syphon")
 
 LOCK_LOST: Final = "com.microsoft:message-lock-lost"
+DEAD_LETTER_ARGUMENTS: Final = ("deadletter-reason", "deadletter-description")
 
 
 class SourceErrands:
@@ -44,12 +46,16 @@ class SourceErrands:
         self._unpack = unpack
         self._queue = queue
 
-    async def settle(self, parcels: list[Parcel], status: str, arguments: dict[str, Any]) -> None:
-        """Settle by lock token: for messages that did not come over the present link."""
+    async def settle(self, parcels: list[Parcel], status: str, words: list[str]) -> None:
+        """Settle by lock token: for messages that did not come over the present link.
+
+        `words` are the reason and the description of a dead letter.
+        """
         if self.line is None:
             return
         self._books.managed()
         requests = SourceRequests(self.line, self._queue)
+        arguments = dict(zip(DEAD_LETTER_ARGUMENTS, words, strict=False))
         done, failed = await requests.settle(parcels, status, arguments)
         self._books.settled(done)
         self._books.settled(failed, LOCK_LOST)
@@ -72,18 +78,49 @@ class SourceErrands:
         if self.line is None:
             return
         try:
-            fetched = await SourceRequests(self.line, self._queue).fetch(numbers)
-        except RequestRefused as error:
+            fetched, refused = await SourceRequests(self.line, self._queue).fetch(numbers)
+        except LineLost as error:
             log.warning("%s: deferred messages %s: %s", self._queue, numbers[:5], error)
             self._do(self._pump.fetched(numbers, time.monotonic(), failed=True))
             return
+        if refused:
+            log.warning("%s: deferred messages %s cannot be had now", self._queue, refused[:5])
         now_ms = time.time_ns() // 1_000_000
         for message, lock_token in fetched:
             parcel = self._unpack(message, lock_token, now_ms)
             parcel.is_deferred = True
-            self._books.received(parcel, now_ms)
+            self._books.received([parcel], now_ms)
             self._do(self._pump.received(parcel, time.monotonic()))
-        self._do(self._pump.fetched(numbers, time.monotonic()))
+        self._do(self._pump.fetched(numbers, time.monotonic(), failed=bool(refused)))
+
+    async def survey(self, start: int) -> None:
+        """Peek one page, for strict session order."""
+        pump = self._pump
+        if self.line is None or not isinstance(pump, StrictPump):
+            return
+        self._books.managed()
+        try:
+            requests = SourceRequests(self.line, self._queue)
+            page = await requests.peek(start, time.time_ns() // 1_000_000)
+        except (LineLost, RequestRefused) as error:
+            log.warning("%s: peeking from %d on: %s", self._queue, start, error)
+            self._do(pump.survey_failed(time.monotonic()))
+            return
+        self._do(pump.surveyed(page, time.monotonic()))
+
+    async def look_ahead(self, start: int) -> None:
+        """Peek one page behind what waits for held destinations."""
+        if self.line is None:
+            return
+        self._books.managed()
+        page, failed = [], False
+        try:
+            requests = SourceRequests(self.line, self._queue)
+            page = await requests.peek(start, time.time_ns() // 1_000_000)
+        except (LineLost, RequestRefused) as error:
+            log.warning("%s: peeking from %d on: %s", self._queue, start, error)
+            failed = True
+        self._do(self._pump.looked_ahead(page, time.monotonic(), failed=failed))
 
     async def look(self) -> None:
         """Peek for deferred messages."""

@@ -6,8 +6,9 @@ import asyncio
 import importlib
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 from twinbus.errors import SyphonError
@@ -15,10 +16,22 @@ from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.bookkeeping import Ledger
 from twinbus.syphon.counts import CountsUnavailable, QueueCounts, counts_of
 from twinbus.syphon.endpoint import Endpoint, endpoint_of
+from twinbus.syphon.lease import Leases
 from twinbus.syphon.pump import Limits, Pump
+from twinbus.syphon.rate import Pace, Rate
 from twinbus.syphon.relay import Relay
+from twinbus.syphon.selection import matching, selected
+from twinbus.syphon.strict_pump import StrictPump
 
-__all__ = ["DrainProgress", "DrainStats", "PumpFactory", "SyphonHost", "drain"]
+__all__ = [
+    "DrainProgress",
+    "DrainStats",
+    "PumpFactory",
+    "SyphonGroup",
+    "SyphonHost",
+    "drain",
+    "drain_host",
+]
 
 log = logging.getLogger("twinbus.syphon")
 
@@ -28,6 +41,13 @@ IDLE_S: Final = 1.0
 SETTLE_S: Final = 0.02
 """Between two looks at whether the pumps are idle, which costs nothing."""
 
+PEEK_AGAIN_S: Final = 10.0
+"""Between two counts by peeking while nothing moves: each looks at the whole of a queue."""
+
+SELECTED_IN_HAND: Final = 200
+"""Messages in hand of a pump that serves some destinations only: those of others that it receives
+on the way are deferred, and it should not reach far beyond the last one that it is to move."""
+
 
 class PumpFactory(Protocol):
     """Makes the pump of one backlog queue; tests put faulty ones in."""
@@ -36,6 +56,42 @@ class PumpFactory(Protocol):
         self, *, limits: Limits | None, undeliverable_grace_s: float, poll_s: float
     ) -> Pump:
         """A pump that has received nothing yet."""
+
+
+class SyphonGroup:
+    """Hosts that come one after the other, as queues are found; paused and asked as one."""
+
+    def __init__(self) -> None:
+        self.hosts: list[SyphonHost] = []
+        self.is_paused = False
+
+    async def add(self, host: SyphonHost) -> None:
+        """Start one more, paused if the others are."""
+        if self.is_paused:
+            host.pause()
+        self.hosts.append(host)
+        await host.start()
+
+    def pause(self) -> None:
+        """Receive nothing more and give back what was not sent; what was sent comes to its end."""
+        self.is_paused = True
+        for host in self.hosts:
+            host.pause()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self.is_paused = False
+        for host in self.hosts:
+            host.resume()
+
+    @property
+    def in_flight(self) -> int:
+        """Messages received and not yet settled."""
+        return sum(host.in_flight for host in self.hosts)
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """For each backlog queue: what was moved, what is under way, what is in the way."""
+        return {queue: state for host in self.hosts for queue, state in host.status().items()}
 
 
 class SyphonHost:
@@ -52,16 +108,31 @@ class SyphonHost:
         limits: Limits | None = None,
         pump_factory: PumpFactory | str | None = None,
         on_delivered: Callable[[str], None] | None = None,
+        lease: bool | None = None,
+        rate: Rate | None = None,
+        only: Collection[str] | None = None,
     ) -> None:
         """A side is a connection string, or something with a `connection_string`.
 
         `pump_factory` may be named as "module:attribute", for processes that cannot be handed one.
-        `on_delivered` gets the path of each entity of the primary that took a message.
+        `on_delivered` gets the path of each entity of the primary that took a message. `lease`:
+        each queue is pumped only while this host holds its lease; None: if the order is strict.
+        `rate` bounds what all pumps that share it send. `only` are the destinations to serve:
+        messages of others that are received on the way are deferred, and left so.
         """
         options = options or SendAvailabilityOptions()
-        make_pump = _factory(pump_factory)
+        is_strict = options.session_order == "strict"
+        make_pump = _factory(pump_factory or (StrictPump if is_strict else Pump))
+        self.only = None if only is None else selected(only)
+        self.rate = rate
+        if self.only is not None and limits is None:
+            limits = Limits(messages=SELECTED_IN_HAND)
+        queues = list(dict.fromkeys(queues))
         self.primary = endpoint_of(primary)
         self.secondary = endpoint_of(secondary)
+        self.leases: Leases | None = None
+        if is_strict if lease is None else lease:
+            self.leases = Leases(self.secondary, queues, self._lease_changed)
         self.relays = [
             Relay(
                 self.primary,
@@ -75,18 +146,48 @@ class SyphonHost:
                 ledger=ledger or _NoLedger(),
                 remaining_ttl=options.ttl_policy == "remaining",
                 on_delivered=on_delivered,
+                lease=None if self.leases is None else partial(self.leases.holds, queue),
             )
-            for queue in dict.fromkeys(queues)
+            for queue in queues
         ]
+        for relay in self.relays:
+            relay.pump.only = self.only
+            relay.pump.pace = None if rate is None else Pace(rate)
 
     async def start(self) -> None:
         """Begin to syphon; returns at once, whether the namespaces can be reached or not."""
+        if self.leases is not None:
+            self.leases.start()
         for relay in self.relays:
             relay.start()
 
     async def close(self) -> None:
         """Wait for what is in flight, then let every connection go."""
         await asyncio.gather(*(relay.close() for relay in self.relays))
+        for relay in self.relays:
+            if relay.pump.pace is not None:
+                relay.pump.pace.leave()
+        if self.leases is not None:
+            await self.leases.close()
+
+    def pause(self) -> None:
+        """Receive nothing more and give back what was not sent; what was sent comes to its end."""
+        for relay in self.relays:
+            relay.tell(relay.pump.pause)
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        for relay in self.relays:
+            relay.tell(relay.pump.resume)
+
+    @property
+    def is_paused(self) -> bool:
+        return any(relay.pump.is_paused for relay in self.relays)
+
+    @property
+    def moved(self) -> int:
+        """Messages that have left the backlog, for the primary or as dead letters."""
+        return sum(relay.pump.completed + relay.pump.dead_lettered for relay in self.relays)
 
     @property
     def in_flight(self) -> int:
@@ -95,6 +196,7 @@ class SyphonHost:
 
     def status(self) -> dict[str, dict[str, Any]]:
         """For each backlog queue: what was moved, what is under way, what is in the way."""
+        now = time.monotonic()
         return {
             relay.queue: {
                 "in_flight": relay.pump.in_flight,
@@ -102,11 +204,25 @@ class SyphonHost:
                 "completed": relay.pump.completed,
                 "dead_lettered": relay.pump.dead_lettered,
                 "deferred": relay.pump.deferred,
+                "left_aside": relay.pump.left_aside,
                 "held": relay.pump.held,
-                "problems": dict(relay.problems),
+                "gives_up_in_s": giving_up(relay.pump, now),
+                "problems": self.problems(relay),
+                "paused": relay.pump.is_paused,
+                "rate_per_s": round(relay.pump.meter.per_s(now), 1),
             }
             for relay in self.relays
         }
+
+    def problems(self, relay: Relay) -> dict[str, str]:
+        """What keeps one relay from its work: a side, or the lease, and why."""
+        waits = None if self.leases is None else self.leases.problem(relay.queue)
+        return {**relay.problems, **({} if waits is None else {"lease": waits})}
+
+    def _lease_changed(self, queue: str, is_held: bool) -> None:
+        for relay in self.relays:
+            if relay.queue == queue:
+                relay.lease_changed(is_held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +235,11 @@ class DrainProgress:
     dead_lettered: int
     problems: tuple[str, ...] = ()
     """What keeps messages where they are, in a person's words."""
+    giving_up: Mapping[str, float] = field(default_factory=dict)
+    """Destinations that are missing, and in how many seconds their messages are dead-lettered."""
+    left_aside: int = 0
+    """Messages of destinations that are not to be served, deferred on the way."""
+    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +250,8 @@ class DrainStats:
     completed: int
     dead_lettered: int
     seconds: float
+    left_aside: int = 0
+    """Messages of destinations that were not to be served, deferred on the way and left so."""
 
 
 async def drain(
@@ -142,12 +265,19 @@ async def drain(
     options: SendAvailabilityOptions | None = None,
     limits: Limits | None = None,
     pump_factory: PumpFactory | str | None = None,
+    lease: bool | None = None,
+    rate: Rate | None = None,
+    only: Collection[str] | None = None,
 ) -> DrainStats:
     """Move everything out of these backlog queues; returns when each holds nothing more.
 
     What cannot be delivered yet keeps it running; cancel it to stop, nothing is lost by that.
-    SyphonError if a queue is not there, or its counts must not be seen.
+    SyphonError if a queue is not there, or its counts must not be seen. With `only`, it is done
+    when no message to these destinations is left; queues that hold none are not touched.
     """
+    if only is not None:
+        found = await matching(endpoint_of(secondary), queues, selected(only))
+        queues = [queue for queue, count in found.items() if count]
     host = SyphonHost(
         primary,
         secondary,
@@ -156,7 +286,20 @@ async def drain(
         ledger,
         limits=limits,
         pump_factory=pump_factory,
+        lease=lease,
+        rate=rate,
+        only=only,
     )
+    return await drain_host(host, idle_s=idle_s, on_progress=on_progress)
+
+
+async def drain_host(
+    host: SyphonHost,
+    *,
+    idle_s: float = IDLE_S,
+    on_progress: Callable[[DrainProgress], None] | None = None,
+) -> DrainStats:
+    """Run a host until its queues are empty, and close it; as `drain` in all else."""
     began = time.monotonic()
     await _total(host.secondary, host.relays)
     await host.start()
@@ -170,39 +313,82 @@ async def drain(
         completed=sum(pump.completed for pump in pumps),
         dead_lettered=sum(pump.dead_lettered for pump in pumps),
         seconds=time.monotonic() - began,
+        left_aside=sum(pump.left_aside for pump in pumps),
     )
 
 
 async def _until_empty(
     host: SyphonHost, idle_s: float, on_progress: Callable[[DrainProgress], None] | None
 ) -> None:
+    stock = _Stock(host)
+    known = 0
     while True:
-        waiting = await _total(host.secondary, host.relays)
-        if on_progress is not None and waiting is not None:
-            on_progress(_progress(host, waiting))
+        waiting = await stock.waiting()
+        if on_progress is not None:
+            # While nobody answers the last number stands, and the problems say why.
+            known = known if waiting is None else waiting
+            on_progress(_progress(host, known))
         if waiting == 0 and host.in_flight == 0:
             return
         # A queue that has gone quiet is asked at once, a busy one from time to time.
         ends = time.monotonic() + idle_s
-        moved = _moved(host)
+        moved = host.moved
         while time.monotonic() < ends:
             await asyncio.sleep(SETTLE_S)
-            if host.in_flight == 0 and _moved(host) > moved:
+            if host.in_flight == 0 and host.moved > moved:
                 break
 
 
-def _moved(host: SyphonHost) -> int:
-    return sum(relay.pump.completed + relay.pump.dead_lettered for relay in host.relays)
+class _Stock:
+    """What a host has still to move."""
+
+    def __init__(self, host: SyphonHost) -> None:
+        self._host = host
+        self._found = self._moved = 0
+        """Messages to the selected destinations at the last peek, and what was moved then."""
+        self._peek_at = 0.0
+
+    async def waiting(self) -> int | None:
+        """How many messages; None while nobody answers."""
+        host = self._host
+        if host.only is None:
+            return await _total(host.secondary, host.relays)
+        expected = self._found - (host.moved - self._moved)
+        now = time.monotonic()
+        if expected > 0 and now < self._peek_at:
+            return expected
+        try:
+            found = await matching(host.secondary, [r.queue for r in host.relays], host.only)
+        except SyphonError as error:
+            log.warning("counting what is left: %s", error)
+            return None
+        self._found, self._moved = sum(found.values()), host.moved
+        self._peek_at = time.monotonic() + PEEK_AGAIN_S
+        return self._found
+
+
+def giving_up(pump: Pump, now: float) -> dict[str, float]:
+    """The missing destinations of a pump, and in how many seconds they are given up."""
+    return {path: round(max(0.0, at - now), 1) for path, at in pump.given_up_at.items()}
 
 
 def _progress(host: SyphonHost, waiting: int) -> DrainProgress:
-    problems = [f"{side}: {why}" for relay in host.relays for side, why in relay.problems.items()]
+    problems = [
+        f"{side}: {why}" for relay in host.relays for side, why in host.problems(relay).items()
+    ]
     problems += [f"{path}: {why}" for relay in host.relays for path, why in relay.pump.held.items()]
     return DrainProgress(
         waiting=waiting,
         forwarded=sum(relay.pump.forwarded for relay in host.relays),
         dead_lettered=sum(relay.pump.dead_lettered for relay in host.relays),
         problems=tuple(dict.fromkeys(problems)),
+        giving_up={
+            path: left_s
+            for relay in host.relays
+            for path, left_s in giving_up(relay.pump, time.monotonic()).items()
+        },
+        left_aside=sum(relay.pump.left_aside for relay in host.relays),
+        is_paused=host.is_paused,
     )
 
 
@@ -220,9 +406,7 @@ def _waiting(counts: QueueCounts) -> int:
     return counts.waiting
 
 
-def _factory(given: PumpFactory | str | None) -> PumpFactory:
-    if given is None:
-        return Pump
+def _factory(given: PumpFactory | str) -> PumpFactory:
     if not isinstance(given, str):
         return given
     module, _, attribute = given.partition(":")
@@ -236,5 +420,7 @@ def _factory(given: PumpFactory | str | None) -> PumpFactory:
 
 
 class _NoLedger:
+    keeps_records = False
+
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
         """Nothing: no ledger was asked for."""

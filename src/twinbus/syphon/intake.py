@@ -6,7 +6,7 @@ fetched   up to 1/4, deferred messages that are received by number
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,11 +54,13 @@ class Intake:
         "_fetched",
         "_largest_bytes",
         "_limit_bytes",
+        "_limit_messages",
         "_link_window",
         "_live",
         "_remembered",
         "credit",
         "fetching",
+        "on_left",
         "size_bytes",
     )
 
@@ -68,10 +70,13 @@ class Intake:
         self.fetching = 0
         """Deferred messages that were asked for and have not come."""
         self.size_bytes = 0
+        self.on_left: Callable[[Parcel], None] | None = None
+        """Told of each message that is not here any more, whatever became of it."""
         self._live: dict[bytes, Parcel] = {}
         """By lock token; the one whose lock is next to renew comes first."""
         self._limit_bytes = limits.size_bytes
         self._largest_bytes = SIZE_AT_FIRST
+        self._limit_messages = limits.messages
         self._fetch_window = limits.messages // FETCH_SHARE
         self._link_window = limits.messages - self._fetch_window
         self._fetched = 0
@@ -109,9 +114,19 @@ class Intake:
         self.size_bytes -= parcel.size_bytes
         if parcel.is_deferred:
             self._fetched -= 1
+        if parcel.accepted and self._remembered:
+            self._remembered.pop(parcel.identity, None)
+        if self.on_left is not None:
+            self.on_left(parcel)
         return True
 
     # Credit
+
+    def narrow(self, messages: int) -> None:
+        """Take in no more than so many at once, and never more than the limit."""
+        messages = min(messages, self._limit_messages)
+        self._fetch_window = max(1, messages // FETCH_SHARE)
+        self._link_window = max(1, messages - self._fetch_window)
 
     def wanted(self) -> int:
         """How many more messages the backlog queue may send."""
@@ -125,10 +140,8 @@ class Intake:
 
     def fetch_room(self) -> int:
         """How many deferred messages may be asked for."""
-        return max(
-            0,
-            min(self._fetch_window - self._fetched - self.fetching, self._room_by_bytes()),
-        )
+        room = min(self._fetch_window - self._fetched, self._room_by_bytes())
+        return max(0, room - self.fetching)
 
     def _room_by_bytes(self) -> int:
         room = (self._limit_bytes - self.size_bytes) // self._largest_bytes
@@ -166,7 +179,7 @@ class Intake:
 
     def recall(self, parcel: Parcel) -> bool:
         """Whether the primary has this one already; asked once."""
-        if parcel.identity not in self._remembered:
+        if not self._remembered or parcel.identity not in self._remembered:
             return False
         del self._remembered[parcel.identity]
         return True

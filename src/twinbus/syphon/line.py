@@ -23,7 +23,7 @@ from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Disposed, Ended,
 from twinbus.amqp.sasl import ClientSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
-from twinbus.syphon.endpoint import Endpoint
+from twinbus.syphon.endpoint import Endpoint, Token
 from twinbus.syphon.node import LineLost, Node, RequestRefused
 
 __all__ = ["ANSWER_S", "Line", "LineLost", "RequestRefused"]
@@ -41,6 +41,11 @@ CLOSE_S: Final = 2.0
 TOKEN_RENEW_AFTER: Final = 0.7
 """Of a token's life."""
 
+TOKEN_AGAIN_S: Final = 30.0
+"""After a token could not be renewed: some tries fit into the rest of an hour's token."""
+
+UNAUTHORIZED: Final = "amqp:unauthorized-access"
+
 _numbers = itertools.count(1)
 
 
@@ -52,13 +57,16 @@ class Line:
         endpoint: Endpoint,
         on_event: Callable[[Event], None],
         *,
+        on_deliveries: Callable[[list[DeliveryArrived]], None] | None = None,
         answer_s: float = ANSWER_S,
         token_life_share: float = TOKEN_RENEW_AFTER,
     ) -> None:
+        """`on_deliveries`, if given, gets what one read brought at once, in place of `on_event`."""
         self.endpoint = endpoint
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.session: Session
         self._on_event = on_event
+        self._on_deliveries = on_deliveries
         self._answer_s = answer_s
         self._token_life_share = token_life_share
         self._connection = Connection(
@@ -77,10 +85,17 @@ class Line:
         host, port = self.endpoint.host, self.endpoint.port
         try:
             async with asyncio.timeout(self._answer_s):
-                tls = None
-                if self.endpoint.tls:
+                tls = self.endpoint.certificates if self.endpoint.tls else None
+                if self.endpoint.tls and tls is None:
                     tls = await asyncio.to_thread(ssl.create_default_context)
-                self._transport = await connect(self._connection, host, port, self._take, tls=tls)
+                self._transport = await connect(
+                    self._connection,
+                    host,
+                    port,
+                    self._take,
+                    tls=tls,
+                    on_deliveries=self._take_deliveries,
+                )
                 await self._unless_lost(self._begun.wait())
         except (OSError, TimeoutError) as error:
             text = f"{self.endpoint.label} cannot be reached: {str(error) or 'no answer'}"
@@ -94,10 +109,21 @@ class Line:
         await self._put_token(path)
         self._authorized.add(path)
 
-    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Ask the `$management` node of an entity; the answer's body."""
+    def is_unauthorized(self, path: str) -> None:
+        """Have the next `authorize` put a new token: what the last one was worth is not enough."""
+        self._authorized.discard(path)
+
+    async def request(
+        self, path: str, operation: str, body: dict[str, Any], *, link_name: str | None = None
+    ) -> dict[str, Any]:
+        """Ask the `$management` node of an entity; the answer's body.
+
+        `link_name` is the link that holds what is asked for: the lock of a session.
+        """
         await self.authorize(path)
         headers = {"operation": f"com.microsoft:{operation}", "type": "entity-mgmt"}
+        if link_name is not None:
+            headers["associated-link-name"] = link_name
         return await self._ask(f"{path}/$management", headers, body)
 
     def flush(self) -> None:
@@ -120,7 +146,7 @@ class Line:
             await self._transport.close(CLOSE_S)
 
     async def _put_token(self, path: str) -> None:
-        token = self.endpoint.token(path, time.time())
+        token = await self._token(path)
         headers = {
             "operation": "put-token",
             "type": token.kind,
@@ -128,8 +154,29 @@ class Line:
         }
         await self._ask("$cbs", headers, token.text)
         life_s = max(1.0, (token.expires_at_s - time.time()) * self._token_life_share)
-        loop = asyncio.get_running_loop()
-        self._timers[path] = loop.call_later(life_s, self._renew_token, path)
+        self._renew_in(path, life_s)
+
+    async def _token(self, path: str) -> Token:
+        """A token from wherever they come from; RequestRefused if none is to be had."""
+        try:
+            async with asyncio.timeout(self._answer_s):
+                return await self.endpoint.token(path, time.time())
+        except Exception as error:
+            # Whatever a credential raises: the relay holds the messages and asks again.
+            text = str(error).strip() or f"no answer for {self._answer_s:g} s"
+            raise RequestRefused(
+                f"{self.endpoint.tokens.who} gives no token: {text.splitlines()[0]}",
+                401,
+                UNAUTHORIZED,
+            ) from error
+
+    def _renew_in(self, path: str, wait_s: float) -> None:
+        before = self._timers.get(path)
+        if before is not None:
+            before.cancel()
+        if not self.lost.done():
+            loop = asyncio.get_running_loop()
+            self._timers[path] = loop.call_later(wait_s, self._renew_token, path)
 
     def _renew_token(self, path: str) -> None:
         renewal = asyncio.create_task(self._renew(path))
@@ -140,14 +187,17 @@ class Line:
         try:
             await self._put_token(path)
         except (LineLost, RequestRefused) as error:
-            # The links end with the old token, and whoever attaches again puts a new one.
+            # The links end with the old token, and whoever attaches again puts a new one; until
+            # then there may be time to get it.
             log.warning("%s: the token for %s: %s", self.endpoint.label, path, error)
             self._authorized.discard(path)
+            self._renew_in(path, TOKEN_AGAIN_S)
 
     async def _ask(self, address: str, headers: dict[str, Any], body: object) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._answer_s):
                 node = await self._node(address)
+                await node.turn()
                 answer = node.ask(headers, body)
                 self.flush()
                 return await answer
@@ -165,6 +215,15 @@ class Line:
                 self.flush()
             await node.ready()
             return node
+
+    def _take_deliveries(self, run: list[DeliveryArrived]) -> None:
+        """Hand deliveries to the owner together, where none of them answers a request."""
+        links = {event.link for event in run}
+        if self._on_deliveries is None or any(isinstance(link.owner, Node) for link in links):
+            for event in run:
+                self._take(event)
+        else:
+            self._on_deliveries(run)
 
     def _take(self, event: Event) -> None:
         # Settlements and deliveries to the owner come by the thousand, all else now and then.
@@ -198,6 +257,7 @@ class Line:
             return
         self.lost.set_result(reason)
         self._on_event = _ignored
+        self._on_deliveries = None
         for timer in self._timers.values():
             timer.cancel()
         for node in self._nodes.values():

@@ -28,7 +28,7 @@ from twinbus.amqp.types import DecodeError
 __all__ = ["LineLost", "Node", "RequestRefused", "uuid_of_token"]
 
 CREDIT: Final = 100
-"""Answers that may be under way; renewed with each request."""
+"""Answers that may be under way, and so requests too; renewed with each request."""
 
 OK, ACCEPTED, NO_CONTENT = 200, 202, 204
 
@@ -62,6 +62,9 @@ class Node:
         self._reply_to = f"{address}-answers-{next(_numbers)}"
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._room = asyncio.Event()
+        """Set when something changed that a request may wait for."""
+        self._failed: Exception | None = None
         self._asking = session.attach_sender(
             f"{self._reply_to}-questions",
             source=Source(address=self._reply_to),
@@ -79,11 +82,11 @@ class Node:
         return LinkState.CLOSED not in (self._asking.state, self._answering.state)
 
     def ask(self, headers: dict[str, Any], body: object) -> asyncio.Future[dict[str, Any]]:
-        """Send a request (flush the line after it); the future gets the answer's parts."""
+        """Send a request, right after `turn`, and flush the line; it gets the answer's parts."""
         request_id = f"{self._reply_to}-{next(_numbers)}"
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = answer
-        answer.add_done_callback(lambda _: self._pending.pop(request_id, None))
+        answer.add_done_callback(lambda _: self._is_over(request_id))
         message = encode_message(
             properties=Properties(message_id=request_id, reply_to=self._reply_to),
             application_properties=headers,
@@ -97,12 +100,25 @@ class Node:
         """Returns once requests can be sent."""
         await asyncio.shield(self._ready)
 
+    async def turn(self) -> None:
+        """Returns once one more request may be sent: as far as the credit of both links goes."""
+        while self._failed is None and (self._asking.credit <= 0 or len(self._pending) >= CREDIT):
+            self._room.clear()
+            await self._room.wait()
+        if self._failed is not None:
+            raise self._failed
+
+    def _is_over(self, request_id: str) -> None:
+        self._pending.pop(request_id, None)
+        self._room.set()
+
     def take(self, event: Event) -> None:
         """Take what happened to one of the two links."""
         match event:
             case DeliveryArrived():
                 self._take_answer(event)
             case CreditChanged():
+                self._room.set()
                 if event.link.credit and not self._ready.done():
                     self._ready.set_result(None)
             case Detached():
@@ -114,6 +130,8 @@ class Node:
 
     def fail(self, error: Exception) -> None:
         """End every request that waits."""
+        self._failed = self._failed or error
+        self._room.set()
         waiting: list[asyncio.Future[Any]] = [self._ready, *self._pending.values()]
         for answer in waiting:
             if not answer.done():

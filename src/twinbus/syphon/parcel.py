@@ -34,6 +34,7 @@ class Parcel:
         "renew_at",
         "sent_at",
         "sequence_number",
+        "session",
         "settling_at",
         "size_bytes",
         "wire",
@@ -49,6 +50,8 @@ class Parcel:
         self.path = ""
         self.destination = ""
         """The path in lower case: entity paths are compared so."""
+        self.session: str | None = None
+        """The session that it had, and will have again."""
         self.wire = b""
         """The restored message; emptied once the primary has it."""
         self.fault: tuple[str, str] | None = None

@@ -22,59 +22,29 @@ from typing import Final
 
 from twinbus.syphon.actions import (
     Action,
-    Attach,
     Complete,
     DeadLetter,
     Defer,
     Detach,
     EmptyPoll,
-    Fetch,
-    Forward,
-    Grant,
     LookForDeferred,
     Reconnect,
     Renew,
 )
-from twinbus.syphon.aside import Aside
-from twinbus.syphon.destination import TOO_LARGE, Destination, Meaning, meaning_of
-from twinbus.syphon.intake import RENEW_AFTER, Intake, Limits
+from twinbus.syphon.decisions import Decisions
+from twinbus.syphon.destination import Destination, Meaning, meaning_of
+from twinbus.syphon.intake import RENEW_AFTER, Limits
+from twinbus.syphon.lanes import Sighting
 from twinbus.syphon.parcel import Parcel
-from twinbus.syphon.settlements import Settlements
 
 __all__ = ["Limits", "Pump"]
 
-MISSING: Final = "DestinationNotFound"
-TOO_LARGE_REASON: Final = "MessageTooLarge"
-REFUSED: Final = "RefusedByDestination"
+ASKED: Final = "a person asked for it"
+"""The usual reason for a pause."""
 
 
-class Pump:
-    """Decides for one backlog queue."""
-
-    def __init__(
-        self,
-        *,
-        limits: Limits | None = None,
-        undeliverable_grace_s: float = 21_600.0,
-        poll_s: float = 900.0,
-    ) -> None:
-        self.limits = limits or Limits()
-        self.forwarded = self.completed = self.dead_lettered = self.deferred = 0
-        self._intake = Intake(self.limits)
-        self._settlements = Settlements(self._intake)
-        self._grace_s = undeliverable_grace_s
-        self._poll_s = poll_s
-        self._primary = self._paused = False
-        self._destinations: dict[str, Destination] = {}
-        self._held: set[str] = set()
-        self._poll_at = 0.0
-        self._aside = Aside()
-
-    def __repr__(self) -> str:
-        return (
-            f"<pump, {len(self._intake)} in flight, credit {self.credit}, "
-            f"{list(self._destinations.values())}>"
-        )
+class Pump(Decisions):
+    """Everything that can happen to one backlog queue, and what follows from it."""
 
     # What the relay may ask
 
@@ -98,6 +68,20 @@ class Pump:
         return {self._destinations[key].path: self._destinations[key].reason for key in self._held}
 
     @property
+    def given_up_at(self) -> dict[str, float]:
+        """The destinations that are missing, and when their messages are dead-lettered."""
+        return {
+            destination.path: destination.missing_since + self._grace_s
+            for destination in self._destinations.values()
+            if destination.missing_since is not None
+        }
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether somebody asked for a pause."""
+        return ASKED in self._paused
+
+    @property
     def timer_at(self) -> float | None:
         """When `tick` is next worth calling; None: only something that happens can matter."""
         answer_s = self.limits.answer_s
@@ -111,8 +95,12 @@ class Pump:
             moments.append(renewal_at)
         if self.credit:
             moments.append(self._poll_at)
-        if self._aside.look_at is not None and self._may_look():
-            moments.append(self._aside.look_at)
+        if (ahead_at := self._ahead.due_at) is not None and self._held:
+            moments.append(ahead_at)
+        if self._may_look():
+            moments.append(self._aside.due_at)
+        if self.pace is not None and self.pace.wake_at is not None:
+            moments.append(self.pace.wake_at)
         return min(moments, default=None)
 
     # Connections
@@ -137,28 +125,33 @@ class Pump:
         """The backlog queue can be received from; what was decided meanwhile is settled now."""
         self._intake.credit = 0
         self._poll_at = now + self._poll_s
-        return self._settlements.open(now) + self._grant(now)
+        actions = self._settlements.open(now)
+        # Their locks may be gone, and then they are delivered once more: both would be sent.
+        for destination in self._destinations.values():
+            actions += self._settlements.release(self._take_waiting(destination), now)
+        return actions + self._grant(now)
 
     def secondary_down(self, now: float) -> list[Action]:
         """The link to the backlog queue is gone; locks, and what is in flight, live on."""
-        if self._intake.fetching:
-            # Whether those came is not known; a look finds the ones that did not.
+        if self._intake.fetching or self._intake:
+            # Whether those came, or were deferred as decided, is not known; a look finds them.
             self._aside.may_hold_more(now)
         self._intake.credit = self._intake.fetching = 0
+        self._ahead.cut_off(now)
         self._settlements.close()
         return []
 
-    def pause(self, now: float) -> list[Action]:
+    def pause(self, now: float, why: str = ASKED) -> list[Action]:
         """Receive nothing more and give back what was not sent; what was sent comes to its end."""
-        self._paused = True
+        self._paused.add(why)
         actions: list[Action] = []
         for destination in self._destinations.values():
-            actions += self._settlements.release(destination.take_waiting(), now)
+            actions += self._settlements.release(self._take_waiting(destination), now)
         return actions + self._grant(now)
 
-    def resume(self, now: float) -> list[Action]:
-        """Receive again."""
-        self._paused = False
+    def resume(self, now: float, why: str = ASKED) -> list[Action]:
+        """Receive again, once no other reason to pause is left."""
+        self._paused.discard(why)
         return self._grant(now)
 
     # The source
@@ -168,37 +161,61 @@ class Pump:
         is_surprise = self._intake.add(parcel, now)
         self._poll_at = now + self._poll_s
         self._aside.something_came(now)
-        if parcel.fault is not None:
+        if not parcel.is_deferred:
+            self._ahead.came(parcel.sequence_number, now)
+        if parcel.fault is not None and self._is_selected(parcel.path):
             return self._settlements.dead_letter(parcel, *parcel.fault, now)
         if self._intake.recall(parcel):
             parcel.accepted = True
             return self._settlements.complete([parcel], now)
         destination = self._destinations.get(parcel.destination) or self._destination(parcel.path)
-        destination.waiting.append(parcel)
+        if destination.is_selected:
+            self._admit(parcel, destination)
+        else:
+            destination.waiting.append(parcel)
         actions = self._serve(destination, now)
         return actions + self._grant(now) if is_surprise else actions
 
+    def received_all(self, parcels: list[Parcel], now: float) -> list[Action]:
+        """Messages came from the backlog queue, in one read."""
+        actions: list[Action] = []
+        for parcel in parcels:
+            actions += self.received(parcel, now)
+        return actions
+
     def settled(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
         """The backlog queue confirmed what was decided about these."""
+        gone = 0
         for parcel in parcels:
             outcome = parcel.outcome
             if not self._intake.forget(parcel):
                 continue
             if outcome is Complete:
                 self.completed += 1
+                gone += 1
             elif isinstance(outcome, DeadLetter):
                 self.dead_lettered += 1
+                gone += 1
             elif isinstance(outcome, Defer):
                 self.deferred += 1
-                destination = self._destinations[parcel.destination]
-                self._aside.add(destination, parcel.sequence_number, now)
+                if self._is_selected(parcel.path):
+                    self._is_aside(parcel, now)
+                else:
+                    self.left_aside += 1
+            elif parcel.is_deferred:
+                # It was received by number and let go: the queue never delivers it itself.
+                self._is_aside(parcel, now)
+        self.meter.moved(gone, now)
         return self._grant(now)
 
     def settle_failed(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
         """The backlog queue did not take the decision: it will deliver these again."""
         for parcel in parcels:
-            if self._intake.forget(parcel) and parcel.accepted:
-                self._intake.remember(parcel)
+            if self._intake.forget(parcel):
+                if parcel.accepted:
+                    self._intake.remember(parcel)
+                if parcel.is_deferred:
+                    self._is_aside(parcel, now)
         return self._grant(now)
 
     def renewed(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
@@ -213,9 +230,10 @@ class Pump:
             destination = self._destinations.get(parcel.destination)
             if destination is None or parcel.lock_token in destination.sent:
                 continue
-            if parcel in destination.waiting:
-                destination.waiting.remove(parcel)
+            if self._withdraw(parcel, destination):
                 self._intake.forget(parcel)
+                if parcel.is_deferred:
+                    self._is_aside(parcel, now)
         return self._grant(now)
 
     # The destinations
@@ -274,7 +292,7 @@ class Pump:
         actions = self._settlements.complete(taken, now) if taken else []
         for destination in served.values():
             destination.succeeded(now)
-            if destination.waiting or destination.deferred:
+            if destination.waiting or self._has_aside(destination):
                 actions += self._serve(destination, now)
         return actions
 
@@ -301,14 +319,37 @@ class Pump:
             return self._grant(now)
         return self._fetch_all(now)
 
-    def found_deferred(
-        self, found: list[tuple[int, str]], now: float, *, is_all: bool
-    ) -> list[Action]:
-        """A look ended: numbers and paths of deferred messages. The next look is for the rest."""
+    def found_deferred(self, found: list[Sighting], now: float, *, is_all: bool) -> list[Action]:
+        """A look ended, with these deferred messages. The next look is for the rest."""
         self._aside.looked(now, is_all=is_all)
-        for number, path in found:
-            self._aside.add(self._destination(path), number, now)
+        for sighting in found:
+            if self._is_selected(sighting.path):
+                self._found(sighting, now)
         return self._fetch_all(now)
+
+    def looked_ahead(
+        self, page: list[Sighting], now: float, *, failed: bool = False
+    ) -> list[Action]:
+        """A `LookAhead` ended: what the queue holds from there on, as far as the page goes."""
+        if not self._ahead.is_asked:
+            return []
+        if failed or not self._is_stalled(now):
+            self._ahead.cut_off(now)
+            return []
+        for sighting in page:
+            is_other = self._is_selected(sighting.path) and sighting.path.lower() not in self._held
+            if is_other and not sighting.is_deferred:
+                self._ahead.found(sighting.number, now)
+                return self._make_way(now)
+        self._ahead.nothing(page[-1].number if page else None, now)
+        return self._look_ahead(now)
+
+    def _make_way(self, now: float) -> list[Action]:
+        """Set aside what waits for held destinations, and receive what comes behind it."""
+        actions: list[Action] = []
+        for key in self._held:
+            actions += self._set_waiting_aside(self._destinations[key], now)
+        return actions + self._grant(now)
 
     # Time
 
@@ -321,11 +362,13 @@ class Pump:
         if self.credit and now >= self._poll_at:
             self._poll_at = now + self._poll_s
             actions.append(EmptyPoll())
-        look_at = self._aside.look_at
-        if look_at is not None and now >= look_at and self._may_look():
+        if self.pace is not None:
+            actions += self._serve_in_line(self.pace, now)
+        if now >= self._aside.due_at and self._may_look():
             self._aside.looked(now, is_all=False)
             actions.append(LookForDeferred())
-        return actions + self._grant(now)
+        self._ahead.tick(now)
+        return actions + self._grant(now) + self._look_ahead(now)
 
     def _tick_destination(self, destination: Destination, now: float) -> list[Action]:
         answer_s = self.limits.answer_s
@@ -342,7 +385,7 @@ class Pump:
             destination.drop_link()
             text = f"a message was not answered for {answer_s:g} s"
             return [Detach(destination.path), *self._hold(destination, text, now)]
-        return self._serve(destination, now) if destination.deferred else []
+        return self._serve(destination, now) if self._has_aside(destination) else []
 
     def _tick_locks(self, now: float) -> list[Action]:
         renewed: list[Parcel] = []
@@ -354,145 +397,10 @@ class Pump:
                 if self._settlements.is_open and now >= parcel.settling_at + self.limits.answer_s:
                     text = f"a settlement was not answered for {self.limits.answer_s:g} s"
                     actions = [Reconnect("secondary", text)]
-            elif self._destinations[parcel.destination].lets_go(parcel, is_up=self._primary):
+            elif self._lets_go(parcel, self._destinations[parcel.destination]):
                 actions += self._settlements.release([parcel], now)
             else:
                 renewed.append(parcel)
         if renewed and self._settlements.is_open:
             actions.append(Renew(renewed))
         return actions
-
-    # Decisions
-
-    def _serve(self, destination: Destination, now: float) -> list[Action]:
-        """Send a destination what waits for it, as far as it may; or have it wait elsewhere."""
-        if destination.held_until is not None:
-            return self._set_waiting_aside(destination, now)
-        actions: list[Action] = self._fetch(destination, now) if destination.deferred else []
-        if not self._primary or not destination.waiting:
-            return actions
-        if not destination.attached:
-            if destination.attach_at is None:
-                destination.attach_at = now
-                actions.append(Attach(destination.path))
-            return actions
-        sent = destination.sent
-        while destination.waiting and destination.credit > 0 and len(sent) < destination.window:
-            parcel = destination.next_waiting()
-            if too_large := destination.finds_too_large(parcel):
-                actions += self._settlements.dead_letter(parcel, TOO_LARGE_REASON, too_large, now)
-                continue
-            destination.credit -= 1
-            parcel.sent_at = now
-            sent[parcel.lock_token] = parcel
-            actions.append(Forward(parcel))
-        return actions
-
-    def _set_waiting_aside(self, destination: Destination, now: float) -> list[Action]:
-        if not destination.waiting:
-            return []
-        if destination.gave_up(self._grace_s, now):
-            text = (
-                f"{destination.path} does not exist in the primary, and did not for "
-                f"{self._grace_s:g} s (undeliverable_grace): {destination.reason}"
-            )
-            return [
-                action
-                for parcel in destination.take_waiting()
-                for action in self._settlements.dead_letter(parcel, MISSING, text, now)
-            ]
-        if not any(other.goes_on(now) for other in self._destinations.values()):
-            return self._grant(now)
-        return self._settlements.defer(destination.take_waiting(), now)
-
-    def _missing(self, destination: Destination, text: str, now: float) -> list[Action]:
-        if destination.missing_since is None:
-            destination.missing_since = now
-        return self._hold(destination, text, now)
-
-    def _hold(self, destination: Destination, text: str, now: float) -> list[Action]:
-        destination.hold(text, now)
-        self._held.add(destination.path.lower())
-        return self._set_waiting_aside(destination, now) + self._grant(now)
-
-    def _one_is_bad(
-        self,
-        destination: Destination,
-        back: list[Parcel],
-        condition: str | None,
-        text: str,
-        now: float,
-    ) -> list[Action]:
-        """The link was closed for what one of these is: it is found by sending one at a time."""
-        if len(back) == 1:
-            destination.waiting.remove(back[0])
-            return self._bad(back[0], destination, condition, text, now)
-        destination.is_careful = True
-        destination.window = 1
-        return self._serve(destination, now)
-
-    def _bad(
-        self,
-        parcel: Parcel,
-        destination: Destination,
-        condition: str | None,
-        text: str,
-        now: float,
-    ) -> list[Action]:
-        reason = TOO_LARGE_REASON if condition == TOO_LARGE else REFUSED
-        text = f"{destination.path}: {text}"
-        actions = self._settlements.dead_letter(parcel, reason, text, now)
-        return actions + self._serve(destination, now)
-
-    # Accounts
-
-    def _grant(self, now: float) -> list[Action]:
-        """Change the source's credit where that is worth a frame."""
-        intake, receives = self._intake, self._receives(now)
-        wanted = intake.wanted() if receives else 0
-        if intake.is_worth_a_frame(wanted) if receives else intake.credit:
-            intake.credit = wanted
-            return [Grant(wanted)]
-        return []
-
-    def _receives(self, now: float) -> bool:
-        """Whether anything could be delivered: while nothing can, nothing is received (SPEC 6)."""
-        if not (self._primary and self._settlements.is_open) or self._paused:
-            return False
-        if not self._held:
-            return True
-        destinations = self._destinations
-        if any(destination.goes_on(now) for destination in destinations.values()):
-            return True
-        return all(destinations[key].gave_up(self._grace_s, now) for key in self._held)
-
-    def _fetch_all(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        for destination in self._destinations.values():
-            actions += self._fetch(destination, now)
-        return actions
-
-    def _fetch(self, destination: Destination, now: float) -> list[Action]:
-        """Receive deferred messages of a destination that takes them again, as room allows."""
-        if not destination.deferred or destination.held_until is not None:
-            return []
-        if not (self._primary and self._settlements.is_open) or self._paused:
-            return []
-        room = self._intake.fetch_room()
-        if destination.window == 1 and not destination.gave_up(self._grace_s, now):
-            # One will do to find out.
-            is_tried = destination.waiting or destination.sent or self._intake.fetching
-            room = min(room, 0 if is_tried else 1)
-        numbers = self._aside.take(destination, room)
-        self._intake.fetching += len(numbers)
-        return [Fetch(numbers)] if numbers else []
-
-    def _may_look(self) -> bool:
-        is_quiet = not self._intake and not self._intake.fetching
-        return is_quiet and self._primary and self._settlements.is_open and not self._paused
-
-    def _destination(self, path: str) -> Destination:
-        destination = self._destinations.get(path.lower())
-        if destination is None:
-            destination = self._destinations[path.lower()] = Destination(path)
-        return destination

@@ -40,32 +40,35 @@ from twinbus.syphon.actions import (
     Fetch,
     Forward,
     Grant,
+    LookAhead,
     LookForDeferred,
     Reconnect,
     Release,
     Renew,
+    Survey,
+    Wait,
 )
 from twinbus.syphon.bookkeeping import Bookkeeper, Ledger
 from twinbus.syphon.endpoint import Endpoint
 from twinbus.syphon.errands import SourceErrands
 from twinbus.syphon.line import ANSWER_S, Line, LineLost, RequestRefused
 from twinbus.syphon.parcel import Parcel
+from twinbus.syphon.patience import Patience
 from twinbus.syphon.pump import Pump
-from twinbus.syphon.source import disposition_of, joined
+from twinbus.syphon.source import by_token, disposition_of, joined
 from twinbus.syphon.unpacking import Unpacker
 
 __all__ = ["Relay"]
 
 log = logging.getLogger("twinbus.syphon")
 
-FIRST_RECONNECT_S: Final = 0.5
-LONGEST_RECONNECT_S: Final = 30.0
 LONGEST_TICK_S: Final = 1.0
 """Between two looks at the time, so that a timer set meanwhile is late by no more."""
 
 SETTLE_S: Final = 0.02
 """Between two looks at whether what is in flight has come to its end."""
 
+LEASE: Final = "the lease is not held"
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
 
 _link_numbers = itertools.count(1)
@@ -84,8 +87,12 @@ class Relay:
         ledger: Ledger,
         remaining_ttl: bool = False,
         on_delivered: Callable[[str], None] | None = None,
+        lease: Callable[[], bool] | None = None,
     ) -> None:
-        """`on_delivered` gets the path of each destination that took something."""
+        """`on_delivered` gets the path of each destination that took something.
+
+        With a `lease` nothing is forwarded but while that says yes; `lease_changed` tells when.
+        """
         self.queue = queue
         self.pump = pump
         self.problems: dict[str, str] = {}
@@ -95,6 +102,12 @@ class Relay:
         self._remaining_ttl = remaining_ttl
         self._unpacker = Unpacker(remaining_ttl=remaining_ttl)
         self._on_delivered = on_delivered
+        self._lease = lease
+        self._leased = asyncio.Event()
+        if lease is None:
+            self._leased.set()
+        else:
+            pump.pause(_now(), LEASE)
         self._primary: Line | None = None
         self._secondary: Line | None = None
         self._source: ReceiverLink | None = None
@@ -107,8 +120,10 @@ class Relay:
         """Received and not settled, by delivery id of this epoch's source link."""
         self._epoch = 0
         self._completing: list[int] = []
-        self._completing_by_token: list[Parcel] = []
+        self._by_token: dict[tuple[str, ...], list[Parcel]] = {}
+        """To settle by request, by what was decided: a status, the words of a dead letter."""
         self._flushing = False
+        self._woken: asyncio.TimerHandle | None = None
         self._running: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -123,8 +138,11 @@ class Relay:
             Renew: lambda action: self._errand(self._errands.renew(action.parcels)),
             Fetch: lambda action: self._errand(self._errands.fetch(action.numbers)),
             LookForDeferred: lambda _: self._errand(self._errands.look()),
+            Survey: lambda action: self._errand(self._errands.survey(action.start)),
+            LookAhead: lambda action: self._errand(self._errands.look_ahead(action.start)),
             EmptyPoll: self._poll,
             Reconnect: self._reconnect,
+            Wait: self._wait,
         }
 
     def start(self) -> None:
@@ -138,6 +156,21 @@ class Relay:
             )
         ]
 
+    def tell(self, happening: Callable[[float], list[Action]]) -> None:
+        """Have the pump hear of something that a person wants, or that is due."""
+        self._do(happening(_now()))
+
+    def lease_changed(self, is_held: bool) -> None:
+        """Go on, or stop at once: without the lease the primary is not even connected to."""
+        if is_held:
+            self._leased.set()
+            self._do(self.pump.resume(_now(), LEASE))
+        elif self._leased.is_set():
+            self._leased.clear()
+            self._do(self.pump.pause(_now(), LEASE))
+            if self._primary is not None:
+                self._primary.drop("the lease is gone")
+
     async def close(self, patience_s: float = 10.0) -> None:
         """Receive nothing more, wait for what is in flight, and let both sides go."""
         self._do(self.pump.pause(_now()))
@@ -146,6 +179,8 @@ class Relay:
             if not self.pump.in_flight or _now() > ends:
                 break
             await asyncio.sleep(SETTLE_S)
+        if self._woken is not None:
+            self._woken.cancel()
         for task in [*self._running, *self._tasks]:
             task.cancel()
         await asyncio.gather(*self._running, *self._tasks, return_exceptions=True)
@@ -155,7 +190,7 @@ class Relay:
 
     async def _keep(self, side: str, serve: Callable[[], Coroutine[Any, Any, str]]) -> None:
         """Have one side served for ever, with a growing pause after each loss."""
-        pause_s = 0.0
+        patience = Patience()
         while True:
             began = _now()
             try:
@@ -164,15 +199,15 @@ class Relay:
                 reason = str(error)
             self.problems[side] = reason
             log.warning("%s: %s: %s", self.queue, side, reason)
-            steady = _now() - began > LONGEST_RECONNECT_S
-            pause_s = FIRST_RECONNECT_S if steady else max(FIRST_RECONNECT_S, pause_s * 2)
-            pause_s = min(pause_s, LONGEST_RECONNECT_S)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(patience.after(_now() - began))
 
     async def _serve_primary(self) -> str:
+        await self._leased.wait()
         line = Line(self._primary_at, self._on_primary)
         try:
             await line.open()
+            if not self._leased.is_set():
+                return "the lease is gone"
             self._primary = line
             self.problems.pop("primary", None)
             self._do(self.pump.primary_up(_now()))
@@ -189,7 +224,7 @@ class Relay:
             await line.close()
 
     async def _serve_secondary(self) -> str:
-        line = Line(self._secondary_at, self._on_secondary)
+        line = Line(self._secondary_at, self._on_secondary, on_deliveries=self._arrived)
         try:
             await line.open()
             await line.authorize(self.queue)
@@ -247,13 +282,7 @@ class Relay:
 
     def _on_secondary(self, event: Event) -> None:
         if isinstance(event, DeliveryArrived):
-            now_ms = time.time_ns() // 1_000_000
-            parcel = self._unpacker.unpack(event.payload, event.tag, now_ms)
-            parcel.epoch = self._epoch
-            parcel.delivery_id = event.delivery_id
-            self._deliveries[event.delivery_id] = parcel
-            self._books.received(parcel, now_ms)
-            self._do(self.pump.received(parcel, _now()))
+            self._arrived([event])
         elif isinstance(event, Disposed):
             if not event.by_receiver:
                 self._confirmed(event)
@@ -267,6 +296,20 @@ class Relay:
             if gone is not None and not gone.done():
                 text = event.error.description if event.error else None
                 gone.set_result(text or "the backlog queue's link was closed")
+
+    def _arrived(self, run: list[DeliveryArrived]) -> None:
+        """Messages came from the backlog queue, in one read."""
+        now_ms = time.time_ns() // 1_000_000
+        unpack, epoch, deliveries = self._unpacker.unpack, self._epoch, self._deliveries
+        parcels: list[Parcel] = []
+        for event in run:
+            parcel = unpack(event.payload, event.tag, now_ms)
+            parcel.epoch = epoch
+            parcel.delivery_id = event.delivery_id
+            deliveries[event.delivery_id] = parcel
+            parcels.append(parcel)
+        self._books.received(parcels, now_ms)
+        self._do(self.pump.received_all(parcels, _now()))
 
     def _confirmed(self, event: Disposed) -> None:
         """The backlog queue settled: it is done, or it says why it is not."""
@@ -297,6 +340,8 @@ class Relay:
             path = str(event.link.owner)
             condition = str(event.error.condition) if event.error else None
             text = (event.error.description if event.error else None) or "the link was closed"
+            if condition == UNAUTHORIZED and self._primary is not None:
+                self._primary.is_unauthorized(path)
             if self._forget_link(path, text, is_known=False):
                 self._do(self.pump.detached(path, condition, text, _now()))
 
@@ -310,7 +355,7 @@ class Relay:
             self._books.forwarded(parcels, now, time.time_ns() // 1_000_000)
             self._do(self.pump.accepted(parcels, now))
             if self._on_delivered is not None:
-                for path in {parcel.path for parcel in parcels}:
+                for path in dict.fromkeys(parcel.path for parcel in parcels):
                     self._on_delivered(path)
             return
         error = event.state.error if isinstance(event.state, Rejected) else None
@@ -340,9 +385,9 @@ class Relay:
             for first, last in joined(self._completing):
                 line.session.dispose(first, last, COMPLETED)
             self._completing.clear()
-        if self._completing_by_token:
-            parcels, self._completing_by_token = self._completing_by_token, []
-            self._errand(self._errands.settle(parcels, "completed", {}))
+        decided, self._by_token = self._by_token, {}
+        for (status, *words), parcels in decided.items():
+            self._errand(self._errands.settle(parcels, status, words))
         if self._primary is not None:
             self._primary.flush()
         if line is not None:
@@ -350,6 +395,11 @@ class Relay:
 
     def _forward(self, action: Forward) -> None:
         parcel = action.parcel
+        if self._lease is not None and not self._lease():
+            # Asked for each message: a process that was stopped for a while, and wakes up, may
+            # come here before its timers run. The line's end tells the pump what was not sent.
+            self.lease_changed(False)
+            return
         link = self._links[parcel.destination]
         self._in_flight[link.send(parcel.wire, parcel.lock_token)] = parcel
 
@@ -358,30 +408,19 @@ class Relay:
             if parcel.epoch == self._epoch and parcel.delivery_id >= 0:
                 self._completing.append(parcel.delivery_id)
             else:
-                self._completing_by_token.append(parcel)
+                self._by_token.setdefault(("completed",), []).append(parcel)
 
     def _settle(self, action: DeadLetter | Defer | Release) -> None:
         parcel = action.parcel
         if isinstance(action, DeadLetter):
-            log.warning(
-                "%s: message %s is dead-lettered, %s: %s",
-                self.queue,
-                parcel.message_id,
-                action.reason,
-                action.description,
-            )
+            told = (self.queue, parcel.message_id, action.reason, action.description)
+            log.warning("%s: message %s is dead-lettered, %s: %s", *told)
         if parcel.epoch == self._epoch and parcel.delivery_id >= 0:
             assert self._secondary is not None
             state = disposition_of(action)
             self._secondary.session.dispose(parcel.delivery_id, parcel.delivery_id, state)
             return
-        status, arguments = _BY_TOKEN[type(action)], {}
-        if isinstance(action, DeadLetter):
-            arguments = {
-                "deadletter-reason": action.reason,
-                "deadletter-description": action.description,
-            }
-        self._errand(self._errands.settle([parcel], status, arguments))
+        self._by_token.setdefault(by_token(action), []).append(parcel)
 
     def _grant(self, action: Grant) -> None:
         if self._source is not None:
@@ -391,6 +430,10 @@ class Relay:
         self._books.polled()
         if self._source is not None:
             self._source.grant(self.pump.credit)
+
+    def _wait(self, action: Wait) -> None:
+        loop = asyncio.get_running_loop()
+        self._woken = loop.call_later(action.until - _now(), self.tell, self.pump.tick)
 
     def _reconnect(self, action: Reconnect) -> None:
         line = self._primary if action.side == "primary" else self._secondary
@@ -440,6 +483,8 @@ class Relay:
         task = asyncio.create_task(self._despite_loss(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # Cancelled before its first turn, the task leaves the work unbegun, which Python warns of.
+        task.add_done_callback(lambda _: work.close())
 
     @staticmethod
     async def _despite_loss(work: Coroutine[Any, Any, None]) -> None:
@@ -449,8 +494,6 @@ class Relay:
 
 
 COMPLETED: Final = disposition_of(Complete)
-
-_BY_TOKEN: Final = {DeadLetter: "suspended", Defer: "defered", Release: "abandoned"}
 
 
 def _now() -> float:

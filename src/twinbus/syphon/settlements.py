@@ -16,12 +16,13 @@ __all__ = ["Settlements"]
 class Settlements:
     """The decisions of one pump."""
 
-    __slots__ = ("_intake", "is_open")
+    __slots__ = ("_intake", "_opened_at", "is_open")
 
     def __init__(self, intake: Intake) -> None:
         self.is_open = False
         """The backlog queue can be told."""
         self._intake = intake
+        self._opened_at = 0.0
 
     def complete(self, parcels: list[Parcel], now: float) -> list[Action]:
         """These are in the primary: they leave the backlog."""
@@ -29,6 +30,10 @@ class Settlements:
             assert parcel.accepted, parcel
             parcel.outcome = Complete
             parcel.settling_at = now
+            if parcel.received_at < self._opened_at:
+                # It came over an earlier link, and its lock may have ended with that: then it is
+                # delivered again, before the queue says that it cannot be completed.
+                self._intake.remember(parcel)
         return [Complete(parcels)] if self.is_open and parcels else []
 
     def dead_letter(
@@ -54,6 +59,7 @@ class Settlements:
     def open(self, now: float) -> list[Action]:
         """The backlog queue can be told again: all that it did not confirm."""
         self.is_open = True
+        self._opened_at = now
         actions = self.complete([p for p in self._intake if p.outcome is Complete], now)
         for parcel in self._intake:
             if isinstance(parcel.outcome, DeadLetter):

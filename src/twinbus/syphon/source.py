@@ -16,12 +16,13 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
 from twinbus.syphon.actions import Complete, DeadLetter, Defer, Release
+from twinbus.syphon.lanes import Sighting
 from twinbus.syphon.line import Line
 from twinbus.syphon.node import RequestRefused, uuid_of_token
 from twinbus.syphon.parcel import Parcel
 from twinbus.syphon.unpacking import unpack
 
-__all__ = ["SourceRequests", "disposition_of", "joined"]
+__all__ = ["SourceRequests", "by_token", "disposition_of", "joined"]
 
 TOKENS_MAX: Final = 100
 """Lock tokens or numbers in one request."""
@@ -52,6 +53,17 @@ def disposition_of(outcome: type[Complete] | DeadLetter | Defer | Release) -> by
             return RELEASED_BYTES
         case _:
             return ACCEPTED_BYTES
+
+
+def by_token(outcome: DeadLetter | Defer | Release) -> tuple[str, ...]:
+    """The same for a request: its disposition status, and the words of a dead letter."""
+    match outcome:
+        case DeadLetter():
+            return "suspended", outcome.reason, outcome.description
+        case Defer():
+            return ("defered",)
+        case _:
+            return ("abandoned",)
 
 
 def joined(numbers: list[int]) -> Iterator[tuple[int, int]]:
@@ -109,45 +121,59 @@ class SourceRequests:
                 done += group
         return done, failed
 
-    async def fetch(self, numbers: list[int]) -> list[tuple[bytes, bytes]]:
-        """Receive deferred messages by number: each message, and its lock token.
-
-        RequestRefused if one of them is not there.
-        """
+    async def fetch(self, numbers: list[int]) -> tuple[list[tuple[bytes, bytes]], list[int]]:
+        """Receive deferred messages by number: each with its lock token; refused numbers."""
         fetched: list[tuple[bytes, bytes]] = []
-        for at in range(0, len(numbers), TOKENS_MAX):
-            arguments = {
-                "sequence-numbers": Array(numbers[at : at + TOKENS_MAX]),
-                "receiver-settle-mode": UInt(1),
-            }
-            answer = await self._line.request(self._queue, "receive-by-sequence-number", arguments)
-            fetched += [
-                (entry["message"], entry["lock-token"].bytes_le)
-                for entry in answer.get("messages", ())
-            ]
-        return fetched
+        refused: list[int] = []
+        groups = [numbers[at : at + TOKENS_MAX] for at in range(0, len(numbers), TOKENS_MAX)]
+        while groups:
+            group = groups.pop(0)
+            arguments = {"sequence-numbers": Array(group), "receiver-settle-mode": UInt(1)}
+            try:
+                answer = await self._line.request(
+                    self._queue, "receive-by-sequence-number", arguments
+                )
+            except RequestRefused:
+                # One that is locked or gone spoils the answer for all: halve until it is alone.
+                middle = len(group) // 2
+                halves = [group[:middle], group[middle:]] if middle else []
+                groups = halves + groups
+                refused += [] if halves else group
+            else:
+                fetched += [
+                    (entry["message"], entry["lock-token"].bytes_le)
+                    for entry in answer.get("messages", ())
+                ]
+        return fetched, refused
 
-    async def find_deferred(self, now_ms: int) -> tuple[list[tuple[int, str]], bool]:
-        """Numbers and destinations of deferred messages, and whether these are all."""
-        found: list[tuple[int, str]] = []
+    async def find_deferred(self, now_ms: int) -> tuple[list[Sighting], bool]:
+        """Deferred messages, and whether these are all."""
+        found: list[Sighting] = []
         start = 1
         for _ in range(PEEKS_MAX):
-            answer = await self._line.request(
-                self._queue,
-                "peek-message",
-                {"from-sequence-number": start, "message-count": Int(PEEK_COUNT)},
-            )
-            messages = [entry["message"] for entry in answer.get("messages", ())]
-            if not messages:
+            page = await self.peek(start, now_ms)
+            if not page:
                 return found, True
-            for message in messages:
-                parcel = unpack(message, b"", now_ms)
-                start = max(start, parcel.sequence_number + 1)
-                if _is_deferred(message):
-                    found.append((parcel.sequence_number, parcel.path))
+            start = max(start, page[-1].number + 1)
+            found += [sighting for sighting in page if sighting.is_deferred]
             if len(found) >= FOUND_MAX:
                 break
         return found, False
+
+    async def peek(self, start: int, now_ms: int) -> list[Sighting]:
+        """Messages in any state from a number on, in order; empty: there is none."""
+        answer = await self._line.request(
+            self._queue,
+            "peek-message",
+            {"from-sequence-number": start, "message-count": Int(PEEK_COUNT)},
+        )
+        page: list[Sighting] = []
+        for entry in answer.get("messages", ()):
+            parcel = unpack(entry["message"], b"", now_ms)
+            is_deferred = _is_deferred(entry["message"])
+            sighting = Sighting(parcel.sequence_number, parcel.path, parcel.session, is_deferred)
+            page.append(sighting)
+        return sorted(page)
 
 
 def _is_deferred(message: bytes) -> bool:

@@ -29,10 +29,24 @@ EXPIRED: Final = "TimeToLiveExpired"
 LEARNED_MAX: Final = 256
 """Shapes of each kind that are remembered; past that all are forgotten and learned anew."""
 
+CUSTOM_BYTES_MAX: Final = 1024
+"""Longest application properties that are remembered whole."""
+
+UUID_CODE: Final = 0x98
+UUID_BYTES: Final = 16
+
 _SEQUENCE: Final = b"x-opt-sequence-number"
 _ENQUEUED: Final = b"x-opt-enqueued-time"
 _LOCKED: Final = b"x-opt-locked-until"
+_TOKEN: Final = b"x-opt-lock-token"
 _PATH_ENTRY: Final = b"\xa1\x09x-ms-path"
+_HEADER_HEAD: Final = b"\x00\x53\x70\xc0"
+_PROPERTIES: Final = (b"\x00\x53\x73\xc0", b"\x00\x53\x73\xd0")
+_CUSTOM: Final = (b"\x00\x53\x74\xc1", b"\x00\x53\x74\xd1")
+_SHORT_PROPERTIES, _SHORT_CUSTOM = _PROPERTIES[0], _CUSTOM[0]
+_BODY: Final = (b"\x00\x53\x75\xa0", b"\x00\x53\x75\xb0")
+"""How nearly every section begins: with a size of one byte, or of four."""
+_WIDE_BODY: Final = _BODY[1]
 _MAP_HEAD: Final = bytes((0x00, 0x53, APPLICATION_PROPERTIES))
 _WIDE_COUNT: Final = struct.Struct(">I").unpack_from
 _INT_FORMATS: Final = {0x81: "q", 0x83: "q", 0x55: "b", 0x54: "b", 0x71: "i", 0x70: "I", 0x80: "Q"}
@@ -67,6 +81,7 @@ def _fill(parcel: Parcel, payload: bytes, now_ms: int, remaining_ttl: bool) -> S
         return None
     parcel.path = aliases.path.strip("/")
     parcel.destination = parcel.path.lower()
+    parcel.session = aliases.session_id
     return sections
 
 
@@ -75,12 +90,12 @@ class Unpacker:
 
     def __init__(self, *, remaining_ttl: bool = False) -> None:
         self._remaining_ttl = remaining_ttl
-        self._headers: dict[bytes, bytes] = {}
-        """A header as it is delivered, and as it was sent."""
-        self._marks: dict[int, _Marks] = {}
-        """Annotations that are a broker's marks alone, by their length."""
+        self._fronts: dict[bytes, tuple[bytes, _Front]] = {}
+        """A header as it is delivered: as it was sent, and how the broker's marks follow it."""
         self._paths: dict[bytes, tuple[str, str]] = {}
         """An alias `x-ms-path` as a map's last entry: the path, and in lower case."""
+        self._restored: dict[bytes, tuple[bytes, str, str]] = {}
+        """Application properties as they came: as they were sent, and the path."""
 
     def unpack(self, payload: bytes, lock_token: bytes, now_ms: int) -> Parcel:
         """The parcel in a delivery; what cannot be brought anywhere has a `fault`."""
@@ -92,47 +107,131 @@ class Unpacker:
         return parcel
 
     def _take_short_way(self, parcel: Parcel, payload: bytes, now_ms: int) -> bool:
-        """Unpack a message that looks like one before; false, and nothing done, if it does not."""
+        """Unpack a message that looks like one before; false, and nothing done, if it does not.
+
+        It is header, marks, properties, application properties and one data section, each known
+        by its first bytes; any other message takes the long way.
+        """
         try:
-            sections = split(payload)
-            header = self._headers.get(sections.header)
-            marks = self._marks.get(len(sections.message_annotations))
-            custom = sections.application_properties
-            at = custom.rfind(_PATH_ENTRY)
-            path = self._paths.get(custom[at:])
-            if header is None or marks is None or path is None:
+            known = self._fronts.get(payload[: 5 + payload[4]])
+            if known is None:
                 return False
-            found = marks.read(sections.message_annotations)
-            kept = _entries_before(custom, at)
-            if found is None or kept is None:
+            header, front = known
+            found = front.read(payload)
+            if found is None:
                 return False
-            message_id = _message_id(sections.properties)
+            start = front.end
+            # Nearly always sizes of one byte; only the body's, checked last, is sure to fit.
+            if payload[start : start + 4] == _SHORT_PROPERTIES:
+                custom_at = start + 5 + payload[start + 4]
+            else:
+                custom_at = _end_of(payload, start, _PROPERTIES)
+            if payload[custom_at : custom_at + 4] == _SHORT_CUSTOM:
+                body_at = custom_at + 5 + payload[custom_at + 4]
+            else:
+                body_at = _end_of(payload, custom_at, _CUSTOM)
+            if payload[body_at : body_at + 4] == _WIDE_BODY:
+                end = body_at + 8 + _WIDE_COUNT(payload, body_at + 4)[0]
+            else:
+                end = _end_of(payload, body_at, _BODY)
+            if end != len(payload):
+                return False
+            custom = payload[custom_at:body_at]
+            properties = payload[start:custom_at]
+            restored = self._restored.get(custom) or self._restore(custom)
+            if restored is None:
+                sections = Sections(header, b"", b"", properties, custom, payload[body_at:], b"")
+                return self._take_middle_way(parcel, sections, found, now_ms)
+            message_id: str | None
+            if payload[start + 6] == 0xA1 and payload[start + 3] == 0xC0:
+                message_id = properties[8 : 8 + properties[7]].decode("utf-8", "replace")
+            else:
+                message_id = _message_id(properties)
         except (DecodeError, struct.error, IndexError):
             return False
         parcel.sequence_number, parcel.enqueued_ms, locked_ms = found
         if locked_ms:
             parcel.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
         parcel.message_id = message_id
-        parcel.path, parcel.destination = path
-        parcel.wire = b"".join((header, sections.properties, kept, sections.body, sections.footer))
+        kept, parcel.path, parcel.destination = restored
+        parcel.wire = b"".join((header, properties, kept, payload[body_at:]))
         return True
+
+    def _take_middle_way(
+        self, parcel: Parcel, sections: Sections, found: tuple[int, int, int], now_ms: int
+    ) -> bool:
+        """Unpack a message with other aliases than a path alone, whose marks are read already."""
+        try:
+            parcel.sequence_number, parcel.enqueued_ms, locked_ms = found
+            parcel.message_id = _message_id(sections.properties)
+            shortened = None
+            if self._remaining_ttl:
+                shortened = _shortened(parcel, aliases_of(sections), now_ms)
+            restored, aliases = from_backlog_sections(sections, now_ms=now_ms, aliases=shortened)
+        except (TransferError, DecodeError):
+            return False  # The long way says what is wrong with it.
+        if locked_ms:
+            parcel.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
+        parcel.wire = join(restored)
+        parcel.path = aliases.path.strip("/")
+        parcel.destination = parcel.path.lower()
+        parcel.session = aliases.session_id
+        return True
+
+    def _restore(self, custom: bytes) -> tuple[bytes, str, str] | None:
+        """Application properties without their last entry, a known path; None if it is not that.
+
+        The path, and the path in lower case, come with them. Senders repeat themselves.
+        """
+        at = custom.rfind(_PATH_ENTRY)
+        path = self._paths.get(custom[at:])
+        if path is None:
+            return None
+        kept = _entries_before(custom, at)
+        if kept is None:
+            return None
+        if len(custom) <= CUSTOM_BYTES_MAX:
+            if len(self._restored) >= LEARNED_MAX:
+                self._restored.clear()
+            self._restored[custom] = (kept, *path)
+        return (kept, *path)
 
     def _learn(self, sections: Sections) -> None:
         """Remember how this message looks, where it is as nearly all are."""
-        for learned in (self._headers, self._marks, self._paths):
+        for learned in (self._fronts, self._paths):
             if len(learned) >= LEARNED_MAX:
                 learned.clear()
-        self._headers[sections.header] = without_delivery_marks(
-            Sections(header=sections.header)
-        ).header
-        marks = _Marks.of(sections.message_annotations)
-        if marks is not None:
-            self._marks[len(sections.message_annotations)] = marks
+        front = _Front.of(sections)
+        if front is not None:
+            restored = without_delivery_marks(Sections(header=sections.header)).header
+            self._fronts[sections.header] = (restored, front)
         custom = sections.application_properties
         key, start, value_at, end = entries_of(custom)[-1]
         if key == b"x-ms-path" and end == len(custom) and custom[start:].startswith(_PATH_ENTRY):
             path = str(decode(custom, value_at)[0]).strip("/")
             self._paths[custom[start:]] = (path, path.lower())
+
+
+def _end_of(payload: bytes, at: int, heads: tuple[bytes, bytes]) -> int:
+    """Where the section at `at` ends; IndexError if it does not begin with one of the heads."""
+    head = payload[at : at + 4]
+    if head == heads[0]:
+        end = at + 5 + payload[at + 4]
+    elif head == heads[1]:
+        end = at + 8 + _WIDE_COUNT(payload, at + 4)[0]
+    else:
+        raise IndexError
+    if end > len(payload):
+        raise IndexError
+    return end
+
+
+def _is_token_alone(raw: bytes) -> bool:
+    entries = entries_of(raw)
+    if len(entries) != 1:
+        return False
+    key, _, value_at, end = entries[0]
+    return key == _TOKEN and raw[value_at] == UUID_CODE and end == len(raw)
 
 
 def _entries_before(custom: bytes, at: int) -> bytes | None:
@@ -159,47 +258,55 @@ def _entries_before(custom: bytes, at: int) -> bytes | None:
     return _MAP_HEAD + compound(0xC1, 0xD1, count - 2, custom[start:at])
 
 
-class _Marks:
-    """Annotations that are a broker's marks of fixed width and nothing else: where the values are.
+class _Front:
+    """Where the broker's marks stand between a header and the properties that follow it.
 
     One struct reads values and the bytes between them; those must be the same in each message.
     """
 
-    __slots__ = ("_between", "_enqueued", "_locked", "_sequence", "_struct")
+    __slots__ = ("_at", "_between", "_enqueued", "_locked", "_sequence", "_unpack", "end")
 
     def __init__(
-        self, layout: struct.Struct, between: tuple[bytes, ...], places: dict[bytes, int]
+        self, at: int, layout: struct.Struct, between: tuple[bytes, ...], places: dict[bytes, int]
     ) -> None:
-        self._struct = layout
+        self._at = at
+        self.end = at + layout.size
+        """Where the properties begin."""
+        self._unpack = layout.unpack_from
         self._between = between
         self._sequence = places[_SEQUENCE]
         self._enqueued = places[_ENQUEUED]
         self._locked = places.get(_LOCKED, -1)
 
     @classmethod
-    def of(cls, raw: bytes) -> _Marks | None:
-        """How this section is laid out; None if it holds more, or less, than such marks."""
+    def of(cls, sections: Sections) -> _Front | None:
+        """How this message begins; None unless a short header and fixed marks are all there is."""
+        header, hop = sections.header, sections.delivery_annotations
+        raw = sections.message_annotations
+        if header[:4] != _HEADER_HEAD or (hop and not _is_token_alone(hop)):
+            return None
         if without_delivery_marks(Sections(message_annotations=raw)).message_annotations:
             return None
-        form, at = ">", 0
+        # The lock token is a value too, of which nothing is made: the delivery's tag says it.
+        form, at = (f">{len(hop) - UUID_BYTES}s{UUID_BYTES}s" if hop else ">"), 0
         places: dict[bytes, int] = {}
         for number, (key, _, value_at, end) in enumerate(entries_of(raw)):
             kind = _INT_FORMATS.get(raw[value_at])
             if kind is None:
                 return None
             form += f"{value_at + 1 - at}s{kind}"
-            places[key] = 2 * number + 1
+            places[key] = 2 * number + (3 if hop else 1)
             at = end
         if at != len(raw) or _SEQUENCE not in places or _ENQUEUED not in places:
             return None
         layout = struct.Struct(form)
-        if layout.size != len(raw):
+        if layout.size != len(hop) + len(raw):
             return None
-        return cls(layout, layout.unpack(raw)[0::2], places)
+        return cls(len(header), layout, layout.unpack(hop + raw)[0::2], places)
 
-    def read(self, raw: bytes) -> tuple[int, int, int] | None:
+    def read(self, payload: bytes) -> tuple[int, int, int] | None:
         """Sequence number, enqueued time and the end of the lock (0: it does not say)."""
-        values = self._struct.unpack(raw)
+        values = self._unpack(payload, self._at)
         if values[0::2] != self._between:
             return None
         locked = values[self._locked] if self._locked > 0 else 0
@@ -207,12 +314,11 @@ class _Marks:
 
 
 def _message_id(properties: bytes) -> str | None:
-    # Nearly always: a list with sizes of one byte, or of four, whose first field is a short string.
-    if properties[:3] == b"\x00\x53\x73":
-        at = 6 if properties[3] == 0xC0 else 12
-        if len(properties) > at + 1 and properties[at] == 0xA1 and properties[3] in (0xC0, 0xD0):
-            end = at + 2 + properties[at + 1]
-            return properties[at + 2 : end].decode("utf-8", "replace")
+    # Nearly always: a list with sizes of one byte, whose first field is a short string.
+    if properties[:4] == _SHORT_PROPERTIES and properties[6:7] == b"\xa1":
+        return properties[8 : 8 + properties[7]].decode("utf-8", "replace")
+    if properties[:4] == _PROPERTIES[1] and properties[12:13] == b"\xa1":
+        return properties[14 : 14 + properties[13]].decode("utf-8", "replace")
     found = field_value(properties, fields_of(properties), 0)
     return None if found is None else str(found)
 
@@ -244,6 +350,8 @@ def _shortened(parcel: Parcel, aliases: Aliases, now_ms: int) -> Aliases:
         return aliases
     left_ms = aliases.time_to_live_ms - max(0, now_ms - parcel.enqueued_ms)
     if left_ms <= 0:
+        parcel.path = aliases.path.strip("/")
+        parcel.destination = parcel.path.lower()
         raise _Expired(
             f"its time to live of {aliases.time_to_live_ms / 1000:g} s ended in the backlog, "
             f"{-left_ms / 1000:.0f} s before the syphon came to it"

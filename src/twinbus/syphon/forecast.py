@@ -1,0 +1,54 @@
+"""How fast a backlog goes, over the last while, and when it will be gone. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+__all__ = ["WINDOW_S", "Meter", "time_to_empty_s"]
+
+WINDOW_S: Final = 30
+"""Over which a rate is taken: long enough to be steady, short enough to show a standstill."""
+
+LEAST_S: Final = 1.0
+"""What is divided by at least, so that a first batch is not taken for a speed."""
+
+
+class Meter:
+    """Counts what leaves a backlog, second by second, for as long as the window goes."""
+
+    __slots__ = ("_began_at", "_seconds")
+
+    def __init__(self) -> None:
+        self._began_at: float | None = None
+        self._seconds: deque[list[int]] = deque(maxlen=WINDOW_S)
+        """Each second in which something left, and how much."""
+
+    def moved(self, count: int, now: float) -> None:
+        """So many left just now."""
+        if self._began_at is None:
+            self._began_at = now
+        if not count:
+            return
+        second, seconds = int(now // 1), self._seconds
+        if seconds and seconds[-1][0] == second:
+            seconds[-1][1] += count
+        else:
+            seconds.append([second, count])
+
+    def per_s(self, now: float) -> float:
+        """Messages a second over the window, or since the first call if that is less."""
+        if self._began_at is None:
+            return 0.0
+        first = int(now // 1) - WINDOW_S
+        moved = sum(count for second, count in self._seconds if second > first)
+        # The present second is only partly over, and the first one of the window is counted whole.
+        span_s = min(now - self._began_at, WINDOW_S - 1 + now % 1)
+        return moved / max(LEAST_S, span_s)
+
+
+def time_to_empty_s(waiting: int, per_s: float) -> float | None:
+    """How long the rest takes at that rate; None: it does not move, and nobody knows."""
+    if waiting <= 0:
+        return 0.0
+    return waiting / per_s if per_s > 0 else None

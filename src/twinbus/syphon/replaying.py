@@ -1,0 +1,266 @@
+"""Dead letters found, and put back on the active side of their backlog queue.
+
+    peek what is there -> receive under a lock -> send the copy -> accepted -> complete the letter
+
+A kill between the copy's accept and the completion leaves both: the message is then delivered, and
+can be replayed, twice. It has kept its id, so that duplicate detection on the destination removes
+one. What was received and is not meant is given back at the end, uncounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Detached, Disposed, Event
+from twinbus.amqp.link import ReceiverLink, SenderLink
+from twinbus.amqp.performatives import (
+    ACCEPTED_BYTES,
+    RELEASED_BYTES,
+    Accepted,
+    Source,
+    Target,
+)
+from twinbus.amqp.types import Int
+from twinbus.errors import SyphonError
+from twinbus.syphon.dead_letters import REPLAYS_MAX, DeadLetterFilter, for_replay
+from twinbus.syphon.endpoint import Endpoint
+from twinbus.syphon.line import ANSWER_S, Line, LineLost, RequestRefused
+from twinbus.syphon.peeked import Peeked, read_peeked
+from twinbus.syphon.peeking import DEAD_LETTERS, dialled, peek, said_in_one_line
+from twinbus.syphon.source import joined
+
+__all__ = ["Replayed", "dead_letters", "replay"]
+
+CREDIT: Final = 50
+"""Letters received ahead; few, because each is locked while it waits."""
+
+LOCKED: Final = "locked by another receiver, or gone since it was seen"
+
+QUIET_S: Final = 3.0
+"""So long without a letter: those that are still wanted are locked by somebody else."""
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """What a replay did, by queue and sequence number of the letters."""
+
+    replayed: tuple[Peeked, ...] = ()
+    refused: tuple[Peeked, ...] = ()
+    """Replayed too often before; `force` replays them all the same."""
+    missed: tuple[tuple[Peeked, str], ...] = ()
+    """Still where they were, and why."""
+
+
+async def dead_letters(
+    endpoint: Endpoint, queues: Sequence[str], wanted: DeadLetterFilter
+) -> AsyncGenerator[Peeked, None]:
+    """The dead letters of these backlog queues that are meant; nothing is locked or settled."""
+    async with dialled(endpoint) as line:
+        for queue in queues:
+            async for letter in peek(line, queue, dead_letters=True):
+                if wanted.matches(letter):
+                    yield letter
+
+
+async def replay(
+    endpoint: Endpoint,
+    queues: Sequence[str],
+    wanted: DeadLetterFilter,
+    *,
+    force: bool = False,
+    on_replayed: Callable[[Peeked], None] = lambda _: None,
+) -> Replayed:
+    """Put the dead letters that are meant back into their backlog queues, once each.
+
+    Only what is there when it begins: a letter that comes back meanwhile is not taken again. A
+    message that was replayed REPLAYS_MAX times already is refused unless `force`.
+    """
+    replayed: list[Peeked] = []
+    refused: list[Peeked] = []
+    missed: list[tuple[Peeked, str]] = []
+    for queue in dict.fromkeys(queues):
+        meant: dict[int, Peeked] = {}
+        async for letter in dead_letters(endpoint, [queue], wanted):
+            if letter.replays >= REPLAYS_MAX and not force:
+                refused.append(letter)
+            elif letter.sequence_number:
+                meant[letter.sequence_number] = letter
+            else:
+                missed.append((letter, letter.problem))
+        if meant:
+            desk = _Desk(endpoint, queue, meant, on_replayed)
+            with said_in_one_line(endpoint):
+                await desk.run()
+            replayed += desk.done
+            missed += desk.not_taken
+            missed += [(letter, LOCKED) for letter in meant.values()]
+    return Replayed(replayed=tuple(replayed), refused=tuple(refused), missed=tuple(missed))
+
+
+class _Desk:
+    """One queue's replay: a link from its dead letters, and one to its active side."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        queue: str,
+        meant: dict[int, Peeked],
+        on_replayed: Callable[[Peeked], None],
+    ) -> None:
+        self.done: list[Peeked] = []
+        self.not_taken: list[tuple[Peeked, str]] = []
+        """Letters whose copy the backlog queue refused, and its words."""
+        self._queue = queue
+        self._meant = meant
+        self._on_replayed = on_replayed
+        self._line = Line(endpoint, self._take)
+        self._arrived: asyncio.Queue[DeliveryArrived] = asyncio.Queue()
+        self._answers: dict[tuple[bool, int], asyncio.Future[object]] = {}
+        """What is waited for: of a copy (True) or of a letter's settlement, by delivery id."""
+        self._has_credit = asyncio.Event()
+        self._refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._held: list[int] = []
+
+    async def run(self) -> None:
+        """Replay until nothing is meant any more, or nothing comes."""
+        line = self._line
+        letters = f"{self._queue}/{DEAD_LETTERS}"
+        try:
+            await line.open()
+            await line.authorize(self._queue)
+            await line.authorize(letters)
+            name = f"{self._queue}-replay-{next(_numbers)}"
+            copies = line.session.attach_sender(
+                name, source=Source(address=name), target=Target(address=self._queue)
+            )
+            source = line.session.attach_receiver(
+                f"{name}-letters",
+                source=Source(address=letters),
+                target=Target(address=name),
+                confirmed=True,
+            )
+            line.flush()
+            await self._within(self._has_credit.wait(), "the backlog queue gave no credit")
+            try:
+                await self._work(copies, source)
+            finally:
+                await self._give_back(source)
+        finally:
+            await line.close()
+
+    async def _work(self, copies: SenderLink, source: ReceiverLink) -> None:
+        while self._meant:
+            if source.credit <= CREDIT // 2:
+                source.grant(CREDIT)
+                self._line.flush()
+            try:
+                async with asyncio.timeout(QUIET_S):
+                    delivery = await self._unless_over(self._arrived.get())
+            except TimeoutError:
+                return
+            number = read_peeked(self._queue, delivery.payload).sequence_number
+            letter = self._meant.get(number)
+            if letter is None:
+                self._held.append(delivery.delivery_id)
+                continue
+            refusal = await self._replay(copies, delivery)
+            del self._meant[number]
+            if refusal is not None:
+                self._held.append(delivery.delivery_id)
+                self.not_taken.append((letter, refusal))
+                continue
+            self.done.append(letter)
+            self._on_replayed(letter)
+
+    async def _replay(self, copies: SenderLink, delivery: DeliveryArrived) -> str | None:
+        """Copy, then complete; why the copy was not taken, if it was not."""
+        while not copies.credit:
+            self._has_credit.clear()
+            await self._within(self._has_credit.wait(), "the backlog queue gave no credit")
+        sent = copies.send(for_replay(delivery.payload), delivery.tag)
+        refusal = await self._refused((True, sent), "the copy was not answered")
+        if refusal is not None:
+            return f"the copy was refused: {refusal}"
+        # Only now: until here the letter is where it was.
+        self._line.session.dispose(delivery.delivery_id, delivery.delivery_id, ACCEPTED_BYTES)
+        stuck = "the copy is stored, but the dead letter may be there still"
+        refusal = await self._refused((False, delivery.delivery_id), stuck)
+        if refusal is not None:
+            raise SyphonError(f"{self._queue}: {stuck}: {refusal}")
+        return None
+
+    async def _refused(self, key: tuple[bool, int], otherwise: str) -> str | None:
+        """Wait for an answer; None if it is yes, else its words."""
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._answers[key] = answer
+        self._line.flush()
+        state = await self._within(answer, otherwise)
+        if isinstance(state, Accepted):
+            return None
+        error = getattr(state, "error", None)
+        return str((error.description or error.condition) if error else state)
+
+    async def _within(self, work: Any, otherwise: str) -> Any:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._unless_over(work)
+        except TimeoutError as error:
+            text = f"{self._queue}: {otherwise} within {ANSWER_S:g} s"
+            raise SyphonError(text) from error
+
+    async def _unless_over(self, work: Any) -> Any:
+        """Wait for `work`, the end of the line, or the refusal of a link."""
+        task = asyncio.ensure_future(work)
+        over: set[asyncio.Future[Any]] = {task, self._line.lost, self._refusal}
+        try:
+            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            ended = self._refusal if self._refusal.done() else self._line.lost
+            raise SyphonError(f"{self._queue}: {ended.result()}")
+        finally:
+            task.cancel()
+
+    async def _give_back(self, source: ReceiverLink) -> None:
+        """Release what was received and not meant, as if it had not been."""
+        source.grant(0)
+        self._line.flush()
+        with contextlib.suppress(LineLost, RequestRefused):
+            # Its answer comes after every letter that was under way when the credit ended.
+            await self._line.request(
+                self._queue, "peek-message", {"from-sequence-number": 1, "message-count": Int(1)}
+            )
+        while not self._arrived.empty():
+            self._held.append(self._arrived.get_nowait().delivery_id)
+        if self._held and not self._line.lost.done():
+            for first, last in joined(self._held):
+                self._line.session.dispose(first, last, RELEASED_BYTES)
+            self._line.flush()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case DeliveryArrived():
+                self._arrived.put_nowait(event)
+            case Disposed():
+                if event.by_receiver:
+                    event.session.take_unsettled(event.first, event.last)
+                for number in range(event.first, event.last + 1):
+                    answer = self._answers.pop((event.by_receiver, number), None)
+                    if answer is not None and not answer.done():
+                        answer.set_result(event.state)
+            case CreditChanged():
+                if event.link.credit:
+                    self._has_credit.set()
+            case Detached():
+                if not self._refusal.done():
+                    text = event.error.description if event.error else None
+                    self._refusal.set_result(text or "the link was closed")
+            case Attached():
+                pass
