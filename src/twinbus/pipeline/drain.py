@@ -1,102 +1,80 @@
 """The syphon as a Spark job: backlog queues drained by tasks, one task for a group of queues.
 
-A task receives, restores, sends and completes by itself (`twinbus.syphon.host.drain`); what it has
-not completed is still locked in the broker, and that lock is the only checkpoint. So a task that
-fails, or whose executor dies, is simply run again: nothing is lost, and only what was sent and not
-yet completed is duplicated. What was done is in the ledger, which each task writes as it goes; the
-rows that tasks return would vanish with a failed attempt, and are not looked at.
+    from twinbus.pipeline.drain import drain
+    done = drain(spark, primary, secondary, queues, ledger_directory="/mnt/ledger")
+    print(done.statistics())
+
+A task receives, restores, sends and completes by itself (`drain_task`); what it has not completed
+is still locked in the broker, and that lock is the only checkpoint. So a task that fails, or whose
+executor dies, is simply run again, and a drain whose driver died is started again: nothing is lost,
+and only what was sent and not yet completed is duplicated. What was done is in the ledger, which
+each task writes as it goes; rows that tasks return would vanish with a failed attempt.
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib
+import contextlib
+import logging
+import os
+import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from twinbus.errors import SyphonError
-from twinbus.ledger import open_ledger
-from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.counts import CountsUnavailable, counts_of
+from twinbus.options import LEDGER_VARIABLE, SendAvailabilityOptions
+from twinbus.pipeline.drain_progress import Backlog
+from twinbus.pipeline.drain_statistics import DrainRun, DrainStatistics
+from twinbus.pipeline.drain_task import SEPARATOR, DrainTask
+from twinbus.pipeline.shipping import ship_package
+from twinbus.pipeline.spark_job import JobCancelled, JobFailed, SparkJob
+from twinbus.pipeline.task_ledger import require_place
+from twinbus.pipeline.tether import Post
+from twinbus.syphon.counts import CountsUnavailable
 from twinbus.syphon.endpoint import Endpoint
 from twinbus.syphon.host import DrainProgress
-from twinbus.syphon.host import drain as drain_here
 from twinbus.syphon.pump import Limits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["GROUPS", "MOVED", "DrainTask", "drain", "group_queues"]
+__all__ = ["GROUPS", "DrainRun", "DrainStatistics", "DrainTask", "drain", "group_queues"]
+
+log = logging.getLogger("twinbus.pipeline")
 
 PROGRESS_S: Final = 0.5
 """Between two looks at the counts, while the job runs."""
 
-SEPARATOR: Final = "\n"
-"""Between the queues of a group; no entity path holds one."""
+TURN_POLLS: Final = 4
+"""Long polls of one continuous task: an hour, then jobs begin anew, on the executors of the day."""
+
+FAILURES_MAX: Final = 3
+"""Jobs in a row that fail and leave no message less, before a batch is given up. Spark has by then
+tried each task four times."""
+
+FIRST_AGAIN_S: Final = 1.0
+LONGEST_AGAIN_S: Final = 30.0
+
+STARVED_S: Final = 15.0
+"""Tasks of a continuous drain may wait so long for a slot: an executor that died comes back by
+then, or does not."""
+
+STOP_S: Final = 30.0
+"""Tasks that are told to end settle what is in flight; after this Spark kills them."""
 
 GROUPS: Final = StructType([StructField("queues", StringType(), nullable=False)])
-MOVED: Final = StructType(
-    [
-        StructField("queues", StringType(), nullable=False),
-        StructField("forwarded", LongType(), nullable=False),
-    ]
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DrainTask:
-    """What a task needs; it travels to the executors as it is, so it holds nothing but values."""
-
-    primary: str
-    secondary: str
-    ledger_directory: str | None = None
-    undeliverable_grace_s: float = 21_600.0
-    ttl_policy: str = "full"
-    limits: Limits | None = None
-    pump_factory: str | None = None
-
-    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Drain the queues of each row that comes; for `mapInArrow`, with its record batches."""
-        pa: Any = importlib.import_module("pyarrow")
-
-        for batch in batches:
-            groups = batch.column(0).to_pylist()
-            moved = [self._drain(group.split(SEPARATOR)) for group in groups]
-            yield pa.RecordBatch.from_pydict(
-                {"queues": groups, "forwarded": moved},
-                schema=pa.schema([("queues", pa.string()), ("forwarded", pa.int64())]),
-            )
-
-    def _drain(self, queues: list[str]) -> int:
-        options = SendAvailabilityOptions(
-            undeliverable_grace=self.undeliverable_grace_s,
-            ttl_policy="remaining" if self.ttl_policy == "remaining" else "full",
-        )
-        with open_ledger(self.ledger_directory) as ledger:
-            stats = asyncio.run(
-                drain_here(
-                    self.primary,
-                    self.secondary,
-                    queues,
-                    ledger=ledger,
-                    options=options,
-                    limits=self.limits,
-                    pump_factory=self.pump_factory,
-                )
-            )
-        return stats.forwarded
 
 
 def drain(
     spark: SparkSession,
-    primary: str,
-    secondary: str,
+    primary: object,
+    secondary: object,
     queues: Sequence[str],
     *,
     ledger_directory: Path | str | None = None,
@@ -105,42 +83,42 @@ def drain(
     options: SendAvailabilityOptions | None = None,
     limits: Limits | None = None,
     pump_factory: str | None = None,
-) -> None:
-    """Move everything out of these backlog queues with a Spark job; returns when they are empty.
+    continuous: bool = False,
+    stop: threading.Event | None = None,
+) -> DrainRun:
+    """Move everything out of these backlog queues with Spark jobs; its `statistics()` say what was.
 
-    `primary` and `secondary` are connection strings. `tasks` is how many tasks share the queues,
-    by default as many as can run at once. `on_progress` is called now and then from this thread's
-    neighbour with what is left. SyphonError if a queue is not there.
+    Returns when active, locked, scheduled and deferred messages are 0; with `continuous` it goes on
+    until `stop` is set or Ctrl-C. Either way what is in flight is settled first. `primary` and
+    `secondary` are connection strings, or have one. `ledger_directory` is a directory that all
+    executors reach, or a URL, by default that of the options; without one nothing is counted.
+    `tasks` is how many tasks share the queues, by default as many as can run at
+    once. `on_progress` is called now and then with what is left. SyphonError if a queue is not
+    there, or jobs fail again and again.
     """
-    if not queues:
-        return
-    if spark.conf.get("spark.speculation", "false") == "true":
-        raise SyphonError(
-            "spark.speculation is on: a second attempt beside a running one would send what that "
-            "has received; set it to false"
-        )
     options = options or SendAvailabilityOptions()
+    place = options.ledger if ledger_directory is None else ledger_directory
+    place = os.environ.get(LEDGER_VARIABLE) if place is None else place
+    _require_usable(spark)
+    if tasks is not None and tasks < 1:
+        raise SyphonError(f"tasks must be at least 1; got {tasks}")
+    require_place(str(place or ""))
     task = DrainTask(
-        primary=primary,
-        secondary=secondary,
-        ledger_directory=None if ledger_directory is None else str(ledger_directory),
-        undeliverable_grace_s=options.undeliverable_grace_s,
-        ttl_policy=options.ttl_policy,
+        primary=_text_of("primary", primary),
+        secondary=_text_of("secondary", secondary),
+        # A callable need not survive the way to the executors, and the syphon does not ask it.
+        options=replace(options, classify=None, ledger=""),
+        run=f"spark-{uuid.uuid4().hex[:12]}",
+        ledger=str(place) if place else None,
         limits=limits,
         pump_factory=pump_factory,
+        turn_s=TURN_POLLS * options.syphon_poll_s if continuous else None,
     )
-    endpoint = Endpoint.parse(secondary)
-    _waiting(endpoint, queues)
-    count = tasks or min(len(queues), spark.sparkContext.defaultParallelism)
-    work = drained(_groups(spark, queues, count), task)
-    with _Watch(endpoint, queues, on_progress):
-        # The one action: it runs the tasks, and what they return is only a hint.
-        work.collect()
-
-
-def drained(groups: DataFrame, task: DrainTask) -> DataFrame:
-    """One row for each group of queues, after its task has emptied them."""
-    return groups.mapInArrow(task, MOVED)
+    backlog = Backlog(Endpoint.parse(task.secondary), list(dict.fromkeys(queues)), on_progress)
+    if backlog.queues:
+        ship_package(spark.sparkContext)
+        _Drain(spark, task, backlog, tasks, stop or threading.Event()).run()
+    return DrainRun(spark, task.run, task.ledger)
 
 
 def group_queues(queues: Sequence[str], count: int) -> list[list[str]]:
@@ -151,62 +129,183 @@ def group_queues(queues: Sequence[str], count: int) -> list[list[str]]:
     return [unique[at::count] for at in range(min(count, len(unique)))]
 
 
-def _groups(spark: SparkSession, queues: Sequence[str], count: int) -> DataFrame:
-    rows = [(SEPARATOR.join(group),) for group in group_queues(queues, count)]
+def drained(groups: DataFrame, task: DrainTask) -> DataFrame:
+    """The same rows, one for each group of queues, after their tasks have drained them."""
+    return groups.mapInArrow(task, GROUPS)
+
+
+class _Drain:
+    """One call of `drain`: jobs, one after the other, until there is no reason for another."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        task: DrainTask,
+        backlog: Backlog,
+        tasks: int | None,
+        stop: threading.Event,
+    ) -> None:
+        self._spark = spark
+        self._task = task
+        self._backlog = backlog
+        self._tasks = tasks
+        self._stop = stop
+        self._failures = 0
+        self._slots: int | None = None
+        """Tasks that really ran of a job that had more; None: as many as Spark says it has."""
+
+    @property
+    def _is_continuous(self) -> bool:
+        return self._task.turn_s is not None
+
+    def run(self) -> None:
+        """Submit jobs until the queues are empty or somebody says stop."""
+        # A queue that is not there, or a right that is missing, is told before anything starts.
+        with contextlib.suppress(CountsUnavailable):
+            self._backlog.look()
+        with _stopped_by_interrupt(self._stop):
+            while not self._stop.is_set():
+                before = self._backlog.waiting
+                try:
+                    self._run_job()
+                    self._failures = 0
+                except JobFailed as error:
+                    self._failed(error, before)
+                if not self._is_continuous and not self._stop.is_set() and self._is_empty():
+                    return
+
+    def _run_job(self) -> None:
+        context = self._spark.sparkContext
+        count = self._tasks or self._slots or context.defaultParallelism
+        self._slots = None
+        groups = group_queues(self._backlog.queues, count)
+        conf = context.getConf()
+        host = conf.get("spark.driver.host") or "localhost"
+        with Post(host, conf.get("spark.driver.bindAddress")) as post:
+            work = drained(_rows(self._spark, groups), replace(self._task, tether=post.address))
+            words = f"twinbus: {len(self._backlog.queues)} backlog queues in {len(groups)} groups"
+            with SparkJob(self._spark, work, words) as job:
+                self._watch(job, post)
+            job.result()
+
+    def _watch(self, job: SparkJob, post: Post) -> None:
+        """Stay beside the job until it ends; tell how it goes, and have it end when it shall."""
+        starving_since: float | None = None
+        ending_since: float | None = None
+        while not job.wait(PROGRESS_S):
+            now = time.monotonic()
+            self._backlog.tell(post.problems)
+            if ending_since is None and self._stop.is_set():
+                ending_since = now
+                post.release()
+            if ending_since is not None:
+                if now - ending_since > STOP_S:
+                    job.cancel()
+            elif self._is_continuous:
+                running, waiting = job.tasks()
+                if not (running and waiting):
+                    starving_since = None
+                elif starving_since is None:
+                    starving_since = now
+                elif now - starving_since > STARVED_S:
+                    log.info("%d tasks find no slot: the queues are dealt anew", waiting)
+                    self._slots = running
+                    ending_since = now
+                    post.release()
+        self._backlog.tell(())
+
+    def _failed(self, error: JobFailed, before: int | None) -> None:
+        """A job failed: wait a little before the next, or give up."""
+        if self._stop.is_set():
+            # It was told to end, and Spark may have ended it.
+            return
+        if isinstance(error, JobCancelled) or error.is_final:
+            raise SyphonError(str(error)) from error
+        with contextlib.suppress(CountsUnavailable):
+            self._backlog.look()
+        left = self._backlog.waiting
+        has_moved = before is None or left is None or left < before
+        self._failures = 1 if has_moved else self._failures + 1
+        if not self._is_continuous and self._failures >= FAILURES_MAX:
+            raise SyphonError(
+                f"{FAILURES_MAX} Spark jobs failed and moved nothing, {left} messages are left:"
+                f" {error}"
+            ) from error
+        again_s = min(LONGEST_AGAIN_S, FIRST_AGAIN_S * 2 ** (self._failures - 1))
+        log.warning("the Spark job failed, the next begins in %.0f s: %s", again_s, error)
+        self._stop.wait(again_s)
+
+    def _is_empty(self) -> bool:
+        """Whether nothing is left; asks until somebody answers."""
+        while not self._stop.is_set():
+            try:
+                return self._backlog.look() == 0
+            except CountsUnavailable as error:
+                log.warning("counting what is left: %s", error)
+                self._stop.wait(FIRST_AGAIN_S)
+        return False
+
+
+def _rows(spark: SparkSession, groups: Sequence[Sequence[str]]) -> DataFrame:
+    rows = [(SEPARATOR.join(group),) for group in groups]
     # `parallelize` with as many slices as rows is what gives each group a task of its own.
     slices = spark.sparkContext.parallelize(rows, len(rows))
     return spark.createDataFrame(slices, GROUPS)
 
 
-class _Watch:
-    """Tells how much is left while the job runs, from a thread: the job blocks its own."""
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        queues: Sequence[str],
-        on_progress: Callable[[DrainProgress], None] | None,
-    ) -> None:
-        self._endpoint = endpoint
-        self._queues = queues
-        self._on_progress = on_progress
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="twinbus-drain", daemon=True)
-        self._first: int | None = None
-
-    def __enter__(self) -> None:
-        if self._on_progress is not None:
-            self._thread.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        if self._on_progress is not None:
-            self._thread.join()
-            if exc[0] is None:
-                self._tell()
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            began = time.monotonic()
-            self._tell()
-            self._over.wait(max(0.0, PROGRESS_S - (time.monotonic() - began)))
-
-    def _tell(self) -> None:
-        assert self._on_progress is not None
-        try:
-            waiting = _waiting(self._endpoint, self._queues)
-        except (CountsUnavailable, SyphonError):
-            # The job knows better what is wrong, and says so.
-            return
-        if self._first is None:
-            self._first = waiting
-        forwarded = max(0, self._first - waiting)
-        self._on_progress(DrainProgress(waiting=waiting, forwarded=forwarded, dead_lettered=0))
+def _require_usable(spark: SparkSession) -> None:
+    """SyphonError for a session that a drain cannot use."""
+    try:
+        conf = spark.sparkContext.getConf()
+    except Exception as error:
+        raise SyphonError(
+            "this Spark session has no SparkContext (Spark Connect): a drain needs a classic one,"
+            " as spark-submit and twinbus.pipeline.session start it"
+        ) from error
+    if str(conf.get("spark.speculation", "false")).lower() == "true":
+        raise SyphonError(
+            "spark.speculation is on: a second attempt beside a running one would send what that "
+            "has received; set it to false"
+        )
 
 
-def _waiting(endpoint: Endpoint, queues: Sequence[str]) -> int:
-    async def ask() -> int:
-        counts = await asyncio.gather(*(counts_of(endpoint, queue) for queue in queues))
-        return sum(count.waiting for count in counts)
+def _text_of(side: str, given: object) -> str:
+    text = given if isinstance(given, str) else getattr(given, "connection_string", None)
+    if not isinstance(text, str):
+        raise SyphonError(
+            f"the {side} needs a connection string: tasks sign in by themselves, on other machines;"
+            f" got {type(given).__name__}"
+        )
+    try:
+        Endpoint.parse(text)
+    except ValueError as error:
+        raise SyphonError(f"the {side}: {error}") from error
+    return text
 
-    return asyncio.run(ask())
+
+@contextlib.contextmanager
+def _stopped_by_interrupt(stop: threading.Event) -> Iterator[None]:
+    """In the block Ctrl-C sets `stop`, and raises when the block has ended; the second raises.
+
+    pyspark's own answer to Ctrl-C kills all jobs, and with them what is in flight.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: Any = signal.getsignal(signal.SIGINT)
+    interrupted = False
+
+    def on_interrupt(number: int, frame: object) -> None:
+        nonlocal interrupted
+        if interrupted and callable(before):
+            before(number, frame)
+        interrupted = True
+        stop.set()
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt

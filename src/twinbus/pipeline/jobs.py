@@ -81,13 +81,18 @@ def tables(
         lines.unpersist()
 
 
-def read_ledger(spark: SparkSession, ledger_directory: Path | str) -> DataFrame:
-    """Every line of a ledger; one that is no JSON of the schema is in the column `CORRUPT`."""
+def read_ledger(
+    spark: SparkSession, ledger_directory: Path | str, *, files: str = f"*{FILE_SUFFIX}"
+) -> DataFrame:
+    """Every line of a ledger; one that is no JSON of the schema is in the column `CORRUPT`.
+
+    `files` is a pattern for the names to read.
+    """
     location = str(ledger_directory)
     if "://" not in location:
         directory = Path(location).absolute()
-        if not any(directory.glob(f"*{FILE_SUFFIX}")):
-            raise LedgerError(f"there is no ledger at {directory}: no file *{FILE_SUFFIX} is there")
+        if not any(directory.glob(files)):
+            raise LedgerError(f"there is no ledger at {directory}: no file {files} is there")
         # A local path, whatever Spark's default file system is, and no pattern.
         location = "file:" + re.sub(r"([\\{}\[\]*?,])", r"\\\1", str(directory))
     return spark.read.json(
@@ -95,7 +100,7 @@ def read_ledger(spark: SparkSession, ledger_directory: Path | str) -> DataFrame:
         schema=StructType([*LEDGER.fields, StructField(CORRUPT, StringType())]),
         mode="PERMISSIVE",
         columnNameOfCorruptRecord=CORRUPT,
-        pathGlobFilter=f"*{FILE_SUFFIX}",
+        pathGlobFilter=files,
         encoding="UTF-8",
         lineSep="\n",
     )

@@ -78,13 +78,15 @@ def start_session(
 ) -> SparkSession:
     """A quiet session on `master`, or the active one; takes seconds, and says so to `announce`.
 
-    `settings` are Spark's own, over the ones here.
+    `settings` are Spark's own, over the ones here; under `spark-submit` its own come first.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise SparkStartError("Spark is not installed: pip install 'twinbus[spark,jre]'")
     running = _active()
     if running is not None:
         return running
+    if _UNDER_SPARK_SUBMIT in os.environ:
+        return _submitted(settings or {})
     changes = _environment(master, announce or (lambda line: None))
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # To a file and not a pipe: nobody would read the pipe, and a full one stops the JVM.
@@ -141,8 +143,6 @@ def _settings(master: str) -> dict[str, str]:
 
 def _environment(master: str, announce: Callable[[str], None]) -> dict[str, str]:
     """What the JVM and its Python workers find in their environment."""
-    if _UNDER_SPARK_SUBMIT in os.environ:
-        return {}
     java = find_java()
     announce(f"starting Spark (Java {java.version} from {java.source})")
     changes = {"JAVA_HOME": str(java.home)}
@@ -179,6 +179,14 @@ def _launch(settings: Mapping[str, str], output: IO[bytes]) -> SparkSession:
     launch: Any = launch_gateway
     gateway = launch(conf, {"stdout": output, "stderr": subprocess.STDOUT})
     return SparkSession(SparkContext(conf=conf, gateway=gateway))
+
+
+def _submitted(settings: Mapping[str, str]) -> SparkSession:
+    """The session of `spark-submit`, whose command line and files say all but these settings."""
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    return builder.config(map=dict(settings)).getOrCreate()  # type: ignore[no-any-return]
 
 
 def _reset() -> None:

@@ -1,0 +1,129 @@
+"""What runs in the executors: one task, which drains a group of backlog queues with the relay.
+
+It needs pyarrow, which Spark has, and this package, which the driver ships; not the SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from twinbus.loops import run_alone
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pipeline.task_ledger import task_ledger
+from twinbus.pipeline.tether import Tether, TetherAddress
+from twinbus.syphon.bookkeeping import Ledger
+from twinbus.syphon.host import DrainProgress, SyphonHost
+from twinbus.syphon.host import drain as drain_here
+from twinbus.syphon.pump import Limits
+
+__all__ = ["SEPARATOR", "DrainTask"]
+
+SEPARATOR: Final = "\n"
+"""Between the queues of a group; no entity path holds one."""
+
+TELL_S: Final = 1.0
+"""Between two looks at what is in the way of a task that goes on for ever."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrainTask:
+    """What a task needs; it travels to the executors as it is, so it holds nothing but values."""
+
+    primary: str = field(repr=False)
+    secondary: str = field(repr=False)
+    options: SendAvailabilityOptions = field(default_factory=SendAvailabilityOptions)
+    run: str = "drain"
+    """Of the drain it belongs to; its ledger files begin with that."""
+    ledger: str | None = None
+    limits: Limits | None = None
+    pump_factory: str | None = None
+    turn_s: float | None = None
+    """How long it syphons; None: until its queues are empty."""
+    tether: TetherAddress | None = None
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Drain the queues of each row that comes; for `mapInArrow`, with its record batches.
+
+        The rows go back as they came: what was done is in the ledger.
+        """
+        importlib.import_module("pyarrow")
+        for batch in batches:
+            for group in batch.column(0).to_pylist():
+                self.drain(group.split(SEPARATOR))
+            yield batch
+
+    def drain(self, queues: Sequence[str]) -> None:
+        """Drain these queues in this process, until they are empty or the turn is over."""
+        with task_ledger(self.ledger, self._process_name()) as ledger:
+            run_alone(self._work(queues, ledger))
+
+    def _process_name(self) -> str:
+        """Of this attempt alone: a task that is run again writes files of its own."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        part = "0-0" if context is None else f"{context.partitionId()}-{context.attemptNumber()}"
+        return f"{self.run}-{part}-{os.getpid()}-{time.time_ns() // 1_000_000}"
+
+    async def _work(self, queues: Sequence[str], ledger: Ledger) -> None:
+        async with Tether(self.tether) as tether:
+            make = self._until_empty if self.turn_s is None else self._for_a_turn
+            work = asyncio.ensure_future(make(queues, ledger, tether))
+            released = asyncio.ensure_future(tether.released())
+            await asyncio.wait({work, released}, return_when=asyncio.FIRST_COMPLETED)
+            released.cancel()
+            # Both kinds of work settle what is in flight when they are cancelled.
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+    async def _until_empty(self, queues: Sequence[str], ledger: Ledger, tether: Tether) -> None:
+        def told(progress: DrainProgress) -> None:
+            tether.tell(progress.problems)
+
+        await drain_here(
+            self.primary,
+            self.secondary,
+            queues,
+            ledger=ledger,
+            on_progress=told,
+            options=self.options,
+            limits=self.limits,
+            pump_factory=self.pump_factory,
+        )
+
+    async def _for_a_turn(self, queues: Sequence[str], ledger: Ledger, tether: Tether) -> None:
+        assert self.turn_s is not None
+        host = SyphonHost(
+            self.primary,
+            self.secondary,
+            queues,
+            self.options,
+            ledger,
+            limits=self.limits,
+            pump_factory=self.pump_factory,
+        )
+        ends = time.monotonic() + self.turn_s
+        await host.start()
+        try:
+            while (left_s := ends - time.monotonic()) > 0:
+                tether.tell(_problems(host))
+                await asyncio.sleep(min(TELL_S, left_s))
+        finally:
+            await host.close()
+
+
+def _problems(host: SyphonHost) -> tuple[str, ...]:
+    found = [
+        f"{what}: {why}"
+        for status in host.status().values()
+        for what, why in (*status["problems"].items(), *status["held"].items())
+    ]
+    return tuple(dict.fromkeys(found))
