@@ -5,21 +5,20 @@ Exit status: 0 done, 1 it could not be done (one line on stderr says why), 2 ask
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from twinbus.console import (
+    backlog_commands,
+    dead_letter_commands,
+    doctor_commands,
+    running_commands,
+    syphon_commands,
+)
+from twinbus.console.output import COULD_NOT, WRONGLY_ASKED, Output, OutputOption, WrongUse
 from twinbus.errors import BrokerStartError, TwinbusError
-
-
-class Output(StrEnum):
-    """How a command answers."""
-
-    TEXT = "text"
-    JSON = "json"
-
 
 app = typer.Typer(
     name="twinbus",
@@ -61,6 +60,21 @@ def serve(
         list[str] | None,
         typer.Option(help="A further rule, NAME:KEY:Send,Listen. Repeatable.", metavar="RULE"),
     ] = None,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A bearer token that is accepted as it stands, NAME:TOKEN:Send,Listen; "
+            "for tests of token credentials. Repeatable.",
+            metavar="TOKEN",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="Certificate chain (PEM): speak TLS too, same port.", metavar="FILE"),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="The certificate's private key (PEM).", metavar="FILE")
+    ] = None,
     fault_seed: Annotated[
         int, typer.Option(help="Seed of faults that strike by chance.", metavar="N")
     ] = 0,
@@ -75,7 +89,18 @@ def serve(
         raise BrokerStartError(
             "say where to keep messages: --data DIR, or --ephemeral to keep them in memory only"
         )
-    run(namespaces, data=data, host=host, key=key, rules=rule or [], seed=fault_seed, quiet=quiet)
+    run(
+        namespaces,
+        data=data,
+        host=host,
+        key=key,
+        rules=rule or [],
+        tokens=token or [],
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        seed=fault_seed,
+        quiet=quiet,
+    )
 
 
 @app.command(epilog="Example: twinbus drill --messages 5000 --outage 8 --output json")
@@ -100,9 +125,7 @@ def drill(
     report: Annotated[
         Path, typer.Option(help="Directory for report.html and drill.json.", metavar="DIR")
     ] = Path("drill-report"),
-    output: Annotated[
-        Output, typer.Option(help="What to print: a report to read, or one JSON object.")
-    ] = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Kill a primary under load, and prove what became of every message."""
     from twinbus.console.drill import run
@@ -119,13 +142,23 @@ def drill(
     raise typer.Exit(run(plan, report, as_json=output is Output.JSON))
 
 
+running_commands.add_to(app)
+backlog_commands.app.add_typer(dead_letter_commands.app, name="dead-letters")
+app.add_typer(backlog_commands.app, name="backlog")
+app.add_typer(syphon_commands.app, name="syphon")
+app.command(
+    epilog="Exit status: 0 fit to be paired, also with warnings; 1 something fails."
+    ' Example: twinbus doctor "$TWINBUS_PRIMARY" "$TWINBUS_SECONDARY"'
+)(doctor_commands.doctor)
+
+
 def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
     try:
         app()
-    except BrokerStartError as error:
+    except (BrokerStartError, WrongUse) as error:
         typer.echo(f"twinbus: {error}", err=True)
-        raise SystemExit(2) from None
+        raise SystemExit(WRONGLY_ASKED) from None
     except TwinbusError as error:
         typer.echo(f"twinbus: {error}", err=True)
-        raise SystemExit(1) from None
+        raise SystemExit(COULD_NOT) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import twinbus
 from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
@@ -123,11 +123,7 @@ class Drill:
                 traffic = Traffic(plan, pair, phase.reach)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(traffic.run())
-                    try:
-                        await self._lose_primary(pair)
-                    except BaseException:
-                        traffic.stop()
-                        raise
+                    await self._lose_primary(pair)
             self._began_ms, self._told_accepted = traffic.began_ms, traffic.told_accepted
 
     def _options(self) -> SendAvailabilityOptions:
@@ -261,7 +257,7 @@ class Drill:
         )
 
 
-async def _is_done(work: Future[None]) -> bool:
+async def _is_done(work: Future[Any]) -> bool:
     """Whether the work has ended, waiting a moment for it."""
     if not work.done():
         await asyncio.sleep(LOOK_S)

@@ -40,7 +40,6 @@ class Traffic:
         self._pair = pair
         self._sent = sent
         self._ended = 0
-        self._stopped = False
 
     async def run(self) -> None:
         """Send everything; errors are the callers' and are counted by the ledger."""
@@ -54,10 +53,6 @@ class Traffic:
                     numbers = share[place :: len(ENTITIES)]
                     group.create_task(self._send_to(entity, numbers, began))
 
-    def stop(self) -> None:
-        """Begin no further send. A cancellation alone can get lost inside the SDK (Python 3.11)."""
-        self._stopped = True
-
     async def _send_to(self, entity: Entity, numbers: range, began: float) -> None:
         loop = asyncio.get_running_loop()
         patience_s = self._plan.failover_interval_s + PATIENCE_S
@@ -65,8 +60,6 @@ class Traffic:
             for number in numbers:
                 due = began + number / self._plan.rate
                 await asyncio.sleep(max(0.0, due - loop.time()))
-                if self._stopped:
-                    return
                 try:
                     await sender.send_messages(_message(entity, number), timeout=patience_s)
                 except (TwinbusError, ServiceBusError):

@@ -13,12 +13,13 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Final, Self
 
-from azure.core.pipeline.transport import AioHttpTransport
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from twinbus.errors import TwinbusError
+from twinbus.pairing.administration_client import administration_client
+from twinbus.pairing.namespaces import Namespace
 
 __all__ = ["ENTITIES", "DrillError", "Entity", "NamespaceProcess", "World", "administration"]
 
@@ -180,15 +181,5 @@ async def create_entities(connection_string: str) -> None:
 
 
 def administration(connection_string: str) -> ServiceBusAdministrationClient:
-    """The SDK's administration client, over plain HTTP as the embedded broker speaks it."""
-    return ServiceBusAdministrationClient.from_connection_string(
-        connection_string, transport=_PlainHttp(), retry_total=0
-    )
-
-
-class _PlainHttp(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-core
-    """The SDK's transport without TLS: its administration client has https built in."""
-
-    async def send(self, request: Any, **config: Any) -> Any:
-        request.url = request.url.replace("https://", "http://", 1)
-        return await super().send(request, **config)
+    """The SDK's administration client of a namespace of the drill."""
+    return administration_client(Namespace.from_connection_string(connection_string))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt, parse_rule
+from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt, parse_rule, parse_token
+from twinbus.broker.tls import server_context
+from twinbus.errors import BrokerStartError
+from twinbus.loops import run_alone
 
 
 def run(
@@ -19,6 +23,9 @@ def run(
     host: str,
     key: str | None,
     rules: Sequence[str],
+    tokens: Sequence[str],
+    tls_cert: Path | None,
+    tls_key: Path | None,
     seed: int,
     quiet: bool,
 ) -> None:
@@ -29,6 +36,8 @@ def run(
         host=host,
         key=key or DEFAULT_KEY,
         rules=[parse_rule(text) for text in rules],
+        tokens=[parse_token(text) for text in tokens],
+        tls=_tls(tls_cert, tls_key),
         fault_seed=seed,
     )
     logging.basicConfig(
@@ -37,8 +46,17 @@ def run(
         format="%(asctime)s %(message)s",
         datefmt="%H:%M:%S",
     )
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(broker, data))
+    run_alone(_serve(broker, data))
+
+
+def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise BrokerStartError(
+            "TLS needs both --tls-cert FILE and --tls-key FILE; give the other one too"
+        )
+    return server_context(certificate, key)
 
 
 async def _serve(broker: BrokerHost, data: Path | None) -> None:
@@ -54,12 +72,3 @@ async def _serve(broker: BrokerHost, data: Path | None) -> None:
     await stopping.wait()
     await broker.close()
     print("stopped", flush=True)
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: it halves the cost of small round trips."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop  # type: ignore[return-value]

@@ -1,0 +1,125 @@
+"""What `twinbus syphon run` and `drain` are asked to do, checked before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+from twinbus.console.output import WrongUse
+from twinbus.console.sides import Unreachable
+from twinbus.errors import MissingRightError, SyphonError
+from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pairing.administration import BacklogAdministration, SecondaryUnreachable
+from twinbus.pairing.backlog import backlog_paths, lease_path
+from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.recording import Recorder
+from twinbus.syphon.endpoint import endpoint_of
+from twinbus.syphon.host import SyphonHost
+from twinbus.syphon.peeking import backlog_queues_of
+from twinbus.syphon.rate import STANDARD_PER_S, Rate
+from twinbus.syphon.selection import selected
+
+__all__ = ["SyphonPlan", "rate_of"]
+
+STANDARD: Final = "standard"
+CALL_S: Final = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyphonPlan:
+    """The two sides and how to move what is between them."""
+
+    primary: Namespace
+    secondary: Namespace
+    options: SendAvailabilityOptions
+    rate_per_s: float | None = None
+    only: tuple[str, ...] = ()
+    lease: bool | None = None
+    ledger: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.primary.place == self.secondary.place:
+            raise WrongUse(f"both sides are {self.primary.endpoint}: name two namespaces")
+        if self.only:
+            try:
+                selected(self.only)
+            except SyphonError as error:
+                raise WrongUse(f"--only: {error}") from None
+
+    @property
+    def label(self) -> str:
+        return self.primary.label
+
+    @property
+    def wants_lease(self) -> bool:
+        return self.options.session_order == "strict" if self.lease is None else self.lease
+
+    def backlog_paths(self, count: int) -> tuple[str, ...]:
+        """The queues of a pair that has so many."""
+        return backlog_paths(self.label, count)
+
+    def open_ledger(self) -> AbstractContextManager[LedgerWriter | NullLedger]:
+        """The ledger that was asked for, or none."""
+        return open_ledger(self.ledger)
+
+    async def find_queues(self) -> list[str]:
+        """The backlog queues of the label in the secondary; SyphonError if it cannot be asked."""
+        return await backlog_queues_of(endpoint_of(self.secondary), self.label)
+
+    async def have_lease_queue(self) -> None:
+        """Have the queue on whose sessions leases are held, where a lease is wanted."""
+        if not self.wants_lease:
+            return
+        recorder = Recorder(NullLedger(), self.primary, self.secondary, is_on=False)
+        path = lease_path(self.label)
+        try:
+            async with BacklogAdministration(self.secondary, recorder, timeout_s=CALL_S) as calls:
+                await calls.have_lease_queue(path)
+        except SecondaryUnreachable as error:
+            raise Unreachable(str(error)) from error
+        except MissingRightError as error:
+            raise MissingRightError(
+                f"having the queue {path} for leases needs the Manage right in"
+                f" {self.secondary.endpoint}; use a credential that has it, or leave --lease out"
+            ) from error
+
+    def host(
+        self,
+        queues: Sequence[str],
+        ledger: LedgerWriter | NullLedger,
+        rate: Rate | None,
+    ) -> SyphonHost:
+        """A syphon of these queues that has not started."""
+        return SyphonHost(
+            self.primary,
+            self.secondary,
+            queues,
+            self.options,
+            ledger,
+            lease=self.wants_lease,
+            rate=rate,
+            only=self.only or None,
+        )
+
+    def make_rate(self) -> Rate | None:
+        """The bound that all pumps share; None: none."""
+        return None if self.rate_per_s is None else Rate(self.rate_per_s)
+
+
+def rate_of(text: str | None) -> float | None:
+    """Messages a second of what a person wrote: a number, or `standard`."""
+    if text is None:
+        return None
+    if text.strip().lower() == STANDARD:
+        return STANDARD_PER_S
+    try:
+        return Rate(float(text)).per_s
+    except ValueError as error:
+        said = str(error) if "messages a second" in str(error) else f"{text!r} is no number"
+        raise WrongUse(
+            f"--rate: {said}; say messages a second, like 500, or `{STANDARD}`"
+            f" ({STANDARD_PER_S:g}, what a Standard namespace has left)"
+        ) from None

@@ -1,0 +1,71 @@
+"""Text for a terminal that survives a pipe too: aligned columns, no wrapping, colour on demand."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import IO, Final
+
+__all__ = ["aligned", "duration", "paint", "size", "visible"]
+
+GAP: Final = "  "
+
+_CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
+
+
+def aligned(
+    rows: Sequence[Sequence[str]], *, right: frozenset[int] | set[int] = frozenset()
+) -> list[str]:
+    """Rows as lines with their columns one under the other; `right` are columns of numbers."""
+    widths: list[int] = []
+    for row in rows:
+        for index, cell in enumerate(row):
+            if index == len(widths):
+                widths.append(0)
+            widths[index] = max(widths[index], len(cell))
+    return [
+        GAP.join(
+            cell.rjust(widths[index]) if index in right else cell.ljust(widths[index])
+            for index, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def visible(text: object) -> str:
+    """Foreign text as one line without control characters, which could rule the terminal."""
+    words = " ".join(str(text).split())
+    return "".join(sign if sign.isprintable() else "�" for sign in words)
+
+
+def duration(seconds: float) -> str:
+    """A time span as people say it, in its two largest units."""
+    whole = int(seconds)
+    if whole < _MINUTE_S:
+        return f"{whole} s"
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
+    if whole < _DAY_S:
+        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
+    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
+
+
+def size(count_bytes: int) -> str:
+    """Bytes in the unit that leaves the fewest digits."""
+    amount = float(count_bytes)
+    for unit in ("B", "KB", "MB"):
+        if amount < 1_024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1_024
+    return f"{amount:.1f} GB"
+
+
+def paint(text: str, *styles: str, stream: IO[str] | None = None) -> str:
+    """The text in colour where somebody looks at a terminal and did not say NO_COLOR."""
+    stream = stream or sys.stdout
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
+        return text
+    return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
