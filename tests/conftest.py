@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -12,18 +17,35 @@ settings.register_profile("test", deadline=None, derandomize=True)
 settings.register_profile("soak", deadline=None, max_examples=5_000)
 settings.load_profile("test")
 
-SPARK_TESTS = ("tests/spark/", "tests/end_to_end/test_drill.py")
-"""They run one after the other: two Sparks at once are slower than two in turn."""
+# A shell starts what it puts into the background with SIGINT ignored, and programs inherit that:
+# those that the tests stop with it would never hear it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SPARK_PROGRAMS = ("tests/spark/test_drain_", "tests/end_to_end/test_drill.py")
+"""They start Sparks of their own, one after the other: a third at once would slow all down."""
+
+SPARK_TESTS = "tests/spark/"
+"""These share one session."""
 
 SHARING = ("contract", "end_to_end")
 """Marks of tests that share a broker with the others of their file."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _run_directory() -> Iterator[None]:
+    """Keep the control sockets of pairs in tests away from those of this machine's user."""
+    with tempfile.TemporaryDirectory(prefix="twinbus-test-") as directory:
+        os.environ["TWINBUS_RUN_DIR"] = directory
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together what shares a broker or a Spark session; first, so that xdist sees it."""
     for item in items:
-        if item.nodeid.startswith(SPARK_TESTS):
+        if item.nodeid.startswith(SPARK_PROGRAMS):
+            item.add_marker(pytest.mark.xdist_group("spark programs"))
+        elif item.nodeid.startswith(SPARK_TESTS):
             item.add_marker(pytest.mark.xdist_group("spark"))
         elif any(item.get_closest_marker(mark) for mark in SHARING):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -43,10 +44,17 @@ class StartTook:
         return self.wall_s < limit_s or excused
 
 
-def run_twinbus(*arguments: str, timeout_s: float = 20.0) -> subprocess.CompletedProcess[str]:
-    """Run a command that is expected to end by itself; its output and exit status."""
+def run_twinbus(
+    *arguments: str, timeout_s: float = 20.0, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that is expected to end by itself; its output and exit status.
+
+    `environment` is added to that of the test.
+    """
     return subprocess.run(
         [sys.executable, "-c", ENTRY, *arguments],
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -99,6 +107,11 @@ class ServedBroker:
     def process(self) -> subprocess.Popen[str]:
         assert self._process is not None, "the broker is not running"
         return self._process
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not ended by its own methods since."""
+        return self._process is not None
 
     def start(self) -> None:
         """Run the command; returns when every namespace answers /health."""

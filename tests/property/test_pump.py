@@ -28,10 +28,13 @@ CONDITIONS = st.sampled_from(
     ]
 )
 COUNTS = st.integers(1, 6)
+SESSIONS = st.sampled_from([None, "a", "b"])
 
 
 class PumpMachine(RuleBasedStateMachine):
     """Every event that a relay can tell, whenever it can happen."""
+
+    strict = False
 
     @initialize(
         messages=st.integers(4, 12),
@@ -40,11 +43,11 @@ class PumpMachine(RuleBasedStateMachine):
     )
     def begin(self, messages: int, size_bytes: int, grace_s: float) -> None:
         limits = Limits(messages=messages, size_bytes=size_bytes, answer_s=30.0)
-        self.world = World(limits=limits, grace_s=grace_s, poll_s=900.0)
+        self.world = World(limits=limits, grace_s=grace_s, poll_s=900.0, strict=self.strict)
 
-    @rule(path=PATHS, count=COUNTS)
-    def store(self, path: str, count: int) -> None:
-        self.world.store(path, count)
+    @rule(path=PATHS, count=COUNTS, session=SESSIONS)
+    def store(self, path: str, count: int, session: str | None) -> None:
+        self.world.store(path, count, session)
 
     @rule(stored=st.booleans())
     def primary_changes(self, stored: bool) -> None:
@@ -105,6 +108,11 @@ class PumpMachine(RuleBasedStateMachine):
     @rule()
     def answer_look(self) -> None:
         self.world.answer_look()
+
+    @precondition(lambda self: self.world.looks_ahead)
+    @rule(failed=st.booleans())
+    def answer_look_ahead(self, failed: bool) -> None:
+        self.world.answer_look_ahead(failed=failed)
 
     @precondition(lambda self: self.world.renewing)
     @rule()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.processes import ServedBroker
-from twinbus.ledger import read
-from twinbus.pipeline.drain import drain, group_queues
+from tests.spark import drain_world
+from twinbus.errors import SyphonError
+from twinbus.ledger import LedgerError, read
+from twinbus.pipeline.drain import DrainRun, DrainStatistics, drain, group_queues
 from twinbus.syphon.actions import Action, Forward
 from twinbus.syphon.pump import Limits, Pump
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -29,25 +34,29 @@ EACH = 200
 @pytest.fixture
 def namespaces(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """A primary with one queue, and a secondary with three full backlog queues."""
-    from azure.servicebus import ServiceBusMessage
-
-    from tests.official_sdk import administration, client
-    from twinbus.transfer import to_backlog_message
+    from tests.official_sdk import administration
 
     with ServedBroker(tmp_path, "contoso", "contoso-dr", ephemeral=True) as broker:
         primary = broker.connection_string("contoso")
         secondary = broker.connection_string("contoso-dr")
         with administration(primary) as admin:
             admin.create_queue("orders")
-        with administration(secondary) as admin, client(secondary) as sdk:
+        with administration(secondary) as admin:
             for queue in QUEUES:
                 admin.create_queue(queue)
-                messages = [
-                    ServiceBusMessage("x", message_id=f"{queue[-1]}-{n}") for n in range(EACH)
-                ]
-                with sdk.get_queue_sender(queue) as sender:
-                    sender.send_messages([to_backlog_message(m, "orders") for m in messages])
+                divert(secondary, queue, [f"{queue[-1]}-{n}" for n in range(EACH)])
         yield primary, secondary
+
+
+def divert(secondary: str, queue: str, message_ids: list[str]) -> None:
+    from azure.servicebus import ServiceBusMessage
+
+    from tests.official_sdk import client
+    from twinbus.transfer import to_backlog_message
+
+    messages = [ServiceBusMessage("x", message_id=message_id) for message_id in message_ids]
+    with client(secondary) as sdk, sdk.get_queue_sender(queue) as sender:
+        sender.send_messages([to_backlog_message(m, "orders") for m in messages])
 
 
 def received(primary: str) -> Counter[str | None]:
@@ -67,7 +76,7 @@ def test_a_spark_job_empties_every_queue_and_its_tasks_write_the_ledger(
     spark: SparkSession, namespaces: tuple[str, str], tmp_path: Path
 ) -> None:
     progress: list[DrainProgress] = []
-    drain(
+    done = drain(
         spark,
         *namespaces,
         QUEUES,
@@ -82,6 +91,8 @@ def test_a_spark_job_empties_every_queue_and_its_tasks_write_the_ledger(
     forwards = Counter(r["message_id"] for r in records if r["operation"] == "forward")
     assert len(forwards) == len(QUEUES) * EACH
     assert {r["backlog_queue"] for r in records if "backlog_queue" in r} == set(QUEUES)
+    count = len(QUEUES) * EACH
+    assert done.statistics() == DrainStatistics(forwarded=count, completed=count)
 
 
 class DroppingPump(Pump):
@@ -109,6 +120,130 @@ def test_a_faulty_pump_can_be_planted_by_name(
         received(namespaces[0])
     )
     assert missing == {"1-7"}
+
+
+class PumpThatFailsOnce(Pump):
+    """Cannot be made until somebody has tried; each test names its own marker."""
+
+    def __init__(self, **settings: Any) -> None:
+        marker = Path(os.environ["TWINBUS_TEST_MARKER"])
+        if not marker.exists():
+            marker.touch()
+            raise RuntimeError("the executor is gone")
+        super().__init__(**settings)
+
+
+def test_a_continuous_drain_outlives_a_failed_job_and_stops_without_duplicates(
+    spark: SparkSession,
+    namespaces: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The workers of Spark have the environment of its start: the marker has to be where they look.
+    marker = tmp_path / "failed"
+    monkeypatch.setattr(spark.sparkContext, "environment", {"TWINBUS_TEST_MARKER": str(marker)})
+    stop = threading.Event()
+    progress: list[DrainProgress] = []
+    ended: list[DrainRun] = []
+
+    def run() -> None:
+        ended.append(
+            drain(
+                spark,
+                *namespaces,
+                QUEUES,
+                ledger_directory=tmp_path / "ledger",
+                continuous=True,
+                stop=stop,
+                on_progress=progress.append,
+                pump_factory="tests.spark.test_drain:PumpThatFailsOnce",
+            )
+        )
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        wait_for(lambda: bool(progress) and progress[-1].waiting == 0 and marker.exists())
+        first = received(namespaces[0])
+        # It goes on: what comes later is moved by the same call.
+        divert(namespaces[1], QUEUES[1], [f"later-{n}" for n in range(50)])
+        later = Counter[str | None]()
+
+        def all_came() -> bool:
+            later.update(received(namespaces[0]))
+            return later.total() >= 50
+
+        wait_for(all_came)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert first == Counter(f"{q[-1]}-{n}" for q in QUEUES for n in range(EACH))
+    assert later == Counter(f"later-{n}" for n in range(50))
+    count = len(QUEUES) * EACH + 50
+    assert ended[0].statistics() == DrainStatistics(forwarded=count, completed=count)
+
+
+def test_a_drain_that_is_stopped_in_the_middle_duplicates_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinbus.pipeline.drain.PROGRESS_S", 0.02)
+    stop, each = threading.Event(), 2_000
+    count = each * len(drain_world.KINDS)
+
+    def stop_early(progress: DrainProgress) -> None:
+        if progress.waiting < count * 3 // 4:
+            stop.set()
+
+    with drain_world.world(tmp_path) as namespaces:
+        sides = namespaces.primary, namespaces.secondary
+        namespaces.fill("s", each)
+        limits = Limits(messages=50)
+        drain(spark, *sides, drain_world.QUEUES, limits=limits, on_progress=stop_early, stop=stop)
+        left = namespaces.waiting()
+        assert 0 < left < count, "it was not stopped in the middle"
+        drain(spark, *sides, drain_world.QUEUES)
+        arrived = namespaces.received()
+    assert sum(map(len, arrived.values())) == count
+    assert not drain_world.duplicates(arrived)
+
+
+def wait_for(holds: Callable[[], bool], patience_s: float = 60.0) -> None:
+    ends = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < ends, "it does not come"
+        time.sleep(0.1)
+
+
+def test_what_a_user_can_get_wrong_is_one_line(
+    spark: SparkSession, namespaces: tuple[str, str]
+) -> None:
+    primary, secondary = namespaces
+    with pytest.raises(SyphonError, match="there is no queue nowhere"):
+        drain(spark, primary, secondary, ["nowhere"])
+    with pytest.raises(SyphonError, match="the primary needs a connection string"):
+        drain(spark, None, secondary, QUEUES)
+    with pytest.raises(SyphonError, match="the secondary: a connection string needs Endpoint"):
+        drain(spark, primary, "junk", QUEUES)
+    with pytest.raises(SyphonError, match="tasks must be at least 1; got 0"):
+        drain(spark, primary, secondary, QUEUES, tasks=0)
+    with pytest.raises(LedgerError, match="cannot write a ledger to ftp://x/y"):
+        drain(spark, primary, secondary, QUEUES, ledger_directory="ftp://x/y")
+    # An error of ours inside a task comes out as what it is, and the job is not tried again.
+    with pytest.raises(SyphonError, match=r"^no pump is made by 'nowhere:Pump'[^\n]*$"):
+        drain(spark, primary, secondary, QUEUES, pump_factory="nowhere:Pump")
+
+
+def test_a_job_that_fails_again_and_again_is_given_up(
+    spark: SparkSession, namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinbus.pipeline.drain.FIRST_AGAIN_S", 0.01)
+    with pytest.raises(SyphonError, match="3 Spark jobs failed and moved nothing, 600 messages"):
+        drain(spark, *namespaces, QUEUES, pump_factory="tests.spark.test_drain:not_a_pump")
+
+
+def not_a_pump(**settings: Any) -> Pump:
+    raise RuntimeError("this one never works")
 
 
 def test_queues_are_dealt_evenly() -> None:

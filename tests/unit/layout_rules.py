@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PURE_UNITS = frozenset(
-    {"amqp", "broker", "cost", "errors", "options", "pairing", "syphon", "transfer"}
+    {"amqp", "broker", "control", "cost", "errors", "options", "pairing", "syphon", "transfer"}
 )
 """Units whose modules decide and do nothing else, except those in SHELLS."""
 
@@ -38,24 +38,47 @@ SHELLS: Mapping[str, str] = {
     "twinbus.broker.links.sending": "stores what a sender's link brings",
     "twinbus.broker.server": "one namespace on its loop: clock, timers, connections",
     "twinbus.broker.storage.store": "what the disk must do, and the store in memory",
+    "twinbus.broker.tls": "reads certificates, and gives connections inside TLS away",
     "twinbus.broker.tokens": "draws lock tokens and message ids",
     "twinbus.broker.websocket": "AMQP inside a WebSocket",
+    "twinbus.control.client": "asks running pairs over their sockets",
+    "twinbus.control.run_directory": "makes directories and sockets",
+    "twinbus.control.server": "answers on a socket",
     "twinbus.pairing.administration": "administration calls over HTTP",
+    "twinbus.pairing.administration_client": "administration calls over HTTP",
+    "twinbus.pairing.batch": "a batch of the SDK, filled by applications",
     "twinbus.pairing.calls": "performs one call with senders of the SDK",
+    "twinbus.pairing.census": "peeks into backlog queues, also in the background",
     "twinbus.pairing.client": "what the senders of a pair share, and pings",
+    "twinbus.pairing.closing": "the timer of two sides, and the tasks that close them",
+    "twinbus.pairing.credentials": "fetches tokens, on a thread where it must",
     "twinbus.pairing.discovery": "looks for backlog queues, also in the background",
     "twinbus.pairing.entity": "an entity's timer and ping task",
+    "twinbus.pairing.guards": "looks at message objects of the SDK",
+    "twinbus.pairing.listeners": "streams of events, on the loop",
+    "twinbus.pairing.metrics": "numbers for Prometheus, whose ages need the time",
     "twinbus.pairing.namespaces": "makes clients of the SDK",
     "twinbus.pairing.outgoing": "message objects of the SDK; draws message ids",
     "twinbus.pairing.pool": "keeps senders of the SDK open, and closes them",
     "twinbus.pairing.recording": "writes to the ledger",
+    "twinbus.pairing.remains": "ends tasks and sockets that the SDK leaves behind",
+    "twinbus.pairing.schedule_calls": "performs calls that need sequence numbers",
     "twinbus.pairing.sender": "the sender that applications use",
+    "twinbus.pairing.sounding": "asks how deep the backlog is",
+    "twinbus.pairing.tracing": "spans, where the application set up traces",
+    "twinbus.pairing.strict_calls": "performs one call that keeps the order of its sessions",
+    "twinbus.pairing.warming": "opens links to backlog queues ahead of time",
+    "twinbus.pairing.watchdog": "the timer that bounds attempts",
     "twinbus.syphon.counts": "asks the administration API",
     "twinbus.syphon.errands": "waits for a backlog queue's answers",
     "twinbus.syphon.host": "starts and stops the relays",
+    "twinbus.syphon.lease": "holds session locks on a connection of its own",
     "twinbus.syphon.line": "one signed-in connection",
+    "twinbus.syphon.peeking": "asks queues what they hold",
+    "twinbus.syphon.replaying": "moves dead letters back, on a connection",
     "twinbus.syphon.node": "requests on a connection and their answers",
     "twinbus.syphon.relay": "moves messages between two connections",
+    "twinbus.syphon.selection": "peeks into queues for the messages of some destinations",
     "twinbus.syphon.source": "requests to a backlog queue",
 }
 """Modules of pure units that may do I/O, each with its reason. Any other module there is pure."""
@@ -70,6 +93,7 @@ IMPURE_CALLS = frozenset({"datetime.now", "datetime.utcnow", "date.today", "uuid
 ARROWS: Mapping[str, Set[str]] = {
     "errors": set(),
     "clock": set(),
+    "loops": set(),
     "options": {"errors"},
     "amqp": set(),
     "ledger": {"errors"},
@@ -78,9 +102,10 @@ ARROWS: Mapping[str, Set[str]] = {
     "broker": {"amqp", "errors"},
     "pairing": {"clock", "errors", "options", "transfer"},
     "syphon": {"amqp", "clock", "errors", "options", "transfer"},
-    "pair": {"clock", "errors", "options", "pairing", "syphon"},
+    "control": {"errors"},
+    "pair": {"clock", "control", "errors", "options", "pairing", "syphon"},
     "blocking": {"errors", "options", "pair", "pairing"},
-    "pipeline": {"cost", "errors", "ledger", "options", "syphon"},
+    "pipeline": {"cost", "errors", "ledger", "loops", "options", "syphon"},
     "testing": {"broker", "clock", "errors", "options", "pair"},
 }
 """Which unit may know which. `console` and the public door may know all; a shell may also write to
@@ -91,6 +116,8 @@ KNOWS_ALL = frozenset({"console", "__init__"})
 FOREIGN_HOMES: Mapping[str, Set[str]] = {
     "azure": {"blocking", "console", "pair", "pairing", "testing", "transfer"},
     "lmdb": {"broker"},
+    "opentelemetry": {"pairing"},
+    "prometheus_client": {"pairing"},
     "pyspark": {"console", "pipeline"},
     "starlette": {"broker", "console"},
     "uvicorn": {"broker", "console"},

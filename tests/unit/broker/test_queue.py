@@ -72,6 +72,22 @@ def test_a_completed_message_is_gone_from_memory_and_journal(world: World, queue
     assert facts(world.restarted().namespace.get_queue("orders"), 1) == []
 
 
+def test_many_are_completed_at_once_or_none(world: World, queue: Queue) -> None:
+    for _ in range(4):
+        queue.enqueue(incoming(), 0)
+    tokens = [each.lock_token for each in queue.acquire(ME, 3, 0)]
+    assert not queue.complete_all([*tokens, b"no token of ours"], 1)
+    assert counts(queue) == (4, 3, 0, 0)
+    assert queue.complete_all(tokens, 1)
+    assert counts(queue) == (1, 0, 0, 0)
+    assert not queue.complete_all(tokens, 1)
+    late = [acquire_one(queue, 1)]
+    assert not queue.complete_all(late, 1 + LOCK_MS)
+    assert counts(queue) == (1, 0, 0, 0)
+    again = world.restarted().namespace.get_queue("orders")
+    assert [each.sequence_number for each in again.peek(0, 10, 1)] == [4]
+
+
 def test_an_abandoned_message_takes_its_old_place_and_counts(world: World, queue: Queue) -> None:
     for _ in range(3):
         queue.enqueue(incoming(), 0)

@@ -12,7 +12,7 @@ from azure.servicebus._pyamqp import utils as sdk
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.refusals import Unauthorized
-from twinbus.broker.sas import TOKEN_LENGTH_MAX, AccessPolicy, Grant, sign
+from twinbus.broker.sas import TOKEN_LENGTH_MAX, AcceptedToken, AccessPolicy, Grant, sign
 
 NOW_S = 1_700_000_000.0
 LATER_S = int(NOW_S) + 3600
@@ -119,8 +119,8 @@ def test_refusals_name_the_fault_and_never_the_key() -> None:
     assert "named 'Rot'" in refusal(sign("sb://h/q", "Rot", "SAS_KEY_VALUE", LATER_S))
     assert "is no URI" in refusal(sign("orders", ROOT.key_name, "SAS_KEY_VALUE", LATER_S))
     assert "is no URI" in refusal(sign("sb://[::1/q", ROOT.key_name, "SAS_KEY_VALUE", LATER_S))
-    assert "JSON web tokens" in refusal("eyJhbGciOi.J9.x")
-    assert "JSON web tokens" in refusal("Bearer abc")
+    assert "JSON web token is not accepted" in refusal("eyJhbGciOi.J9.x")
+    assert "JSON web token is not accepted" in refusal("Bearer abc")
     assert "must begin with" in refusal("Basic abc")
     assert str(TOKEN_LENGTH_MAX) in refusal("SharedAccessSignature " + "x" * TOKEN_LENGTH_MAX)
 
@@ -143,3 +143,17 @@ def test_a_tampered_token_is_refused(change: tuple[str, str], expected: str) -> 
 
 def test_an_empty_secondary_key_is_no_key() -> None:
     assert "does not match" in refusal(sign("sb://h/q", SENDER.key_name, "", LATER_S))
+
+
+def test_a_token_that_is_accepted_as_it_stands_carries_its_rights_on_everything() -> None:
+    token = AcceptedToken(name="app", text="eyJ.web.token", rights=frozenset({"Send"}))
+    policy = AccessPolicy([ROOT], tokens=[token])
+    for shown in ("eyJ.web.token", "Bearer eyJ.web.token"):
+        grant = policy.verify(shown, NOW_S)
+        assert (grant.rule_name, grant.rights) == ("app", frozenset({"Send"}))
+        assert grant.allows("orders/$management", "Send")
+        assert not grant.allows("orders", "Listen")
+        assert not grant.is_expired(NOW_S + 1e9)
+    with pytest.raises(Unauthorized, match="not accepted"):
+        policy.verify("eyJ.web.token2", NOW_S)
+    assert "eyJ" not in repr(token)

@@ -71,3 +71,52 @@ def test_a_field_that_a_later_minor_version_adds_is_no_obstacle() -> None:
     found = record.decode(line(colour="blue"))
     assert found is not None
     assert found["colour"] == "blue"
+
+
+COMMON: dict[str, object] = {
+    "cause": "application",
+    "pair": "a+b",
+    "outcome": "ok",
+    "view": "client",
+}
+
+
+@given(
+    st.text(max_size=20),
+    st.lists(
+        st.tuples(st.one_of(st.none(), st.text()), st.one_of(st.none(), st.integers(0, 10**9))),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 2**53),
+)
+def test_lines_made_from_a_form_are_those_made_one_by_one(
+    entity: str, messages: list[tuple[str | None, int | None]], at_ms: int
+) -> None:
+    form = record.LineForm("send", entity=entity, **COMMON)
+    lines = record.encode_messages(form.of("p"), at_ms, 77, messages).encode("ascii")
+    assert [record.decode(line) for line in lines.splitlines(keepends=True)] == [
+        record.decode(
+            record.encode(
+                "p",
+                at_ms,
+                "send",
+                {
+                    "entity": entity,
+                    **COMMON,
+                    "latency_us": 77,
+                    "message_id": message_id,
+                    "size_bytes": size_bytes,
+                },
+            )
+        )
+        for message_id, size_bytes in messages
+    ]
+
+
+def test_a_form_holds_only_what_all_its_lines_share() -> None:
+    with pytest.raises(AssertionError, match="no such operation"):
+        record.LineForm("sent")
+    for name in ("message_id", "at_ms", "nonsense"):
+        with pytest.raises(AssertionError, match="not to be shared"):
+            record.LineForm("send", **{name: "x"})

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twinbus.ledger import LedgerError, LedgerWriter, NullLedger, open_ledger, read, writer
+from twinbus.ledger import (
+    LedgerError,
+    LedgerWriter,
+    LineForm,
+    NullLedger,
+    open_ledger,
+    read,
+    writer,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -211,3 +219,79 @@ def test_the_reader_sets_aside_torn_and_foreign_lines_and_counts_them(tmp_path: 
 def test_a_ledger_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"no ledger at .*nowhere"):
         read(tmp_path / "nowhere")
+
+
+FORM = LineForm("send", entity="orders", outcome="ok")
+
+
+def pairs(*names: str) -> list[tuple[str | None, int | None]]:
+    return [(name, 10) for name in names]
+
+
+def test_messages_of_one_call_are_a_line_each_in_order_with_other_records(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, process="p", flush_s=NEVER_S) as ledger:
+        ledger.record("ping", entity="orders")
+        ledger.record_messages(FORM, 5, pairs("a", "b"))
+        ledger.record_messages(FORM, 6, pairs("c"))
+        ledger.record("state", state="suspect")
+    records = list(read(tmp_path))
+    assert [(one["operation"], one.get("message_id")) for one in records] == [
+        ("ping", None),
+        ("send", "a"),
+        ("send", "b"),
+        ("send", "c"),
+        ("state", None),
+    ]
+    assert [one.get("latency_us") for one in records] == [None, 5, 5, 6, None]
+    assert {one["process"] for one in records} == {"p"}
+
+
+def test_deliveries_are_the_lines_that_single_records_are(tmp_path: Path) -> None:
+    shared = (("cause", "syphon"), ("entity", "orders"), ("outcome", "ok"), ("error", None))
+    rows = [("a", 10, 1, 7), (None, 20, 2, None), ('\u00fc"', 30, 3, 8)]
+    with LedgerWriter(tmp_path / "many", process="p", flush_s=NEVER_S) as ledger:
+        ledger.record_deliveries("forward", shared, 5, rows)
+    with LedgerWriter(tmp_path / "single", process="p", flush_s=NEVER_S) as ledger:
+        for message_id, size_bytes, number, latency_us in rows:
+            fields = {"message_id": message_id, "size_bytes": size_bytes, "latency_us": latency_us}
+            ledger.record("forward", at_ms=5, **dict(shared), sequence_number=number, **fields)
+    assert list(read(tmp_path / "many")) == list(read(tmp_path / "single"))
+
+
+def test_the_buffer_counts_messages_not_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BUFFER_MAX", 10)
+    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+        ledger.record_messages(FORM, 5, pairs(*"abcdef"))
+        ledger.record_messages(FORM, 5, pairs(*"ghijk"))
+        assert ledger.unrecorded == 5
+        ledger.record_messages(FORM, 5, pairs(*"gh"))
+        ledger.flush()
+        ledger.record_messages(FORM, 5, pairs(*"ijklmnop"))
+        assert ledger.unrecorded == 5
+    assert [name for name in ids(tmp_path) if name] == [*"abcdefghijklmnop"]
+
+
+def test_a_message_of_the_wrong_kind_costs_its_call_and_no_other(tmp_path: Path) -> None:
+    wrong: Any = [("a", 1), (7, 1)]
+    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+        ledger.record_messages(FORM, 5, wrong)
+        ledger.record_messages(FORM, 5, pairs("b"))
+    assert ids(tmp_path) == [None, "b"]
+    assert ledger.unrecorded == 2
+
+
+def test_a_forked_child_uses_a_form_under_its_own_name(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, process="parent", flush_s=NEVER_S) as ledger:
+        ledger.record_messages(FORM, 5, pairs("a"))
+        ledger.flush()
+        child = os.fork()
+        if child == 0:
+            ledger.record_messages(FORM, 5, pairs("b"))
+            ledger.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    names = {one["message_id"]: one["process"] for one in read(tmp_path)}
+    assert names["a"] == "parent"
+    assert names["b"] != "parent"

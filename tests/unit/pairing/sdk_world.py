@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from azure.core.credentials import AzureNamedKeyCredential
+
+from twinbus.ledger import LineForm
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.client import PairedClient
 from twinbus.pairing.namespaces import Namespace
@@ -83,6 +86,12 @@ class FakeSide:
     closed: int = 0
     busy: int = 0
     busiest: int = 0
+    drained: int = 0
+    """Of what was taken so many calls are no longer there, the oldest first."""
+    peeks: int = 0
+
+    def get_queue_receiver(self, name: str, **_: Any) -> FakeReceiver:
+        return FakeReceiver(self, name)
 
     def get_queue_sender(self, name: str, **_: Any) -> FakeSender:
         return FakeSender(self, name)
@@ -123,11 +132,37 @@ class FakeSender:
         await self._side.by_entity.get(self._name, self._side.behaviour)(message)
 
 
+class FakeReceiver:
+    """What a receiver of the SDK is to the census: it opens, peeks and closes."""
+
+    def __init__(self, side: FakeSide, name: str) -> None:
+        self._side, self._name = side, name
+        self._prefetch_count = 0
+
+    async def __aenter__(self) -> None:
+        await self._side.by_entity.get(self._name, self._side.behaviour)(None)
+
+    async def peek_messages(self, count: int, *, sequence_number: int) -> list[Any]:
+        assert self._prefetch_count == -1, "it would lock a message"
+        await self._side.by_entity.get(self._name, self._side.behaviour)(None)
+        self._side.peeks += 1
+        page: list[Any] = []
+        for number, (name, message) in enumerate(self._side.took, 1):
+            if name == self._name and number >= max(sequence_number, self._side.drained + 1):
+                for one in message if isinstance(message, list) else [message]:
+                    one.sequence_number = number
+                    page.append(one)
+        return page[:count]
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
 class FakeNamespace(Namespace):
     """A namespace whose clients lead to a FakeSide."""
 
     def __init__(self, name: str, side: FakeSide) -> None:
-        super().__init__(f"{name}.servicebus.windows.net", None)
+        super().__init__(f"{name}.servicebus.windows.net", AzureNamedKeyCredential("a", "b"))
         self._side = side
 
     def client(self, **options: Any) -> Any:
@@ -143,6 +178,14 @@ class Notes:
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
         self.lines.append({"operation": operation, **fields})
+
+    def record_messages(self, form: LineForm, latency_us: int, messages: Any) -> None:
+        for message_id, size_bytes in messages:
+            line = {"latency_us": latency_us, "message_id": message_id, "size_bytes": size_bytes}
+            self.lines.append({"operation": form.operation, **form.fields, **line})
+
+    def flush(self) -> None:
+        """Nothing to write."""
 
     def close(self) -> None:
         """Nothing to close."""

@@ -258,3 +258,13 @@ def test_a_ping_is_empty_short_lived_and_has_a_session() -> None:
     ping = PingMessage(session_id="fresh")
     assert (ping.body, ping.time_to_live_s, ping.session_id) == (b"", 1.0, "fresh")
     assert ping.content_type == "application/vnd.ms-servicebus-ping"
+
+
+def test_a_queue_has_answered_since_a_time_if_it_took_a_message_after_it() -> None:
+    rotation = Rotation(QUEUES)
+    assert not rotation.has_answered(QUEUES[0], since=0.0)
+    rotation.succeeded(QUEUES[0], now=10.0)
+    assert rotation.has_answered(QUEUES[0], since=9.0)
+    assert not rotation.has_answered(QUEUES[0], since=11.0)
+    assert not rotation.has_answered(QUEUES[1], since=9.0)
+    assert not rotation.has_answered("somebody else's", since=9.0)

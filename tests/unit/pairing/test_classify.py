@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import subprocess
@@ -88,6 +89,27 @@ def test_every_condition_that_the_sdk_knows_by_name_is_judged() -> None:
         ).split()
     }
     assert named <= set(CONDITIONS) | classed
+
+
+NO_CONFIGURATION = set(
+    """amqp:resource-locked amqp:illegal-state amqp:frame-size-too-small amqp:connection:forced
+    amqp:connection:framing-error amqp:connection:redirect amqp:session:window-violation
+    amqp:session:errant-link amqp:session:handle-in-use amqp:session:unattached-handle
+    amqp:link:detach-forced amqp:link:transfer-limit-exceeded amqp:link:redirect amqp:link:stolen
+    amqp:unknown-error amqp:vendor-error amqp:socket-error""".split()
+)
+"""Conditions without a row, for none of them names a configuration: they count on a connection that
+is lost, and do not on the plain error, where they answer what was asked (SPEC 3)."""
+
+
+def test_every_condition_of_the_sdks_amqp_has_a_row_or_is_known_to_need_none() -> None:
+    known = {condition.value.decode() for condition in pyamqp.ErrorCondition}
+    assert known - set(CONDITIONS) == NO_CONFIGURATION
+    assert not NO_CONFIGURATION & set(CONDITIONS)
+    for condition in NO_CONFIGURATION:
+        lost = raised(sdk.ServiceBusConnectionError, condition=condition)
+        assert meaning_of(lost) is Meaning.UNREACHABLE
+        assert meaning_of(raised(sdk.ServiceBusError, condition=condition)) is Meaning.OTHER
 
 
 @pytest.mark.parametrize(
@@ -190,8 +212,6 @@ def test_a_condition_does_not_overrule_a_class_that_says_more() -> None:
 def test_a_wrapper_of_the_sdk_is_judged_by_what_it_wraps(
     inside: Exception, meaning: Meaning
 ) -> None:
-    import logging
-
     quiet = logging.getLogger("quiet")
     quiet.disabled = True
     wrapper = PyamqpTransport.create_servicebus_exception(quiet, inside)
@@ -220,3 +240,31 @@ def test_classifying_imports_nothing_of_azure() -> None:
         "sys.exit(any(name.split('.')[0] == 'azure' for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def refused(status: int, description: bytes | None) -> Exception:
+    error: Exception = pyamqp.TokenAuthFailure(status, description)  # type: ignore[no-untyped-call]
+    return error
+
+
+@pytest.mark.parametrize("endpoint", [None, "sb://front.example.net"])
+@pytest.mark.parametrize(
+    ("wrapped", "meaning"),
+    [
+        (refused(401, b"expired"), Meaning.UNAUTHORIZED),
+        (refused(403, b"no"), Meaning.UNAUTHORIZED),
+        (refused(0, None), Meaning.UNAUTHORIZED),
+        (refused(500, b"internal"), Meaning.UNREACHABLE),
+        (
+            pyamqp.TokenExpired(condition=pyamqp.ErrorCondition.InternalError, description="ended"),
+            Meaning.UNAUTHORIZED,
+        ),
+    ],
+)
+def test_a_token_that_was_not_taken_is_no_outage_whatever_the_sdk_wraps_it_in(
+    wrapped: Exception, meaning: Meaning, endpoint: str | None
+) -> None:
+    error = PyamqpTransport.create_servicebus_exception(
+        logging.getLogger("quiet"), wrapped, custom_endpoint_address=endpoint
+    )
+    assert meaning_of(error) is meaning

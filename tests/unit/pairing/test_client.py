@@ -85,9 +85,9 @@ def test_those_who_wait_for_a_sender_are_diverted_at_once_when_the_entity_fails_
         sender = world.client.get_queue_sender("orders")
         world.primary.behaviour = hangs
         calls = asyncio.gather(*(sender.send_messages(message(n), timeout=60) for n in range(40)))
-        # 5 s of the first attempts and 6 s of the interval; 8 are in the middle of an attempt.
+        # 5 s of the first attempts and 6 s of the interval; 2 are in the middle of opening a link.
         await asyncio.sleep(11.1)
-        assert len(world.secondary.took) == 32
+        assert len(world.secondary.took) == 38
         await calls
         assert world.elapsed == 15.0
         assert len(world.secondary.took) == 40
@@ -97,8 +97,8 @@ def test_those_who_wait_for_a_sender_are_diverted_at_once_when_the_entity_fails_
 
 
 def test_each_sender_of_the_sdk_serves_one_call_at_a_time_and_is_used_again() -> None:
-    async def slow(_: Any) -> None:
-        await asyncio.sleep(1.0)
+    async def slow(sent: Any) -> None:
+        await asyncio.sleep(0.0 if sent is None else 1.0)
 
     async def scenario() -> None:
         world = PairWorld()
@@ -110,6 +110,22 @@ def test_each_sender_of_the_sdk_serves_one_call_at_a_time_and_is_used_again() ->
         assert world.primary.opened == 8
         await world.client.close()
         assert world.primary.closed == 8
+
+    run(scenario())
+
+
+def test_a_crowd_does_not_open_a_sender_each_while_one_that_is_open_can_serve_them() -> None:
+    async def opens_slowly(sent: Any) -> None:
+        await asyncio.sleep(0.5 if sent is None else 0.001)
+
+    async def scenario() -> None:
+        world = PairWorld()
+        world.primary.behaviour = opens_slowly
+        sender = world.client.get_queue_sender("orders")
+        await asyncio.gather(*(sender.send_messages(message(n)) for n in range(40)))
+        assert world.primary.opened == 2
+        assert world.elapsed == 0.52
+        await world.client.close()
 
     run(scenario())
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
+
+import certifi
 import pytest
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.servicebus import TransportType
 
 from twinbus.errors import NamespaceInUseError
 from twinbus.pairing.namespaces import Namespace
@@ -12,6 +17,8 @@ EMULATOR = (
     "UseDevelopmentEmulator=true;"
 )
 AZURE = "Endpoint=sb://Contoso.servicebus.windows.net/;SharedAccessKeyName=root;SharedAccessKey=k=="
+
+SECRET = AzureNamedKeyCredential("root", "k==")
 
 
 def test_a_connection_string_of_azure_gives_host_label_and_no_emulator() -> None:
@@ -32,7 +39,7 @@ def test_a_connection_string_of_the_emulator_keeps_its_port() -> None:
 
 def test_a_name_of_its_own_overrides_the_label() -> None:
     assert Namespace.from_connection_string(EMULATOR, "orders-1").label == "orders-1"
-    assert Namespace("contoso.servicebus.windows.net", object(), name="other").label == "other"
+    assert Namespace("contoso.servicebus.windows.net", SECRET, name="other").label == "other"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "LOCALHOST"])
@@ -82,3 +89,58 @@ def test_a_namespace_is_claimed_once_until_it_is_released() -> None:
     namespace.release()
     namespace.claim()
     assert "c2VjcmV0" not in repr(namespace)
+
+
+@pytest.mark.parametrize("credential", [object(), "a string", None])
+def test_what_is_no_credential_is_refused_in_one_line(credential: object) -> None:
+    with pytest.raises(TypeError, match="TokenCredential") as caught:
+        Namespace("contoso.servicebus.windows.net", credential)
+    assert "a string" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "written", ["contoso.x.net", "https://contoso.x.net:443/", "contoso.x.net:5671"]
+)
+def test_the_usual_ports_are_no_ports_of_its_own(written: str) -> None:
+    namespace = Namespace(written, SECRET)
+    assert namespace.place == ("contoso.x.net", 5671)
+    assert namespace.administration == "contoso.x.net"
+    assert namespace.client()._config.custom_endpoint_address is None
+
+
+@pytest.mark.parametrize(
+    "namespace",
+    [
+        Namespace("localhost:5700", SECRET),
+        Namespace.from_connection_string(EMULATOR.replace("UseDevelopmentEmulator=true;", "")),
+    ],
+)
+def test_a_port_of_its_own_reaches_the_clients_of_the_sdk(namespace: Namespace) -> None:
+    for client in (namespace.client(), namespace.sync_client()):
+        config = client._config
+        assert config.connection_port == 5700
+        assert config.custom_endpoint_hostname == "localhost"
+        assert config.transport_type is TransportType.Amqp
+    assert namespace.administration == "localhost:5700"
+
+
+def test_the_users_own_endpoint_and_certificates_come_first() -> None:
+    context = ssl.create_default_context()
+    namespace = Namespace(
+        "localhost:5700", SECRET, custom_endpoint_address="sb://front.x.net", ssl_context=context
+    )
+    config = namespace.client()._config
+    assert config.custom_endpoint_hostname == "front.x.net"
+    assert config.transport_type is TransportType.AmqpOverWebsocket
+    assert config.ssl_context is namespace.certificates() is context
+    named = Namespace("contoso.x.net", SECRET, connection_verify=certifi.where())
+    assert named.certificates() is named.client()._config.ssl_context
+
+
+def test_a_signature_is_known_as_one() -> None:
+    signature = "SharedAccessSignature sr=sb&sig=x&se=1500&skn=root"
+    text = f"Endpoint=sb://contoso/;SharedAccessSignature={signature}"
+    assert Namespace.from_connection_string(text).signature == signature
+    assert Namespace("contoso", AzureSasCredential(signature)).signature == signature
+    assert Namespace("contoso", SECRET).signature is None

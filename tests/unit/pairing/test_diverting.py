@@ -171,3 +171,17 @@ def test_strict_order_raises_rather_than_use_another_queue() -> None:
         PullQueue(strict.queue, "ConnectionRefusedError: refused"),
         Raise(Ending.BACKLOG, None),
     ]
+
+
+def test_a_slow_attempt_on_a_queue_that_answers_others_is_tried_again_and_pulls_nothing() -> None:
+    world = World()
+    world.fail_over(0.0)
+    world.call.start(0.0)
+    slow = DivertFailed(REFUSED, Meaning.UNREACHABLE, timed_out=True, answers_others=True)
+    for retry in range(POLICY.total):
+        assert world.call.handle(slow, 5.0 * retry) == [Divert(QUEUES[0], 5)]
+    # Bounded all the same: then the others, once each, and then the caller is told.
+    assert world.call.handle(slow, 50.0) == [Divert(QUEUES[1], 5)]
+    assert world.call.handle(slow, 55.0) == [Divert(QUEUES[2], 5)]
+    assert world.call.handle(slow, 60.0) == [Raise(Ending.BACKLOG, None)]
+    assert world.rotation.available(60.0) == [*QUEUES]

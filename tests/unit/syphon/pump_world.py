@@ -20,16 +20,23 @@ from twinbus.syphon.actions import (
     Fetch,
     Forward,
     Grant,
+    LookAhead,
     LookForDeferred,
     Reconnect,
     Release,
     Renew,
+    Survey,
+    Wait,
 )
+from twinbus.syphon.lanes import Sighting
 from twinbus.syphon.parcel import Parcel
 from twinbus.syphon.pump import Limits, Pump
+from twinbus.syphon.strict_pump import StrictPump
 
 LOCK_S = 60.0
 LINK_CREDIT = 1_000
+PAGE = 3
+"""Messages in one answer to a survey: few, so that more than one is needed."""
 
 
 @dataclass
@@ -39,6 +46,7 @@ class Stored:
     number: int
     path: str
     size_bytes: int
+    session: str | None = None
     state: str = "active"
     """active, locked, deferred, dead or gone."""
     was_deferred: bool = False
@@ -54,36 +62,66 @@ class World:
     grace_s: float = 3_600.0
     poll_s: float = 900.0
     size_bytes: int = 100
+    strict: bool = False
 
     def __post_init__(self) -> None:
         self.now = 0.0
-        self.pump = Pump(limits=self.limits, undeliverable_grace_s=self.grace_s, poll_s=self.poll_s)
+        self._start_pump()
         self.queue: dict[int, Stored] = {}
         self.in_primary: list[int] = []
-        self.parcels: dict[bytes, Parcel] = {}
+        self.polls = 0
+        self.surveyed_from: list[int] = []
+        self.reconnects: list[str] = []
+        self._tokens = itertools.count(1)
+        self._numbers = itertools.count(1)
+
+    def _start_pump(self) -> None:
+        make = StrictPump if self.strict else Pump
+        self.pump = make(limits=self.limits, undeliverable_grace_s=self.grace_s, poll_s=self.poll_s)
         self.sent: list[Parcel] = []
         self.settling: list[tuple[str, Parcel]] = []
         self.renewing: list[Parcel] = []
         self.fetches: list[list[int]] = []
         self.looks = 0
+        self.waits_until = float("-inf")
+        self.surveys: list[int] = []
+        self.looks_ahead: list[int] = []
         self.attaching: list[str] = []
         self.attached: dict[str, int] = {}
         """Credit of each link, by path."""
         self.credit = 0
-        self.polls = 0
-        self.reconnects: list[str] = []
         self.is_primary_up = self.is_secondary_up = False
-        self._tokens = itertools.count(1)
-        self._numbers = itertools.count(1)
 
     # What a test puts in
 
-    def store(self, path: str, count: int = 1) -> list[int]:
+    def store(self, path: str, count: int = 1, session: str | None = None) -> list[int]:
         """Put messages into the backlog queue."""
         numbers = list(itertools.islice(self._numbers, count))
         for number in numbers:
-            self.queue[number] = Stored(number, path, self.size_bytes)
+            self.queue[number] = Stored(number, path, self.size_bytes, session)
         return numbers
+
+    def crash(self, *, stored: bool = False, carried_out: bool = False) -> None:
+        """Kill the syphon and start another: the locks of the first run on until they expire."""
+        if stored:
+            self.in_primary += [parcel.sequence_number for parcel in self.sent]
+        if carried_out:
+            for outcome, parcel in self.settling:
+                self._carry_out(outcome, parcel)
+        self._start_pump()
+
+    def steal(self, number: int) -> None:
+        """Somebody else locks a message; `expire` gives it back."""
+        stored = self.queue[number]
+        if stored.state == "active":
+            stored.state, stored.lock_token = "locked", b"somebody else's"
+
+    def remove(self, number: int) -> None:
+        """Somebody else settles a message that is in no hands of ours: the primary has it."""
+        stored = self.queue[number]
+        if stored.state in ("active", "deferred"):
+            stored.state = "gone"
+            self.in_primary.append(number)
 
     def primary_up(self) -> None:
         self.is_primary_up = True
@@ -110,6 +148,7 @@ class World:
             for outcome, parcel in self.settling:
                 self._carry_out(outcome, parcel)
         self.settling, self.renewing, self.fetches, self.looks = [], [], [], 0
+        self.surveys, self.looks_ahead = [], []
         self.credit = 0
         self.perform(self.pump.secondary_down(self.now))
 
@@ -137,8 +176,24 @@ class World:
 
     def answer_look(self) -> None:
         self.looks -= 1
-        found = [(s.number, s.path) for s in self.queue.values() if s.state == "deferred"]
+        found = [_sighting(s) for s in self.queue.values() if s.state == "deferred"]
         self.perform(self.pump.found_deferred(found, self.now, is_all=True))
+
+    def answer_survey(self, *, failed: bool = False) -> None:
+        """The queue shows what it holds, a few messages at a time."""
+        assert isinstance(self.pump, StrictPump)
+        start = self.surveys.pop(0)
+        if failed:
+            self.perform(self.pump.survey_failed(self.now))
+            return
+        page = [_sighting(s) for s in self.left if s.number >= start][:PAGE]
+        self.perform(self.pump.surveyed(page, self.now))
+
+    def answer_look_ahead(self, *, failed: bool = False) -> None:
+        """The queue shows what lies from a number on, a few messages at a time."""
+        start = self.looks_ahead.pop(0)
+        page = [] if failed else [_sighting(s) for s in self.left if s.number >= start][:PAGE]
+        self.perform(self.pump.looked_ahead(page, self.now, failed=failed))
 
     def attach(self, path: str) -> None:
         """The primary answers an attach."""
@@ -214,6 +269,10 @@ class World:
                 self.answer_fetch()
             while self.looks:
                 self.answer_look()
+            while self.surveys:
+                self.answer_survey()
+            while self.looks_ahead:
+                self.answer_look_ahead()
             self.renew()
             self.confirm(len(self.settling))
             if self.is_drained and not self.pump.in_flight:
@@ -251,7 +310,7 @@ class World:
                     self.secondary_down()
         self.check()
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Action) -> None:  # noqa: C901  # one case for each action
         match action:
             case Grant():
                 assert self.is_secondary_up
@@ -267,6 +326,8 @@ class World:
                 self.attached[action.parcel.path] -= 1
                 assert self.attached[action.parcel.path] >= 0
                 assert action.parcel not in self.sent
+                if self.strict:
+                    self._check_turn(action.parcel)
                 self.sent.append(action.parcel)
             case Complete():
                 for parcel in action.parcels:
@@ -286,19 +347,43 @@ class World:
                 self.fetches.append(action.numbers)
             case LookForDeferred():
                 self.looks += 1
+            case Survey():
+                assert self.is_secondary_up
+                self.surveys.append(action.start)
+                self.surveyed_from.append(action.start)
+            case LookAhead():
+                assert self.is_secondary_up
+                self.looks_ahead.append(action.start)
             case EmptyPoll():
                 self.polls += 1
             case Reconnect():
                 self.reconnects.append(action.side)
+            case Wait():
+                assert action.until > self.waits_until, "asked for twice"
+                self.waits_until = action.until
 
     def check(self) -> None:
         """What holds at any time."""
         assert self.pump.credit >= 0
         assert self.pump.credit == self.credit
         assert self.pump.in_flight + self.pump.credit <= self.limits.messages
-        assert self.pump.bytes_in_flight <= max(self.limits.size_bytes, self.size_bytes)
+        # One that is larger than all that is allowed may come over the link, and one by number.
+        assert self.pump.bytes_in_flight <= max(self.limits.size_bytes, 2 * self.size_bytes)
         for stored in self.queue.values():
             assert stored.state != "gone" or stored.number in self.in_primary, "lost"
+
+    def _check_turn(self, parcel: Parcel) -> None:
+        """Nothing of its session that the primary does not have was stored before it."""
+        if parcel.session is None:
+            return
+        assert all(
+            other.session != parcel.session or other.path != parcel.path for other in self.sent
+        )
+        for stored in self.left:
+            if stored.number >= parcel.sequence_number:
+                return
+            same = (stored.session, stored.path) == (parcel.session, parcel.path)
+            assert not same or stored.number in self.in_primary, f"{parcel} overtakes {stored}"
 
     def _settle(self, outcome: str, parcel: Parcel) -> None:
         assert self.is_secondary_up
@@ -323,10 +408,15 @@ class World:
         stored.state = "locked"
         parcel = Parcel(stored.lock_token, stored.size_bytes)
         parcel.sequence_number, parcel.enqueued_ms = stored.number, 1_000 + stored.number
-        parcel.path = stored.path
+        parcel.path, parcel.session = stored.path, stored.session
         parcel.destination = stored.path.lower()
         parcel.wire = b"w" * stored.size_bytes
         parcel.lock_s = LOCK_S
         if not stored.path:
             parcel.fault = ("MissingDestination", "no path")
         return parcel
+
+
+def _sighting(stored: Stored) -> Sighting:
+    is_deferred = stored.state == "deferred" or (stored.state == "locked" and stored.was_deferred)
+    return Sighting(stored.number, stored.path, stored.session, is_deferred)

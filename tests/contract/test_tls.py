@@ -1,0 +1,310 @@
+"""TLS on the broker's one port: the listener over real sockets, and the official SDK over it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+import uvloop
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential
+from azure.core.pipeline.transport import RequestsTransport
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
+from azure.servicebus.exceptions import ServiceBusError
+from azure.servicebus.management import ServiceBusAdministrationClient
+from cryptography.hazmat.primitives import serialization
+
+from tests.contract.certificates import (
+    client_context,
+    server_context,
+    write_authority,
+    write_server_files,
+)
+from tests.contract.test_listener import Echo, end
+from tests.processes import ServedBroker, run_twinbus
+from twinbus import EmbeddedBroker
+from twinbus.broker import listener as listener_module
+from twinbus.broker.listener import AMQP_HEADER, Listener
+from twinbus.broker.sas import AcceptedToken
+from twinbus.pairing.classify import Meaning, meaning_of
+
+pytestmark = pytest.mark.contract
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+WEB_TOKEN = "eyJ0eXAiOiJKV1QifQ.eyJhdWQiOiJ0ZXN0In0.c2ln"
+TOKENS = (
+    AcceptedToken(name="app", text=WEB_TOKEN, rights=frozenset({"Manage"})),
+    AcceptedToken(name="weak", text=WEB_TOKEN + "weak", rights=frozenset({"Listen"})),
+)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        yield runner.run
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Listener]:
+    made: list[Echo] = []
+    listener = Listener(
+        "127.0.0.1", 0, lambda: Echo(b"amqp", made), lambda: Echo(b"http", made), server_context()
+    )
+    await listener.start()
+    try:
+        yield listener
+    finally:
+        await listener.close()
+        for echo in made:
+            echo.transport.close()
+            await asyncio.wait_for(echo.lost.wait(), 10)
+
+
+async def say(port: int, *pieces: bytes, tls: ssl.SSLContext | None) -> bytes:
+    name = "localhost" if tls else None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname=name)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        return await asyncio.wait_for(reader.read(100), 10)
+    except (ConnectionError, ssl.SSLError):
+        return b""
+    finally:
+        await end(writer)
+
+
+def test_each_protocol_is_met_inside_tls_and_outside_on_the_same_port(run: Run) -> None:
+    async def scenario() -> None:
+        async with listening() as listener:
+            for tls in (client_context(), None):
+                assert await say(listener.port, AMQP_HEADER, tls=tls) == b"amqp:" + AMQP_HEADER
+                request = b"GET /health HTTP/1.1\r\n\r\n"
+                assert await say(listener.port, request, tls=tls) == b"http:" + request
+
+    run(scenario())
+
+
+def test_a_stranger_inside_tls_is_closed_and_so_is_one_that_breaks_off_the_handshake(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        async with listening() as listener:
+            assert await say(listener.port, b"SSH-2.0-x\r\n", tls=client_context()) == b""
+            hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"
+            await say(listener.port, hello + b"\x00" * 600, tls=None)
+            with pytest.raises(ssl.SSLError, match="certificate verify failed"):
+                await say(listener.port, AMQP_HEADER, tls=ssl.create_default_context())
+            assert await say(listener.port, AMQP_HEADER, tls=client_context()) != b""
+
+    run(scenario())
+    assert "neither AMQP nor HTTP inside" in caplog.text
+    assert "must trust the broker's certificate" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_silence_before_and_after_the_handshake_is_bounded_in_time_and_number(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 0.3)
+    monkeypatch.setattr(listener_module, "SNIFFING_MAX", 2)
+
+    async def scenario() -> None:
+        async with listening() as listener:
+            assert await say(listener.port, tls=client_context()) == b""
+            assert await say(listener.port, b"\x16", tls=None) == b""
+            monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 3.0)
+            handshakes = []
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+                handshakes.append((reader, writer))
+                writer.write(b"\x16")
+                await asyncio.sleep(0.1)
+            # The third is one too many; the first two have their time.
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(handshakes[2][0].read(1), 1) == b""
+            assert not any(reader.at_eof() for reader, _ in handshakes[:2])
+            for reader, _ in handshakes[:2]:
+                assert await asyncio.wait_for(reader.read(1), 10) == b""
+            for _, writer in handshakes:
+                await end(writer)
+            assert await say(listener.port, AMQP_HEADER, tls=client_context()) != b""
+
+    run(scenario())
+
+
+def test_close_ends_handshakes_and_silent_connections(run: Run) -> None:
+    async def scenario() -> None:
+        async with listening() as listener:
+            shaking, shaking_writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            shaking_writer.write(b"\x16")
+            silent, silent_writer = await asyncio.open_connection(
+                "127.0.0.1", listener.port, ssl=client_context(), server_hostname="localhost"
+            )
+            await asyncio.wait_for(listener.close(), 5)
+            assert await asyncio.wait_for(shaking.read(1), 5) == b""
+            assert await asyncio.wait_for(silent.read(1), 5) == b""
+            for writer in (shaking_writer, silent_writer):
+                await end(writer)
+
+    run(scenario())
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker("contoso", tls=server_context(), tokens=TOKENS) as embedded:
+        embedded.create_queue("orders")
+        yield embedded
+
+
+class Fetching:
+    """A token credential as azure.identity's are, with the token that the broker accepts."""
+
+    def __init__(self, text: str = WEB_TOKEN) -> None:
+        self.text = text
+        self.scopes: list[str] = []
+
+    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        self.scopes += scopes
+        return AccessToken(self.text, 2_000_000_000)
+
+
+def over_tls(broker: EmbeddedBroker, credential: Any, **options: Any) -> ServiceBusClient:
+    """The SDK as its users would have it: it drops the port of an address with TLS."""
+    return ServiceBusClient(
+        "localhost",
+        credential,
+        custom_endpoint_address=f"sb://localhost:{broker.port()}",
+        retry_total=0,
+        **{"ssl_context": client_context(), "transport_type": TransportType.Amqp, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    "credential",
+    [AzureNamedKeyCredential("RootManageSharedAccessKey", "SAS_KEY_VALUE"), Fetching()],
+    ids=["named key", "token"],
+)
+@pytest.mark.parametrize("transport", list(TransportType), ids=lambda each: str(each.name))
+def test_the_sdk_sends_and_receives_over_tls(
+    broker: EmbeddedBroker, credential: Any, transport: TransportType
+) -> None:
+    with over_tls(broker, credential, transport_type=transport) as client:
+        with client.get_queue_sender("orders") as sender:
+            sender.send_messages([ServiceBusMessage(b"x" * 100_000) for _ in range(2)])
+        with client.get_queue_receiver("orders", receive_mode="receiveanddelete") as receiver:
+            received = receiver.receive_messages(2, max_wait_time=10)
+            while len(received) < 2:
+                received += receiver.receive_messages(2, max_wait_time=10)
+    assert [len(b"".join(message.body)) for message in received] == [100_000, 100_000]
+    if isinstance(credential, Fetching):
+        assert set(credential.scopes) == {"https://servicebus.azure.net//.default"}
+
+
+def test_the_sdk_trusts_nobody_else_and_a_token_has_its_rights_only(
+    broker: EmbeddedBroker,
+) -> None:
+    key = AzureNamedKeyCredential("RootManageSharedAccessKey", "SAS_KEY_VALUE")
+    with (
+        over_tls(broker, key, ssl_context=ssl.create_default_context()) as client,
+        pytest.raises(ServiceBusError, match="certificate verify failed"),
+        client.get_queue_sender("orders") as sender,
+    ):
+        sender.send_messages(ServiceBusMessage("x"))
+    for text in (WEB_TOKEN + "weak", "unknown"):
+        with (
+            over_tls(broker, Fetching(text)) as client,
+            pytest.raises(ServiceBusError) as caught,
+            client.get_queue_sender("orders") as sender,
+        ):
+            sender.send_messages(ServiceBusMessage("x"))
+        # Whatever the SDK calls it: with a custom endpoint a refused token is a connection error.
+        assert meaning_of(caught.value) is Meaning.UNAUTHORIZED
+
+
+def test_the_administration_client_works_over_https(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    trust = str(write_authority(tmp_path))
+    address = f"localhost:{broker.port()}"
+    text = broker.connection_string(tls=True)
+    clients = [
+        ServiceBusAdministrationClient.from_connection_string(
+            text, transport=RequestsTransport(connection_verify=trust)
+        ),
+        ServiceBusAdministrationClient(
+            address, Fetching(), transport=RequestsTransport(connection_verify=trust)
+        ),
+    ]
+    for number, client in enumerate(clients):
+        with client:
+            client.create_queue(f"made-{number}")
+            assert f"made-{number}" in [queue.name for queue in client.list_queues()]
+
+
+def test_serve_speaks_tls_with_a_certificate_from_files(tmp_path: Path) -> None:
+    chain, key = write_server_files(tmp_path)
+    options = (
+        "--tls-cert", str(chain), "--tls-key", str(key), "--token", f"app:{WEB_TOKEN}:Manage",
+    )  # fmt: skip
+    with ServedBroker(tmp_path, "contoso", options=options, ephemeral=True) as served:
+        port = served.connection_string().partition("localhost:")[2].partition(";")[0]
+        url = f"https://localhost:{port}/health"
+        with urllib.request.urlopen(url, timeout=10, context=client_context()) as response:
+            assert json.loads(response.read())["namespace"] == "contoso"
+        request = urllib.request.Request(
+            f"https://localhost:{port}/$Resources/queues",
+            headers={"Authorization": f"Bearer {WEB_TOKEN}"},
+        )
+        with urllib.request.urlopen(request, timeout=10, context=client_context()) as response:
+            assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--tls-cert", "chain.pem"], "give the other one too"),
+        (["--tls-cert", "nothing.pem", "--tls-key", "key.pem"], "--tls-cert nothing.pem cannot be"),
+        (["--tls-cert", "chain.pem", "--tls-key", "."], "--tls-key . cannot be read"),
+        (["--tls-cert", "chain.pem", "--tls-key", "other.pem"], "the key is not the certificate's"),
+        (["--tls-cert", "key.pem", "--tls-key", "key.pem"], "both PEM"),
+        (["--tls-cert", "text.pem", "--tls-key", "key.pem"], "no PEM file"),
+        (["--tls-cert", "chain.pem", "--tls-key", "locked.pem"], "without a password"),
+        (["--token", "app:eyJ.x"], "'app:***' is no token"),
+        (["--token", "app:eyJ.x:Everything"], "'Everything' is no right"),
+    ],
+)
+def test_what_serve_cannot_use_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_server_files(tmp_path)
+    (tmp_path / "other.pem").write_bytes(trustme.CA().private_key_pem.bytes())
+    (tmp_path / "text.pem").write_text("hello")
+    (tmp_path / "locked.pem").write_bytes(_locked(tmp_path / "key.pem"))
+    done = run_twinbus("serve", "contoso:0", "--ephemeral", *options)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("twinbus: ")
+    assert says.lower() in line.lower()
+    assert "eyJ" not in line
+
+
+def _locked(key: Path) -> bytes:
+    found = serialization.load_pem_private_key(key.read_bytes(), None)
+    return found.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )

@@ -1,0 +1,50 @@
+"""A syphon in a process of its own, to be killed: drains, prints how far it is, ends when done.
+
+    python -m tests.end_to_end.syphon_worker JSON
+
+Each line of its output is how many messages it has forwarded so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from functools import partial
+from typing import Any
+
+from twinbus.options import SendAvailabilityOptions
+from twinbus.syphon.host import DrainProgress, drain
+from twinbus.syphon.pump import Limits
+
+LOOK_S = 0.05
+
+
+async def work(given: dict[str, Any]) -> None:
+    """Drain the relaxed queues and the strict ones side by side."""
+    forwarded: dict[str, int] = {}
+
+    def tell(order: str, progress: DrainProgress) -> None:
+        forwarded[order] = progress.forwarded
+        sys.stdout.write(f"{sum(forwarded.values())}\n")
+        sys.stdout.flush()
+
+    await asyncio.gather(
+        *(
+            drain(
+                given["primary"],
+                given["secondary"],
+                queues,
+                idle_s=LOOK_S,
+                limits=Limits(messages=given["window"]),
+                options=SendAvailabilityOptions(session_order=order),
+                pump_factory=given.get("pump_factory"),
+                on_progress=partial(tell, order),
+            )
+            for order, queues in given["queues"].items()
+        )
+    )
+
+
+if __name__ == "__main__":
+    asyncio.run(work(json.loads(sys.argv[1])))

@@ -1,0 +1,313 @@
+"""`twinbus backlog` and `twinbus doctor` as a person types them, against a broker in a process.
+
+Most run in the test's own process: what a command of its own adds is a second of imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+
+from tests.official_sdk import administration, client
+from tests.processes import ENTRY, ServedBroker, run_twinbus
+from twinbus.console.cli import main
+from twinbus.transfer import to_backlog_message
+
+pytestmark = pytest.mark.end_to_end
+
+COULD_NOT, ASKED_WRONGLY, ATTENTION = 1, 2, 3
+RULES = ("--rule", "sender:s3cret:Send", "--rule", "listener:s3cret:Listen")
+NOWHERE = (
+    "Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey=s3cret;"
+    "UseDevelopmentEmulator=true"
+)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    directory = tmp_path_factory.mktemp("broker")
+    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True, options=RULES) as served:
+        yield served
+
+
+@pytest.fixture
+def primary(broker: ServedBroker) -> str:
+    return broker.connection_string("contoso")
+
+
+@pytest.fixture
+def secondary(broker: ServedBroker) -> str:
+    """The secondary, empty."""
+    text = broker.connection_string("contoso-dr")
+    with administration(text) as admin:
+        for queue in list(admin.list_queues()):
+            admin.delete_queue(queue.name)
+    return text
+
+
+Done = subprocess.CompletedProcess[str]
+
+
+class Terminal:
+    """Where a person types commands, in the environment of two namespaces."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(
+        self, primary: str | None, secondary: str | None, *arguments: str, process: bool = False
+    ) -> Done:
+        """What a command printed, and its exit status."""
+        sides = {"TWINBUS_PRIMARY": primary or "", "TWINBUS_SECONDARY": secondary or ""}
+        if process:
+            done = run_twinbus(*arguments, environment=sides, timeout_s=40.0)
+        else:
+            done = self._in_process(sides, arguments)
+        assert "Traceback" not in done.stderr
+        assert "s3cret" not in done.stdout + done.stderr
+        assert "SAS_KEY_VALUE" not in done.stdout + done.stderr
+        return done
+
+    def _in_process(self, sides: dict[str, str], arguments: tuple[str, ...]) -> Done:
+        with self._monkeypatch.context() as patch:
+            for name, value in sides.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["twinbus", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = self._capsys.readouterr()
+        return Done(arguments, int(ended.value.code or 0), said.out, said.err)
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(monkeypatch, capsys)
+
+
+def one_line(done: Done) -> str:
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("twinbus: ")
+    return line
+
+
+def by_rule(text: str, name: str) -> str:
+    """The same namespace, by a key with fewer rights."""
+    parts = dict(part.split("=", 1) for part in text.rstrip(";").split(";"))
+    parts |= {"SharedAccessKeyName": name, "SharedAccessKey": "s3cret"}
+    return ";".join(f"{name}={value}" for name, value in parts.items())
+
+
+def divert(secondary: str, queue: str, *messages: tuple[str, ServiceBusMessage]) -> None:
+    with client(secondary) as sdk, sdk.get_queue_sender(queue) as sender:
+        for path, message in messages:
+            sender.send_messages(to_backlog_message(message, path))
+
+
+def names(text: str) -> list[str]:
+    with administration(text) as admin:
+        return sorted(queue.name for queue in admin.list_queues())
+
+
+def test_create_list_peek_and_prune(typed: Terminal, primary: str, secondary: str) -> None:
+    created = typed(
+        primary, secondary, "backlog", "create", "--count", "3", "--label", "contoso", process=True
+    )
+    assert created.returncode == 0, created
+    assert created.stdout.count("created  contoso/x-servicebus-transfer/") == 3
+    again = typed(primary, secondary, "backlog", "create", "--label", "contoso", "--count", "3")
+    assert "3 of 3 can be used, 0 created" in again.stdout
+    strict = typed(
+        primary, secondary, "backlog", "create", "--label", "contoso", "--count", "3", "--strict"
+    )
+    assert "3 of 3 can be used, 0 created" in strict.stdout
+    with administration(secondary) as admin:
+        assert admin.get_queue("contoso/x-twinbus-lease").requires_session
+        admin.delete_queue("contoso/x-twinbus-lease")
+    divert(
+        secondary,
+        "contoso/x-servicebus-transfer/1",
+        ("orders", ServiceBusMessage("one", session_id="s1", message_id="id-1")),
+        ("payments", ServiceBusMessage("two!", time_to_live=timedelta(hours=1))),
+    )
+
+    listed = typed(None, secondary, "backlog", "list", "--output", "json")
+    counts = {
+        q["path"]: (q["active"], q["size_bytes"] > 0) for q in json.loads(listed.stdout)["queues"]
+    }
+    assert counts["contoso/x-servicebus-transfer/1"] == (2, True)
+    assert counts["contoso/x-servicebus-transfer/0"] == (0, False)
+    table = typed(None, secondary, "backlog", "list", "--label", "contoso").stdout
+    assert "3 backlog queues, 2 messages to bring home" in table
+
+    peeked = typed(None, secondary, "backlog", "peek", "--path", "Orders", "--output", "json")
+    (message,) = json.loads(peeked.stdout)["messages"]
+    assert (message["path"], message["session_id"], message["message_id"]) == (
+        "orders",
+        "s1",
+        "id-1",
+    )
+    assert (message["body_bytes"], message["delivery_count"]) == (3, 0)
+
+    spare = ("backlog", "prune", "--label", "contoso", "--count", "1")
+    dry = typed(None, secondary, *spare, "--dry-run")
+    assert "contoso/x-servicebus-transfer/1  kept: it holds 2 messages" in dry.stdout
+    assert "contoso/x-servicebus-transfer/2  would be deleted" in dry.stdout
+    assert len(names(secondary)) == 3
+    unasked = typed(None, secondary, *spare)
+    assert unasked.returncode == ASKED_WRONGLY
+    assert "--yes" in one_line(unasked)
+    pruned = typed(None, secondary, *spare, "--yes")
+    assert pruned.returncode == 0, pruned
+    assert names(secondary) == [f"contoso/x-servicebus-transfer/{n}" for n in (0, 1)]
+    # Nobody was disturbed: what was looked at is there, unlocked, never delivered.
+    first = "contoso/x-servicebus-transfer/1"
+    with client(secondary) as sdk, sdk.get_queue_receiver(first) as receiver:
+        got = receiver.receive_messages(5, max_wait_time=2)
+        assert [message.delivery_count for message in got] == [0, 0]
+
+
+def test_drift_is_shown_and_never_repaired(typed: Terminal, primary: str, secondary: str) -> None:
+    with administration(secondary) as admin:
+        admin.create_queue("contoso/x-servicebus-transfer/0", requires_session=True)
+    created = typed(primary, secondary, "backlog", "create", "--label", "contoso", "--count", "2")
+    assert created.returncode == ATTENTION, created
+    assert "UNSAFE   contoso/x-servicebus-transfer/0" in created.stdout
+    assert "created  contoso/x-servicebus-transfer/1" in created.stdout
+    listed = typed(None, secondary, "backlog", "list")
+    assert "requires_session is True, not False" in listed.stdout
+
+
+@pytest.mark.parametrize(
+    ("secondary", "arguments", "status", "said"),
+    [
+        ("", ("list",), ASKED_WRONGLY, "TWINBUS_SECONDARY"),
+        ("s3cret", ("list",), ASKED_WRONGLY, "NAME=VALUE"),
+        (NOWHERE, ("list",), COULD_NOT, "localhost:1 cannot be reached"),
+        (NOWHERE, ("peek", "--label", "x", "--queue", "0"), COULD_NOT, "cannot be reached"),
+        (NOWHERE, ("peek", "--queue", "orders"), ASKED_WRONGLY, "is no backlog queue"),
+        (NOWHERE, ("create",), ASKED_WRONGLY, "TWINBUS_PRIMARY"),
+        (NOWHERE, ("prune",), ASKED_WRONGLY, "--label"),
+        (NOWHERE, ("prune", "--label", "a b"), ASKED_WRONGLY, "--label must be"),
+        (NOWHERE, ("prune", "--label", "x", "--yes", "--dry-run"), ASKED_WRONGLY, "one of them"),
+    ],
+)
+def test_words_that_lead_nowhere(
+    typed: Terminal, secondary: str, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    done = typed(None, secondary, "backlog", *arguments)
+    assert done.returncode == status, done
+    assert said in one_line(done)
+
+
+def test_a_missing_right_is_named(typed: Terminal, primary: str, secondary: str) -> None:
+    for command in (("list",), ("create", "--label", "contoso")):
+        done = typed(primary, by_rule(secondary, "sender"), "backlog", *command)
+        assert done.returncode == COULD_NOT
+        assert "needs the Manage right" in one_line(done)
+
+
+def test_a_doctor_finds_a_good_pair_fit_and_leaves_nothing(
+    typed: Terminal, primary: str, secondary: str
+) -> None:
+    done = typed(primary, secondary, "doctor", "--count", "2", "--output", "json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, ""), report
+    assert {finding["level"] for finding in report["findings"]} == {"ok"}, report
+    checks = [finding["check"] for finding in report["findings"]]
+    assert checks[:2] == ["sides", "names"]
+    assert checks[-2:] == ["ping", "there and back"]
+    for text in (primary, secondary):
+        assert not any("doctor" in name for name in names(text))
+        with administration(text) as admin:
+            assert not list(admin.list_topics())
+
+
+def test_a_doctor_that_is_stopped_leaves_nothing(primary: str, secondary: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ENTRY, "doctor", primary, secondary],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ},
+    ) as doctor:
+        ends = time.monotonic() + 20
+        while not any("-home" in name for name in names(primary)):
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        doctor.send_signal(signal.SIGINT)
+        assert doctor.stderr is not None
+        assert doctor.stderr.read() == "twinbus: stopped\n"
+        assert doctor.wait(20) == 130
+    assert not any("doctor" in name for text in (primary, secondary) for name in names(text))
+
+
+def levels(done: Done) -> dict[str, str]:
+    found = json.loads(done.stdout)["findings"]
+    return {finding["check"]: finding["level"] for finding in found}
+
+
+def test_a_doctor_without_rights_says_which_and_what_for(
+    typed: Terminal, primary: str, secondary: str
+) -> None:
+    with administration(primary) as admin:
+        admin.create_queue("orders")
+    typed(primary, secondary, "backlog", "create", "--count", "1")
+    sender = by_rule(primary, "sender"), by_rule(secondary, "sender")
+    arguments = ("doctor", "--count", "1", "--entity", "orders", "--output", "json")
+    done = typed(*sender, *arguments)
+    assert done.returncode == 0, done
+    assert {check: level for check, level in levels(done).items() if level != "ok"} == {
+        "right Manage secondary": "warn",
+        "right Listen secondary": "warn",
+        "backlog queues": "skip",
+        "ping": "skip",
+        "there and back": "skip",
+    }
+    listener = by_rule(primary, "listener"), by_rule(secondary, "listener")
+    done = typed(*listener, *arguments)
+    assert done.returncode == COULD_NOT
+    found = levels(done)
+    assert (found["right Send primary"], found["right Send secondary"]) == ("fail", "fail")
+    assert found["right Listen secondary"] == "ok"
+
+
+@pytest.mark.parametrize("trouble", ["same", "down", "key", "missing", "nonsense"])
+def test_a_doctor_finds_what_is_wrong(
+    typed: Terminal, primary: str, secondary: str, trouble: str
+) -> None:
+    expected: dict[str, tuple[str, int, str]] = {
+        "same": (primary, COULD_NOT, "both sides are"),
+        "down": (NOWHERE, COULD_NOT, "fail  reach secondary"),
+        "key": (by_rule(secondary, "RootManageSharedAccessKey"), COULD_NOT, "refused"),
+        "missing": ("", ASKED_WRONGLY, "TWINBUS_SECONDARY"),
+        "nonsense": ("Endpoint=sb://x;s3cret", ASKED_WRONGLY, "one part has no '='"),
+    }
+    second, status, said = expected[trouble]
+    done = typed(primary, second, "doctor")
+    assert done.returncode == status, done
+    if status == ASKED_WRONGLY:
+        assert said in one_line(done)
+    else:
+        assert said in done.stdout
+        assert done.stdout.splitlines()[-1].startswith("not fit to be paired")
+
+
+def test_every_command_shows_an_example(typed: Terminal, primary: str) -> None:
+    commands: list[Any] = [("status",), ("freeze",), ("unfreeze",), ("force-failover",)]
+    commands += [("mark-healthy",), ("doctor",)]
+    commands += [("backlog", one) for one in ("list", "peek", "create", "prune")]
+    for command in commands:
+        done = typed(primary, None, *command, "--help")
+        assert done.returncode == 0
+        assert f"Example: twinbus {' '.join(command)}" in " ".join(done.stdout.split())

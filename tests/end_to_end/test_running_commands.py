@@ -1,0 +1,197 @@
+"""`twinbus status` and the commands that steer, against pairs in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.paired_program import running
+from tests.official_sdk import administration
+from tests.processes import ENTRY, ServedBroker, run_twinbus
+
+pytestmark = pytest.mark.end_to_end
+
+COULD_NOT, ASKED_WRONGLY, ATTENTION = 1, 2, 3
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    directory = tmp_path_factory.mktemp("broker")
+    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True) as served:
+        with administration(served.connection_string("contoso")) as admin:
+            for queue in ("orders", "payments"):
+                admin.create_queue(queue)
+        yield served
+
+
+@pytest.fixture
+def run_directory() -> Iterator[Path]:
+    # Pytest's own directories are too long for the address of a socket.
+    directory = Path(tempfile.mkdtemp(prefix="tb-"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+class Desk:
+    """A person at a command line, and the broker of the programs they look after."""
+
+    def __init__(self, broker: ServedBroker, run_directory: Path) -> None:
+        self.sides = broker.connection_string("contoso"), broker.connection_string("contoso-dr")
+        self.run_directory = run_directory
+
+    def program(self, names: str = "contoso", *queues: str) -> Any:
+        return running(self.run_directory, *self.sides, names, *(queues or ("orders", "payments")))
+
+    def types(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {"TWINBUS_RUN_DIR": str(self.run_directory)}
+        return run_twinbus(*arguments, environment=environment)
+
+    def entities(self) -> dict[str, dict[str, Any]]:
+        done = self.types("status", "--output", "json")
+        (pair,) = json.loads(done.stdout)["pairs"]
+        entities: dict[str, dict[str, Any]] = pair["status"]["entities"]
+        return entities
+
+    def one_line(self, status: int, *arguments: str) -> str:
+        """The one line with which a command that fails says why."""
+        done = self.types(*arguments)
+        assert (done.returncode, done.stdout) == (status, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("twinbus: ")
+        return line
+
+
+@pytest.fixture
+def desk(broker: ServedBroker, run_directory: Path) -> Desk:
+    return Desk(broker, run_directory)
+
+
+def test_a_pair_is_seen_and_steered_from_outside(desk: Desk) -> None:
+    with desk.program() as program:
+        seen = desk.types("status")
+        assert seen.returncode == 0, seen
+        assert f"pid {program.pid} (paired_program.py)" in seen.stdout
+        assert "backlog queues: 2 of 2 in rotation" in seen.stdout
+        assert "1 pair, all healthy" in seen.stdout
+
+        forced = desk.types("force-failover", "Orders")
+        assert forced.returncode == 0, forced
+        assert forced.stdout.startswith("orders: failed over, forced; its sends are diverted")
+        until(lambda: desk.entities()["orders"]["diverted"] > 0)
+        assert desk.entities()["payments"]["state"] == "healthy"
+        seen = desk.types("status")
+        assert seen.returncode == ATTENTION
+        assert "! failed over: orders" in seen.stdout
+
+        assert "its sends go to the primary again" in desk.types("mark-healthy", "orders").stdout
+        sent = desk.entities()["orders"]["sent"]
+        until(lambda: desk.entities()["orders"]["sent"] > sent)
+        assert "frozen" in desk.types("freeze", "payments").stdout
+        assert desk.entities()["payments"]["frozen"]
+        assert desk.types("unfreeze", "payments").stdout.startswith("payments: healthy; ")
+        assert desk.types("status").returncode == 0
+
+
+def test_a_wrong_path_or_pair_changes_nothing_and_lists_what_there_is(desk: Desk) -> None:
+    with desk.program() as program:
+        line = desk.one_line(COULD_NOT, "freeze", "ordrs")
+        assert "'ordrs'; it has orders, payments" in line
+        assert "ordrs" not in desk.entities()
+        line = desk.one_line(COULD_NOT, "freeze", "orders", "--pair", "fabrikam")
+        assert f"contoso.{program.pid}" in line
+        assert desk.one_line(COULD_NOT, "status", "--pair", "fabrikam")
+
+
+def test_nobody_runs(desk: Desk) -> None:
+    line = desk.one_line(COULD_NOT, "status")
+    assert str(desk.run_directory) in line
+    assert "TWINBUS_RUN_DIR" in line
+    assert desk.one_line(COULD_NOT, "freeze", "orders")
+    with desk.program() as program:
+        program.kill()
+        program.wait()
+        assert len(list(desk.run_directory.iterdir())) == 1
+        assert desk.one_line(COULD_NOT, "status")
+        # What it left behind is gone too.
+        assert list(desk.run_directory.iterdir()) == []
+
+
+def test_several_pairs_are_all_shown_and_steered_by_name(desk: Desk) -> None:
+    with desk.program("one+two") as both, desk.program("one") as other:
+        shown = desk.types("status")
+        assert "3 pairs, all healthy" in shown.stdout
+        line = desk.one_line(ASKED_WRONGLY, "freeze", "orders")
+        assert "--pair" in line
+        assert all(f"one.{program.pid}" in line for program in (both, other))
+        steered = desk.types("freeze", "orders", "--pair", "one")
+        assert steered.returncode == 0, steered
+        assert [line.split(":")[0] for line in steered.stdout.splitlines()] == sorted(
+            (f"one.{both.pid}", f"one.{other.pid}"), key=lambda name: int(name.split(".")[1])
+        )
+        desk.types("freeze", "payments", "--pair", f"one.{other.pid}")
+        document = json.loads(desk.types("status", "--output", "json").stdout)
+        frozen = {
+            (pair["name"], pair["pid"]): {
+                path for path, e in pair["status"]["entities"].items() if e["frozen"]
+            }
+            for pair in document["pairs"]
+        }
+        assert frozen == {
+            ("one", both.pid): {"orders"},
+            ("one", other.pid): {"orders", "payments"},
+            ("two", both.pid): set(),
+        }
+        assert document["healthy"] is False
+
+
+def test_a_stopped_process_is_told_of_and_the_others_are_shown(desk: Desk) -> None:
+    with desk.program("one", "orders") as stopped, desk.program("two", "orders"):
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            shown = desk.types("status")
+        finally:
+            stopped.send_signal(signal.SIGCONT)
+        assert shown.returncode == ATTENTION, shown
+        assert "1 pair, all healthy" in shown.stdout
+        assert f"one.{stopped.pid}" in shown.stderr
+        assert "no answer within" in shown.stderr
+
+
+def test_watching_ends_with_ctrl_c(desk: Desk) -> None:
+    command = [sys.executable, "-c", ENTRY, "status", "--watch", "--output", "json"]
+    environment = {**os.environ, "TWINBUS_RUN_DIR": str(desk.run_directory)}
+    with (
+        desk.program("contoso", "orders"),
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as watch,
+    ):
+        assert watch.stdout is not None
+        # A watch that shows nothing must not hold up the test for ever.
+        limit = threading.Timer(PATIENCE_S, watch.kill)
+        limit.start()
+        first, second = (json.loads(watch.stdout.readline()) for _ in range(2))
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait() == 0
+        limit.cancel()
+    assert first["pairs"][0]["pid"] == second["pairs"][0]["pid"]
+    assert second["pairs"][0]["up_s"] > first["pairs"][0]["up_s"]
+
+
+def until(condition: Any) -> None:
+    """Return when it holds; fail when it does not within the patience."""
+    ends = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.05)

@@ -1,0 +1,335 @@
+"""`twinbus syphon` as a person types it: processes, brokers in a process, real control sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+
+from tests.official_sdk import administration, client
+from tests.processes import ENTRY, ServedBroker, run_twinbus
+from twinbus.console.cli import main
+from twinbus.transfer import to_backlog_message
+
+pytestmark = pytest.mark.end_to_end
+
+COULD_NOT, ASKED_WRONGLY, ATTENTION = 1, 2, 3
+PATIENCE_S = 40.0
+QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
+ENTITIES = ("orders", "events")
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    directory = tmp_path_factory.mktemp("broker")
+    rules = ("--rule", "sender:s3cret:Send", "--rule", "listener:s3cret:Listen")
+    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True, options=rules) as served:
+        yield served
+
+
+class Desk:
+    """A person at a command line, with two namespaces in the environment."""
+
+    def __init__(self, broker: ServedBroker, run_directory: Path) -> None:
+        self.primary = broker.connection_string("contoso")
+        self.secondary = broker.connection_string("contoso-dr")
+        self.environment = {
+            "TWINBUS_PRIMARY": self.primary,
+            "TWINBUS_SECONDARY": self.secondary,
+            "TWINBUS_RUN_DIR": str(run_directory),
+        }
+        self._renew(self.primary, ENTITIES)
+        self._renew(self.secondary, QUEUES)
+
+    @staticmethod
+    def _renew(text: str, names: Any) -> None:
+        with administration(text) as admin:
+            for queue in list(admin.list_queues()):
+                admin.delete_queue(queue.name)
+            for name in names:
+                admin.create_queue(name)
+
+    def divert(self, queue: str, path: str, count: int, prefix: str = "m") -> None:
+        with client(self.secondary) as sdk, sdk.get_queue_sender(queue) as sender:
+            batch = [
+                to_backlog_message(ServiceBusMessage("x", message_id=f"{prefix}-{n}"), path)
+                for n in range(count)
+            ]
+            sender.send_messages(batch)
+
+    def counts(self, side: str, name: str) -> tuple[int, int, int]:
+        """Active, deferred and dead messages of a queue."""
+        with administration(side) as admin:
+            found = admin.get_queue_runtime_properties(name)
+        active, dead = found.active_message_count or 0, found.dead_letter_message_count or 0
+        return active, (found.total_message_count or 0) - active - dead, dead
+
+    def arrived(self, name: str) -> int:
+        return self.counts(self.primary, name)[0]
+
+    def types(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        done = run_twinbus("syphon", *arguments, environment=self.environment, timeout_s=PATIENCE_S)
+        assert "Traceback" not in done.stderr, done.stderr
+        assert "SAS_KEY_VALUE" not in done.stdout + done.stderr
+        return done
+
+    def drains(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        done = self.types("drain", "--label", "contoso", "--output", "json", *arguments)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    @contextmanager
+    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """`twinbus syphon run` in a process; killed at the end unless it ended by itself."""
+        command = [sys.executable, "-c", ENTRY, "syphon", "run", "--label", "contoso", *arguments]
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **self.environment},
+        ) as process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+    def status(self) -> dict[str, Any]:
+        (syphon,) = json.loads(self.types("status", "--output", "json").stdout)["syphons"]
+        status: dict[str, Any] = syphon["status"]
+        return status
+
+
+@pytest.fixture
+def desk(broker: ServedBroker) -> Iterator[Desk]:
+    # Pytest's own directories are too long for the address of a socket.
+    directory = Path(tempfile.mkdtemp(prefix="tb-"))
+    yield Desk(broker, directory)
+    shutil.rmtree(directory)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < ends, "it did not come to be"
+        time.sleep(0.05)
+
+
+def test_a_syphon_runs_is_paused_and_resumed_and_ends_cleanly(desk: Desk) -> None:
+    desk.divert(QUEUES[0], "orders", 20)
+    with desk.running() as process:
+        assert process.stdout is not None
+        assert "2 backlog queues of contoso" in process.stdout.readline()
+        until(lambda: desk.arrived("orders") == 20)
+
+        paused = desk.types("pause")
+        assert paused.returncode == 0, paused
+        assert paused.stdout.startswith(f"contoso.{process.pid}: paused; what is in flight ends")
+        desk.divert(QUEUES[1], "orders", 5, "late")
+        shown = desk.types("status")
+        assert shown.returncode == ATTENTION
+        assert "PAUSED" in shown.stdout
+        assert "5 messages wait, " in shown.stdout
+        assert desk.counts(desk.secondary, QUEUES[1]) == (5, 0, 0)
+
+        assert desk.types("resume").stdout == f"contoso.{process.pid}: goes on\n"
+        until(lambda: desk.arrived("orders") == 25)
+        status = desk.status()
+        assert status["queues"][QUEUES[0]]["completed"] == 20
+        assert status["queues"][QUEUES[1]]["completed"] == 5
+        assert (status["waiting"], status["empty_in_s"]) == (0, 0.0)
+
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stdout.read().rstrip().endswith("25 messages moved, 0 dead-lettered")
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert desk.types("status").returncode == COULD_NOT
+
+
+def test_sigterm_waits_for_what_is_in_flight(desk: Desk) -> None:
+    for queue in QUEUES:
+        for part in range(4):
+            desk.divert(queue, "orders", 100, f"{queue[-1]}{part}")
+    with desk.running("--rate", "200") as process:
+        until(lambda: desk.arrived("orders") > 50)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    waiting = sum(desk.counts(desk.secondary, queue)[0] for queue in QUEUES)
+    # Not one is in both places, and none is locked any more: a drain moves the rest at once.
+    assert waiting > 0
+    assert desk.arrived("orders") + waiting == 800
+    code, done = desk.drains("--timeout", "20")
+    assert (code, done["forwarded"]) == (0, waiting)
+
+
+def test_a_drain_keeps_to_its_rate_over_all_queues(desk: Desk) -> None:
+    for queue in QUEUES:
+        desk.divert(queue, "orders", 100, queue[-1])
+        desk.divert(queue, "events", 50, queue[-1])
+    code, done = desk.drains("--rate", "100")
+    assert (code, done["drained"], done["forwarded"]) == (0, True, 300)
+    assert done["seconds"] >= 300 / 100 * 0.9
+    assert (desk.arrived("orders"), desk.arrived("events")) == (200, 100)
+
+
+def test_a_drain_of_one_entity_leaves_the_others_in_the_backlog(desk: Desk) -> None:
+    desk.divert(QUEUES[0], "events", 30, "before")
+    desk.divert(QUEUES[0], "Orders", 40)
+    desk.divert(QUEUES[1], "events", 10, "alone")
+    code, done = desk.drains("--only", "orders")
+    assert (code, done["forwarded"], done["queues"]) == (0, 40, QUEUES[:1])
+    assert done["left_aside"] == 30
+    assert (desk.arrived("orders"), desk.arrived("events")) == (40, 0)
+    assert desk.counts(desk.secondary, QUEUES[0]) == (0, 30, 0)
+    # A queue that holds none of them was not touched: never delivered, in place.
+    assert desk.counts(desk.secondary, QUEUES[1]) == (10, 0, 0)
+
+    code, done = desk.drains()
+    assert (code, done["forwarded"]) == (0, 40)
+    with client(desk.primary) as sdk, sdk.get_queue_receiver("events") as receiver:
+        received = Counter(m.message_id for m in receiver.receive_messages(50, max_wait_time=5))
+    assert received == Counter(
+        [*(f"before-{n}" for n in range(30)), *(f"alone-{n}" for n in range(10))]
+    )
+
+
+def test_a_missing_destination_is_told_of_and_given_up_after_the_grace(desk: Desk) -> None:
+    desk.divert(QUEUES[0], "gone", 3)
+    desk.divert(QUEUES[0], "orders", 5)
+    waited = desk.types("drain", "--label", "contoso", "--timeout", "8")
+    assert waited.returncode == COULD_NOT
+    assert "not drained in time, 3 messages left: gone is missing" in waited.stderr
+    assert "dead-lettered in 5 h 59 min (--grace)" in waited.stderr
+    done = desk.types("drain", "--label", "contoso", "--grace", "2")
+    assert done.returncode == ATTENTION, done
+    assert "3 dead-lettered, `twinbus backlog dead-letters list` says why" in done.stdout
+    assert desk.counts(desk.secondary, QUEUES[0]) == (0, 0, 3)
+
+
+def test_only_one_syphon_at_a_time_where_leases_are_wanted(desk: Desk) -> None:
+    with desk.running("--lease") as first:
+        until(lambda: desk.types("status").returncode == 0)
+        desk.divert(QUEUES[0], "orders", 5)
+        until(lambda: desk.arrived("orders") == 5)
+        desk.types("pause")
+        desk.divert(QUEUES[0], "orders", 5, "more")
+        waits = desk.types("drain", "--label", "contoso", "--lease", "--timeout", "5")
+        assert waits.returncode == COULD_NOT
+        assert "another syphon has the lease" in waits.stderr
+        first.send_signal(signal.SIGTERM)
+        first.wait(PATIENCE_S)
+    code, done = desk.drains("--lease", "--timeout", "30")
+    assert (code, done["forwarded"]) == (0, 5)
+
+
+def test_without_the_manage_right_the_queues_are_named_by_their_count(
+    desk: Desk, broker: ServedBroker
+) -> None:
+    desk.divert(QUEUES[1], "orders", 5)
+    weak = {"rule": "listener", "key": "s3cret"}
+    desk.environment |= {
+        "TWINBUS_PRIMARY": broker.connection_string("contoso", rule="sender", key="s3cret"),
+        "TWINBUS_SECONDARY": broker.connection_string("contoso-dr", **weak),
+    }
+    refused = desk.types("run", "--label", "contoso")
+    assert refused.returncode == COULD_NOT
+    assert "needs the Manage right" in refused.stderr
+    assert "--count N" in refused.stderr
+    assert "needs the Manage right" in desk.types("drain", "--label", "contoso").stderr
+    with desk.running("--count", "2") as process:
+        until(lambda: desk.arrived("orders") == 5)
+        # What waits cannot be counted without the right; the rest of the status is there.
+        assert desk.status()["waiting"] is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("drain", "--rate", "fast"), ASKED_WRONGLY, "'fast' is no number"),
+        (("run", "--rate", "0"), ASKED_WRONGLY, "0.01 to 1,000,000 messages a second; got 0"),
+        (("drain", "--only", "/"), ASKED_WRONGLY, "--only"),
+        (("drain", "--master", "local[2]"), ASKED_WRONGLY, "--engine spark"),
+        (("drain", "--engine", "spark", "--rate", "5"), ASKED_WRONGLY, "--engine relay"),
+        (("drain", "--label", "fabrikam"), COULD_NOT, "no backlog queue of fabrikam"),
+        (("pause",), COULD_NOT, "no syphon runs here"),
+    ],
+)
+def test_words_that_lead_nowhere(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    status: int,
+    said: str,
+) -> None:
+    # In this process: what a command of its own adds is a second of imports.
+    for name, value in desk.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["twinbus", "syphon", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("twinbus: ")
+    assert said in line
+
+
+@pytest.mark.parametrize("command", ["run", "drain", "pause", "resume", "status"])
+def test_every_command_shows_an_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["twinbus", "syphon", command, "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Example: twinbus syphon {command}" in said
+
+
+def test_the_syphon_of_a_pair_is_paused_over_the_sockets_of_the_pair(desk: Desk) -> None:
+    program = [sys.executable, "-c", PAIR, desk.primary, desk.secondary]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, text=True, env={**os.environ, **desk.environment}
+    ) as pair:
+        try:
+            assert pair.stdout is not None
+            assert pair.stdout.readline() == "paired\n"
+            assert "paused" in desk.types("pause", "--pair", "contoso").stdout
+            desk.divert(QUEUES[0], "orders", 5)
+            shown = desk.types("status")
+            assert shown.returncode == ATTENTION
+            assert f"contoso, in a pair, pid {pair.pid}" in shown.stdout
+            assert desk.counts(desk.secondary, QUEUES[0]) == (5, 0, 0)
+            assert desk.types("resume").returncode == 0
+            until(lambda: desk.arrived("orders") == 5)
+        finally:
+            pair.kill()
+
+
+PAIR = """
+import asyncio, sys
+from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
+async def main():
+    options = SendAvailabilityOptions(backlog_queue_count=2, enable_syphon=True)
+    primary = Namespace.from_connection_string(sys.argv[1], name="contoso")
+    async with pair_namespaces(primary, sys.argv[2], options):
+        print("paired", flush=True)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""

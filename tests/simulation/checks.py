@@ -1,0 +1,210 @@
+"""The checkers: what must be true of every message once the world has come to rest.
+
+conservation   what an application was told is stored is in the primary, or dead-lettered with a
+               reason; deleting an entity with its messages is its owner's own doing
+fidelity       each copy is the message that was sent
+duplicates     only from the windows that docs/guarantees names; none with duplicate detection
+retries        bounded by the options
+ledger         an attempt that the ledger calls failed stored nothing
+order          strict, where it is promised
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from tests.simulation.messages import differences
+from tests.simulation.plan import EntityPlan
+from tests.simulation.truth import Call, Deed, serial_of
+from twinbus.amqp.message import decode_properties, split
+from twinbus.broker.journal import StoredMessage
+from twinbus.broker.messages.incoming import render
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["check_all"]
+
+Stored = tuple[StoredMessage, bytes]
+
+EXPIRED: Final = "TTLExpiredException"
+SPLITS_MAX: Final = 4
+"""Times that a batch of a few messages can be halved, and one."""
+
+
+def check_all(world: World) -> None:
+    """Look at everything; what is wrong becomes a violation."""
+    for check in (
+        check_conservation, check_fidelity, check_duplicates, check_calls, check_forwards,
+        check_order,
+    ):  # fmt: skip
+        for text in check(world):
+            world.violation(check.__name__.removeprefix("check_"), text)
+
+
+def check_conservation(world: World) -> Iterator[str]:
+    """Everything that an application was told is stored is somewhere."""
+    found: dict[int, list[str]] = {}
+    for entity in world.plan.entities:
+        for _, payload in in_primary(world, entity):
+            found.setdefault(serial_of(payload), []).append(entity.path)
+    for path in world.backlog_paths:
+        for stored, payload in world.secondary.dead_letters(path):
+            serial = serial_of(payload)
+            reason = str((stored.overrides or {}).get("DeadLetterReason"))
+            found.setdefault(serial, []).append(f"dead-lettered, {reason}")
+            if not _may_be_dead(world, serial, reason):
+                yield f"#{serial} is dead-lettered in the backlog: {stored.overrides}"
+    for call in world.truth.calls:
+        for serial in sorted(call.stored):
+            was_deleted = call.path.lower() in world.truth.deleted.get(serial, ())
+            if serial not in found and not was_deleted:
+                yield f"#{serial} to {call.path} was stored by call {call.number} and is LOST"
+    for serial, places in found.items():
+        path = world.truth.originals[serial].path
+        strays = [place for place in places if place != path and "dead" not in place]
+        if strays:
+            yield f"#{serial} was sent to {path} and is in {strays}"
+
+
+def _may_be_dead(world: World, serial: int, reason: str) -> bool:
+    original = world.truth.originals[serial]
+    if reason == "DestinationNotFound":
+        return original.path.lower() in world.truth.ever_deleted
+    if reason == "TimeToLiveExpired":
+        return world.options.ttl_policy == "remaining" and original.ttl_ms > 0
+    return False
+
+
+def check_fidelity(world: World) -> Iterator[str]:
+    """Every copy on the primary is the message that was sent."""
+    remaining_ttl = world.options.ttl_policy == "remaining"
+    ids: dict[int, object] = {}
+    # One that went straight to its entity was only encoded, by the SDK itself.
+    travelled = {copy.serial for copy in world.truth.copies if copy.deed.kind == "forward"}
+    for entity in world.plan.entities:
+        for stored, payload in in_primary(world, entity):
+            serial = serial_of(payload)
+            original = world.truth.originals[serial]
+            if serial not in travelled and original.message_id is not None:
+                continue
+            wire = world.encoded(original.message)
+            for text in differences(original, wire, stored, payload, remaining_ttl=remaining_ttl):
+                yield f"#{serial} in {entity.path}: {text}"
+            message_id = decode_properties(split(render(payload, stored)).properties).message_id
+            if ids.setdefault(serial, message_id) != message_id:
+                yield f"#{serial} has the ids {ids[serial]!r} and {message_id!r}"
+
+
+def check_duplicates(world: World) -> Iterator[str]:
+    """None with duplicate detection; elsewhere none but from a window."""
+    for entity in world.plan.entities:
+        counts = Counter(serial_of(payload) for _, payload in in_primary(world, entity))
+        for serial, count in counts.items():
+            if count > 1 and entity.deduplicates:
+                yield f"#{serial} is {count} times in {entity.path}, which detects duplicates"
+    for call in world.truth.calls:
+        done: dict[int, Deed] = {}
+        for deed in (deed for deed in world.truth.deeds if deed.call is call):
+            for serial in deed.performed:
+                before = done.get(serial)
+                if before is not None:
+                    yield (
+                        f"call {call.number}: #{serial} was acknowledged ({before.kind} to"
+                        f" {before.path}) and stored once more ({deed.kind} to {deed.path})"
+                    )
+            if deed.answered:
+                done |= dict.fromkeys(deed.performed, deed)
+
+
+def check_forwards(world: World) -> Iterator[str]:
+    """A message is sent twice only if its lock was lost before it could be completed (W3).
+
+    And a syphon that knew that the primary has a message when it was delivered to it again never
+    sends it again, whatever was lost.
+    """
+    accepted: dict[tuple[object, ...], Deed] = {}
+    for deed in world.truth.deeds:
+        if deed.kind != "forward":
+            continue
+        before = accepted.get(deed.source)
+        if before is not None:
+            knew = before.who == deed.who and before.answered_at < deed.received_at
+            if knew or not _was_in_trouble(world, before):
+                yield f"{deed.who} forwards {deed.source} again, which {before.who} had done"
+        if deed.answered:
+            accepted[deed.source] = deed
+
+
+def _was_in_trouble(world: World, deed: Deed) -> bool:
+    """Whether anything befell a syphon, or its way to the backlog, that can cost it a lock."""
+    name = deed.who.partition(".")[0]
+    return any(
+        "secondary" in (fault.target, fault.detail)
+        or fault.target in ("*", name, "all sources")
+        or fault.target.startswith("backlog")
+        for fault in world.plan.faults
+    )
+
+
+def check_calls(world: World) -> Iterator[str]:
+    """Retries are bounded, and the ledger tells the truth."""
+    policy = world.options
+    queues, total = policy.backlog_queue_count, policy.retry_total
+    diverts_max = queues + total
+    sends_max = 1 + 2 * total + diverts_max
+    for call in world.truth.calls:
+        if call.outcome == "killed":
+            continue
+        counts = Counter((operation, message_id) for operation, _, message_id in call.attempts)
+        for (operation, message_id), count in counts.items():
+            limit = (sends_max if operation == "send" else diverts_max) * SPLITS_MAX
+            if count > limit:
+                yield f"call {call.number}: {count} attempts to {operation} {message_id}"
+        if call.timeout_s is None and call.ended is not None:
+            attempts = max(counts.values(), default=0) * 2 + 1
+            limit_s = attempts * (policy.attempt_timeout_s + policy.retry_backoff_max_s) + 1.0
+            if call.ended - call.began > limit_s:
+                yield f"call {call.number} took {call.ended - call.began:.1f} s"
+        if len(call.originals) == 1:
+            yield from _ledger_lies(world, call)
+
+
+def _ledger_lies(world: World, call: Call) -> Iterator[str]:
+    """Where the ledger says of the one message of a call what is not so."""
+    for kind in ("send", "divert"):
+        outcomes = [outcome for operation, outcome, _ in call.attempts if operation == kind]
+        deeds = [deed for deed in world.truth.deeds if deed.call is call and deed.kind == kind]
+        stored = sum(bool(deed.performed) for deed in deeds)
+        possible = sum(outcome != "failed" for outcome in outcomes)
+        if not outcomes.count("ok") <= stored <= possible:
+            yield (
+                f"call {call.number}: the ledger says {outcomes} of its attempts to {kind},"
+                f" {stored} of which were stored"
+            )
+
+
+def check_order(world: World) -> Iterator[str]:
+    """Under strict order the first copies of a session's messages stand as they were sent."""
+    if world.options.session_order != "strict":
+        return
+    told = {serial for call in world.truth.calls for serial in call.stored}
+    for entity in world.plan.entities:
+        last: dict[str | None, int] = {}
+        seen: set[int] = set()
+        for stored, payload in in_primary(world, entity):
+            serial = serial_of(payload)
+            if serial in seen or serial not in told:
+                continue
+            seen.add(serial)
+            before = last.get(stored.session_id, 0)
+            if serial < before:
+                yield f"session {stored.session_id} of {entity.path}: #{before} before #{serial}"
+            last[stored.session_id] = max(before, serial)
+
+
+def in_primary(world: World, entity: EntityPlan) -> list[Stored]:
+    """What is in an entity, and what expired there."""
+    return world.primary.contents(entity.path) + world.primary.dead_letters(entity.path)

@@ -1,0 +1,426 @@
+"""What a relay of the syphon talks over, in place of an AMQP connection: a line to the simulation.
+
+The relay, its pump, its errands and requests are the real ones, and so are the links they hold.
+Frames and tokens are not: what a link does goes over a simulated wire as a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from tests.simulation.machine import PROCESS
+from tests.simulation.namespace import Consumer
+from tests.simulation.network import Wire, WireRefused, reject, resolve
+from tests.simulation.truth import Deed
+from twinbus.amqp.events import (
+    Attached,
+    CreditChanged,
+    DeliveryArrived,
+    Detached,
+    Disposed,
+    Event,
+)
+from twinbus.amqp.link import Link, ReceiverLink, SenderLink
+from twinbus.amqp.performatives import (
+    ACCEPTED_BYTES,
+    RELEASED_BYTES,
+    Accepted,
+    Error,
+    Rejected,
+    Source,
+    Target,
+)
+from twinbus.amqp.types import Symbol, decode
+from twinbus.broker.engine.queue import Delivery, Outcome, Queue
+from twinbus.broker.messages.incoming import render
+from twinbus.broker.refusals import EntityNotFound, Refusal
+from twinbus.syphon.line import ANSWER_S
+from twinbus.syphon.node import LineLost, RequestRefused
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+    from twinbus.syphon.endpoint import Endpoint
+
+__all__ = ["SimLine", "sim_line"]
+
+CREDIT: Final = 1_000
+SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
+OUTCOMES: Final = {
+    "completed": Outcome.COMPLETE,
+    "suspended": Outcome.DEAD_LETTER,
+    "defered": Outcome.DEFER,
+    "abandoned": Outcome.ABANDON,
+}
+
+
+def sim_line(world: World) -> Callable[..., SimLine]:
+    """What stands in for the class `Line` in this world."""
+    return partial(SimLine, world)
+
+
+class SimLine:
+    """One signed-in connection, as `twinbus.syphon.line.Line` is to a relay."""
+
+    def __init__(
+        self, world: World, endpoint: Endpoint, on_event: Callable[[Event], None], **_: Any
+    ) -> None:
+        process = PROCESS.get()
+        assert process is not None
+        self.endpoint = endpoint
+        self.process = process
+        self.world = world
+        self.namespace = world.namespaces[endpoint.label]
+        self.lost: asyncio.Future[str] = process.loop.create_future()
+        self.wire = Wire(world.network, process, self.namespace, self._lose)
+        self.session = SimSession(self)
+        self._on_event = on_event
+        self._authorized: set[str] = set()
+        world.lines.append(self)
+
+    async def open(self) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self.wire.open()
+        except (WireRefused, TimeoutError) as error:
+            text = f"{self.endpoint.label} cannot be reached: {str(error) or 'no answer'}"
+            self._lose(text)
+            raise LineLost(text) from error
+
+    async def authorize(self, path: str) -> None:
+        if path not in self._authorized:
+            await self._ask(lambda: None)
+            self._authorized.add(path)
+
+    def is_unauthorized(self, path: str) -> None:
+        self._authorized.discard(path)
+
+    async def request(
+        self, path: str, operation: str, body: dict[str, Any], *, link_name: str = ""
+    ) -> dict[str, Any]:
+        def work() -> dict[str, Any]:
+            return self._answer(path, operation, body, link_name)
+
+        answer: dict[str, Any] = await self._ask(work)
+        return answer
+
+    def flush(self) -> None:
+        """What a link does is on the wire at once."""
+
+    def drop(self, reason: str) -> None:
+        self._lose(reason)
+
+    async def close(self) -> None:
+        self._lose("it was closed here")
+
+    def tell(self, event: Event) -> None:
+        """Something arrived for the relay."""
+        if not self.lost.done():
+            self._on_event(event)
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+        self.wire.cut()
+
+    async def _ask(self, operation: Callable[[], Any]) -> Any:
+        answer: asyncio.Future[Any] = self.process.loop.create_future()
+
+        def at_namespace() -> None:
+            try:
+                result = operation()
+            except Refusal as refusal:
+                error = RequestRefused(refusal.description, refusal.status, refusal.condition)
+                self.wire.to_client(lambda: reject(answer, error))
+            else:
+                self.wire.to_client(lambda: resolve(answer, result))
+
+        if self.lost.done():
+            raise LineLost(self.lost.result())
+        self.wire.to_namespace(at_namespace)
+        waited: set[asyncio.Future[Any]] = {answer, self.lost}
+        await asyncio.wait(waited, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        answer.cancel()
+        if self.lost.done():
+            raise LineLost(self.lost.result())
+        raise LineLost(f"{self.endpoint.label} did not answer for {ANSWER_S:g} s")
+
+    def _answer(
+        self, path: str, operation: str, body: dict[str, Any], link_name: str
+    ) -> dict[str, Any]:
+        """What the entity's `$management` node does."""
+        queue, now_ms = self.namespace.engine.receive_source(path), self.namespace.now_ms()
+        match operation:
+            case "renew-lock":
+                for token in _tokens(body):
+                    queue.renew(token, now_ms)
+                return {}
+            case "renew-session-lock":
+                queue.renew_session(body["session-id"], self.session.holder(link_name), now_ms)
+                return {}
+            case "update-disposition":
+                return self._update(queue, body, now_ms)
+            case "receive-by-sequence-number":
+                numbers = list(body["sequence-numbers"])
+                found = queue.receive_by_sequence(numbers, self, now_ms)
+                return {"messages": [self._entry(queue, delivery) for delivery in found]}
+            case "peek-message":
+                first, count = body["from-sequence-number"], body["message-count"]
+                payload = self.namespace.store.payload
+                return {
+                    "messages": [
+                        {"message": render(payload(queue.entity_id, m.sequence_number), m)}
+                        for m in queue.peek(first, count, now_ms)
+                    ]
+                }
+        raise AssertionError(f"a relay asks for {operation}")
+
+    @staticmethod
+    def _update(queue: Queue, body: dict[str, Any], now_ms: int) -> dict[str, Any]:
+        refusals: list[Refusal] = []
+        for token in _tokens(body):
+            try:
+                queue.settle(
+                    token,
+                    OUTCOMES[body["disposition-status"]],
+                    now_ms,
+                    reason=body.get("deadletter-reason"),
+                    description=body.get("deadletter-description"),
+                )
+            except Refusal as refusal:
+                refusals.append(refusal)
+        if refusals:
+            raise refusals[0]
+        return {}
+
+    def _entry(self, queue: Queue, delivery: Delivery) -> dict[str, Any]:
+        self.world.note_lock(queue, delivery)
+        token = UUID(bytes_le=delivery.lock_token)
+        return {"message": self.namespace.rendered(queue, delivery), "lock-token": token}
+
+
+def _tokens(body: dict[str, Any]) -> list[bytes]:
+    return [token.bytes_le for token in body["lock-tokens"]]
+
+
+class SimSession:
+    """The session of one line: real links whose frames are calls."""
+
+    def __init__(self, line: SimLine) -> None:
+        self._line = line
+        self._wire = line.wire
+        self._handles = itertools.count()
+        self._delivery_ids = itertools.count()
+        self._received = itertools.count()
+        self._unsettled: dict[int, tuple[SenderLink, bytes]] = {}
+        self._locked: dict[int, tuple[Queue, bytes]] = {}
+        """At the namespace's end: what was delivered here and is not settled."""
+        self._consumers: dict[Link, Consumer] = {}
+        self._forwards: dict[int, Deed] = {}
+
+    # The relay's end
+
+    def attach_sender(self, name: str, *, source: Source, target: Target) -> SenderLink:
+        link = SenderLink(self, name, next(self._handles))  # type: ignore[arg-type]
+        link.source, link.target = source, target
+        self._wire.to_namespace(lambda: self._attached_sender(link, str(target.address)))
+        return link
+
+    def attach_receiver(
+        self, name: str, *, source: Source, target: Target, confirmed: bool = False
+    ) -> ReceiverLink:
+        link = ReceiverLink(self, name, next(self._handles))  # type: ignore[arg-type]
+        link.source, link.target = source, target
+        self._wire.to_namespace(lambda: self._attached_receiver(link, source))
+        return link
+
+    def holder(self, link_name: str) -> object:
+        """Who holds the session that a link was given."""
+        return next((c for link, c in self._consumers.items() if link.name == link_name), None)
+
+    def send_transfer(
+        self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, message_format: int
+    ) -> int:
+        number = next(self._delivery_ids)
+        self._unsettled[number] = (link, tag)
+        deed = self._line.world.forward_deed(self._line.process, str(link.owner), tag)
+        self._forwards[number] = deed
+        self._wire.to_namespace(lambda: self._stored(link, number, payload, deed))
+        return number
+
+    def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
+        return [
+            (number, *self._unsettled.pop(number))
+            for number in range(first, last + 1)
+            if number in self._unsettled
+        ]
+
+    def dispose(self, first: int, last: int, state: bytes) -> None:
+        self._wire.to_namespace(lambda: self._settled(first, last, state))
+
+    def write_flow(self, *, handle: int, link_credit: int, **_: Any) -> None:
+        self._wire.to_namespace(lambda: self._granted(handle, link_credit))
+
+    def write(self, performative: object) -> None:
+        """A detach: `forget` has the link itself."""
+
+    def forget(self, link: Link) -> None:
+        """Nothing that a link which was detached still says is heard."""
+        link.owner = None
+        self._wire.to_namespace(lambda: self._forgotten(link))
+
+    # The namespace's end
+
+    def _attached_sender(self, link: SenderLink, path: str) -> None:
+        namespace = self._line.namespace
+        try:
+            limit = namespace.attach_sender(path)
+        except Refusal as refusal:
+            self._detach(link, refusal)
+            return
+        namespace.on_deleted(path, lambda: self._detach(link, _gone(path)))
+
+        def attached() -> None:
+            if link.owner is not None:
+                link.max_message_size = limit
+                self._line.tell(Attached(link))
+                self._credit(link)
+
+        self._wire.to_client(attached)
+
+    def _credit(self, link: SenderLink) -> None:
+        link.credit = CREDIT
+        self._line.tell(CreditChanged(link))
+
+    def _detach(self, link: Link, refusal: Refusal) -> None:
+        error = Error(condition=Symbol(refusal.condition), description=refusal.description)
+
+        def detached() -> None:
+            if link.owner is not None:
+                self._line.tell(Detached(link, error, True))
+
+        self._wire.to_client(detached)
+
+    def _stored(self, link: SenderLink, number: int, payload: bytes, deed: Deed) -> None:
+        state: object = Accepted()
+        try:
+            self._line.namespace.send(deed.path, [payload], deed)
+        except Refusal as refusal:
+            condition = Symbol(refusal.condition)
+            state = Rejected(error=Error(condition=condition, description=refusal.description))
+
+        def answered() -> None:
+            if link.owner is None or self._line.lost.done():
+                return
+            deed.answered = isinstance(state, Accepted)
+            deed.answered_at = self._line.process.loop.time()
+            disposed = Disposed(self, True, number, number, True, state)  # type: ignore[arg-type]
+            self._line.tell(disposed)
+            if link.credit < CREDIT // 2:
+                self._credit(link)
+
+        self._wire.to_client(answered)
+
+    def _attached_receiver(self, link: ReceiverLink, source: Source) -> None:
+        namespace = self._line.namespace
+        try:
+            queue = namespace.engine.receive_source(str(source.address))
+            queue.require_receiving(namespace.now_ms())
+            deliver = partial(self._deliver, link, queue)
+            consumer = Consumer(queue, deliver, partial(self._detach, link))
+            session_id = (source.filter or {}).get(SESSION_FILTER)
+            if session_id is not None:
+                queue.accept_session(str(session_id), consumer, namespace.now_ms())
+        except Refusal as refusal:
+            self._detach(link, refusal)
+            return
+        self._consumers[link] = consumer
+        if session_id is not None:
+            # A lease: its session is free as soon as the link is gone, and nothing comes over it.
+            self._wire.on_gone.append(lambda: self._release(consumer))
+            self._wire.to_client(lambda: self._line.tell(Attached(link)))
+            return
+        namespace.add_consumer(consumer)
+        self._wire.on_gone.append(lambda: namespace.remove_consumer(consumer))
+        self._wire.to_client(lambda: self._line.tell(Attached(link)))
+
+    def _release(self, consumer: Consumer) -> None:
+        namespace = self._line.namespace
+        if namespace.is_up and not consumer.queue.is_deleted:
+            consumer.queue.release_holder(consumer, namespace.now_ms())
+
+    def _deliver(self, link: ReceiverLink, queue: Queue, delivery: Delivery, wire: bytes) -> None:
+        number = next(self._received)
+        token = delivery.lock_token
+        self._locked[number] = (queue, token)
+        self._line.world.note_lock(queue, delivery)
+
+        def arrived() -> None:
+            self._line.tell(DeliveryArrived(link, number, token, 0, False, wire))
+
+        self._wire.to_client(arrived)
+
+    def _forgotten(self, link: Link) -> None:
+        consumer = self._consumers.pop(link, None)
+        if consumer is not None:
+            self._line.namespace.remove_consumer(consumer)
+            self._release(consumer)
+
+    def _granted(self, handle: int, credit: int) -> None:
+        for link, consumer in self._consumers.items():
+            if link.handle == handle:
+                self._line.namespace.granted(consumer, credit)
+
+    def _settled(self, first: int, last: int, state: bytes) -> None:
+        now_ms = self._line.namespace.now_ms()
+        for number in range(first, last + 1):
+            if number not in self._locked:
+                continue
+            queue, token = self._locked.pop(number)
+            answer: object = Accepted()
+            try:
+                _settle(queue, token, state, now_ms)
+            except Refusal as refusal:
+                error = Error(condition=Symbol(refusal.condition), description=refusal.description)
+                answer = Rejected(error=error)
+            event = Disposed(self, False, number, number, True, answer)  # type: ignore[arg-type]
+            self._wire.to_client(partial(self._line.tell, event))
+
+    def close_source(self) -> None:
+        """The service detaches an idle receiver, as it may at any time."""
+        for link, consumer in list(self._consumers.items()):
+            del self._consumers[link]
+            self._line.namespace.remove_consumer(consumer)
+            self._release(consumer)
+            self._wire.to_client(partial(self._line.tell, Detached(link, None, True)))
+
+
+def _settle(queue: Queue, token: bytes, state: bytes, now_ms: int) -> None:
+    if state == ACCEPTED_BYTES:
+        queue.settle(token, Outcome.COMPLETE, now_ms)
+    elif state == RELEASED_BYTES:
+        queue.settle(token, Outcome.RELEASE, now_ms)
+    else:
+        described = decode(state)[0]
+        fields = described.value
+        if described.descriptor == 0x25:
+            info = fields[0].value[2]
+            queue.settle(
+                token,
+                Outcome.DEAD_LETTER,
+                now_ms,
+                reason=info[Symbol("DeadLetterReason")],
+                description=info[Symbol("DeadLetterErrorDescription")],
+            )
+        else:
+            queue.settle(token, Outcome.DEFER, now_ms)
+
+
+def _gone(path: str) -> Refusal:
+    return EntityNotFound(f"the entity {path!r} was deleted")

@@ -1,0 +1,85 @@
+"""Whether a world has come to rest after its faults, and if not, what still moves or is stuck."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from twinbus.broker.refusals import EntityNotFound
+from twinbus.pairing.backlog import LONGEST_PULL_S
+from twinbus.pairing.events import State
+from twinbus.syphon.host import SyphonHost
+
+if TYPE_CHECKING:
+    from tests.simulation.programs import Application
+    from tests.simulation.world import World
+
+__all__ = ["is_quiet", "what_is_left"]
+
+
+def is_quiet(world: World) -> bool:
+    """Nothing is left to be done."""
+    return next(what_is_left(world), None) is None
+
+
+def what_is_left(world: World) -> Iterator[str]:
+    """Everything that is not as it must be in a world without faults, in words."""
+    pending = [call.number for call in world.truth.calls if call.outcome == "pending"]
+    if pending:
+        yield f"calls {pending} have not ended"
+    for path in world.backlog_paths:
+        try:
+            queue = world.secondary.engine.get_queue(path)
+        except EntityNotFound:
+            yield f"{path} was never created"
+            continue
+        if queue.messages:
+            yield (
+                f"{path} holds {queue.active_count} active, {queue.locked_count} locked,"
+                f" {queue.deferred_count} deferred messages"
+            )
+    for application in world.applications:
+        yield from _left_of(application, world)
+    for syphon in world.syphons:
+        if syphon.host is None:
+            yield f"{syphon.name} has not started"
+        else:
+            yield from _left_of_host(syphon.name, syphon.host)
+
+
+def _left_of(application: Application, world: World) -> Iterator[str]:
+    name = application.name
+    if not application.is_ready or application.pair is None:
+        yield f"{name} has not paired"
+        return
+    if not all(task.done() for task in application.sending):
+        yield f"{name} still sends"
+    client = application.client
+    for entity in client.entities:
+        state = entity.failover.state
+        is_gone = entity.path.lower() in world.faults.gone_for_good
+        if state is not State.HEALTHY and not (state is State.UNUSABLE and is_gone):
+            yield f"{name}: {entity.path} is {state.value} ({entity.failover!r})"
+    discovery = application.pair._discovery
+    assert discovery is not None
+    if discovery.unreachable is not None:
+        yield f"{name} still looks for backlog queues: {discovery.unreachable}"
+    # A pulled queue returns by time alone, after the longest rest at the latest (SPEC 3).
+    at_last = client.rotation.available(world.loop.time() + LONGEST_PULL_S)
+    # One that was found disabled when the pair began is left out for good (SPEC 2.3).
+    missing = [path for path in client.rotation.queues if path not in at_last]
+    if missing:
+        yield f"{name}: {missing} will never be in the rotation again"
+    census = getattr(client, "census", None)
+    if census is not None and len(census.order):
+        yield f"{name}: {len(census.order)} sessions are bound to the backlog"
+    for host in application.pair._hosts:
+        yield from _left_of_host(name, host)
+
+
+def _left_of_host(name: str, host: SyphonHost) -> Iterator[str]:
+    if host.in_flight:
+        yield f"{name} has {host.in_flight} messages in flight"
+    for relay in host.relays:
+        if relay.problems:
+            yield f"{name}: {relay.queue}: {relay.problems}"

@@ -1,0 +1,103 @@
+"""A thousand worlds with faults, each from its seed: nothing lost, nothing stuck."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random, SystemRandom
+
+import pytest
+
+from tests.simulation.mutations import PLANTED, PLANTED_IN_STRICT
+from tests.simulation.plan import draw_plan
+from tests.simulation.world import simulate
+
+SEEDS = 1_000
+CHUNKS = 20
+"""Tests to share the seeds among, so that several workers have something to do."""
+
+SOAK_SEEDS = 20_000
+MUTATION_SEEDS = 200
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(seeds: range) -> Counter[str]:
+    """Run these worlds; fails with every seed that broke a rule, and how to see it again."""
+    facts: Counter[str] = Counter()
+    broken = []
+    for seed in seeds:
+        result = simulate(seed)
+        facts.update(result.facts)
+        if result.violations:
+            broken.append(f"make simulate SEED={seed}  # {result.violations[0]}")
+    assert not broken, "\n" + "\n".join(broken)
+    return facts
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_whatever_fails_every_message_is_accounted_for_and_nothing_is_stuck(chunk: int) -> None:
+    size = SEEDS // CHUNKS
+    facts = run(range(chunk * size, (chunk + 1) * size))
+    # Worlds in which nothing happens would pass every check.
+    assert facts["send"] > 10 * size
+    assert facts["divert"] > 2 * size
+    assert facts["forward"] > 2 * size
+    assert facts["raised"] > size
+
+
+@pytest.mark.soak
+def test_twenty_thousand_worlds_that_nobody_has_seen() -> None:
+    start = SystemRandom().randrange(SEEDS, 1 << 31)
+    run(range(start, start + SOAK_SEEDS))
+
+
+@pytest.mark.parametrize("name", [*PLANTED, *PLANTED_IN_STRICT])
+def test_a_planted_bug_is_found(name: str) -> None:
+    planted, checker = {**PLANTED, **PLANTED_IN_STRICT}[name]
+    for seed in range(MUTATION_SEEDS):
+        violations = simulate(seed, planted).violations
+        if any(text.startswith(f"{checker}:") for text in violations):
+            # Seen with `-rP`.
+            sys.stdout.write(f"{name}: found by seed {seed}: {violations[0]}\n")
+            return
+    raise AssertionError(f"{name}: {checker} saw nothing in {MUTATION_SEEDS} seeds")
+
+
+def test_every_kind_of_fault_comes_within_a_hundred_seeds() -> None:
+    kinds = Counter(fault.kind for seed in range(100) for fault in draw_plan(Random(seed)).faults)
+    assert set(kinds) == {
+        "crash process", "crash namespace", "stop namespace", "partition", "slow", "flaky",
+        "refuse", "disable", "delete", "detach idle", "command",
+    }  # fmt: skip
+
+
+def test_a_seed_tells_the_same_story_twice() -> None:
+    for seed in range(5):
+        first, second = (simulate(seed).report().splitlines() for _ in range(2))
+        # Line by line: to show how two long texts differ takes pytest minutes.
+        differing = [pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]]
+        assert not differing[:1]
+        assert len(first) == len(second)
+
+
+def test_a_seed_is_replayed_by_one_command_and_tells_the_same_story_in_any_process() -> None:
+    stories = []
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "11"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        stories.append(done.stdout)
+    stories.append(simulate(11).report() + "\n")
+    assert len({hash(story) for story in stories}) == 1
+    assert stories[0].startswith("seed 11\nentities: ")
+    assert "FAULT" in stories[0]
+    assert stories[0].endswith("all checks passed\n")

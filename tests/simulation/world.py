@@ -1,0 +1,223 @@
+"""One simulated world from one seed: two namespaces, applications, syphons, and what befalls them.
+
+    result = simulate(123)
+    assert not result.violations, result.report()
+
+Faults come and go until a certain time; then the world is left alone until nothing moves, and the
+checkers look at what has become of every message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from tests.simulation.checks import check_all
+from tests.simulation.faults import Faults, create_backlog, create_entity
+from tests.simulation.line import SimLine
+from tests.simulation.machine import Process, SimLoop
+from tests.simulation.namespace import SimNamespace
+from tests.simulation.network import Network
+from tests.simulation.plan import FAULTS_END_S, Plan, draw_plan
+from tests.simulation.programs import Application, Program, Syphon, client_class, options_with
+from tests.simulation.quiet import is_quiet, what_is_left
+from tests.simulation.sdk import Encoder, SimSide
+from tests.simulation.seams import tied_to
+from tests.simulation.timeline import Timeline
+from tests.simulation.truth import CALL, Deed, Truth
+from twinbus.broker.engine.queue import Delivery, Queue
+from twinbus.ledger.record import LineForm
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pairing.backlog import backlog_paths
+
+__all__ = ["Result", "World", "simulate"]
+
+QUIET_LIMIT_S: Final = 900.0
+"""After the faults. The longest honest wait is a lock of 60 s, a back-off of 60 s and a look for
+deferred messages after each other; what moves after this is stuck."""
+
+QUIET_STEP_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a simulation came to."""
+
+    seed: int
+    plan: Plan
+    violations: list[str]
+    timeline: Timeline
+    facts: dict[str, int]
+
+    def report(self) -> str:
+        """Everything, for a person."""
+        head = [f"seed {self.seed}", *self.plan.lines(), ""]
+        tail = ["", ", ".join(f"{name} {count}" for name, count in self.facts.items())]
+        tail += [f"VIOLATION {text}" for text in self.violations] or ["all checks passed"]
+        return "\n".join([*head, str(self.timeline), *tail])
+
+
+def simulate(seed: int, planted: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Result:
+    """Run one world to its end. `planted` puts a bug in, for the mutation tests."""
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, SimLoop)
+        world = World(seed, loop)
+        with tied_to(world), planted():
+            runner.run(world.run())
+        facts = world.facts()
+    return Result(seed, world.plan, world.violations, world.timeline, facts)
+
+
+class _Ledger:
+    """The ledger of all processes: each attempt is noted with the call that it belongs to."""
+
+    def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
+        call = CALL.get()
+        if call is not None and operation in ("send", "divert"):
+            outcome, message_id = str(fields["outcome"]), str(fields["message_id"])
+            call.attempts.append((operation, outcome, message_id))
+
+    def record_messages(self, form: LineForm, latency_us: int, messages: Any) -> None:
+        for message_id, _ in messages:
+            self.record(form.operation, **{**form.fields, "message_id": message_id})
+
+    def flush(self) -> None:
+        """Nothing to write."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class World:
+    """All parts, and what was seen to be wrong with them."""
+
+    def __init__(self, seed: int, loop: SimLoop) -> None:
+        self.rng = rng = Random(seed)
+        self.loop = loop
+        self.plan = draw_plan(rng)
+        self.options = SendAvailabilityOptions(**self.plan.options)
+        self.timeline = Timeline(loop.time)
+        self.truth = Truth(loop.time)
+        self.network = Network(rng)
+        self.violations: list[str] = []
+        self.ledger = _Ledger()
+        self.encoded = Encoder()
+        self.client_class = client_class(self)
+        self.primary = SimNamespace(loop, "primary", self.truth.performed)
+        self.secondary = SimNamespace(loop, "secondary", self.truth.performed)
+        self.namespaces = {side.name: side for side in (self.primary, self.secondary)}
+        self.backlog_paths = backlog_paths("primary", self.options.backlog_queue_count)
+        self.sources: dict[bytes, tuple[tuple[object, ...], float]] = {}
+        """What each lock token of a backlog queue was given for, and when."""
+        self.lines: list[SimLine] = []
+        for entity in self.plan.entities:
+            create_entity(self.primary, entity)
+        if self.plan.lock_s is not None:
+            create_backlog(self.secondary, self.backlog_paths, self.plan.lock_s)
+        self.applications = [
+            Application(self, f"app-{n}", embeds_syphon=self.plan.embedded and n == 0)
+            for n in range(self.plan.applications)
+        ]
+        self.syphons = [Syphon(self, f"syphon-{n}") for n in range(self.plan.syphons)]
+        everyone: list[Program] = [*self.applications, *self.syphons]
+        self.programs = {program.name: program for program in everyone}
+        self.faults = Faults(self)
+
+    async def run(self) -> None:
+        """Everything, from the first start to the last check."""
+        self.loop.set_exception_handler(self._on_exception)
+        for program in self.programs.values():
+            program.start()
+        await asyncio.gather(*(self.faults.run(fault) for fault in self.plan.faults))
+        await asyncio.sleep(max(0.0, FAULTS_END_S - self.loop.time()))
+        self.timeline.note("no more faults")
+        await self.faults.end_all()
+        await self._until_quiet()
+        if not self.violations:
+            await self._one_more_each()
+        await asyncio.gather(*(program.end() for program in self.programs.values()))
+        check_all(self)
+
+    async def _until_quiet(self) -> None:
+        ends = self.loop.time() + QUIET_LIMIT_S
+        while True:
+            self.faults.end_commands()
+            if is_quiet(self):
+                self.timeline.note("nothing moves any more")
+                return
+            if self.loop.time() > ends:
+                for text in what_is_left(self):
+                    self.violation("stuck", text)
+                return
+            await asyncio.sleep(QUIET_STEP_S)
+
+    async def _one_more_each(self) -> None:
+        """Every sender is back on the primary: one more message each goes straight there."""
+        for application in self.applications:
+            for entity in self.plan.entities:
+                if entity.path in self.faults.gone_for_good:
+                    continue
+                assert application.process is not None
+                call = await application.process.spawn(application.send_once(entity))
+                deeds = [deed.kind for deed in self.truth.deeds if deed.call is call]
+                if call.outcome != "returned" or deeds != ["send"]:
+                    words = f"{call.outcome} {call.error} after {deeds}"
+                    self.violation("not back", f"{application.name} to {entity.path}: {words}")
+
+    # What the parts ask of their world
+
+    def side(self, name: str) -> SimSide:
+        """A namespace as a pair is given it."""
+        text = f"Endpoint=sb://{name}.servicebus.windows.net/;SharedAccessKeyName=k"
+        side = SimSide.from_connection_string(f"{text};SharedAccessKey=v")
+        side.world = self
+        return side
+
+    def options_of(self, **changes: Any) -> SendAvailabilityOptions:
+        return options_with(self.options, **changes)
+
+    def note_lock(self, queue: Queue, delivery: Delivery) -> None:
+        """A message of a backlog queue was given to a syphon."""
+        message = delivery.message
+        source = (queue.path, message.sequence_number, message.enqueued_at_ms)
+        self.sources[delivery.lock_token] = source, self.loop.time()
+
+    def forward_deed(self, process: Process, path: str, token: bytes) -> Deed:
+        """A syphon is about to send a message of a backlog queue."""
+        who = f"{process.name}.{process.number}"
+        source, received_at = self.sources[token]
+        deed = Deed("forward", who, path, source=source, received_at=received_at)
+        self.truth.deeds.append(deed)
+        return deed
+
+    def detach_sources(self) -> None:
+        """The service closes every receiver for idleness."""
+        for line in self.lines:
+            if line.wire.served and line.namespace.is_up:
+                line.session.close_source()
+
+    def violation(self, kind: str, text: str) -> None:
+        """Something that must never be."""
+        self.timeline.note("VIOLATION %s: %s", kind, text)
+        self.violations.append(f"{kind}: {text}")
+
+    def facts(self) -> dict[str, int]:
+        """How much happened, to see that worlds are not empty."""
+        kinds = [copy.deed.kind for copy in self.truth.copies]
+        return {
+            "messages": len(self.truth.originals),
+            "calls": len(self.truth.calls),
+            "raised": sum(call.outcome == "raised" for call in self.truth.calls),
+            "killed": sum(call.outcome == "killed" for call in self.truth.calls),
+            **{kind: kinds.count(kind) for kind in ("send", "divert", "forward")},
+            "seconds": round(self.loop.time()),
+        }
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.violation("unseen error", f"{context.get('message')} {error!r}")

@@ -1,0 +1,263 @@
+"""Two namespaces with everything that a backlog can be for, filled and looked at quickly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any, Self
+
+from tests.end_to_end.raw_client import RawClient, batch
+from tests.official_sdk import administration
+from tests.processes import ServedBroker
+from twinbus.amqp.message import Properties, encode_message, join, split
+from twinbus.syphon.counts import counts_of
+from twinbus.syphon.endpoint import Endpoint
+from twinbus.syphon.tenure import lease_place
+from twinbus.transfer import to_backlog_sections
+
+QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(4)]
+SESSIONS = [f"session-{number}" for number in range(8)]
+KINDS = ("orders", "once", "events", "sessions")
+"""A queue, one with duplicate detection, a topic, a queue with sessions."""
+
+LOCK = timedelta(seconds=5)
+"""Short, so that what a killed task had comes back while a test waits."""
+BATCH = 50
+QUIET_S = 1.0
+PATIENCE_S = 60.0
+CREDIT = 500
+
+
+@dataclass(frozen=True)
+class World:
+    """A primary, and a secondary with backlog queues."""
+
+    primary: str
+    secondary: str
+
+    def fill(self, name: str, each: int) -> None:
+        """`each` messages for each kind of destination, over all backlog queues."""
+        asyncio.run(self._fill(name, each))
+
+    def waiting(self) -> int:
+        """What is left in the backlog."""
+
+        async def ask() -> int:
+            endpoint = Endpoint.parse(self.secondary)
+            counts = await asyncio.gather(*(counts_of(endpoint, queue) for queue in QUEUES))
+            return sum(count.waiting for count in counts)
+
+        return asyncio.run(ask())
+
+    def wait_until_below(self, limit: int, patience_s: float) -> int:
+        """What is left when it is no more than `limit`."""
+        ends = time.monotonic() + patience_s
+        while (waiting := self.waiting()) > limit:
+            assert time.monotonic() < ends, f"{waiting} messages are left, of which none goes"
+        return waiting
+
+    def received(self) -> dict[str, list[str]]:
+        """All that has arrived, received and deleted: message ids by destination, in order."""
+        return asyncio.run(self._receive())
+
+    async def _fill(self, name: str, each: int) -> None:
+        parts: dict[str, list[bytes]] = {queue: [] for queue in QUEUES}
+        for number in range(each):
+            for at, kind in enumerate(KINDS):
+                session = SESSIONS[number % len(SESSIONS)] if kind == "sessions" else None
+                # A session's messages stay together, as strict order wants them.
+                place = number % len(SESSIONS) if session else number + at
+                sent = encode_message(
+                    properties=Properties(
+                        message_id=f"{name}-{kind}-{number:06d}", group_id=session
+                    ),
+                    data=b"x" * 200,
+                )
+                stored = join(to_backlog_sections(split(sent), kind))
+                parts[QUEUES[place % len(QUEUES)]].append(stored)
+        connection = await RawClient.open(self.secondary)
+        for queue, messages in parts.items():
+            sender = await connection.sender(queue)
+            answers = []
+            for at in range(0, len(messages), BATCH):
+                await sender.room()
+                answers.append(sender.send(batch(messages[at : at + BATCH]), is_batch=True))
+            await asyncio.gather(*answers)
+        await connection.close()
+
+    async def _receive(self) -> dict[str, list[str]]:
+        connection = await RawClient.open(self.primary)
+        places: list[tuple[str, str | None]] = [
+            ("orders", None),
+            ("once", None),
+            ("events/Subscriptions/all", None),
+            *(("sessions", session) for session in SESSIONS),
+        ]
+        found = await asyncio.gather(*(_all_of(connection, *place) for place in places))
+        await connection.close()
+        names = ["orders", "once", "events", *SESSIONS]
+        return dict(zip(names, found, strict=True))
+
+
+async def _all_of(connection: RawClient, path: str, session: str | None) -> list[str]:
+    receiver = await connection.receiver(path, credit=CREDIT, settled=True, session=session)
+    found = []
+    while delivery := await receiver.receive(QUIET_S):
+        found.append(delivery.key)
+    await receiver.close()
+    return found
+
+
+@contextmanager
+def world(directory: Path) -> Iterator[World]:
+    """Both namespaces, in one broker process that nobody kills."""
+    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True) as broker:
+        made = World(broker.connection_string("contoso"), broker.connection_string("contoso-dr"))
+        with administration(made.primary) as admin:
+            admin.create_queue("orders")
+            admin.create_queue("once", requires_duplicate_detection=True)
+            admin.create_queue("sessions", requires_session=True)
+            admin.create_topic("events")
+            admin.create_subscription("events", "all")
+        with administration(made.secondary) as admin:
+            for queue in QUEUES:
+                admin.create_queue(queue, lock_duration=LOCK, max_delivery_count=2**31 - 1)
+            admin.create_queue(
+                lease_place(QUEUES[0]).queue, requires_session=True, lock_duration=LOCK
+            )
+        yield made
+
+
+class Driver:
+    """`drain_driver` in a process, its JVM and its executors; a context manager."""
+
+    def __init__(self, master: str, log: Path) -> None:
+        self._log: IO[bytes] = log.open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.drain_driver", master],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        self.started: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self.started = self.answer()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self._process.stdin is not None
+        if exc[0] is not None:
+            self.kill9()
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        finally:
+            self._log.close()
+            if self._process.poll() is None:
+                self.kill9()
+
+    def order(self, world: World, ledger: Path, *, limit: int, strict: bool = False) -> None:
+        """Have it drain; `answer` waits for the end."""
+        order = {
+            "primary": world.primary,
+            "secondary": world.secondary,
+            "queues": QUEUES,
+            "ledger": str(ledger),
+            "limit": limit,
+            "session_order": "strict" if strict else "relaxed",
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the driver ended: see {self._log.name}"
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    @property
+    def jvm(self) -> int:
+        (found,) = [pid for pid in children(self._process.pid) if _is_java(pid)]
+        return found
+
+    @property
+    def executors(self) -> list[int]:
+        """The JVMs that run tasks."""
+        return [pid for pid in children(self.jvm) if _is_java(pid)]
+
+    def busy_executor(self, ledger: Path) -> int:
+        """The executor whose Python has written to the ledger last, and its name has its pid."""
+        ends = time.monotonic() + PATIENCE_S
+        while time.monotonic() < ends:
+            latest = max(
+                ledger.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, default=None
+            )
+            pid = int(latest.name.split("-")[-3]) if latest else 0
+            for executor in self.executors:
+                if pid in descendants(executor):
+                    return executor
+            time.sleep(0.02)
+        raise AssertionError(f"no executor writes to {ledger}")
+
+    def kill9(self) -> None:
+        """End the Spark driver, as a machine does that loses its power: Python and JVM."""
+        for pid in [*children(self._process.pid), self._process.pid]:
+            kill9(pid)
+        self._process.wait()
+
+
+def kill9(pid: int) -> None:
+    """Kill a process that this test has started."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def children(pid: int) -> list[int]:
+    """Its children, by all of its threads."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [int(word) for word in path.read_text().split()]
+    return sorted(found)
+
+
+def descendants(pid: int) -> list[int]:
+    """Its children and theirs, and so on."""
+    return [each for child in children(pid) for each in (child, *descendants(child))]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _is_java(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"java")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def duplicates(arrived: dict[str, list[str]]) -> Counter[str]:
+    """Ids that came more than once, and how many times too often."""
+    counts = Counter(key for keys in arrived.values() for key in keys)
+    return Counter({key: count - 1 for key, count in counts.items() if count > 1})

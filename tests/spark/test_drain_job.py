@@ -1,0 +1,82 @@
+"""The entry for `spark-submit`: with the real one, and what it says to wrong use."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spark.drain_world import KINDS, QUEUES, duplicates, world
+from twinbus.pipeline import drain_job
+
+EACH = 100
+
+
+def test_spark_submit_runs_the_drain_and_prints_what_the_ledger_says(tmp_path: Path) -> None:
+    submit = str(Path(_pyspark_home()) / "bin" / "spark-submit")
+    with world(tmp_path) as namespaces:
+        namespaces.fill("s", EACH)
+        ran = subprocess.run(
+            [
+                *(submit, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false"),
+                *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+                *(script(), *QUEUES, "--ledger", str(tmp_path / "ledger")),
+            ],
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_HOME": _pyspark_home(),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "TWINBUS_PRIMARY": namespaces.primary,
+                "TWINBUS_SECONDARY": namespaces.secondary,
+            },
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        arrived = namespaces.received()
+    count = EACH * len(KINDS)
+    # spark-submit puts a script's standard error among its output.
+    *progress, last = ran.stdout.splitlines()
+    assert json.loads(last) == {"forwarded": count, "completed": count, "dead_lettered": 0}
+    assert "twinbus: 400 moved, 0 left" in progress
+    assert sum(map(len, arrived.values())) == count
+    assert not duplicates(arrived)
+    assert "SharedAccessKey" not in ran.stderr + ran.stdout
+
+
+def script() -> str:
+    """The path that a user is told to hand to spark-submit."""
+    told = subprocess.run(
+        [sys.executable, "-m", "twinbus.pipeline.drain_job", "--where"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return told.stdout.strip()
+
+
+def _pyspark_home() -> str:
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent)
+
+
+def test_wrong_use_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TWINBUS_PRIMARY", raising=False)
+    assert drain_job.main(["some/queue"]) == drain_job.WRONG_USE
+    assert capsys.readouterr().err.startswith("twinbus: put the connection strings into")
+    monkeypatch.setenv("TWINBUS_PRIMARY", "Endpoint=sb://one/")
+    monkeypatch.setenv("TWINBUS_SECONDARY", "Endpoint=sb://two/")
+    assert drain_job.main([]) == drain_job.WRONG_USE
+    assert capsys.readouterr().err == "twinbus: name at least one backlog queue\n"

@@ -1,0 +1,107 @@
+"""Transfers read in runs give what transfers read one by one give, whatever comes in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.amqp.test_connection import Pair
+from twinbus.amqp.events import Attached, DeliveryArrived, Event
+from twinbus.amqp.link import ReceiverLink, SenderLink
+from twinbus.amqp.performatives import Source, Target
+from twinbus.amqp.runs import Lead
+from twinbus.amqp.session import Session
+
+LIMIT_BYTES = 1_000
+LINKS = 3
+
+SENDS = st.lists(
+    st.tuples(
+        st.integers(0, LINKS - 1),
+        st.one_of(st.just(b"usual"), st.binary(max_size=40), st.just(bytes(LIMIT_BYTES + 1))),
+        st.sampled_from([b"0123456789abcdef", b"t", b"", bytes(32)]),
+        st.booleans(),
+        st.sampled_from([0, 0, 0, 0x80013700]),
+    ),
+    max_size=40,
+)
+
+
+class Receiver:
+    """A server with links that a client sends on; it learns how transfers look, or does not."""
+
+    def __init__(self, chunk: int, *, learns: bool) -> None:
+        self.pair = Pair(chunk=chunk)
+        self.pair.exchange()
+        if not learns:
+            self.pair.server._lessons = 0
+        ours, self.session = self.pair.session()
+        self.outgoing = [self._attach(ours, f"link-{n}") for n in range(LINKS)]
+
+    def _attach(self, session: Session, name: str) -> SenderLink:
+        link = session.attach_sender(name, source=Source(address="me"), target=Target(address="q"))
+        _, at_server = self.pair.exchange()
+        (offered,) = [event.link for event in at_server if isinstance(event, Attached)]
+        assert isinstance(offered, ReceiverLink)
+        offered.accept(max_message_size=LIMIT_BYTES)
+        offered.limit_bytes = LIMIT_BYTES
+        offered.grant(100)
+        self.pair.exchange()
+        return link
+
+    def take(self, sends: list[tuple[int, bytes, bytes, bool, int]]) -> list[tuple[Any, ...]]:
+        for number, payload, tag, settled, message_format in sends:
+            link = self.outgoing[number]
+            link.send(payload, tag, settled=settled, message_format=message_format)
+        return [_seen(event) for event in self.pair.exchange()[1]]
+
+    def accounts(self) -> list[tuple[Any, ...]]:
+        session = self.session
+        links = session.links.values()
+        return [
+            (session._next_incoming_id, session._incoming_window),
+            *((link.name, link.state, link.credit, link.delivery_count) for link in links),  # type: ignore[attr-defined]
+        ]
+
+
+def _seen(event: Event) -> tuple[Any, ...]:
+    if not isinstance(event, DeliveryArrived):
+        return (type(event).__name__,)
+    link, number = event.link.name, event.delivery_id
+    return link, number, event.tag, event.message_format, event.settled, event.payload
+
+
+@settings(max_examples=60, deadline=None)
+@given(SENDS, st.sampled_from([1, 7, 90, 4_000, 1 << 20]))
+def test_a_run_is_read_as_its_frames_are_read_one_by_one(
+    sends: list[tuple[int, bytes, bytes, bool, int]], chunk: int
+) -> None:
+    learning, plain = Receiver(chunk, learns=True), Receiver(chunk, learns=False)
+    assert learning.take(sends) == plain.take(sends)
+    assert learning.accounts() == plain.accounts()
+
+
+def test_what_was_learned_is_used() -> None:
+    """Or the comparison above would compare the general way with itself."""
+    receiver = Receiver(1 << 20, learns=True)
+    receiver.take([(0, b"first", b"0123456789abcdef", False, 0)])
+    lessons = receiver.pair.server._lessons
+    receiver.session.take_delivery = None  # type: ignore[assignment, method-assign]
+    found = receiver.take([(0, b"m", b"0123456789abcdef", False, 0)] * 5)
+    assert [each[5] for each in found] == [b"m"] * 5
+    assert receiver.pair.server._lessons == lessons
+
+
+def test_a_lead_writes_the_frame_that_the_encoder_writes() -> None:
+    from twinbus.amqp.performatives import encode_transfer_frame
+
+    for tag in (b"", b"t", b"0123456789abcdef"):
+        for settled in (False, True):
+            for message_format in (0, 0x80013700):
+                lead = Lead(7, 300, len(tag), settled, message_format)
+                whole = encode_transfer_frame(
+                    7, 300, 2**32 - 1, tag, message_format, settled, b"body"
+                )
+                assert lead.before(4, 2**32 - 1, tag) + b"body" == whole

@@ -1,0 +1,330 @@
+"""A control socket on real sockets: its place, its rights, its bounds, and what is in the way."""
+# ruff: noqa: ASYNC240  # nobody but the test waits for its loop
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinbus.control import server as server_module
+from twinbus.control.client import ask, find
+from twinbus.control.protocol import REQUEST_BYTES_MAX, Request, Verb, encode_request, parse_answer
+from twinbus.control.run_directory import PATH_BYTES_MAX, VARIABLE, places, sockets_in
+from twinbus.control.server import CLIENTS_MAX, ControlServer
+from twinbus.errors import ControlError, PairingError
+
+
+def on_a_loop(scenario: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    """The scenario as a test that brings its own loop."""
+
+    @functools.wraps(scenario)
+    def test(*args: object, **fixtures: object) -> None:
+        asyncio.run(scenario(*args, **fixtures))
+
+    return test
+
+
+@pytest.fixture
+def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Pytest's own directories are too long for the address of a socket.
+    directory = Path(tempfile.mkdtemp(prefix="tb-"))
+    monkeypatch.setenv(VARIABLE, str(directory / "run"))
+    yield directory / "run"
+    shutil.rmtree(directory)
+
+
+def refuse() -> None:
+    raise PairingError("the pair was closed")
+
+
+def stumble() -> None:
+    raise KeyError("a mistake")
+
+
+async def later() -> str:
+    await asyncio.sleep(0)
+    return "later"
+
+
+VERBS = {
+    "echo": Verb(lambda path: {"path": path}, takes=("path",)),
+    "refuse": Verb(refuse),
+    "stumble": Verb(stumble),
+    "later": Verb(later),
+    "large": Verb(lambda: "x" * 3_000_000),
+}
+
+
+def server(name: str = "contoso") -> ControlServer:
+    return ControlServer("pair", name, VERBS)
+
+
+async def said(path: Path, sent: bytes, *, close: bool = False) -> Any:
+    """The answer to raw bytes."""
+    reader, writer = await asyncio.open_unix_connection(str(path), limit=2**24)
+    writer.write(sent)
+    if close:
+        writer.write_eof()
+    line = await reader.readline()
+    writer.close()
+    return parse_answer(line) if line else None
+
+
+async def asked(at: Path, verb: str, **arguments: str) -> Any:
+    return await asyncio.to_thread(ask, at, verb, arguments)
+
+
+@on_a_loop
+async def test_a_socket_is_its_users_alone_and_goes_with_its_server(run_directory: Path) -> None:
+    async with running() as (control, path):
+        assert stat.S_IMODE(run_directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.name.startswith(f"contoso.{os.getpid()}.")
+        hosts, silent = await asyncio.to_thread(find)
+        assert [host.card.name for host in hosts] == ["contoso"]
+        assert not silent
+    assert list(run_directory.iterdir()) == []
+    await control.close()
+
+
+class running:  # noqa: N801
+    """A server for the block, and its path."""
+
+    def __init__(self, name: str = "contoso") -> None:
+        self.server = server(name)
+
+    async def __aenter__(self) -> tuple[ControlServer, Path]:
+        await self.server.start()
+        assert self.server.path is not None
+        return self.server, self.server.path
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.close()
+
+
+@on_a_loop
+async def test_verbs_are_carried_out_and_refused(
+    run_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running() as (_, path):
+        assert await asked(path, "echo", path="orders") == {"path": "orders"}
+        assert await asked(path, "later") == "later"
+        assert len(await asked(path, "large")) == 3_000_000
+        with pytest.raises(ControlError, match="the pair was closed"):
+            await asked(path, "refuse")
+        with pytest.raises(ControlError, match="no verb 'fly'"):
+            await asked(path, "fly")
+        with pytest.raises(ControlError, match="a mistake in Twinbus: KeyError"):
+            await asked(path, "stumble")
+        assert [record.exc_info is not None for record in caplog.records] == [True]
+        # It goes on as if nothing had happened.
+        assert await asked(path, "later") == "later"
+
+
+@on_a_loop
+async def test_nonsense_gets_an_answer_and_silence_gets_none(run_directory: Path) -> None:
+    async with running() as (_, path):
+        assert (await said(path, b"GET / HTTP/1.1\r\n\r\n")).error_kind == "bad-request"
+        too_long = await said(path, b"x" * (REQUEST_BYTES_MAX * 2))
+        assert str(REQUEST_BYTES_MAX) in too_long.error_text
+        cut_short = await said(path, encode_request(Request("later"))[:-1], close=True)
+        assert "new line" in cut_short.error_text
+        assert await said(path, b"", close=True) is None
+
+
+@on_a_loop
+async def test_a_slow_client_holds_up_nobody_and_is_let_go(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_S", 0.2)
+    monkeypatch.setattr(server_module, "ANSWER_S", 0.2)
+    async with running() as (control, path):
+        silent = await asyncio.open_unix_connection(str(path))
+        deaf = await asyncio.open_unix_connection(str(path), limit=1)
+        deaf[1].write(encode_request(Request("large")))
+        assert await asked(path, "later") == "later"
+        answer = parse_answer(await silent[0].readline())
+        assert answer.error_kind == "timeout"
+        async with asyncio.timeout(5):
+            while control._clients:  # noqa: ASYNC110  # nothing tells of it
+                await asyncio.sleep(0.01)
+        for _, writer in (silent, deaf):
+            writer.close()
+
+
+@on_a_loop
+async def test_there_is_a_bound_to_clients_and_past_it_an_answer(run_directory: Path) -> None:
+    async with running() as (_, path):
+        idle = [await asyncio.open_unix_connection(str(path)) for _ in range(CLIENTS_MAX)]
+        answer = await said(path, encode_request(Request("later")))
+        assert answer.error_kind == "busy"
+        for _, writer in idle:
+            writer.close()
+
+
+@on_a_loop
+async def test_closing_lets_every_client_go(run_directory: Path) -> None:
+    async with running() as (_, path):
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        await asyncio.sleep(0.05)
+    assert await reader.read() == b""
+    writer.close()
+
+
+@on_a_loop
+async def test_two_pairs_of_one_name_in_one_process(run_directory: Path) -> None:
+    async with running() as (_, first), running() as (_, second):
+        assert first != second
+        hosts, _ = await asyncio.to_thread(find)
+        assert len(hosts) == 2
+
+
+@on_a_loop
+async def test_what_the_dead_left_behind_is_removed_and_nothing_else(run_directory: Path) -> None:
+    run_directory.mkdir(mode=0o700)
+    stale, foreign = run_directory / "contoso.1.abc.sock", run_directory / "notes.txt"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(stale))
+        left.listen()
+    foreign.write_text("mine")
+    hosts, silent = await asyncio.to_thread(find)
+    assert (hosts, silent) == ([], [])
+    assert not stale.exists()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(stale))
+        left.listen()
+    async with running() as (_, path):
+        assert sockets_in(run_directory) == [path]
+    assert foreign.read_text() == "mine"
+
+
+@on_a_loop
+async def test_a_host_that_does_not_answer_is_told_of(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinbus.control.client.ANSWER_S", 0.2)
+    run_directory.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as stuck:
+        stuck.bind(str(run_directory / "stuck.1.abc.sock"))
+        stuck.listen()
+        hosts, silent = await asyncio.to_thread(find)
+    assert hosts == []
+    assert "event loop" in silent[0].why
+
+
+@pytest.mark.parametrize("obstacle", ["file", "writable", "long", "unmakeable"])
+@on_a_loop
+async def test_an_unusable_directory_is_one_warning(
+    run_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    obstacle: str,
+) -> None:
+    if obstacle == "file":
+        run_directory.write_text("mine")
+    elif obstacle == "writable":
+        run_directory.mkdir()
+        run_directory.chmod(0o777)
+    elif obstacle == "long":
+        monkeypatch.setenv(VARIABLE, str(run_directory / ("x" * PATH_BYTES_MAX)))
+    else:
+        monkeypatch.setenv(VARIABLE, "/proc/twinbus")
+    control = server()
+    with caplog.at_level(logging.WARNING):
+        await control.start()
+    assert control.path is None
+    assert len(caplog.records) == 1
+    assert VARIABLE in caplog.records[0].getMessage()
+    await control.close()
+
+
+@on_a_loop
+async def test_a_long_label_is_cut_in_the_path_only(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = "n" * 200
+    monkeypatch.setenv(VARIABLE, str(run_directory) + "/" + "d" * 45)
+    async with running(label) as (_, path):
+        assert len(os.fsencode(path)) <= PATH_BYTES_MAX
+        hosts, _ = await asyncio.to_thread(find)
+        assert hosts[0].card.name == label
+        assert hosts[0].is_called(label.upper())
+
+
+def test_places_by_environment(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    own = Path(f"/tmp/twinbus-{os.getuid()}")
+    runtime = run_directory.parent
+    assert [p.directory for p in places({VARIABLE: "/here"})] == [Path("/here")]
+    assert places({VARIABLE: ""}) == []
+    assert [p.directory for p in places({})] == [own]
+    found = [p.directory for p in places({"XDG_RUNTIME_DIR": str(runtime)})]
+    assert found == [runtime / "twinbus", own]
+    assert [p.directory for p in places({"XDG_RUNTIME_DIR": "/not/there"})] == [own]
+
+
+def test_a_default_place_is_never_somebody_elses_link(run_directory: Path) -> None:
+    from twinbus.control.run_directory import Place, RunDirectoryUnusable, prepare
+
+    target = run_directory.parent / "target"
+    target.mkdir(mode=0o700)
+    run_directory.symlink_to(target)
+    with pytest.raises(RunDirectoryUnusable, match="not a directory"):
+        prepare(Place(run_directory, is_named=False))
+    prepare(Place(run_directory, is_named=True))
+
+
+FORKING = """
+import asyncio, os
+from twinbus.control.server import ControlServer
+
+async def main():
+    control = ControlServer("pair", "contoso", {})
+    await control.start()
+    control_path = control.path
+    if os.fork() == 0:
+        # It outlives its parent, until the test lets go of it.
+        {in_child}
+        os.write(1, f"{control_path}\\n".encode())
+        os.read(0, 1)
+        os._exit(0)
+    os.write(1, f"{control_path}\\n".encode())
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("in_child", ["pass", "await control.close()"])
+def test_a_child_of_a_fork_neither_serves_nor_removes_the_socket(
+    run_directory: Path, in_child: str
+) -> None:
+    script = FORKING.replace("{in_child}", in_child)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        paths = [parent.stdout.readline().strip() for _ in ("parent", "child")]
+        path = Path(paths[0])
+        assert paths == [str(path)] * 2
+        hosts, silent = find()
+        assert ([host.card.pid for host in hosts], silent) == ([parent.pid], [])
+        parent.kill()
+        parent.wait()
+        # The child is alive, and yet nobody seems to be at the socket.
+        assert path.exists()
+        assert find() == ([], [])
+        assert not path.exists()

@@ -1,0 +1,96 @@
+"""What lies behind a window of held messages, in virtual time: found, and not received in vain."""
+
+from __future__ import annotations
+
+from tests.unit.syphon.pump_world import World
+from tests.unit.syphon.test_pump import FULL, running
+
+
+def behind_a_held_one(count: int) -> World:
+    """All in hand is for a full destination; `count` more for it, then three for another."""
+    world = running()
+    world.store("orders", 30 + count)
+    world.store("letters", 3)
+    assert world.deliver(100) == 30
+    world.attach("orders")
+    while world.sent:
+        world.refuse(FULL)
+    return world
+
+
+def test_messages_behind_a_window_of_a_held_destination_are_found_and_sent() -> None:
+    world = behind_a_held_one(count=50)
+    assert (world.credit, world.settling) == (0, []), "nothing is received nor deferred in vain"
+    for _ in range(60):
+        while world.looks_ahead:
+            world.answer_look_ahead()
+        world.deliver(100)
+        world.confirm(100)
+        if "letters" in world.attaching:
+            break
+    world.attach("letters")
+    world.accept(3)
+    assert world.in_primary == [81, 82, 83]
+    assert world.now == 0.0, "without a pause"
+    assert [world.queue[number].state for number in range(1, 81)] == ["deferred"] * 80
+    world.settle_everything()
+    assert sorted(world.in_primary) == list(range(1, 84))
+
+
+def test_while_nothing_can_be_delivered_nothing_is_received_however_long_it_takes() -> None:
+    world = running()
+    world.store("orders", 200)
+    world.deliver(100)
+    world.attach("orders")
+    received, peeks = 30, 0
+    for _ in range(3_600):
+        while world.sent:
+            world.refuse(FULL)
+        while world.looks_ahead:
+            peeks += 1
+            world.answer_look_ahead()
+        world.renew()
+        world.confirm(100)
+        world.tick(1.0)
+        received += world.deliver(100)
+    assert world.pump.deferred == 0
+    # A message finds out, once a minute; as its lock ends meanwhile, a window of them comes anew.
+    assert received <= 30 * 70
+    # A queue of 67 pages of three messages, seen in two looks; looks become a minute apart.
+    assert peeks <= 68 * 60 * 2
+    world.settle_everything()
+    assert sorted(world.in_primary) == list(range(1, 201))
+
+
+def test_a_message_that_was_found_ahead_and_went_elsewhere_is_not_waited_for() -> None:
+    world = behind_a_held_one(count=0)
+    while world.looks_ahead:
+        world.answer_look_ahead()
+    assert world.credit == 0, "until the deferrals are confirmed there is no room"
+    world.confirm(100)
+    assert world.credit == 30
+    for number in (31, 32, 33):
+        world.remove(number)
+    world.tick(10.0)
+    while world.sent:
+        world.refuse(FULL)
+    world.confirm(100)
+    while world.fetches:
+        world.answer_fetch()
+    while world.sent:
+        world.refuse(FULL)
+    assert world.credit == 0, "there was nothing else"
+    world.settle_everything()
+    assert sorted(world.in_primary) == list(range(1, 34))
+
+
+def test_a_look_ahead_that_fails_is_made_again_later() -> None:
+    world = behind_a_held_one(count=0)
+    world.answer_look_ahead(failed=True)
+    assert world.looks_ahead == []
+    for _ in range(12):
+        world.tick(1.0)
+        while world.sent:
+            world.refuse(FULL)
+    assert len(world.looks_ahead) == 1
+    world.settle_everything()

@@ -1,0 +1,244 @@
+"""What applications write against, pinned: names and signatures, of both twins.
+
+A line here that has to change is a change that users will meet; a line that is added is a promise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from types import FunctionType
+
+import pytest
+
+import twinbus
+from twinbus import blocking
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pair import Pair, pair_namespaces
+from twinbus.pairing.closing import PairSide
+from twinbus.pairing.listeners import EventStream
+from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.sender import PairedSender
+
+PAIR = {
+    "backlog_queues": "tuple[str, ...]",
+    "close": "() -> None",
+    "collector": ("(*, entities_max: int = 1000, backlog_every: float = 0.0) -> PairCollector"),
+    "events": "(*, buffer: int = 1000) -> EventStream",
+    "force_failover": "(path: str) -> None",
+    "freeze": "(path: str) -> None",
+    "get_queue_receiver": "(queue_name: str, **sdk_options: Any) -> ServiceBusReceiver",
+    "get_queue_sender": "(queue_name: str, **sdk_options: Any) -> PairedSender",
+    "get_subscription_receiver": (
+        "(topic_name: str, subscription_name: str, **sdk_options: Any) -> ServiceBusReceiver"
+    ),
+    "get_topic_sender": "(topic_name: str, **sdk_options: Any) -> PairedSender",
+    "mark_healthy": "(path: str) -> None",
+    "on_event": "(callback: Callable[[PairEvent], None]) -> Callable[[], None]",
+    "start": "() -> None",
+    "status": "() -> PairStatus",
+    "unfreeze": "(path: str) -> None",
+}
+PAIR_ATTRIBUTES = {"options", "primary", "secondary"}
+
+SIDE = {
+    "close": "() -> None",
+    "fault": "(error: BaseException) -> None",
+    "reason": "str",
+    "state": "SideState",
+}
+
+SENDER = {
+    "cancel_scheduled_messages": (
+        "(sequence_numbers: int | list[int], *, timeout: float | None = None) -> None"
+    ),
+    "close": "() -> None",
+    "create_message_batch": ("(max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch"),
+    "entity_name": "str",
+    "fully_qualified_namespace": "str",
+    "schedule_messages": (
+        "(messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None) -> list[int]"
+    ),
+    "send_messages": "(message: Any, *, timeout: float | None = None) -> None",
+}
+
+PAIR_NAMESPACES = (
+    "(primary: str | Namespace, secondary: str | Namespace,"
+    " options: SendAvailabilityOptions | None = None)"
+)
+
+NAMESPACE = {
+    "__init__": (
+        "(fully_qualified_namespace: str, credential: Any, name: str | None = None,"
+        " **sdk_options: Any) -> None"
+    ),
+    "from_connection_string": ("(text: str, name: str | None = None, **sdk_options: Any) -> Self"),
+}
+
+OPTIONS = [
+    "backlog_queue_count",
+    "failover_interval",
+    "ping_primary_interval",
+    "ping_mode",
+    "healthy_pings",
+    "enable_syphon",
+    "syphon_poll",
+    "undeliverable_grace",
+    "ttl_policy",
+    "session_order",
+    "attempt_timeout",
+    "retry_total",
+    "retry_backoff_factor",
+    "retry_backoff_max",
+    "create_backlog_queues",
+    "require_secondary",
+    "accept_drift",
+    "strict_guards",
+    "message_size_limit",
+    "ledger",
+    "classify",
+]
+"""In the order of SPEC 1."""
+
+SYNC_WORDS = {
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "aclose": "close",
+}
+
+
+OF_THE_CORE = {(EventStream, "put"), (EventStream, "end")}
+"""What only the core calls."""
+
+
+def signature(function: object) -> str:
+    """As it is written, without `self` and quotes."""
+    assert callable(function)
+    text = str(inspect.signature(function)).replace("'", "")
+    return re.sub(r"\((?:self|cls)(?:, )?", "(", text)
+
+
+def public(kind: type) -> dict[str, str]:
+    """The public methods and properties of a class, by name."""
+    found = {}
+    for name, member in vars(kind).items():
+        if name.startswith("_") and name not in {*SYNC_WORDS, *SYNC_WORDS.values()}:
+            continue
+        if isinstance(member, property):
+            assert member.fget is not None
+            found[name] = signature(member.fget).removeprefix("() -> ")
+        elif isinstance(member, FunctionType | classmethod):
+            found[name] = signature(getattr(kind, name))
+    return found
+
+
+def without_managers(found: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in found.items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("kind", [Pair, blocking.Pair])
+def test_a_pair_offers_exactly_this(kind: type) -> None:
+    assert without_managers(public(kind)) == PAIR
+
+
+@pytest.mark.parametrize("kind", [PairedSender, blocking.PairedSender])
+def test_a_sender_offers_exactly_this(kind: type) -> None:
+    assert without_managers(public(kind)) == SENDER
+
+
+@pytest.mark.parametrize("kind", [PairSide, blocking.PairSide])
+def test_a_side_offers_exactly_this(kind: type) -> None:
+    assert public(kind) == SIDE
+
+
+@pytest.mark.parametrize(
+    ("core", "twin"),
+    [
+        (Pair, blocking.Pair),
+        (PairedSender, blocking.PairedSender),
+        (PairSide, blocking.PairSide),
+        (EventStream, blocking.EventStream),
+    ],
+    ids=lambda kind: str(kind.__name__),
+)
+def test_the_twin_for_sync_code_has_the_same_methods_and_none_is_a_coroutine(
+    core: type, twin: type
+) -> None:
+    wanted = {
+        SYNC_WORDS.get(name, name): text.replace("AsyncIterator", "Iterator")
+        for name, text in public(core).items()
+        if (core, name) not in OF_THE_CORE
+    }
+    assert public(twin) == wanted
+    for name in wanted:
+        assert not inspect.iscoroutinefunction(getattr(twin, name))
+        assert inspect.getdoc(getattr(twin, name)) or name.startswith("_")
+
+
+def test_the_twin_has_the_same_attributes() -> None:
+    def sides() -> tuple[Namespace, Namespace]:
+        end = "SharedAccessKeyName=a;SharedAccessKey=b"
+        one, two = (
+            Namespace.from_connection_string(f"Endpoint=sb://{name}.example.net;{end}")
+            for name in ("contoso", "contoso-dr")
+        )
+        return one, two
+
+    for kind in (Pair, blocking.Pair):
+        pair = kind(*sides(), SendAvailabilityOptions())
+        assert {name for name in vars(pair) if not name.startswith("_")} == PAIR_ATTRIBUTES
+
+
+def test_pair_namespaces_takes_the_same_and_is_a_context_manager_of_its_kind() -> None:
+    for function, manager in (
+        (pair_namespaces, "__aenter__"),
+        (blocking.pair_namespaces, "__enter__"),
+    ):
+        assert signature(function).partition(" -> ")[0] == PAIR_NAMESPACES
+        assert hasattr(function("x", "y"), manager)
+
+
+def test_namespaces_and_options_take_exactly_this() -> None:
+    for name, text in NAMESPACE.items():
+        assert signature(getattr(Namespace, name)) == text
+    fields = dataclasses.fields(SendAvailabilityOptions)
+    assert [field.name for field in fields] == OPTIONS
+    assert all(field.kw_only for field in fields)
+    assert blocking.SendAvailabilityOptions is twinbus.SendAvailabilityOptions
+    assert blocking.Namespace is twinbus.Namespace
+
+
+def test_the_senders_have_the_methods_of_the_sdks_own_senders() -> None:
+    from azure.servicebus import ServiceBusSender
+    from azure.servicebus.aio import ServiceBusSender as AsyncServiceBusSender
+
+    for ours, theirs in (
+        (blocking.PairedSender, ServiceBusSender),
+        (PairedSender, AsyncServiceBusSender),
+    ):
+        for name in ("send_messages", "schedule_messages", "cancel_scheduled_messages"):
+            mine, sdk = (inspect.signature(getattr(kind, name)) for kind in (ours, theirs))
+            positional = [
+                p.name for p in sdk.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+            ]
+            assert positional == [
+                p.name for p in mine.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+            ]
+            assert "timeout" in mine.parameters
+
+
+def test_blocking_exports_these_names() -> None:
+    assert sorted(blocking.__all__) == [
+        "EventStream",
+        "Namespace",
+        "Pair",
+        "PairSide",
+        "PairStatus",
+        "PairedSender",
+        "SendAvailabilityOptions",
+        "Verdict",
+        "pair_namespaces",
+    ]
