@@ -31,8 +31,9 @@ class Sides:
 
     ours: Callable[[], float]
     peer: Callable[[], float]
-    note: str = ""
-    """What a reader must know of the peer: its version and how it was set up."""
+    note: str | Callable[[], str] = ""
+    """What a reader must know of the peer: its version and how it was set up. Called after the
+    rounds where it is known only then."""
 
 
 class Benchmark(Protocol):
@@ -77,20 +78,25 @@ class Progress:
             sys.stderr.flush()
 
 
-def measure(name: str, benchmark: Benchmark, rounds: int = ROUNDS) -> Result:
-    """Run one benchmark; its result says why if it could not be measured."""
+def measure(name: str, benchmark: Benchmark, rounds: int | None = None) -> Result:
+    """Run one benchmark; its result says why if it could not be measured.
+
+    A module that wants more rounds than others says so in a `ROUNDS` of its own.
+    """
     progress = Progress(name)
+    count: int = getattr(benchmark, "ROUNDS", ROUNDS) if rounds is None else rounds
     try:
         with benchmark.sides(progress) as sides:
             progress("warming up")
             sides.ours()
             sides.peer()
-            pairs = [_round(sides, number, rounds, progress) for number in range(rounds)]
+            pairs = [_round(sides, number, count, progress) for number in range(count)]
+            note = sides.note if isinstance(sides.note, str) else sides.note()
     except NotMeasured as why:
         return Result(None, None, None, benchmark.UNIT, f"not measured: {why}")
     finally:
         progress.clear()
-    return summarise(pairs, benchmark.UNIT, sides.note)
+    return summarise(pairs, benchmark.UNIT, note)
 
 
 def _round(sides: Sides, number: int, rounds: int, progress: Progress) -> tuple[float, float]:

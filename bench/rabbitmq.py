@@ -6,6 +6,7 @@ that it neither meets nor disturbs a RabbitMQ that already runs on this machine.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -28,6 +29,8 @@ INSTALL_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 90.0
 """An Erlang node boots in about 5 s; a loaded machine takes several times that."""
 COMMAND_TIMEOUT_S = 60.0
+SHOVEL_LOOK_MS = 10
+"""Between two looks at the queues of a shovel, of a round that takes seconds."""
 
 
 class RabbitMQ:
@@ -60,6 +63,39 @@ class RabbitMQ:
                 assert durable == "true", f"{name} is not durable"
                 return int(persistent)
         raise LookupError(f"RabbitMQ has no queue {name}")
+
+    def shovel(self, source: str, destination: str, messages: int, *, prefetch: int) -> float:
+        """Have a dynamic shovel move all that `source` holds; the seconds that took.
+
+        Timed inside the node: a command line of its own takes longer than a round.
+        """
+        definition = json.dumps(
+            {
+                "src-protocol": "amqp091",
+                "src-uri": "amqp://",
+                "src-queue": source,
+                "src-prefetch-count": prefetch,
+                "dest-protocol": "amqp091",
+                "dest-uri": "amqp://",
+                "dest-queue": destination,
+                "ack-mode": "on-confirm",
+            }
+        )
+        answer = self._evaluate(
+            "Count = fun(Name) ->"
+            ' {ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, Name)),'
+            " [{messages, N}] = rabbit_amqqueue:info(Q, [messages]), N end,"
+            f'Wait = fun W() -> case {{Count(<<"{source}">>), Count(<<"{destination}">>)}} of'
+            f" {{0, {messages}}} -> ok; _ -> timer:sleep({SHOVEL_LOOK_MS}), W() end end,"
+            "Began = erlang:monotonic_time(microsecond),"
+            'ok = rabbit_runtime_parameters:parse_set(<<"/">>, <<"shovel">>, <<"bench">>,'
+            f" <<{json.dumps(definition)}>>, none),"
+            "ok = Wait(),"
+            "Took = erlang:monotonic_time(microsecond) - Began,"
+            'rabbit_runtime_parameters:clear(<<"/">>, <<"shovel">>, <<"bench">>, none),'
+            "Took."
+        )
+        return int(answer.strip()) / 1e6
 
     def version(self) -> str:
         return self._control("--silent", "version").strip()
@@ -146,7 +182,7 @@ def _install(progress: Progress) -> Path:
 
 def _environment(home: Path, *, port: int, mapper_port: int) -> dict[str, str]:
     plugins, config = home / "enabled_plugins", home / "rabbitmq.conf"
-    plugins.write_text("[rabbitmq_amqp1_0].\n")
+    plugins.write_text("[rabbitmq_amqp1_0, rabbitmq_shovel].\n")
     config.write_text(f"listeners.tcp.local = 127.0.0.1:{port}\nlog.console = true\n")
     (home / "empty.conf").write_text("")
     kept = {k: v for k, v in os.environ.items() if not re.match(r"RABBITMQ_|ERL_", k)}
