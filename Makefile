@@ -5,20 +5,22 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := all,dev
 SOURCES := src tests bench .ci
-# Tests wait more than they work: three at a time fill two cores.
-WORKERS ?= 3
+# Tests wait more than they work: five at a time fill two cores.
+WORKERS ?= 5
 # Further arguments for pytest, as in: make test PYTEST_ARGS='-k layout -x'
 PYTEST_ARGS ?=
 # Options of the drill, as in: make drill DRILL_ARGS='--messages 10000 --outage 20'
 DRILL_ARGS ?=
+# The world that `make simulate` replays, as a failed test names it: make simulate SEED=123
+SEED ?= 1
 # One benchmark, or several with commas between: make bench ONLY=broker_send_vs_rabbitmq
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup drill test soak lint types fmt bench
+.PHONY: help setup drill test simulate soak lint types fmt bench
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-7s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv and install everything the targets need
 	@echo "setup: $(VENV) is ready"
@@ -36,6 +38,9 @@ drill: $(STAMP) ## kill the primary and watch nothing get lost
 
 test: lint types ## lint, types and all tests
 	@$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+simulate: $(STAMP) ## replay one simulated world; SEED=123
+	@$(BIN)/python -m tests.simulation $(SEED)
 
 soak: $(STAMP) ## the long fault runs
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(PYTEST_ARGS)
