@@ -48,6 +48,9 @@ for this long is opened anew instead of being found dead by a message."""
 CARRIED_OUT: Final = "cancelled during a call of the SDK that succeeded all the same"
 """Of a cancellation. A subclass would say it better, but `asyncio.timeout` knows none."""
 
+WAIT_FOR_FRAME: Final = True
+"""How the SDK's connection is told to wait until there is a frame, however long that takes."""
+
 HARMLESS: Final = frozenset({Meaning.BUSY, Meaning.QUOTA, Meaning.MESSAGE})
 """A sender that was told this can be used again: it answered, and its link stands."""
 
@@ -99,6 +102,17 @@ class Conduit(Watch):
         own = getattr(self.sdk, "_max_message_size_on_link", None)
         self.limit_bytes = own if isinstance(own, int) and own > 0 else self.batch_limit_bytes
         self.is_open = True
+        self._stop_polling()
+
+    def _stop_polling(self) -> None:
+        """Have the SDK wait for the next frame itself, and not in a task that it ends after 0.2 s.
+
+        Those tasks are a tenth of what a send costs, and can swallow a cancellation. The bound in
+        time is the watchdog's. The attribute is private: where it is missing, the polls go on.
+        """
+        handler: Any = getattr(self.sdk, "_handler", None)
+        if isinstance(getattr(handler, "_socket_timeout", None), float):
+            handler._socket_timeout = WAIT_FOR_FRAME
 
     def is_cut_off(self) -> bool:
         """Whether the peer has ended the connection while nobody used it.
