@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
 
-from twinbus.syphon.actions import Action, Forward
+from twinbus.syphon.actions import Action, Complete, Forward, Release
 from twinbus.syphon.parcel import Parcel
 from twinbus.syphon.pump import Pump
 
@@ -44,8 +45,9 @@ class HastyPump(Pump):
 
 def completed_unsent(pump: Pump, parcel: Parcel, actions: list[Action], now: float) -> list[Action]:
     """The pump's actions as if the primary had accepted a parcel that was never sent to it."""
-    with open(os.environ[VARIABLE], "a", encoding="ascii") as file:
-        file.write(f"{parcel.message_id}\n")
+    if VARIABLE in os.environ:
+        with open(os.environ[VARIABLE], "a", encoding="ascii") as file:
+            file.write(f"{parcel.message_id}\n")
     kept = [a for a in actions if not (isinstance(a, Forward) and a.parcel is parcel)]
     return kept + pump.accepted([parcel], now)
 
@@ -57,3 +59,40 @@ def is_first() -> bool:
     except FileExistsError:
         return False
     return True
+
+
+class PlantedPump(Pump):
+    """Loses one message and forwards three others twice, all of them known by their ids.
+
+    Those that are to come twice are given back when the primary has taken them, as if the process
+    had died before it completed them.
+    """
+
+    DROPPED: ClassVar[str] = "planted-dropped"
+    TWICE: ClassVar[frozenset[str]] = frozenset(f"planted-twice-{n}" for n in range(3))
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._given_back: set[str] = set()
+
+    def received(self, parcel: Parcel, now: float) -> list[Action]:
+        actions = super().received(parcel, now)
+        if parcel.message_id == self.DROPPED:
+            return completed_unsent(self, parcel, actions, now)
+        return actions
+
+    def accepted(self, parcels: list[Parcel], now: float) -> list[Action]:
+        twice = [p for p in parcels if p.message_id in self.TWICE - self._given_back]
+        self._given_back.update(str(parcel.message_id) for parcel in twice)
+        actions = super().accepted(parcels, now)
+        return [kept for action in actions for kept in self._without(action, twice)]
+
+    @staticmethod
+    def _without(action: Action, twice: list[Parcel]) -> Iterator[Action]:
+        if not isinstance(action, Complete):
+            yield action
+            return
+        yield Complete([parcel for parcel in action.parcels if parcel not in twice])
+        for parcel in (one for one in action.parcels if one in twice):
+            parcel.outcome = Release(parcel)
+            yield parcel.outcome
