@@ -138,9 +138,8 @@ def parse_duration(
     if not stripped:
         raise _unread(text, name, form)
     if not least <= seconds <= most:
-        raise QuantityError(
-            f"{name} must be from {float(least):,.10g} to {float(most):,.10g} seconds; got {text!r:.60}"
-        )
+        bounds = f"from {float(least):,.10g} to {float(most):,.10g} seconds"
+        raise QuantityError(f"{name} must be {bounds}; got {text!r:.60}")
     return seconds
 
 
