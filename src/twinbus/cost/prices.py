@@ -1,34 +1,51 @@
 """Price books: JSON files with a date, a source and the meters of Service Bus. No price is in code.
 
 The books that come with Twinbus are in the directory `prices` beside this file. One of your own is
-a file of the same form, made from the Azure Retail Prices API; prices are strings, so that no digit
-is lost. A meter without tiers is known and not priced.
+a file of the same form, which `twinbus prices import` makes from the Azure Retail Prices API. A
+meter without tiers is known and not priced, which is never the same as free.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from importlib import resources
 from pathlib import Path
-from typing import Final, TypeGuard
+from typing import Final
 
-from twinbus.errors import TwinbusError
+from twinbus.cost.price_documents import PriceBookError, PriceDocument, read_json
 
-__all__ = ["Meter", "PriceBook", "PriceBookError", "Tier", "load", "parse", "standard"]
+__all__ = [
+    "NEEDED_METERS",
+    "OLD_AFTER_DAYS",
+    "Meter",
+    "PriceBook",
+    "PriceBookError",
+    "Tier",
+    "load",
+    "parse",
+    "standard",
+]
 
 FORMAT: Final = 1
 """The form of the file that this code reads."""
 
-NEEDED_METERS: Final = ("operations", "egress")
-"""What a bill of a pair is made of; a book may hold more."""
+OLD_AFTER_DAYS: Final = 180
+"""Azure changes its prices without notice; a book of half a year ago wants a look."""
 
-
-class PriceBookError(TwinbusError):
-    """A price book cannot be used; the text names the file, the place in it and what it needs."""
+NEEDED_METERS: Final[Mapping[str, str]] = {
+    "basic_operations": "operations of the Basic tier",
+    "operations": "operations of the Standard tier",
+    "base": "the Standard tier's base charge, by the hour",
+    "base_month": "the Standard tier's base charge, by the month",
+    "connections": "brokered connections of the Standard tier",
+    "premium": "hours of a Premium messaging unit",
+    "geo_replication": "data that Premium Geo-Replication copies",
+    "egress": "data out of the region",
+}
+"""What a bill of any tier is made of. A book has all of them, those without a price too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +64,33 @@ class Meter:
     unit: str
     per: int
     tiers: tuple[Tier, ...]
+    source: str | None = None
+    """Where this meter's prices are from, if not from where the book's are."""
+    retrieved: date | None = None
 
     @property
     def priced(self) -> bool:
         """False: the book knows the meter and no price for it."""
         return bool(self.tiers)
 
-    def cost(self, quantity: int) -> Decimal | None:
+    @property
+    def free(self) -> int:
+        """How much of a month costs nothing."""
+        return next((tier.start for tier in self.tiers if tier.price), 0)
+
+    def cost(self, quantity: int, already: int = 0) -> Decimal | None:
         """What `quantity` in one month costs, each part at the price of its tier; None: no price.
 
-        A started portion is charged by its part, as Azure does.
+        `already` is what the month had used before. A started portion is charged by its part, as
+        Azure does.
         """
         if not self.tiers:
             return None
         assert quantity >= 0, f"a quantity of {quantity}"
+        assert already >= 0, f"{already} used already"
+        return self._from_nothing(already + quantity) - self._from_nothing(already)
+
+    def _from_nothing(self, quantity: int) -> Decimal:
         total = Decimal(0)
         ends = [tier.start for tier in self.tiers[1:]] + [max(quantity, self.tiers[-1].start)]
         for tier, end in zip(self.tiers, ends, strict=True):
@@ -95,115 +125,92 @@ class PriceBook:
             )
         return self.meters[key]
 
+    def age_days(self, today: date) -> int:
+        """Days since the oldest of its prices was looked up."""
+        days = [meter.retrieved or self.retrieved for meter in self.meters.values()]
+        return (today - min([self.retrieved, *days])).days
+
+    def warnings(self, today: date) -> list[str]:
+        """What a reader of this book's amounts should be told first, a sentence each."""
+        age = self.age_days(today)
+        if age <= OLD_AFTER_DAYS:
+            return []
+        return [
+            (
+                f"the prices are {age} days old, more than {OLD_AFTER_DAYS}:"
+                " get new ones from the Azure Retail Prices API and `twinbus prices import`"
+            )
+        ]
+
 
 def standard() -> PriceBook:
     """The newest book that comes with Twinbus."""
     books = resources.files("twinbus.cost").joinpath("prices")
     entries = [entry for entry in books.iterdir() if entry.name.startswith("standard-")]
-    read = [parse(_json(entry.read_text("utf-8"), entry.name), entry.name) for entry in entries]
+    read = [parse(read_json(entry.read_text("utf-8"), entry.name), entry.name) for entry in entries]
     return max(read, key=lambda book: (book.retrieved, book.name))
 
 
-def load(path: Path | str) -> PriceBook:
+def load(path: Path | str, today: date | None = None) -> PriceBook:
     """The book in a file; PriceBookError, in one line, where it cannot be read or is not right."""
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise PriceBookError(f"price book {path}: {reason}") from error
-    return parse(_json(text, str(path)), str(path))
+    return parse(read_json(text, str(path)), str(path), today)
 
 
-def parse(document: object, where: str) -> PriceBook:
-    """The book in a decoded JSON document; `where` names it in errors."""
-    top = _object(document, where)
-    if top.get("format") != FORMAT:
-        raise PriceBookError(
-            f"price book {where}: format is {top.get('format')!r}, and this Twinbus reads {FORMAT}"
-        )
-    meters = {
-        key: _meter(value, f"{where}: meters.{key}")
-        for key, value in _object(top.get("meters"), f"{where}: meters").items()
-    }
-    missing = [key for key in NEEDED_METERS if key not in meters]
+def parse(document: object, where: str, today: date | None = None) -> PriceBook:
+    """The book in a decoded JSON document; `where` names it in errors.
+
+    With `today` a book from the future is refused: its date is a slip, or the clock is wrong.
+    """
+    top = PriceDocument.of(document, f"price book {where}")
+    _check_format(top)
+    meters = top.inner("meters")
+    missing = [key for key in NEEDED_METERS if key not in meters.content]
     if missing:
         raise PriceBookError(
-            f"price book {where}: meters lacks {', '.join(missing)}; a meter that has no price"
-            ' has "tiers": []'
+            f'{meters.place} lacks {", ".join(missing)}; a meter that has no price has "tiers": []'
         )
     return PriceBook(
         name=Path(where).stem,
-        source=_text(top, "source", where),
-        retrieved=_date(_text(top, "retrieved", where), where),
-        region=_text(top, "region", where),
-        currency=_text(top, "currency", where),
-        meters=meters,
+        source=top.text("source"),
+        retrieved=top.day("retrieved", today),
+        region=top.text("region"),
+        currency=top.currency("currency"),
+        meters={key: _meter(meters.inner(key), today) for key in meters.content},
     )
 
 
-def _json(text: str, where: str) -> object:
-    try:
-        document: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PriceBookError(f"price book {where}: not JSON: {error}") from error
-    return document
+def _check_format(top: PriceDocument) -> None:
+    found = top.content.get("format")
+    if found == FORMAT and found is not True:
+        return
+    newer = isinstance(found, int) and found > FORMAT
+    hint = ": it is of a newer Twinbus, upgrade this one" if newer else ""
+    raise PriceBookError(
+        f"{top.place}: format is {found!r:.60}, and this Twinbus reads {FORMAT}{hint}"
+    )
 
 
-def _meter(value: object, where: str) -> Meter:
-    found = _object(value, where)
-    per = found.get("per")
-    if not _whole(per) or per < 1:
-        raise PriceBookError(f"price book {where}.per must be a whole number from 1; got {per!r}")
-    tiers = found.get("tiers")
-    if not isinstance(tiers, list):
-        raise PriceBookError(f"price book {where}.tiers must be a list; got {tiers!r}")
-    read = tuple(_tier(tier, f"{where}.tiers[{place}]") for place, tier in enumerate(tiers))
-    starts = [tier.start for tier in read]
-    if read and (starts[0] != 0 or starts != sorted(set(starts))):
-        raise PriceBookError(f"price book {where}.tiers must begin at 0 and rise; got {starts}")
-    return Meter(_text(found, "meter_name", where), _text(found, "unit", where), per, read)
-
-
-def _tier(value: object, where: str) -> Tier:
-    found = _object(value, where)
-    start, price = found.get("from"), found.get("price")
-    if not _whole(start) or start < 0:
+def _meter(found: PriceDocument, today: date | None) -> Meter:
+    tiers = tuple(
+        Tier(tier.whole("from", 0), tier.price("price")) for tier in found.objects("tiers")
+    )
+    starts = [tier.start for tier in tiers]
+    if starts and starts[0] != 0:
         raise PriceBookError(
-            f"price book {where}.from must be a whole number from 0; got {start!r}"
+            f"{found.place}.tiers lacks the tier from 0: the first begins at {starts[0]}"
         )
-    try:
-        # A number would have been a binary fraction by now; a string keeps what was published.
-        amount = Decimal(price) if isinstance(price, str) else Decimal("NaN")
-    except InvalidOperation:
-        amount = Decimal("NaN")
-    if not amount.is_finite() or amount < 0:
-        raise PriceBookError(
-            f'price book {where}.price must be a string like "0.80", from 0; got {price!r}'
-        )
-    return Tier(start, amount)
-
-
-def _whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _object(value: object, where: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise PriceBookError(f"price book {where} must be an object; got {value!r:.60}")
-    return value
-
-
-def _text(found: Mapping[str, object], key: str, where: str) -> str:
-    value = found.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise PriceBookError(f"price book {where}: {key} must be a text; got {value!r}")
-    return value
-
-
-def _date(text: str, where: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError as error:
-        raise PriceBookError(
-            f"price book {where}: retrieved must be a day like 2026-10-05; got {text!r}"
-        ) from error
+    if starts != sorted(set(starts)):
+        raise PriceBookError(f"{found.place}.tiers must rise; they begin at {starts!r:.60}")
+    return Meter(
+        name=found.text("meter_name"),
+        unit=found.text("unit"),
+        per=found.whole("per", 1),
+        tiers=tiers,
+        source=found.text("source") if "source" in found.content else None,
+        retrieved=found.day("retrieved", today) if "retrieved" in found.content else None,
+    )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.cost import Meter, PriceBookError, Tier, load, standard
-from twinbus.cost.prices import parse
+from twinbus.cost.prices import NEEDED_METERS, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,10 @@ def book(**changes: object) -> dict[str, Any]:
         "region": "here",
         "currency": "EUR",
         "meters": {
+            **{
+                key: {"meter_name": key, "unit": "1", "per": 1, "tiers": []}
+                for key in NEEDED_METERS
+            },
             "operations": {
                 "meter_name": "Operations",
                 "unit": "ten",
@@ -87,6 +91,63 @@ def test_the_worked_comparison_comes_out() -> None:
     assert premium == Decimal("1354.15")
 
 
+def test_every_meter_of_the_book_has_the_published_price() -> None:
+    found = standard()
+    assert {
+        key: [(tier.start, str(tier.price)) for tier in meter.tiers]
+        for key, meter in found.meters.items()
+        if key != "operations"
+    } == {
+        "basic_operations": [(0, "0.05")],
+        "base": [(0, "0.013441")],
+        "base_month": [(0, "10.00")],
+        "connections": [(0, "0"), (1_000, "0.03"), (100_000, "0.025"), (500_000, "0.015")],
+        "premium": [(0, "0.9275")],
+        "geo_replication": [(0, "0.09")],
+        "egress": [],
+    }
+    assert set(found.meters) == set(NEEDED_METERS)
+    assert found.meter("geo_replication").retrieved == date(2026, 9, 20)
+    assert [found.meter(key).free for key in ("operations", "connections", "egress")] == [
+        13 * M,
+        1_000,
+        0,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("connections", "expected"),
+    [
+        (1_000, "0"),
+        (1_020, "0.60"),
+        (100_000, "2970"),
+        (100_001, "2970.025"),
+        # 99,000 at 0.03, 400,000 at 0.025, 1,000 at 0.015.
+        (501_000, "12985"),
+    ],
+)
+def test_connections_past_the_free_thousand_cross_their_tiers(
+    connections: int, expected: str
+) -> None:
+    assert standard().meter("connections").cost(connections) == Decimal(expected)
+
+
+def test_what_the_month_had_used_already_decides_the_tier() -> None:
+    meter = standard().meter("operations")
+    # Of 4 M after 99 M, one is at 0.80 and three at 0.50.
+    assert meter.cost(4 * M, already=99 * M) == Decimal("2.30")
+    assert meter.cost(4 * M, already=9 * M) == Decimal(0)
+    assert meter.cost(0, already=99 * M) == Decimal(0)
+
+
+def test_a_book_older_than_180_days_says_so() -> None:
+    found = standard()
+    assert found.age_days(date(2026, 11, 16)) == 57  # of its oldest price, of 2026-09-20
+    assert found.warnings(date(2027, 3, 19)) == []
+    (line,) = found.warnings(date(2027, 3, 20))
+    assert line.startswith("the prices are 181 days old, more than 180: get new ones")
+
+
 def test_no_price_is_none_and_not_zero() -> None:
     egress = standard().meter("egress")
     assert egress.cost(10**9) is None
@@ -115,8 +176,8 @@ def test_a_book_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
     assert (found.name, found.currency) == ("ours-2026", "EUR")
     # 30 past the free 100, by the ten.
     assert found.meter("operations").cost(130) == Decimal("0.90")
-    with pytest.raises(PriceBookError, match=r"ours-2026 has no meter 'premium'; it has operatio"):
-        found.meter("premium")
+    with pytest.raises(PriceBookError, match=r"ours-2026 has no meter 'relay'; it has basic_ope"):
+        found.meter("relay")
 
 
 def without(*path: str) -> Callable[[dict[str, Any]], None]:
@@ -136,19 +197,35 @@ def with_tiers(*tiers: object) -> Callable[[dict[str, Any]], None]:
     ("spoil", "complaint"),
     [
         (without("format"), "format is None, and this Twinbus reads 1"),
-        (lambda document: document.update(format=2), "format is 2"),
+        (
+            lambda document: document.update(format=2),
+            "format is 2, .* reads 1: it is of a newer Twinbus, upgrade this one",
+        ),
+        (lambda document: document.update(format=True), "format is True, and this Twinbus reads 1"),
         (without("source"), "source must be a text; got None"),
         (lambda document: document.update(retrieved="soon"), "a day like 2026-10-05; got 'soon'"),
-        (without("currency"), "currency must be a text"),
+        (
+            lambda document: document.update(retrieved="2026-11-17"),
+            "retrieved must not be after today, 2026-11-16; got 2026-11-17",
+        ),
+        (lambda document: document.update(retrieved=20261005), "a day like 2026-10-05"),
+        (lambda document: document.update(retrieved="20261005"), "a day like 2026-10-05"),
+        (without("currency"), "currency must be three capital letters like USD; got None"),
+        (lambda document: document.update(currency="usd"), "like USD; got 'usd'"),
+        (lambda document: document.update(currency="€"), "like USD; got '€'"),
         (without("meters"), "meters must be an object; got None"),
         (without("meters", "egress"), "meters lacks egress"),
         (without("meters", "operations", "per"), "meters.operations.per must be a whole number"),
         (lambda document: document["meters"]["egress"].update(per=0), "egress.per .* got 0"),
         (without("meters", "operations", "tiers"), "operations.tiers must be a list"),
-        (with_tiers({"from": 5, "price": "1"}), r"must begin at 0 and rise; got \[5\]"),
+        (with_tiers({"from": 5, "price": "1"}), "tiers lacks the tier from 0: the first .* at 5"),
         (
             with_tiers({"from": 0, "price": "1"}, {"from": 0, "price": "2"}),
-            r"begin at 0 and rise; got \[0, 0\]",
+            r"operations.tiers must rise; they begin at \[0, 0\]",
+        ),
+        (
+            with_tiers(*({"from": start, "price": "1"} for start in (0, 9, 5))),
+            r"must rise; they begin at \[0, 9, 5\]",
         ),
         (with_tiers({"from": -1, "price": "1"}), r"tiers\[0\].from must be a whole number"),
         (with_tiers({"from": True, "price": "1"}), r"tiers\[0\].from .* got True"),
@@ -156,6 +233,12 @@ def with_tiers(*tiers: object) -> Callable[[dict[str, Any]], None]:
         (with_tiers({"from": 0, "price": "-1"}), "got '-1'"),
         (with_tiers({"from": 0, "price": "NaN"}), "got 'NaN'"),
         (with_tiers({"from": 0, "price": "a lot"}), "got 'a lot'"),
+        (with_tiers({"from": 0, "price": "1e99999999"}), "got '1e99999999'"),
+        (with_tiers({"from": 10**30, "price": "1"}), r"tiers\[0\].from must be a whole number"),
+        (
+            lambda document: document["meters"]["premium"].update(retrieved="2027-01-01"),
+            "meters.premium.retrieved must not be after today",
+        ),
         (with_tiers("cheap"), r"tiers\[0\] must be an object; got 'cheap'"),
     ],
 )
@@ -165,7 +248,7 @@ def test_a_book_that_is_wrong_says_where_and_what_it_needs(
     document = copy.deepcopy(book())
     spoil(document)
     with pytest.raises(PriceBookError, match=complaint) as caught:
-        parse(document, "my.json")
+        parse(document, "my.json", date(2026, 11, 16))
     assert str(caught.value).startswith("price book my.json")
     assert "\n" not in str(caught.value)
 

@@ -1,0 +1,121 @@
+"""Fields of a price document, each taken with a check; what is wrong is one line with its place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Final
+
+from twinbus.errors import TwinbusError
+
+__all__ = ["CURRENCY", "PriceBookError", "PriceDocument", "read_json"]
+
+CURRENCY: Final = re.compile(r"[A-Z]{3}")
+"""A code of ISO 4217, as Azure gives it."""
+
+WHOLE_MAX: Final = 10**18
+"""More than anything that can be counted in a month."""
+
+_PRICE: Final = re.compile(r"\d{1,9}(?:\.\d{1,12})?", re.ASCII)
+_DAY: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+
+
+class PriceBookError(TwinbusError):
+    """A price book cannot be used; the text names the file, the place in it and what it needs."""
+
+
+def read_json(text: str, where: str) -> object:
+    """The document in a text; numbers with a fraction keep every digit that was written."""
+    try:
+        document: object = json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError) as error:
+        raise PriceBookError(f"price book {where}: not JSON: {error}") from error
+    return document
+
+
+@dataclass(frozen=True, slots=True)
+class PriceDocument:
+    """One object of a price book, and the place that its errors name."""
+
+    content: Mapping[str, object]
+    place: str
+    is_top: bool = False
+
+    @classmethod
+    def of(cls, value: object, place: str, *, is_top: bool = True) -> PriceDocument:
+        """The object at a place; PriceBookError where something else is there."""
+        if not isinstance(value, dict):
+            raise PriceBookError(f"{place} must be an object; got {value!r:.60}")
+        return cls(value, place, is_top)
+
+    def at(self, key: str) -> str:
+        """The place of a field, as errors name it."""
+        return f"{self.place}: {key}" if self.is_top else f"{self.place}.{key}"
+
+    def inner(self, key: str) -> PriceDocument:
+        return PriceDocument.of(self.content.get(key), self.at(key), is_top=False)
+
+    def objects(self, key: str) -> list[PriceDocument]:
+        """The objects in a list."""
+        found = self.content.get(key)
+        if not isinstance(found, list):
+            raise PriceBookError(f"{self.at(key)} must be a list; got {found!r:.60}")
+        return [
+            PriceDocument.of(value, f"{self.at(key)}[{index}]", is_top=False)
+            for index, value in enumerate(found)
+        ]
+
+    def text(self, key: str) -> str:
+        found = self.content.get(key)
+        if not isinstance(found, str) or not found.strip():
+            raise PriceBookError(f"{self.at(key)} must be a text; got {found!r:.60}")
+        return found
+
+    def whole(self, key: str, least: int) -> int:
+        found = self.content.get(key)
+        # True is an int to Python, but not a number of anything.
+        if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= WHOLE_MAX:
+            raise PriceBookError(
+                f"{self.at(key)} must be a whole number from {least}; got {found!r:.60}"
+            )
+        return found
+
+    def price(self, key: str) -> Decimal:
+        """A price, which is a string: a number would be a binary fraction to most programs."""
+        found = self.content.get(key)
+        if not isinstance(found, str) or not _PRICE.fullmatch(found):
+            raise PriceBookError(
+                f'{self.at(key)} must be a string like "0.80", from 0; got {_shown(found)}'
+            )
+        return Decimal(found)
+
+    def currency(self, key: str) -> str:
+        found = self.content.get(key)
+        if not isinstance(found, str) or not CURRENCY.fullmatch(found):
+            raise PriceBookError(
+                f"{self.at(key)} must be three capital letters like USD; got {found!r:.60}"
+            )
+        return found
+
+    def day(self, key: str, today: date | None) -> date:
+        """A day, which has come where `today` is known."""
+        found = self.content.get(key)
+        try:
+            if not isinstance(found, str) or not _DAY.fullmatch(found):
+                raise ValueError(found)
+            day = date.fromisoformat(found)
+        except ValueError:
+            raise PriceBookError(
+                f"{self.at(key)} must be a day like 2026-10-05; got {found!r:.60}"
+            ) from None
+        if today is not None and day > today:
+            raise PriceBookError(f"{self.at(key)} must not be after today, {today}; got {found}")
+        return day
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, Decimal) else f"{value!r:.60}"
