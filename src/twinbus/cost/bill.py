@@ -1,0 +1,285 @@
+"""What one month costs in one tier of Service Bus: a line for each meter, and what was assumed.
+
+    Basic       operations
+    Standard    base charge, operations past the free ones, connections past the free ones
+    Premium     hours of messaging units; operations and connections are included
+    each        data out of the region, where the book has a price for it
+
+An amount of None is a quantity that the book has no price for. It is never added as 0: the total
+is of the priced lines, and `not_priced` names the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Final
+
+from twinbus.cost.prices import PriceBook
+
+__all__ = [
+    "MONTH_HOURS",
+    "BillLine",
+    "MonthUse",
+    "MonthlyBill",
+    "ServiceTier",
+    "bill",
+    "exact",
+    "geo_replication_bill",
+    "operations_meter",
+]
+
+MONTH_HOURS: Final = 730
+"""A twelfth of a year, with which Azure's own calculator counts."""
+
+CONNECTION_HOURS: Final = 744
+"""By which Azure divides the sum of a month's hourly peaks of connections."""
+
+GEO_INSTANCES: Final = 2
+"""A geo-replicated namespace is charged in its primary and in its secondary region."""
+
+
+class ServiceTier(StrEnum):
+    """What a namespace was bought as."""
+
+    BASIC = "basic"
+    STANDARD = "standard"
+    PREMIUM = "premium"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MonthUse:
+    """What was used in one month, of all namespaces together."""
+
+    operation_units: int = 0
+    """Billed operations: one for each started 64 KiB."""
+    connections_peak: int = 0
+    bytes_out: int = 0
+    hours: int = MONTH_HOURS
+    namespaces: int = 2
+    """Those that are charged by the hour each: Premium ones."""
+    messaging_units: int = 1
+    """Of each Premium namespace."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} must be a whole number from 0; got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BillLine:
+    """One quantity and what it costs."""
+
+    name: str
+    meter: str
+    """The key of the meter in the price book."""
+    quantity: int
+    unit: str
+    amount: Decimal | None
+    """None: not priced."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MonthlyBill:
+    """The lines of one month, by one price book."""
+
+    tier: str
+    price_book: str
+    currency: str
+    lines: tuple[BillLine, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def total(self) -> Decimal:
+        """The sum of the lines that have a price."""
+        return sum((line.amount for line in self.lines if line.amount is not None), Decimal(0))
+
+    @property
+    def not_priced(self) -> tuple[str, ...]:
+        """Names of lines with a quantity and without a price: the total lacks them."""
+        return tuple(line.name for line in self.lines if line.amount is None and line.quantity)
+
+    def line(self, name: str) -> BillLine:
+        """The line of this name; it is a mistake to ask for one that the tier has not."""
+        return next(line for line in self.lines if line.name == name)
+
+    def as_json(self) -> dict[str, Any]:
+        """The bill for `json.dumps`; amounts are strings, as exact as they were."""
+        return {
+            "tier": self.tier,
+            "price_book": self.price_book,
+            "currency": self.currency,
+            "lines": [
+                {
+                    "name": line.name,
+                    "meter": line.meter,
+                    "quantity": line.quantity,
+                    "unit": line.unit,
+                    "amount": None if line.amount is None else exact(line.amount),
+                    "note": line.note,
+                }
+                for line in self.lines
+            ],
+            "total": exact(self.total),
+            "not_priced": list(self.not_priced),
+            "assumptions": list(self.assumptions),
+        }
+
+
+def exact(amount: Decimal) -> str:
+    """Every digit of an amount, and none that says nothing: 79.6, 0, 0.0000008."""
+    return f"{amount.normalize():f}"
+
+
+def operations_meter(tier: ServiceTier) -> str | None:
+    """The key of the meter that charges operations in a tier; None: they are included."""
+    return {ServiceTier.BASIC: "basic_operations", ServiceTier.STANDARD: "operations"}.get(tier)
+
+
+def bill(
+    use: MonthUse, tier: ServiceTier, prices: PriceBook, *, other_units: int = 0
+) -> MonthlyBill:
+    """What a month of `use` costs in a tier.
+
+    `other_units` are operations of the same month that other work needs: they use up the free ones
+    and the dearer tiers first, and are not in the bill.
+    """
+    return MonthlyBill(
+        tier=tier.value,
+        price_book=prices.name,
+        currency=prices.currency,
+        lines=(
+            *_tier_lines(use, tier, prices, other_units),
+            _line(prices, "egress", "egress", use.bytes_out),
+        ),
+        assumptions=tuple(_assumptions(use, tier, prices, other_units)),
+    )
+
+
+def geo_replication_bill(use: MonthUse, prices: PriceBook, *, replicated_bytes: int) -> MonthlyBill:
+    """The same month with Premium Geo-Replication instead of a pair."""
+    copied = _line(prices, "geo-replication", "geo_replication", replicated_bytes)
+    egress = _line(prices, "egress", "egress", use.bytes_out)
+    return MonthlyBill(
+        tier="premium geo-replication",
+        price_book=prices.name,
+        currency=prices.currency,
+        lines=(_premium_line(prices, GEO_INSTANCES, use), *_included(use), copied, egress),
+        assumptions=(
+            "messaging units are charged in both regions, outage or not, and each GB copied",
+            *_assumptions(use, ServiceTier.PREMIUM, prices, 0),
+        ),
+    )
+
+
+def _tier_lines(
+    use: MonthUse, tier: ServiceTier, prices: PriceBook, other_units: int
+) -> Iterator[BillLine]:
+    key = operations_meter(tier)
+    if key is None:
+        yield _premium_line(prices, use.namespaces, use)
+        yield from _included(use)
+        return
+    if tier is ServiceTier.STANDARD:
+        yield _base_line(use, prices)
+    yield _line(prices, "operations", key, use.operation_units, other_units)
+    if tier is ServiceTier.STANDARD:
+        yield _line(prices, "connections", "connections", use.connections_peak)
+    else:
+        yield BillLine(
+            name="connections",
+            meter="",
+            quantity=use.connections_peak,
+            unit="at the peak",
+            amount=None,
+            note="the book has no price of connections for Basic",
+        )
+
+
+def _line(prices: PriceBook, name: str, key: str, quantity: int, already: int = 0) -> BillLine:
+    meter = prices.meter(key)
+    return BillLine(
+        name=name,
+        meter=key,
+        quantity=quantity,
+        unit=_UNITS[key],
+        amount=meter.cost(quantity, already),
+    )
+
+
+_UNITS: Final = {
+    "basic_operations": "units",
+    "operations": "units",
+    "base": "hours",
+    "connections": "at the peak",
+    "premium": "unit hours",
+    "geo_replication": "bytes",
+    "egress": "bytes",
+}
+
+
+def _base_line(use: MonthUse, prices: PriceBook) -> BillLine:
+    """The base charge by the hour or, in a book that has no such price, by the month."""
+    if prices.meter("base").priced:
+        return _line(prices, "base charge", "base", use.hours)
+    return BillLine(
+        name="base charge",
+        meter="base_month",
+        quantity=1,
+        unit="month",
+        amount=prices.meter("base_month").cost(1),
+    )
+
+
+def _premium_line(prices: PriceBook, namespaces: int, use: MonthUse) -> BillLine:
+    hours = namespaces * use.messaging_units * use.hours
+    return _line(prices, "messaging units", "premium", hours)
+
+
+def _included(use: MonthUse) -> Iterator[BillLine]:
+    for name, quantity, unit in (
+        ("operations", use.operation_units, "units"),
+        ("connections", use.connections_peak, "at the peak"),
+    ):
+        yield BillLine(
+            name=name,
+            meter="premium",
+            quantity=quantity,
+            unit=unit,
+            amount=Decimal(0),
+            note="included in Premium",
+        )
+
+
+def _assumptions(
+    use: MonthUse, tier: ServiceTier, prices: PriceBook, other_units: int
+) -> Iterator[str]:
+    yield (
+        f"prices of {prices.region} of {prices.retrieved}, {prices.currency}, without discounts or"
+        f" taxes: {prices.source}"
+    )
+    yield f"a month of {use.hours} hours"
+    if tier is ServiceTier.STANDARD:
+        yield (
+            "the base charge is paid once for all Standard namespaces of a subscription, and both"
+            " namespaces of the pair are in one"
+        )
+        yield (
+            "operations and connections of both namespaces share one free amount"
+            f" ({prices.meter('operations').free:,} and {prices.meter('connections').free:,})"
+        )
+        yield (
+            "connections as if their peak stood in every hour; Azure adds up the peaks of the hours"
+            f" and divides by {CONNECTION_HOURS}"
+        )
+    if tier is ServiceTier.PREMIUM:
+        yield f"{use.messaging_units} messaging unit(s) in each Premium namespace are enough"
+    if other_units:
+        yield f"{other_units:,} operations of other work come first in the month's tiers"
+    if use.bytes_out:
+        yield "data into and inside a region is free; a GB is 1,000,000,000 bytes"
