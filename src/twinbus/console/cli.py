@@ -12,8 +12,10 @@ import typer
 
 from twinbus.console import (
     backlog_commands,
+    cost_commands,
     dead_letter_commands,
     doctor_commands,
+    prices_commands,
     running_commands,
     syphon_commands,
 )
@@ -146,6 +148,8 @@ running_commands.add_to(app)
 backlog_commands.app.add_typer(dead_letter_commands.app, name="dead-letters")
 app.add_typer(backlog_commands.app, name="backlog")
 app.add_typer(syphon_commands.app, name="syphon")
+app.add_typer(prices_commands.app, name="prices")
+app.add_typer(cost_commands.app, name="cost")
 app.command(
     epilog="Exit status: 0 fit to be paired, also with warnings; 1 something fails."
     ' Example: twinbus doctor "$TWINBUS_PRIMARY" "$TWINBUS_SECONDARY"'

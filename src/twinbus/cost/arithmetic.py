@@ -13,6 +13,7 @@ Whether Azure charges the settlement of a lock is published by quotation only, h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 __all__ = [
@@ -68,14 +69,20 @@ def message_units(size_bytes: int, rule: CountingRule | None = None) -> int:
     return DIRECT_STAGES * units(size_bytes) + (DIRECT_SETTLEMENTS if settled else 0)
 
 
-def idle_syphon_operations(*, queue_count: int, poll_s: float, period_s: float) -> int:
+def idle_syphon_operations(
+    *, queue_count: int, poll_s: float | Fraction, period_s: float | Fraction
+) -> int:
     """Receives of a syphon that finds nothing for `period_s`: one for each queue and poll."""
     assert poll_s > 0, f"a poll of {poll_s} s"
     return queue_count * int(period_s // poll_s)
 
 
 def ping_operations(
-    *, entity_count: int, client_count: int, interval_s: float, outage_s: float
+    *,
+    entity_count: int,
+    client_count: int,
+    interval_s: float | Fraction,
+    outage_s: float | Fraction,
 ) -> int:
     """Pings of an outage: every client pings every failed-over entity once an interval."""
     assert interval_s > 0, f"a ping interval of {interval_s} s"

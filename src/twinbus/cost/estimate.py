@@ -1,0 +1,338 @@
+"""What a pair costs a month, by the documented arithmetic alone: no ledger, no Spark.
+
+    application   each message: send and receive; of one that went by the backlog the last receive
+    failover      each moved message: send to the backlog
+    ping          every client pings every entity once an interval while an outage lasts
+    syphon        each moved message: receive from the backlog, send to the primary
+    poll          the receives of an idle syphon: 10 queues are 40 an hour, 28,800 in 30 days
+
+The four stages of a moved message are so charged to the causes that the ledger charges them to.
+All counts are whole and exact for the month; a part of a message is rounded once, at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
+
+from twinbus.cost.arithmetic import (
+    CountingRule,
+    idle_syphon_operations,
+    message_units,
+    moved_message_units,
+    ping_operations,
+    units,
+)
+from twinbus.cost.bill import (
+    MonthlyBill,
+    MonthUse,
+    ServiceTier,
+    bill,
+    exact,
+    geo_replication_bill,
+    operations_meter,
+)
+from twinbus.cost.prices import PriceBook
+from twinbus.cost.quantities import DAY_S, HOUR_S, KB, QuantityError
+
+__all__ = ["CauseCost", "Estimate", "Workload", "estimate"]
+
+MONTH_DAYS: Final = 30
+"""The month of the documented 28,800 receives."""
+MONTH_S: Final = MONTH_DAYS * DAY_S
+
+DOCUMENTED: Final = CountingRule()
+"""Four stages for a moved message, as documented; settlement not counted."""
+
+SIZE_MAX_BYTES: Final = {
+    ServiceTier.BASIC: 256 * KB,
+    ServiceTier.STANDARD: 256 * KB,
+    ServiceTier.PREMIUM: 100 * KB * KB,
+}
+"""The largest message that a namespace of the tier takes."""
+
+CREDITS_PER_S: Final = 1_000
+"""What a Standard namespace takes before it throttles: one for each message sent or received."""
+
+SYPHON_CONNECTIONS: Final = 2
+"""Of each backlog queue: one to either namespace."""
+
+COUNT_MAX: Final = 100_000
+"""Entities or clients: ten Standard namespaces full of queues."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is sent, and what goes wrong. Raises QuantityError for what no namespace could be."""
+
+    rate_per_s: Fraction
+    size_bytes: int
+    entities: int = 1
+    clients: int = 1
+    queues: int = 10
+    ping_interval_s: Fraction = Fraction(60)
+    poll_s: Fraction = Fraction(900)
+    outages_per_year: Fraction = Fraction(2)
+    outage_s: Fraction = Fraction(2_400)
+    tier: ServiceTier = ServiceTier.STANDARD
+    rule: CountingRule = DOCUMENTED
+    messaging_units: int = 1
+    connections: int | None = None
+    """At the peak. None: counted from clients, entities and queues."""
+
+    def __post_init__(self) -> None:
+        if self.rate_per_s <= 0:
+            raise QuantityError(f"rate must be more than 0; got {self.rate_per_s}")
+        limit = SIZE_MAX_BYTES[self.tier]
+        if not 0 <= self.size_bytes <= limit:
+            raise QuantityError(
+                f"size must be at most {limit:,} bytes, the largest message of the tier"
+                f" {self.tier}; got {self.size_bytes:,}"
+            )
+        for name in ("entities", "clients"):
+            _require_count(name, getattr(self, name), COUNT_MAX)
+        _require_count("queues", self.queues, 100)
+        if self.outages_per_year * self.outage_s > 12 * MONTH_S:
+            raise QuantityError(
+                f"outages, {float(self.outages_per_year):g} a year of {float(self.outage_s):g} s,"
+                " are longer than the year: say fewer or shorter ones"
+            )
+
+    @property
+    def outages_per_month(self) -> Fraction:
+        return self.outages_per_year / 12
+
+    @property
+    def connections_alone(self) -> int:
+        """Of the application without a pair: one for each client and entity."""
+        return self.clients * self.entities
+
+    @property
+    def connections_peak(self) -> int:
+        """In an outage: also one for each client and backlog queue in use, and the syphon's."""
+        if self.connections is not None:
+            return self.connections
+        diverting = self.clients * min(self.entities, self.queues)
+        return self.connections_alone + diverting + SYPHON_CONNECTIONS * self.queues
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CauseCost:
+    """What one cause adds to the month."""
+
+    cause: str
+    operations: int
+    units: int
+    bytes_out: int
+    amount: Decimal | None
+    """On top of the causes before it: the application's operations use the free ones first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A month of 30 days."""
+
+    messages: int
+    moved: int
+    """Messages that went by the backlog."""
+    causes: tuple[CauseCost, ...]
+    bill: MonthlyBill
+    alone: Decimal
+    """The total without a pair, were no message ever lost for it."""
+    geo_replication: MonthlyBill
+    idle_receives: dict[str, int]
+    """Of the syphon: an hour, a day, a month of 30 days."""
+    moved_stages: dict[str, int]
+    """Units of one moved message, by stage."""
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def operations(self) -> int:
+        return sum(cause.operations for cause in self.causes)
+
+    @property
+    def units(self) -> int:
+        return sum(cause.units for cause in self.causes)
+
+    @property
+    def added(self) -> Decimal:
+        """What the pair adds to the month, as far as there are prices."""
+        return self.bill.total - self.alone
+
+    def as_json(self) -> dict[str, Any]:
+        """The estimate for `json.dumps`; amounts are strings, as exact as they were."""
+        return {
+            "month_days": MONTH_DAYS,
+            "messages": self.messages,
+            "moved": self.moved,
+            "operations": self.operations,
+            "units": self.units,
+            "causes": [
+                {
+                    "cause": cause.cause,
+                    "operations": cause.operations,
+                    "units": cause.units,
+                    "bytes_out": cause.bytes_out,
+                    "amount": None if cause.amount is None else exact(cause.amount),
+                }
+                for cause in self.causes
+            ],
+            "bill": self.bill.as_json(),
+            "without_pair": exact(self.alone),
+            "pair_adds": exact(self.added),
+            "geo_replication": self.geo_replication.as_json(),
+            "idle_receives": self.idle_receives,
+            "moved_stages": self.moved_stages,
+            "assumptions": list(self.assumptions),
+            "warnings": list(self.warnings),
+        }
+
+
+def estimate(work: Workload, prices: PriceBook) -> Estimate:
+    """The month of a workload, by the documented model and one price book."""
+    messages = _whole(work.rate_per_s * MONTH_S)
+    moved = min(messages, _whole(work.rate_per_s * work.outage_s * work.outages_per_month))
+    causes = tuple(_priced(_counted(work, messages, moved), work, prices))
+    use = MonthUse(
+        operation_units=sum(cause.units for cause in causes),
+        connections_peak=work.connections_peak,
+        bytes_out=sum(cause.bytes_out for cause in causes),
+        hours=MONTH_S // HOUR_S,
+        messaging_units=work.messaging_units,
+    )
+    alone = MonthUse(
+        operation_units=messages * message_units(work.size_bytes, work.rule),
+        connections_peak=min(work.connections_alone, work.connections_peak),
+        bytes_out=messages * work.size_bytes,
+        hours=use.hours,
+        namespaces=1,
+        messaging_units=work.messaging_units,
+    )
+    made = bill(use, work.tier, prices)
+    return Estimate(
+        messages=messages,
+        moved=moved,
+        causes=causes,
+        bill=made,
+        alone=bill(alone, work.tier, prices).total,
+        geo_replication=geo_replication_bill(
+            alone, prices, replicated_bytes=messages * work.size_bytes
+        ),
+        idle_receives={
+            name: idle_syphon_operations(
+                queue_count=work.queues, poll_s=work.poll_s, period_s=period_s
+            )
+            for name, period_s in (("hour", HOUR_S), ("day", DAY_S), ("month", MONTH_S))
+        },
+        moved_stages=_moved_stages(work),
+        assumptions=(*_assumed(work), *made.assumptions),
+        warnings=tuple(_warnings(work, moved)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    cause: str
+    operations: int
+    units: int
+    bytes_out: int = 0
+
+
+def _counted(work: Workload, messages: int, moved: int) -> Iterator[_Count]:
+    one, size = units(work.size_bytes), work.size_bytes
+    settled = 1 if work.rule.count_settlement else 0
+    direct = messages - moved
+    yield _Count(
+        "application",
+        direct * (2 + settled) + moved * (1 + settled),
+        direct * (2 * one + settled) + moved * (one + settled),
+        messages * size,
+    )
+    yield _Count("failover", moved, moved * one)
+    pings = ping_operations(
+        entity_count=work.entities,
+        client_count=work.clients,
+        interval_s=work.ping_interval_s,
+        outage_s=work.outage_s,
+    )
+    pings_a_month = _whole(pings * work.outages_per_month)
+    yield _Count("ping", pings_a_month, pings_a_month)
+    yield _Count("syphon", moved * (2 + settled), moved * (2 * one + settled), moved * size)
+    polls = idle_syphon_operations(queue_count=work.queues, poll_s=work.poll_s, period_s=MONTH_S)
+    yield _Count("poll", polls, polls)
+
+
+def _priced(counts: Iterator[_Count], work: Workload, prices: PriceBook) -> Iterator[CauseCost]:
+    key = operations_meter(work.tier)
+    before = 0
+    for count in counts:
+        amount = prices.meter(key).cost(count.units, before) if key else Decimal(0)
+        before += count.units
+        yield CauseCost(
+            cause=count.cause,
+            operations=count.operations,
+            units=count.units,
+            bytes_out=count.bytes_out,
+            amount=amount,
+        )
+
+
+def _moved_stages(work: Workload) -> dict[str, int]:
+    one = units(work.size_bytes)
+    stages = {
+        "send to the backlog": one,
+        "receive from the backlog": one,
+        "send to the primary": one,
+        "receive from the primary": one,
+    }
+    if work.rule.count_settlement:
+        stages |= {"complete in the backlog": 1, "complete in the primary": 1}
+    total = sum(stages.values())
+    assert total == moved_message_units(work.size_bytes, work.rule), f"{total} units by stage"
+    return stages
+
+
+def _assumed(work: Workload) -> Iterator[str]:
+    counted = "counted" if work.rule.count_settlement else "not counted"
+    yield (
+        f"a month of {MONTH_DAYS} days, its traffic even; outages of a year spread over 12 months"
+    )
+    yield "one unit for each started 64 KB of 1024 bytes; batches are counted message by message"
+    yield f"each message is received once, by one receiver; settlement is {counted}"
+    yield "all entities fail in an outage, and all its messages are diverted: nobody gives up"
+    yield "every ping is charged, answered or not; a send that failed is not"
+    yield (
+        f"an idle syphon receives once in {float(work.poll_s):g} s and queue, outage or not;"
+        " what Azure counts on an idle AMQP link is not published"
+    )
+    yield "the amount of a cause is what it adds to the causes above it"
+    if work.connections is None:
+        yield (
+            "one connection for each client and entity, in an outage one more for each client and"
+            " backlog queue it uses, two for each queue of the syphon; receivers come on top"
+        )
+    yield "data out is what is received, as if every receiver and the syphon were elsewhere"
+
+
+def _warnings(work: Workload, moved: int) -> Iterator[str]:
+    if work.tier is not ServiceTier.PREMIUM and 2 * work.rate_per_s > CREDITS_PER_S:
+        yield (
+            f"{float(work.rate_per_s):,.6g} messages a second, sent and received, are more than the"
+            f" {CREDITS_PER_S:,} credits a second of one namespace: it would throttle"
+        )
+    if work.tier is ServiceTier.BASIC and moved:
+        yield "Basic has no duplicate detection: what a crash repeats is received twice"
+
+
+def _whole(amount: Fraction) -> int:
+    """The nearest whole number, a half up."""
+    return int(amount + Fraction(1, 2))
+
+
+def _require_count(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise QuantityError(f"{name} must be from 1 to {most:,}; got {value}")

@@ -1,0 +1,228 @@
+"""The quick arithmetic, against months worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.cost import CountingRule, ServiceTier, standard
+from twinbus.cost.arithmetic import message_units, moved_message_units
+from twinbus.cost.estimate import Estimate, Workload, estimate
+from twinbus.cost.quantities import QuantityError
+
+KB = 1024
+SETTLED = CountingRule(count_settlement=True)
+
+
+def made(work: Workload) -> Estimate:
+    return estimate(work, standard())
+
+
+def by_cause(found: Estimate) -> dict[str, tuple[int, int, Decimal | None]]:
+    return {cause.cause: (cause.operations, cause.units, cause.amount) for cause in found.causes}
+
+
+def test_a_small_application_stays_free_and_the_polls_cross_the_free_13_million() -> None:
+    found = made(
+        Workload(
+            rate_per_s=Fraction(5, 2),
+            size_bytes=2 * KB,
+            entities=10,
+            clients=5,
+            outages_per_year=Fraction(12),
+            outage_s=Fraction(3_600),
+        )
+    )
+    # 2.5 a second are 6,480,000 in 30 days, of which an hour are 9,000.
+    assert (found.messages, found.moved) == (6_480_000, 9_000)
+    assert by_cause(found) == {
+        # 6,471,000 sent and received, and 9,000 received after the backlog.
+        "application": (12_951_000, 12_951_000, Decimal(0)),
+        "failover": (9_000, 9_000, Decimal(0)),
+        # 10 entities, 5 clients, 60 minutes.
+        "ping": (3_000, 3_000, Decimal(0)),
+        "syphon": (18_000, 18_000, Decimal(0)),
+        # The month has 13,009,800: 9,800 past the free ones at 0.80 a million.
+        "poll": (28_800, 28_800, Decimal("0.00784")),
+    }
+    assert found.units == 13_009_800
+    assert found.bill.line("base charge").amount == Decimal("9.67752")
+    # 5 x 10 connections, 5 x 10 more in the outage, 20 of the syphon: all free.
+    assert found.bill.line("connections").quantity == 120
+    assert found.bill.total == Decimal("9.68536")
+    assert found.added == Decimal("0.00784")
+
+
+def test_large_messages_with_settlement_cross_100_million() -> None:
+    found = made(
+        Workload(
+            rate_per_s=Fraction(8),
+            size_bytes=96 * KB,
+            outages_per_year=Fraction(12),
+            outage_s=Fraction(2_400),
+            rule=SETTLED,
+        )
+    )
+    # 20,736,000 messages of two units; 8 x 2,400 of them moved, 20,716,800 not.
+    assert (found.messages, found.moved) == (20_736_000, 19_200)
+    assert by_cause(found) == {
+        # 5 units for each direct message, 3 for the last stage of each moved one: 103,641,600.
+        # 87 M at 0.80 and 3.6416 M at 0.50.
+        "application": (62_188_800, 103_641_600, Decimal("71.4208")),
+        "failover": (19_200, 38_400, Decimal("0.0192")),
+        "ping": (40, 40, Decimal("0.00002")),
+        "syphon": (57_600, 96_000, Decimal("0.048")),
+        "poll": (28_800, 28_800, Decimal("0.0144")),
+    }
+    assert found.bill.line("operations").amount == Decimal("71.50242")
+    # Every message out of the primary, and the moved ones out of the secondary too.
+    assert found.bill.line("egress").quantity == (20_736_000 + 19_200) * 96 * KB
+    assert found.bill.not_priced == ("egress",)
+
+
+def test_a_large_application_in_the_last_tier() -> None:
+    found = made(Workload(rate_per_s=Fraction(500), size_bytes=2 * KB, entities=40, clients=20))
+    assert (found.messages, found.moved) == (1_296_000_000, 200_000)
+    # Twice a year: a sixth of 40 x 20 x 40 pings a month, rounded.
+    assert [(cause.cause, cause.units) for cause in found.causes] == [
+        ("application", 2_591_800_000),
+        ("failover", 200_000),
+        ("ping", 5_333),
+        ("syphon", 400_000),
+        ("poll", 28_800),
+    ]
+    # 69.60 + 1,200 + 91.8 M at 0.20; the others at 0.20 too.
+    assert [cause.amount for cause in found.causes] == [
+        Decimal("1287.96"),
+        Decimal("0.04"),
+        Decimal("0.0010666"),
+        Decimal("0.08"),
+        Decimal("0.00576"),
+    ]
+    # 800 connections, 200 more in the outage, 20 of the syphon: 20 past the free thousand.
+    assert found.bill.line("connections").amount == Decimal("0.60")
+    # Against 2,592 M operations and 800 connections without a pair.
+    assert found.added == Decimal("0.6868266")
+    # 2 x 720 h at 0.9275, and 1,296 M x 2,048 bytes at 0.09 a GB.
+    assert found.geo_replication.total == Decimal("1335.60") + Decimal("238.87872")
+
+
+def test_the_documented_figures_come_out_exactly() -> None:
+    found = made(Workload(rate_per_s=Fraction(1), size_bytes=1_000))
+    assert found.idle_receives == {"hour": 40, "day": 960, "month": 28_800}
+    assert found.moved_stages == {
+        "send to the backlog": 1,
+        "receive from the backlog": 1,
+        "send to the primary": 1,
+        "receive from the primary": 1,
+    }
+    settled = made(Workload(rate_per_s=Fraction(1), size_bytes=1_000, rule=SETTLED))
+    assert sum(settled.moved_stages.values()) == 6
+    minute = made(Workload(rate_per_s=Fraction(1), size_bytes=1_000, poll_s=Fraction(60)))
+    assert minute.idle_receives["month"] == 432_000
+
+
+def test_premium_pays_hours_and_the_pair_a_second_namespace() -> None:
+    found = made(
+        Workload(
+            rate_per_s=Fraction(100),
+            size_bytes=KB * KB,
+            tier=ServiceTier.PREMIUM,
+            messaging_units=4,
+        )
+    )
+    assert {cause.amount for cause in found.causes} == {Decimal(0)}
+    # 2 namespaces, 4 units, 720 h at 0.9275; alone the half.
+    assert found.bill.total == Decimal("5342.40")
+    assert found.added == Decimal("2671.20")
+
+
+def test_basic_pays_every_operation() -> None:
+    found = made(Workload(rate_per_s=Fraction(10), size_bytes=KB, tier=ServiceTier.BASIC))
+    # 25,920,000 messages, 4,000 moved (four operations instead of two), 7 pings, 28,800 polls.
+    assert found.units == 51_840_000 + 8_000 + 7 + 28_800
+    assert found.bill.line("operations").amount == Decimal("2.59384035")
+    assert any("no duplicate detection" in line for line in found.warnings)
+
+
+def test_no_outage_leaves_the_polls_alone() -> None:
+    found = made(Workload(rate_per_s=Fraction(1), size_bytes=0, outages_per_year=Fraction(0)))
+    assert found.moved == 0
+    assert [cause.units for cause in found.causes] == [5_184_000, 0, 0, 0, 28_800]
+
+
+def test_a_rate_that_one_namespace_does_not_take_is_pointed_out() -> None:
+    assert made(Workload(rate_per_s=Fraction(500), size_bytes=1)).warnings == ()
+    (line,) = made(Workload(rate_per_s=Fraction(501), size_bytes=1)).warnings
+    assert line.startswith("501 messages a second, sent and received, are more than the 1,000")
+
+
+def test_an_estimate_is_json() -> None:
+    work = Workload(rate_per_s=Fraction(10), size_bytes=KB, connections=2_000)
+    found = json.loads(json.dumps(made(work).as_json()))
+    assert found["causes"][4] == {
+        "cause": "poll",
+        "operations": 28_800,
+        "units": 28_800,
+        "bytes_out": 0,
+        "amount": "0.02304",
+    }
+    assert found["bill"]["not_priced"] == ["egress"]
+    assert found["bill"]["lines"][2]["amount"] == "30"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"rate_per_s": Fraction(0)}, "rate must be more than 0"),
+        ({"size_bytes": 256 * KB + 1}, "size must be at most 262,144 bytes, .* tier standard"),
+        ({"size_bytes": -1}, "size must be"),
+        ({"entities": 0}, "entities must be from 1 to 100,000; got 0"),
+        ({"clients": 100_001}, "clients must be from 1 to 100,000"),
+        ({"queues": 101}, "queues must be from 1 to 100; got 101"),
+        ({"outages_per_year": Fraction(8_760), "outage_s": Fraction(7_200)}, "outages, 8760 a y"),
+    ],
+)
+def test_what_no_namespace_could_be_is_refused(change: dict[str, object], complaint: str) -> None:
+    with pytest.raises(QuantityError, match=complaint):
+        Workload(**{"rate_per_s": Fraction(1), "size_bytes": 1, **change})  # type: ignore[arg-type]
+
+
+@given(
+    rate=st.fractions(Fraction(1, 1000), 2_000),
+    size=st.integers(0, 256 * KB),
+    outages=st.fractions(0, 100),
+    length=st.fractions(0, 86_400),
+    tier=st.sampled_from(list(ServiceTier)),
+    rule=st.sampled_from([SETTLED, CountingRule()]),
+)
+def test_causes_add_up_to_the_stages_and_to_the_bill(
+    rate: Fraction,
+    size: int,
+    outages: Fraction,
+    length: Fraction,
+    tier: ServiceTier,
+    rule: CountingRule,
+) -> None:
+    work = Workload(
+        rate_per_s=rate,
+        size_bytes=size,
+        outages_per_year=outages,
+        outage_s=length,
+        tier=tier,
+        rule=rule,
+    )
+    found = made(work)
+    units = {cause.cause: cause.units for cause in found.causes}
+    assert units["application"] + units["failover"] + units["syphon"] == (
+        (found.messages - found.moved) * message_units(size, rule)
+        + found.moved * moved_message_units(size, rule)
+    )
+    amounts = [cause.amount for cause in found.causes if cause.amount is not None]
+    assert sum(amounts, Decimal(0)) == found.bill.line("operations").amount
+    assert found.added >= 0
