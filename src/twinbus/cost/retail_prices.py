@@ -121,7 +121,7 @@ def book_from(
         newest = _newest(found, aside)
         taken += len(newest)
         meters[key] = _meter(key, newest, like)
-    _check_all_there(meters, f"{_names(documents)}: {chosen_region}, {chosen_currency}")
+    _check_all_there(meters, aside, f"{_names(documents)}: {chosen_region}, {chosen_currency}")
     document = _document(meters, retrieved, chosen_region, chosen_currency)
     book = parse(document, f"{chosen_region}-{retrieved}")
     return Imported(document, book, taken, tuple(aside))
@@ -277,13 +277,18 @@ def _check_tiers(key: str, name: str, tiers: Mapping[int, Decimal], like: PriceB
         )
 
 
-def _check_all_there(meters: Mapping[str, object], where: str) -> None:
+def _check_all_there(meters: Mapping[str, object], aside: Sequence[SetAside], where: str) -> None:
     missing = [key for key in NEEDED_METERS if key not in meters and key not in MAY_BE_MISSING]
     if not set(missing) >= BASE_FORMS:
         missing = [key for key in missing if key not in BASE_FORMS]
-    if missing:
-        said = "; ".join(f"{key} ({NEEDED_METERS[key]})" for key in missing)
-        raise PriceBookError(f"{where}: no price for {said}: ask the API for all of Service Bus")
+    if not missing:
+        return
+    said = ", ".join(f"{key} ({NEEDED_METERS[key]})" for key in missing)
+    names = {wanted.meter_name for wanted in WANTED if wanted.key in missing}
+    for place, name, reason in aside:
+        if name in names:
+            raise PriceBookError(f"{where}: no price for {said}; {place} is set aside: {reason}")
+    raise PriceBookError(f"{where}: no price for {said}; ask the API for all of Service Bus")
 
 
 def _document(

@@ -202,7 +202,11 @@ CONNECTIONS = "Standard Brokered Connection"
     [
         (without(PREMIUM), r"page0.json: uksouth, USD: no price for premium \(hours of a Premium"),
         (without("Basic Messaging Operations"), "no price for basic_operations"),
-        (without("Standard Base Unit"), "no price for base .*; base_month"),
+        (without("Standard Base Unit"), "no price for base .*, base_month"),
+        (
+            changed(PREMIUM, effectiveStartDate="2026-12-01T00:00:00Z"),
+            r"no price for premium .*; page0.json: Items\[\d+\] is set aside: in force from 2026",
+        ),
         (without(OPERATIONS, 0), f"{OPERATIONS} lacks its tier from 0: the first .* 13,000,000"),
         (without(OPERATIONS, 100), f"{OPERATIONS} lacks its tier from 100,000,000, which standard"),
         (without(CONNECTIONS, 500_000), f"{CONNECTIONS} lacks its tier from 500,000"),
