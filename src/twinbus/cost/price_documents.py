@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from twinbus.errors import TwinbusError
@@ -29,11 +29,15 @@ class PriceBookError(TwinbusError):
 
 
 def read_json(text: str, where: str) -> object:
-    """The document in a text; numbers with a fraction keep every digit that was written."""
+    """The document in a text; numbers with a fraction keep every digit that was written.
+
+    `where` begins the error, which is one line.
+    """
     try:
         document: object = json.loads(text, parse_float=Decimal)
-    except (ValueError, RecursionError) as error:
-        raise PriceBookError(f"price book {where}: not JSON: {error}") from error
+    # A number with an exponent beyond any is an error of arithmetic to Decimal.
+    except (ValueError, RecursionError, InvalidOperation) as error:
+        raise PriceBookError(f"{where}: not JSON: {error}") from error
     return document
 
 

@@ -147,7 +147,7 @@ def standard() -> PriceBook:
     """The newest book that comes with Twinbus."""
     books = resources.files("twinbus.cost").joinpath("prices")
     entries = [entry for entry in books.iterdir() if entry.name.startswith("standard-")]
-    read = [parse(read_json(entry.read_text("utf-8"), entry.name), entry.name) for entry in entries]
+    read = [_read(entry.read_text("utf-8"), entry.name, None) for entry in entries]
     return max(read, key=lambda book: (book.retrieved, book.name))
 
 
@@ -158,7 +158,11 @@ def load(path: Path | str, today: date | None = None) -> PriceBook:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise PriceBookError(f"price book {path}: {reason}") from error
-    return parse(read_json(text, str(path)), str(path), today)
+    return _read(text, str(path), today)
+
+
+def _read(text: str, where: str, today: date | None) -> PriceBook:
+    return parse(read_json(text, f"price book {where}"), where, today)
 
 
 def parse(document: object, where: str, today: date | None = None) -> PriceBook:

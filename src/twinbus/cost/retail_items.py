@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -11,6 +12,8 @@ from typing import Final
 from twinbus.cost.price_documents import CURRENCY, PriceBookError
 
 __all__ = ["Item", "Page", "items_of", "pages_of"]
+
+REGION: Final = re.compile(r"[a-z0-9-]{1,50}", re.ASCII)
 
 PRICE_MAX: Final = Decimal(10) ** 9
 PRICE_DIGITS_MAX: Final = 12
@@ -56,7 +59,11 @@ class Item:
 
     @property
     def region(self) -> str:
-        return self._text("armRegionName").lower() or "global"
+        """A plain word, which may become part of a file's name; PriceBookError if it is not."""
+        found = self._text("armRegionName").lower() or "global"
+        if not REGION.fullmatch(found):
+            raise self._wrong("armRegionName", "letters and digits, like uksouth")
+        return found
 
     @property
     def currency(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from datetime import date
@@ -9,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinbus.cost import Meter, PriceBookError, Tier, load, standard
@@ -256,7 +257,48 @@ def test_a_book_that_is_wrong_says_where_and_what_it_needs(
 def test_a_file_that_is_no_book_is_one_line_too(tmp_path: Path) -> None:
     with pytest.raises(PriceBookError, match=r"nowhere\.json: No such file"):
         load(tmp_path / "nowhere.json")
-    for content, complaint in ((b"{", "not JSON"), (b"\xff", "not UTF-8"), (b"[]", "an object")):
+    endless = b'{"a": 1e999999999999999999999}'
+    for content, complaint in (
+        (b"{", r"price book .*book\.json: not JSON"),
+        (endless, "not JSON"),
+        (b"\xff", "not UTF-8"),
+        (b"[]", "an object"),
+    ):
         (tmp_path / "book.json").write_bytes(content)
         with pytest.raises(PriceBookError, match=complaint):
             load(tmp_path / "book.json")
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(
+        [
+            ("format",),
+            ("retrieved",),
+            ("currency",),
+            ("meters",),
+            ("meters", "operations"),
+            ("meters", "operations", "per"),
+            ("meters", "operations", "tiers"),
+            ("meters", "egress", "source"),
+        ]
+    ),
+    JSON,
+)
+def test_no_document_breaks_the_reader(path: tuple[str, ...], value: object) -> None:
+    document = inner = book()
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with contextlib.suppress(PriceBookError):
+        cost = parse(document, "my.json", date(2026, 11, 16)).meter("operations").cost(10**12)
+        assert cost is None or cost >= 0

@@ -6,12 +6,15 @@ days are made up. Prices of further items in these tests are made up too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from twinbus.cost.price_documents import PriceBookError, read_json
 from twinbus.cost.prices import NEEDED_METERS, parse, standard
@@ -20,6 +23,16 @@ from twinbus.cost.retail_prices import Imported, book_from
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ANYTHING: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.decimals(),
+    st.floats(),
+    st.text(max_size=9),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
 FIXTURE = Path(__file__).with_name("retail_prices_uksouth.json")
 DAY = date(2026, 10, 5)
 
@@ -221,6 +234,10 @@ CONNECTIONS = "Standard Brokered Connection"
         (changed(PREMIUM, tierMinimumUnits=None), "tierMinimumUnits of Premium .* a number"),
         (changed(PREMIUM, unitOfMeasure="1 Fortnight"), "must be 1/Hour; got '1 Fortnight'"),
         (changed(PREMIUM, currencyCode="usd"), "currencyCode of Premium .* got 'usd'"),
+        (
+            changed(PREMIUM, armRegionName="../../x"),
+            "armRegionName of .* like uksouth; got '../../",
+        ),
         (changed(PREMIUM, effectiveStartDate="soon"), "effectiveStartDate of .* got 'soon'"),
         (
             lambda found: found["Items"].append(
@@ -268,3 +285,24 @@ def test_fewer_tiers_are_taken_when_nothing_is_compared() -> None:
     without(OPERATIONS, 100)(found)
     read = imported(recounted(found), like=None)
     assert [start for start, _ in tiers(read)["operations"]] == [0, 13_000_000, 2_500_000_000]
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> dict[str, Any]:
+    """A page in which some fields of some items are anything at all, or gone."""
+    found = page()
+    for _ in range(draw(st.integers(1, 4))):
+        item = draw(st.sampled_from(found["Items"]))
+        name = draw(st.sampled_from(sorted(item)))
+        item[name] = draw(ANYTHING)
+        if draw(st.booleans()):
+            del item[name]
+    return found
+
+
+@settings(max_examples=60)
+@given(broken())
+def test_no_page_breaks_the_import(found: dict[str, Any]) -> None:
+    with contextlib.suppress(PriceBookError):
+        made = imported(found)
+        assert parse(made.document, made.book.name) == made.book
