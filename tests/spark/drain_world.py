@@ -206,7 +206,7 @@ class Driver:
         ends = time.monotonic() + PATIENCE_S
         while time.monotonic() < ends:
             latest = max(
-                ledger.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, default=None
+                ledger.glob("*.jsonl*"), key=lambda path: path.stat().st_mtime, default=None
             )
             pid = int(latest.name.split("-")[-3]) if latest else 0
             for executor in self.executors:

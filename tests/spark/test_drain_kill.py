@@ -89,7 +89,7 @@ def executor_round(
 
     arrived = namespaces.received()
     # Two of the four queues were the dead executor's.
-    attempts = len(list(ledger.glob("*.jsonl")))
+    attempts = len(list(ledger.glob("*.jsonl*")))
     words = f"executor killed{' (strict)' if is_strict else ''}, {left} left, {attempts} attempts"
     words += f", {took_s:.0f} s"
     twice = check(arrived, ledger.name, each, window=2 * LIMIT, words=words)

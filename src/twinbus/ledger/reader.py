@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from twinbus.ledger.record import FILE_SUFFIX, LedgerError, decode
+from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, LedgerError, decode
 
 __all__ = ["Reading", "read"]
 
@@ -27,7 +27,7 @@ class Reading(Iterator[dict[str, Any]]):
         """Last lines that a crash, or a writer at work, left unfinished; at most one a file."""
         self.foreign = 0
         """Other lines that are no record: damaged, not ours, or of a later version."""
-        self._lines = self._read(sorted(directory.glob(f"*{FILE_SUFFIX}")))
+        self._lines = self._read(directory)
 
     def __next__(self) -> dict[str, Any]:
         return next(self._lines)
@@ -37,9 +37,12 @@ class Reading(Iterator[dict[str, Any]]):
         """All lines that were no record."""
         return self.torn + self.foreign
 
-    def _read(self, paths: list[Path]) -> Iterator[dict[str, Any]]:
-        for path in paths:
-            with path.open("rb") as file:
+    def _read(self, directory: Path) -> Iterator[dict[str, Any]]:
+        # Listed first, the open ones are not missed when they are renamed meanwhile.
+        paths = {*directory.glob(f"*{FILE_SUFFIX}{OPEN_SUFFIX}")}
+        paths = {_ended(path) for path in paths} | {*directory.glob(f"*{FILE_SUFFIX}")}
+        for path in sorted(paths):
+            with _opened(path) as file:
                 for line in file:
                     record = decode(line)
                     if record is not None:
@@ -49,3 +52,15 @@ class Reading(Iterator[dict[str, Any]]):
                         self.torn += 1
                     elif line.strip():
                         self.foreign += 1
+
+
+def _ended(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(OPEN_SUFFIX))
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file that is called so, or will be once it is ended, which can be at any moment."""
+    try:
+        return Path(f"{path}{OPEN_SUFFIX}").open("rb")
+    except FileNotFoundError:
+        return path.open("rb")

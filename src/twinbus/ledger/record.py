@@ -18,6 +18,7 @@ __all__ = [
     "CAUSES",
     "FIELDS",
     "FILE_SUFFIX",
+    "OPEN_SUFFIX",
     "OPERATIONS",
     "OUTCOMES",
     "VERSION",
@@ -33,6 +34,8 @@ VERSION: Final = 1
 """Goes up when a reader of today would misread a line of tomorrow. A new field is none."""
 
 FILE_SUFFIX: Final = ".jsonl"
+OPEN_SUFFIX: Final = ".open"
+"""Behind the other while a file is written: `files` says what it means."""
 
 OPERATIONS: Final = frozenset(
     """send divert ping backlog_receive complete defer dead_letter forward receive renew manage

@@ -13,19 +13,19 @@ import contextlib
 import logging
 import os
 import re
-import socket
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from twinbus.ledger.adoption import adopt
+from twinbus.ledger.files import MAX_BYTES, ROTATE_BYTES, ROTATE_S, LedgerFiles, process_name
 from twinbus.ledger.record import (
     FIELDS,
-    FILE_SUFFIX,
     OPERATIONS,
     REQUIRED,
     LedgerError,
@@ -39,8 +39,7 @@ __all__ = ["LedgerWriter", "NullLedger", "open_ledger"]
 
 log = logging.getLogger("twinbus.ledger")
 
-ROTATE_BYTES: Final = 64 * 1024 * 1024
-"""A file of this size is one task's worth of reading for Spark."""
+MAX_BYTES_VARIABLE: Final = "TWINBUS_LEDGER_MAX_BYTES"
 
 FLUSH_S: Final = 0.2
 """The most that a `kill -9` can take with it."""
@@ -73,7 +72,7 @@ those of many deliveries: what they have in common, and what not."""
 
 
 class LedgerWriter:
-    """One process's part of a ledger: files `<process>-<number>.jsonl` in `directory`."""
+    """One process's part of a ledger: its `files` in `directory`."""
 
     def __init__(
         self,
@@ -81,10 +80,15 @@ class LedgerWriter:
         *,
         process: str | None = None,
         rotate_bytes: int = ROTATE_BYTES,
+        rotate_s: float = ROTATE_S,
+        max_bytes: int | None = None,
         flush_s: float = FLUSH_S,
     ) -> None:
+        """`max_bytes`: of this host's files in the directory; `$TWINBUS_LEDGER_MAX_BYTES`, else
+        20 GB, by default. Past it records are counted as unrecorded until there is room again.
+        """
         self.directory = _local(directory)
-        self.process = process or _process_name()
+        self.process = process or process_name()
         if not _PROCESS.fullmatch(self.process):
             raise LedgerError(
                 f"the ledger's process name {self.process!r} is part of a file name: letters,"
@@ -92,9 +96,14 @@ class LedgerWriter:
             )
         self.unrecorded = 0
         """Records that could not be written, so far."""
-        self._rotate_bytes = rotate_bytes
+        self._files = LedgerFiles(
+            self.directory,
+            self.process,
+            rotate_bytes=rotate_bytes,
+            rotate_s=rotate_s,
+            max_bytes=_max_bytes(os.environ) if max_bytes is None else max_bytes,
+        )
         self._flush_s = flush_s
-        self._number = 0
         self._told = False
         self._closed = False
         self._forget()
@@ -111,9 +120,6 @@ class LedgerWriter:
         self._disk = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._fd = -1
-        self._size_bytes = 0
-        self._cut = False
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
         """Note one operation; returns at once, whatever the disk does, and never raises for it."""
@@ -183,7 +189,7 @@ class LedgerWriter:
         self.flush()
         with self._disk:
             self._say_unrecorded()
-            self._end_file()
+            self._files.end()
         atexit.unregister(self.close)
         _writers.discard(self)
 
@@ -210,8 +216,16 @@ class LedgerWriter:
         atexit.register(self.close)
 
     def _run(self, stop: threading.Event) -> None:
+        self._adopt()
         while not stop.wait(self._flush_s):
             self.flush()
+            with self._disk:
+                self._files.end_if_old()
+
+    def _adopt(self) -> None:
+        """End the files that dead processes left open; here, where no send waits for it."""
+        with contextlib.suppress(OSError, LedgerError):
+            adopt(self.directory)
 
     def _write_group(self) -> bool:
         """Write up to one group; whether more may be waiting."""
@@ -266,62 +280,12 @@ class LedgerWriter:
 
     def _append(self, data: bytes, count: int) -> bool:
         """Append whole lines to the file; those of `count` that did not get there are counted."""
-        done = 0
-        try:
-            self._open()
-            if self._cut:
-                # The last write ended inside a line, which the reader will set aside.
-                self._size_bytes += os.write(self._fd, b"\n")
-                self._cut = False
-            while done < len(data):
-                done += os.write(self._fd, data[done:] if done else data)
-            self._size_bytes += done
-        except OSError as error:
-            kept = data.count(b"\n", 0, done)
-            self._mend(done - (data.rfind(b"\n", 0, done) + 1), done)
-            if count:
-                self._miss(count - kept, f"{self.directory}: {error.strerror or error}")
-            return False
-        if self._size_bytes >= self._rotate_bytes:
-            self._end_file()
-        return True
-
-    def _open(self) -> None:
-        if self._fd >= 0:
-            return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        while True:
-            path = self.directory / f"{self.process}-{self._number:05d}{FILE_SUFFIX}"
-            try:
-                self._fd = os.open(path, flags, 0o640)
-            except FileExistsError:
-                # Another writer of this process, or of one that had its name.
-                self._number += 1
-            else:
-                self._size_bytes = 0
-                return
-
-    def _mend(self, torn_bytes: int, done: int) -> None:
-        """Take the part of a line off the end of the file, so that the next begins a line."""
-        if self._fd < 0:
-            return
-        self._size_bytes += done - torn_bytes
-        if torn_bytes:
-            try:
-                os.ftruncate(self._fd, self._size_bytes)
-            except OSError:
-                self._cut = True
-                self._size_bytes += torn_bytes
-
-    def _end_file(self) -> None:
-        if self._fd < 0:
-            return
-        with contextlib.suppress(OSError):
-            os.fsync(self._fd)
-        os.close(self._fd)
-        self._fd = -1
-        self._number += 1
+        done = self._files.append(data)
+        if done == len(data):
+            return True
+        if count:
+            self._miss(count - data.count(b"\n", 0, done), self._files.trouble)
+        return False
 
     def _miss(self, count: int, why: str) -> None:
         self.unrecorded += count
@@ -384,9 +348,15 @@ def _local(directory: Path | str) -> Path:
     )
 
 
-def _process_name() -> str:
-    host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip(".-")[:100] or "host"
-    return f"{host}-{os.getpid()}-{time.time_ns() // 1_000_000}"
+def _max_bytes(environment: Mapping[str, str]) -> int:
+    text = environment.get(MAX_BYTES_VARIABLE, "")
+    if not text:
+        return MAX_BYTES
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise LedgerError(
+            f"{MAX_BYTES_VARIABLE} is {text!r}: give a whole number of bytes, as in {MAX_BYTES}"
+        )
+    return int(text)
 
 
 _writers: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
@@ -395,12 +365,11 @@ _writers: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
 def _start_anew_after_fork() -> None:
     """In a forked child: what was noted is the parent's to write, and so is the open file."""
     for writer in list(_writers):
-        if writer._fd >= 0:
-            os.close(writer._fd)
+        writer._files.abandon()
         writer._forget()
         writer.unrecorded = 0
-        writer._number = 0
-        writer.process = _process_name()
+        writer.process = process_name()
+        writer._files.begin_anew(writer.process)
 
 
 os.register_at_fork(after_in_child=_start_anew_after_fork)

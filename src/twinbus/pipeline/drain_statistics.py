@@ -44,7 +44,7 @@ class DrainRun:
 def statistics_of(spark: SparkSession, ledger: str, run: str) -> DrainStatistics:
     """The statistics of one drain; all 0 where its tasks had nothing to write."""
     try:
-        lines = read_ledger(spark, _plain(ledger), files=f"{run}-*{FILE_SUFFIX}")
+        lines = read_ledger(spark, _plain(ledger), files=f"{run}-*{FILE_SUFFIX}*")
     except LedgerError:
         return DrainStatistics()
     counts = {row["operation"]: row["count"] for row in operations_done(lines).collect()}

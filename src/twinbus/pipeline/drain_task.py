@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from twinbus.ledger import process_name
 from twinbus.loops import run_alone
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.task_ledger import task_ledger
@@ -70,7 +70,7 @@ class DrainTask:
 
         context = TaskContext.get()
         part = "0-0" if context is None else f"{context.partitionId()}-{context.attemptNumber()}"
-        return f"{self.run}-{part}-{os.getpid()}-{time.time_ns() // 1_000_000}"
+        return process_name(f"{self.run}-{part}")
 
     async def _work(self, queues: Sequence[str], ledger: Ledger) -> None:
         async with Tether(self.tether) as tether:

@@ -82,7 +82,7 @@ def tables(
 
 
 def read_ledger(
-    spark: SparkSession, ledger_directory: Path | str, *, files: str = f"*{FILE_SUFFIX}"
+    spark: SparkSession, ledger_directory: Path | str, *, files: str = f"*{FILE_SUFFIX}*"
 ) -> DataFrame:
     """Every line of a ledger; one that is no JSON of the schema is in the column `CORRUPT`.
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from twinbus.ledger import LedgerError, LedgerWriter, NullLedger
+from twinbus.ledger.record import OPEN_SUFFIX
 from twinbus.syphon.bookkeeping import Ledger
 
 __all__ = ["CarriedLedger", "is_url", "require_place", "task_ledger"]
@@ -142,7 +143,8 @@ class CarriedLedger:
 
     def _bring(self, path: Path) -> None:
         # Readers pass over names that begin with an underscore: they see a whole file or none.
-        unfinished, name = f"{self._folder}/_{path.name}", f"{self._folder}/{path.name}"
+        ended = path.name.removesuffix(OPEN_SUFFIX)
+        unfinished, name = f"{self._folder}/_{ended}", f"{self._folder}/{ended}"
         self._files.create_dir(self._folder, recursive=True)
         with path.open("rb") as source, self._files.open_output_stream(unfinished) as target:
             while block := source.read(_BLOCK_BYTES):

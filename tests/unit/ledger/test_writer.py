@@ -67,7 +67,7 @@ def test_the_time_is_now_where_none_is_given(
 def test_the_thread_writes_by_itself(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, flush_s=0.001) as ledger:
         ledger.record("send", message_id="a")
-        while not list(tmp_path.glob("*.jsonl")) or ids(tmp_path) != ["a"]:
+        while not list(tmp_path.glob("*.jsonl.open")) or ids(tmp_path) != ["a"]:
             threading.Event().wait(0.001)
     assert not any(thread.name == "twinbus-ledger" for thread in threading.enumerate())
 

@@ -1,0 +1,115 @@
+"""Ends the files that dead processes left open: renames them, so that a stream may take them.
+
+A file is left alone unless its writer is surely dead. Its name has host and process id: on this
+host that process must be gone, or have begun after the file was named. Of any other file (another
+host's, or one named by its user) all that can be said is that nobody has written to it for a day.
+And whoever holds the lock on a file lives, whatever else there is to be said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+from twinbus.ledger.files import HOST
+from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, LedgerError
+
+__all__ = ["UNCHANGED_S", "adopt"]
+
+UNCHANGED_S: Final = 86_400.0
+"""A living writer ends its file every few minutes; after a day only a suspended machine is left."""
+
+START_SLACK_MS: Final = 2_000
+"""How well the kernel's time of boot, and so the start of a process, is known."""
+
+_NAME: Final = re.compile(
+    rf"(?P<head>.+)-(?P<pid>\d+)-(?P<named_ms>\d+)-(?P<number>\d+)"
+    rf"{re.escape(FILE_SUFFIX + OPEN_SUFFIX)}"
+)
+
+
+def adopt(directory: Path | str) -> list[Path]:
+    """Rename the open files of dead writers in a ledger; their new paths."""
+    home = Path(directory)
+    if not home.is_dir():
+        raise LedgerError(f"there is no ledger at {home}: it is not a directory")
+    adopted = []
+    for path in sorted(home.glob(f"*{FILE_SUFFIX}{OPEN_SUFFIX}")):
+        # Gone meanwhile (ended, or adopted by another), or not ours to touch.
+        with contextlib.suppress(OSError):
+            ended = _adopt_one(path)
+            if ended is not None:
+                adopted.append(ended)
+    return adopted
+
+
+def _adopt_one(path: Path) -> Path | None:
+    # Asked before the lock is tried: a living writer must not find it taken.
+    is_dead = _is_dead(path.name)
+    if not (is_dead or _is_unchanged(os.stat(path))):
+        return None
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:
+            # No locks on this file system: the writer has none either.
+            pass
+        found, named = os.fstat(fd), os.stat(path)
+        if (found.st_dev, found.st_ino) != (named.st_dev, named.st_ino):
+            return None
+        return _ended(path) if is_dead or _is_unchanged(named) else None
+    finally:
+        os.close(fd)
+
+
+def _is_unchanged(found: os.stat_result) -> bool:
+    return time.time() - found.st_mtime >= UNCHANGED_S
+
+
+def _ended(path: Path) -> Path:
+    """Give a file its last name, or the next number's where something has that name."""
+    ended = path.with_name(path.name.removesuffix(OPEN_SUFFIX))
+    process, _, number = ended.name.removesuffix(FILE_SUFFIX).rpartition("-")
+    while os.path.lexists(ended):
+        number = f"{int(number) + 1:05d}" if number.isdigit() else f"{number}-1"
+        ended = path.with_name(f"{process}-{number}{FILE_SUFFIX}")
+    os.rename(path, ended)
+    return ended
+
+
+def _is_dead(name: str) -> bool:
+    """Whether the process that a file is named after was on this host, and is no more."""
+    parts = _NAME.fullmatch(name)
+    if parts is None or not (parts["head"] == HOST or parts["head"].endswith(f"-{HOST}")):
+        return False
+    pid = int(parts["pid"])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        # Somebody else's, so it is there.
+        pass
+    started_ms = _started_ms(pid)
+    return started_ms is not None and started_ms > int(parts["named_ms"]) + START_SLACK_MS
+
+
+def _started_ms(pid: int) -> int | None:
+    """When a process began, in unix milliseconds; None where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    if boot is None:
+        return None
+    ticks, per_second = int(fields[19]), os.sysconf("SC_CLK_TCK")
+    return int(boot[1]) * 1000 + ticks * 1000 // per_second
