@@ -32,6 +32,7 @@ SHELLS: Mapping[str, str] = {
     "twinbus.broker.listener": "accepts and sniffs sockets",
     "twinbus.broker.storage.lmdb_environment": "opens the disk",
     "twinbus.broker.storage.lmdb_store": "the disk",
+    "twinbus.broker.ledger_view": "writes the broker's view into the ledger",
     "twinbus.broker.links.peer": "one client's connection on the loop",
     "twinbus.broker.links.receiving": "writes deliveries as a receiver's credit allows",
     "twinbus.broker.links.requests": "answers $cbs and $management on a connection",

@@ -49,11 +49,13 @@ class EmbeddedBroker:
         tokens: Iterable[AcceptedToken] = (),
         tls: ssl.SSLContext | None = None,
         fault_seed: int = 0,
+        ledger: str | Path | None = None,
     ) -> None:
         """Namespaces are "name" or "name:port"; without `data` all is kept in memory.
 
         `tls` is a server's context with its certificate: the port then speaks TLS as well.
-        `tokens` are accepted as they stand, for tests of token credentials.
+        `tokens` are accepted as they stand, for tests of token credentials. `ledger` is a
+        directory for the broker's own view of what it does (`broker.ledger_view`).
         """
         self._host = BrokerHost(
             [NamespaceAt.parse(text) for text in namespaces or ("twinbus",)],
@@ -64,6 +66,7 @@ class EmbeddedBroker:
             tokens=tuple(tokens),
             tls=tls,
             fault_seed=fault_seed,
+            ledger=ledger,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -35,6 +35,8 @@ class Workings:
     commits: int
     commit_failures: int
     pending_bytes: int
+    ledger_unrecorded: int | None = None
+    """None: the broker keeps no ledger."""
 
 
 def exposition(namespace: Namespace, workings: Workings) -> str:
@@ -58,7 +60,15 @@ def _lines(namespace: Namespace, workings: Workings) -> Iterator[str]:
         ("commits_total", "counter", "Group commits that are on disk", workings.commits),
         ("commit_failures_total", "counter", "Commits that failed", workings.commit_failures),
         ("pending_bytes", "gauge", "Bytes that wait for the disk", workings.pending_bytes),
+        (
+            "ledger_unrecorded_total",
+            "counter",
+            "Records that the ledger could not take",
+            workings.ledger_unrecorded,
+        ),
     ):
+        if value is None:
+            continue
         yield from _family(name, kind, words)
         yield _sample(name, value, namespace.name)
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.http import HttpHost
+from twinbus.broker.ledger_view import open_view_ledger
 from twinbus.broker.listener import Listener
 from twinbus.broker.sas import ALL_RIGHTS, AcceptedToken
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import MemoryStore, Store
 from twinbus.errors import BrokerStartError
+from twinbus.ledger import LedgerWriter
 
 DEFAULT_RULE_NAME = "RootManageSharedAccessKey"
 DEFAULT_KEY = "SAS_KEY_VALUE"
@@ -94,6 +96,7 @@ class BrokerHost:
         tokens: Sequence[AcceptedToken] = (),
         tls: ssl.SSLContext | None = None,
         fault_seed: int = 0,
+        ledger: Path | str | None = None,
     ) -> None:
         names = [namespace.name.lower() for namespace in namespaces]
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -113,6 +116,8 @@ class BrokerHost:
         self._tokens = tuple(tokens)
         self._tls = tls
         self._fault_seed = fault_seed
+        self._ledger_directory = ledger
+        self._ledger: LedgerWriter | None = None
         self._servers: dict[str, BrokerServer] = {}
         self._https: dict[str, HttpHost] = {}
         self._listeners: dict[str, Listener] = {}
@@ -125,6 +130,8 @@ class BrokerHost:
     async def start(self) -> None:
         """Open every store and every port; on any failure nothing stays open."""
         try:
+            if self._ledger_directory is not None:
+                self._ledger = open_view_ledger(self._ledger_directory)
             for namespace in self._namespaces:
                 await self._start(namespace)
         except BaseException:
@@ -133,15 +140,20 @@ class BrokerHost:
 
     async def close(self) -> None:
         """Stop listening, commit what is under way, tell the clients, close the stores."""
-        for listener in self._listeners.values():
-            await listener.close()
-        for server in self._servers.values():
-            await server.close()
-        for http in self._https.values():
-            await http.close()
-        self._listeners.clear()
-        self._servers.clear()
-        self._https.clear()
+        try:
+            for listener in self._listeners.values():
+                await listener.close()
+            for server in self._servers.values():
+                await server.close()
+            for http in self._https.values():
+                await http.close()
+            self._listeners.clear()
+            self._servers.clear()
+            self._https.clear()
+        finally:
+            if self._ledger is not None:
+                self._ledger.close()
+                self._ledger = None
 
     def server(self, name: str | None = None) -> BrokerServer:
         """The running server of a namespace, the first unless one is named."""
@@ -170,6 +182,7 @@ class BrokerHost:
             self._rules,
             tokens=self._tokens,
             fault_seed=self._fault_seed,
+            ledger=self._ledger,
         )
         self._servers[namespace.name] = server
         http = self._https[namespace.name] = HttpHost(server)

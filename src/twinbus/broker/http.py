@@ -102,6 +102,7 @@ def application(services: BrokerServices) -> Starlette:
             commits=commit.commits,
             commit_failures=commit.failures,
             pending_bytes=commit.pending_bytes,
+            ledger_unrecorded=services.ledger_unrecorded,
         )
         text = exposition(services.namespace, workings)
         return Response(text, headers={"Content-Type": CONTENT_TYPE})

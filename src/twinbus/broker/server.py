@@ -12,10 +12,13 @@ import logging
 import random
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.witness import Witness
 from twinbus.broker.faults import FaultPlan
+from twinbus.broker.ledger_view import BrokerView
 from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, Refusal
@@ -24,6 +27,7 @@ from twinbus.broker.storage.commit import GroupCommit
 from twinbus.broker.storage.store import Store
 from twinbus.broker.tokens import LockTokens
 from twinbus.errors import StoreError
+from twinbus.ledger import LedgerWriter
 
 log = logging.getLogger("twinbus.broker")
 
@@ -47,8 +51,11 @@ class BrokerServer:
         *,
         tokens: Iterable[AcceptedToken] = (),
         fault_seed: int = 0,
+        ledger: LedgerWriter | None = None,
     ) -> None:
         self.name = name
+        self.view = None if ledger is None else BrokerView(ledger, name)
+        self.witness = None if ledger is None else Witness()
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.peers: set[Peer] = set()
@@ -66,11 +73,18 @@ class BrokerServer:
         self._timer_at_ms = 0
         self.namespace = self._restore()
         self._arm_timer()
+        if self.view is not None:
+            self.view.opened()
 
     @property
     def connections(self) -> int:
         """AMQP connections that are open."""
         return len(self.peers)
+
+    @property
+    def ledger_unrecorded(self) -> int | None:
+        """Records that the ledger could not take, of all this process's namespaces."""
+        return None if self.view is None else self.view.unrecorded
 
     def now_ms(self) -> int:
         """The time, as the whole broker sees it."""
@@ -102,8 +116,11 @@ class BrokerServer:
         """Commit what is under way, say goodbye to the clients, close the store."""
         if self._timer is not None:
             self._timer.cancel()
+        self._seal()
         try:
             await self.commit.close()
+            if self.view is not None:
+                self.view.closed()
         finally:
             for peer in list(self.peers):
                 peer.close("amqp:connection:forced", "the broker is shutting down")
@@ -116,6 +133,8 @@ class BrokerServer:
         self._no_space = UNKNOWN
         now_ms = self.now_ms()
         self.dispatcher.run(now_ms)
+        if self.witness is not None:
+            self._seal()
         peers, self._to_collect = self._to_collect, {}
         for peer in peers:
             action = peer.collect_output(now_ms)
@@ -125,6 +144,13 @@ class BrokerServer:
         self.commit.schedule()
         self._hold_back()
         self._arm_timer()
+
+    def _seal(self) -> None:
+        """Record what this tick did, as soon as it is on disk; ahead of what clients are told."""
+        if self.witness is not None and self.view is not None:
+            sights = self.witness.take()
+            if sights:
+                self.commit.after_commit(partial(self.view.write, sights))
 
     def _hold_back(self) -> None:
         if self._reading_paused or self.commit.pending_bytes < PENDING_BYTES_MAX:
@@ -164,6 +190,7 @@ class BrokerServer:
             notify=self.dispatcher.ready,
             deleted=self._on_deleted,
             in_use=self._in_use,
+            witness=self.witness,
         )
         namespace.restore(self.store.recover())
         return namespace
@@ -197,6 +224,9 @@ class BrokerServer:
                 f"what is not acknowledged may not be stored: {error}",
             )
         self.dispatcher = Dispatcher(self.wake)
+        if self.witness is not None:
+            # It tells of what was never stored.
+            self.witness.take()
         self._to_collect.clear()
         self._read_again()
         try:

@@ -80,6 +80,10 @@ def serve(
     fault_seed: Annotated[
         int, typer.Option(help="Seed of faults that strike by chance.", metavar="N")
     ] = 0,
+    ledger: Annotated[
+        str | None,
+        typer.Option(help="Directory to record what the broker itself does in.", metavar="DIR"),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Log errors only, not each connection and refusal.")
     ] = False,
@@ -102,6 +106,7 @@ def serve(
         tls_key=tls_key,
         seed=fault_seed,
         quiet=quiet,
+        ledger=ledger,
     )
 
 

@@ -28,6 +28,7 @@ def run(
     tls_key: Path | None,
     seed: int,
     quiet: bool,
+    ledger: str | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; connection strings go to stdout, the log to stderr."""
     broker = BrokerHost(
@@ -39,6 +40,7 @@ def run(
         tokens=[parse_token(text) for text in tokens],
         tls=_tls(tls_cert, tls_key),
         fault_seed=seed,
+        ledger=ledger,
     )
     logging.basicConfig(
         stream=sys.stderr,

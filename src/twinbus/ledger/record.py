@@ -39,9 +39,11 @@ OPEN_SUFFIX: Final = ".open"
 
 OPERATIONS: Final = frozenset(
     """send divert ping backlog_receive complete defer dead_letter forward receive renew manage
-    state""".split()
+    state expire""".split()
 )
-"""What was done. All are calls to a namespace but `state`, which is news of an entity."""
+"""What was done. All are calls to a namespace but `state`, which is news of an entity, and
+`expire`, a message that ran out of time, which only a broker sees. A reader that does not know an
+operation passes over it: a new one is no new version."""
 
 CAUSES: Final = frozenset("application failover ping syphon poll administration consumer".split())
 """Who wanted it: the bill is split by these."""
@@ -72,8 +74,10 @@ FIELDS: Final[Mapping[str, type]] = {
     "unrecorded": int,
 }
 """Every field with its type, the four that each line has first. `entity` is where the message
-belongs, as a path in the primary. `unrecorded`, on a `state` line, is how many records before it
-this process could not write: whoever counts must say so."""
+belongs, as a path in the primary. `view` is who tells: `client`, also where it is left out, or
+`broker`, whose fields mean what `twinbus.broker.ledger_view` says. `unrecorded`, on a `state` line,
+is how many records before it this process could not write: whoever counts must say so. There is no
+field for billing units: they are the size, and how it is counted is the reader's rule."""
 
 REQUIRED: Final = ("v", "at_ms", "operation", "process")
 
@@ -128,20 +132,20 @@ def _of_message(message_id: str | None, size_bytes: int | None) -> str:
 
 
 def encode_deliveries(
-    common: str, at_ms: int, deliveries: Sequence[tuple[str | None, int, int, int | None]]
+    common: str, at_ms: int, deliveries: Sequence[tuple[str | None, int, int | None, int | None]]
 ) -> str:
     """The lines of many deliveries round what they have in common, as `encode_messages` does.
 
-    Each is message id, size in bytes, sequence number, and how long it took in us or None.
+    Each is message id, size in bytes, sequence number, and how long it took in us; all but the
+    size may be None.
     """
     head = f'{{"v":{VERSION},"at_ms":{at_ms},{common}'
     lines = []
     for message_id, size_bytes, sequence_number, latency_us in deliveries:
         named = "" if message_id is None else f',"message_id":{encode_basestring_ascii(message_id)}'
         took = "" if latency_us is None else f',"latency_us":{latency_us}'
-        lines.append(
-            f'{head}{named},"sequence_number":{sequence_number},"size_bytes":{size_bytes}{took}}}\n'
-        )
+        at = "" if sequence_number is None else f',"sequence_number":{sequence_number}'
+        lines.append(f'{head}{named}{at},"size_bytes":{size_bytes}{took}}}\n')
     return "".join(lines)
 
 

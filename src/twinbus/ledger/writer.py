@@ -61,7 +61,7 @@ _PROCESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 _Messages = Sequence[tuple[str | None, int | None]]
 _Shared = tuple[tuple[str, object], ...]
-_Deliveries = Sequence[tuple[str | None, int, int, int | None]]
+_Deliveries = Sequence[tuple[str | None, int, int | None, int | None]]
 _Noted = (
     tuple[int, str, dict[str, object]]
     | tuple[int, LineForm, int, _Messages]
@@ -155,7 +155,7 @@ class LedgerWriter:
     ) -> None:
         """Note an operation on many messages, with fields that all share, as a line for each.
 
-        Of each: id, size in bytes, sequence number, and how long it took in us or None.
+        Of each: id, size in bytes, sequence number, and how long it took in us; None: not known.
         """
         assert operation in OPERATIONS, f"no such operation: {operation}"
         more = len(deliveries) - 1

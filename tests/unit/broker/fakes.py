@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.broker.engine.namespace import Namespace
 from twinbus.broker.engine.stock import copy_of
+from twinbus.broker.engine.witness import Witness
 from twinbus.broker.journal import EntityImage, SessionState, State, StoredMessage
 from twinbus.broker.messages.incoming import Incoming, parse
 
@@ -115,7 +116,7 @@ def _snapshot(message: StoredMessage) -> StoredMessage:
 class World:
     """A namespace with its surroundings, and what it told them."""
 
-    def __init__(self, journal: FakeJournal | None = None) -> None:
+    def __init__(self, journal: FakeJournal | None = None, witness: Witness | None = None) -> None:
         self.journal = journal or FakeJournal()
         self.notified: list[str] = []
         self.deleted: list[str] = []
@@ -128,6 +129,7 @@ class World:
             notify=lambda queue: self.notified.append(queue.path),
             deleted=self.deleted.append,
             in_use=lambda path: path in self.in_use,
+            witness=witness,
         )
 
     def queue(self, path: str, description: QueueDescription) -> Queue:

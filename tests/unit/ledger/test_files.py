@@ -168,13 +168,13 @@ def test_past_its_share_of_the_disk_a_writer_counts_and_resumes_when_there_is_ro
 
 def test_the_share_is_that_of_the_host_however_often_a_process_is_started(tmp_path: Path) -> None:
     for _ in range(3):
-        with LedgerWriter(tmp_path, max_bytes=300, flush_s=NEVER_S) as ledger:
+        with LedgerWriter(tmp_path, max_bytes=250, flush_s=NEVER_S) as ledger:
             note(ledger, "a")
     assert len(ids(tmp_path)) < 3
     (tmp_path / "other-host-1-2-00000.jsonl").write_bytes(b"\n" * 1_000)
     for old in tmp_path.glob(f"{files.HOST}-*"):
         old.unlink()
-    with LedgerWriter(tmp_path, max_bytes=300, flush_s=NEVER_S) as ledger:
+    with LedgerWriter(tmp_path, max_bytes=250, flush_s=NEVER_S) as ledger:
         note(ledger, "b")
     assert ids(tmp_path) == ["b"]
 

@@ -52,6 +52,10 @@ class BrokerServices(Protocol):
     def connections(self) -> int:
         """AMQP connections that are open."""
 
+    @property
+    def ledger_unrecorded(self) -> int | None:
+        """Records that the broker's ledger could not take; None: it keeps none."""
+
     def now_ms(self) -> int: ...
 
     def wake(self) -> None:

@@ -24,6 +24,7 @@ from twinbus.broker.engine.settlement import (
     Locks,
 )
 from twinbus.broker.engine.stock import Stock, copy_of, first_number
+from twinbus.broker.engine.witness import Witness
 from twinbus.broker.journal import EntityImage, Journal, State, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 
@@ -38,6 +39,9 @@ TIMERS_AT_ONCE = 1000
 
 class Custody:
     """Messages, locks, sessions and timers of one entity."""
+
+    witness: Witness | None = None
+    """Who is told what is done here, where there is a ledger."""
 
     def __init__(
         self,
@@ -276,6 +280,8 @@ class Custody:
             self.bury(message, now_ms, reason=EXPIRED, description=text)
         else:
             self.forget(message)
+            if self.witness is not None:
+                self.witness.note("expire", self.path, [message], now_ms)
 
     def bury(
         self,
@@ -293,6 +299,8 @@ class Custody:
             overrides[REASON] = reason
         if description is not None:
             overrides[ERROR_DESCRIPTION] = description
+        if self.witness is not None:
+            self.witness.note("dead_letter", self.path, [message], now_ms, error=reason)
         dead = copy_of(message)
         dead.expires_at_ms = 0
         dead.state = ACTIVE

@@ -22,6 +22,11 @@ class DuplicateHistory:
     def __len__(self) -> int:
         return len(self._first_seen)
 
+    def has(self, message_id: str, now_ms: int) -> bool:
+        """Whether `accept` would say no."""
+        seen_ms = self._first_seen.get(message_id)
+        return seen_ms is not None and now_ms < seen_ms + self.window_ms
+
     def accept(self, message_id: str, now_ms: int) -> bool:
         """Remember an id; false if it was accepted before, within the window."""
         seen_ms = self._first_seen.get(message_id)

@@ -17,6 +17,7 @@ from twinbus.broker.engine.names import address_key, dead_letter_path, subscript
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import dead_letter_description
 from twinbus.broker.engine.topic import Subscription, Topic
+from twinbus.broker.engine.witness import Witness
 from twinbus.broker.journal import EntityImage, Journal
 
 _NO_ID = 0
@@ -33,12 +34,14 @@ class Foundry:
         *,
         arm: Callable[[Custody, int], None],
         resolve: Resolve,
+        witness: Witness | None = None,
     ) -> None:
         self._journal = journal
         self._tokens = tokens
         self._notify = notify
         self._arm = arm
         self._resolve = resolve
+        self._witness = witness
 
     def queue(self, path: str, first_id: int, description: QueueDescription) -> Queue:
         """A queue and its dead-letter queue, which takes the id after the queue's."""
@@ -47,7 +50,9 @@ class Foundry:
 
     def topic(self, path: str, entity_id: int, description: TopicDescription) -> Topic:
         """A topic."""
-        return Topic(path, entity_id, description, self._journal, arm=self._arm)
+        topic = Topic(path, entity_id, description, self._journal, arm=self._arm)
+        topic.schedule.witness = self._witness
+        return topic
 
     def subscription(
         self, topic: Topic, name: str, first_id: int, description: SubscriptionDescription
@@ -59,6 +64,7 @@ class Foundry:
             topic.path, name, path, first_id, description, self._journal, self._tokens,
             self._notify, dead_letter, arm=self._arm, resolve=self._resolve,
         )  # fmt: skip
+        subscription.witness = self._witness
         topic.attach(subscription)
         return subscription
 
@@ -70,10 +76,12 @@ class Foundry:
     def _queue(
         self, path: str, entity_id: int, description: QueueDescription, dead_letter: Queue | None
     ) -> Queue:
-        return Queue(
+        queue = Queue(
             path, entity_id, description, self._journal, self._tokens, self._notify, dead_letter,
             arm=self._arm, resolve=self._resolve,
         )  # fmt: skip
+        queue.witness = self._witness
+        return queue
 
     def _dead_letter(
         self,
@@ -128,6 +136,7 @@ class Foundry:
             self._tokens, self._notify, self._part(image, description, parts),
             arm=self._arm, resolve=self._resolve,
         )  # fmt: skip
+        subscription.witness = self._witness
         rules = image.description.get("rules", [])
         assert isinstance(rules, list)
         for record in rules:

@@ -25,8 +25,9 @@ from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.ranges import check_change, check_settings
 from twinbus.broker.engine.timetable import Timetable
 from twinbus.broker.engine.topic import Subscription, Topic, default_rule
+from twinbus.broker.engine.witness import Witness
 from twinbus.broker.filters.rules import validate
-from twinbus.broker.journal import EntityImage, Journal
+from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed
 
@@ -47,6 +48,7 @@ class Namespace:
         notify: Callable[[Queue], None],
         deleted: Callable[[str], None],
         in_use: Callable[[str], bool] | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.name = name
         self._journal = journal
@@ -57,8 +59,10 @@ class Namespace:
         self._idle: Timetable[str] = Timetable()
         self._last_entity_id = NAMESPACE_ID
         self._foundry = Foundry(
-            journal, tokens, notify, arm=self._timetable.arm, resolve=self.send_target
-        )
+            journal, tokens, notify, arm=self._timetable.arm, resolve=self.send_target,
+            witness=witness,
+        )  # fmt: skip
+        self._witness = witness
         self._directory = Directory(name, self._foundry.empty_part)
         self.resolve = self._directory.resolve
         self.receive_source = self._directory.receive_source
@@ -85,6 +89,9 @@ class Namespace:
             target.admit(batch[0], now_ms)
         else:
             self._admit_all(target, batch, now_ms)
+        if self._witness is not None:
+            self._take_seen(self._witness, target, batch, now_ms)
+            return
         for incoming in batch:
             if not incoming.is_ping:
                 target.take(incoming, now_ms)
@@ -92,8 +99,23 @@ class Namespace:
     def schedule(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> list[int]:
         """Like `send`; returns the sequence number of each message, 0 where nothing was kept."""
         self._admit_all(target, batch, now_ms)
-        kept = [None if each.is_ping else target.take(each, now_ms) for each in batch]
+        if self._witness is not None:
+            kept = self._take_seen(self._witness, target, batch, now_ms)
+        else:
+            kept = [None if each.is_ping else target.take(each, now_ms) for each in batch]
         return [0 if message is None else message.sequence_number for message in kept]
+
+    def _take_seen(
+        self, witness: Witness, target: Entity, batch: Sequence[Incoming], now_ms: int
+    ) -> list[StoredMessage | None]:
+        kept = []
+        for incoming in batch:
+            is_ping = incoming.is_ping
+            again = not is_ping and target.is_duplicate(incoming.message_id, now_ms)
+            stored = None if is_ping else target.take(incoming, now_ms)
+            witness.sent(target.path, incoming, stored, now_ms, is_duplicate=again)
+            kept.append(stored)
+        return kept
 
     def _admit_all(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> None:
         reserved_bytes = 0
@@ -172,12 +194,14 @@ class Namespace:
         entity = self.resolve(path)
         if isinstance(entity, Queue) and entity.dead_letter is None:
             raise NotAllowed(f"{entity.path!r} cannot be deleted; its messages can be received")
-        self._delete(entity)
+        self._delete(entity, now_ms)
 
-    def _delete(self, entity: Entity) -> None:
+    def _delete(self, entity: Entity, now_ms: int) -> None:
+        if self._witness is not None:
+            self._witness.deleted(entity.path, now_ms)
         if isinstance(entity, Topic):
             for subscription in list(entity.subscriptions.values()):
-                self._delete(subscription)
+                self._delete(subscription, now_ms)
             self._drop(entity.schedule)
         elif isinstance(entity, Subscription):
             self.get_topic(entity.topic_path).subscriptions.pop(entity.name.lower())
@@ -262,7 +286,7 @@ class Namespace:
         if idle_at_ms > now_ms:
             self._idle.arm(path, idle_at_ms)
         else:
-            self._delete(entity)
+            self._delete(entity, now_ms)
 
     def _watch_idleness(self, entity: Entity) -> None:
         self._idle.disarm(entity.path)

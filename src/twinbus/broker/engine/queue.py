@@ -142,6 +142,8 @@ class Queue(Access):
         self.admit(message, now_ms)
         if not self.remember(message.message_id, now_ms):
             self._journal.remove(source.entity_id, message)
+            if self.witness is not None:
+                self.witness.note("forward", self.path, [message], now_ms, state="duplicate")
             return
         moved = copy_of(message)
         moved.delivery_count = 0
@@ -149,6 +151,8 @@ class Queue(Access):
         moved.ttl_ms = self._ttl_of(message.ttl_ms)
         moved.expires_at_ms = now_ms + moved.ttl_ms if moved.ttl_ms else 0
         self.move_in(source, message, moved, now_ms, hops)
+        if self.witness is not None:
+            self.witness.note("forward", self.path, [moved], now_ms)
 
     def remember(self, message_id: str | None, now_ms: int) -> bool:
         """Note the id of an accepted message; false if it is a duplicate."""
@@ -165,6 +169,13 @@ class Queue(Access):
         found = [self._waiting(number, now_ms) for number in dict.fromkeys(numbers)]
         for message in found:
             self.forget(message)
+        if self.witness is not None:
+            self.witness.note("manage", self.path, found, now_ms, state="cancelled")
+
+    def is_duplicate(self, message_id: str | None, now_ms: int) -> bool:
+        """Whether a message of this id would be dropped now."""
+        history = self._history
+        return history is not None and message_id is not None and history.has(message_id, now_ms)
 
     def _waiting(self, number: int, now_ms: int) -> StoredMessage:
         message = self.messages.get(number)
@@ -200,6 +211,8 @@ class Queue(Access):
                     break
             else:
                 found.append(message)
+        if self.witness is not None:
+            self._note_received(found, now_ms, settled=settled)
         if settled:
             return [self._hand_over(message) for message in found]
         return self.lock(found, until_ms, session)
@@ -217,6 +230,8 @@ class Queue(Access):
         self.require_receiving(now_ms)
         session, until_ms = self.lock_terms(session_id, holder, now_ms)
         found = [self._deferred(number, session_id, now_ms) for number in dict.fromkeys(numbers)]
+        if self.witness is not None:
+            self._note_received(found, now_ms, settled=settled)
         if settled:
             return [self._hand_over(message) for message in found]
         return self.lock(found, until_ms, session)
@@ -233,6 +248,12 @@ class Queue(Access):
             self.perish(message, now_ms)
             raise MessageNotFound(f"deferred message {number} has expired")
         return message
+
+    def _note_received(self, found: list[StoredMessage], now_ms: int, *, settled: bool) -> None:
+        assert self.witness is not None
+        self.witness.note("receive", self.path, found, now_ms)
+        if settled:
+            self.witness.note("complete", self.path, found, now_ms)
 
     def _hand_over(self, message: StoredMessage) -> Delivery:
         payload = self._journal.payload(self.entity_id, message.sequence_number)
@@ -277,7 +298,10 @@ class Queue(Access):
         self.accessed_at_ms = now_ms
         self._require_lock(lock_token, session_id, now_ms)
         if outcome is Outcome.COMPLETE:
-            self.forget(self.unlock(lock_token))
+            message = self.unlock(lock_token)
+            self.forget(message)
+            if self.witness is not None:
+                self.witness.note("complete", self.path, [message], now_ms)
             return
         if outcome is Outcome.DEAD_LETTER and self.dead_letter is None:
             raise NotAllowed(f"{self.path!r} is a dead-letter queue; complete or abandon instead")
@@ -289,6 +313,8 @@ class Queue(Access):
         elif outcome is Outcome.DEFER:
             self._stock.defer(message)
             self._journal.amend(self.entity_id, message)
+            if self.witness is not None:
+                self.witness.note("defer", self.path, [message], now_ms)
         else:
             self.put_back(message, now_ms, counted=outcome is Outcome.ABANDON)
 
@@ -302,6 +328,11 @@ class Queue(Access):
         if self._sessions is not None or not self._locks.hold(lock_tokens, now_ms):
             return False
         self.accessed_at_ms = now_ms
+        if self.witness is not None:
+            done = [
+                delivery.message for token in lock_tokens if (delivery := self._locks.get(token))
+            ]
+            self.witness.note("complete", self.path, done, now_ms)
         for token in lock_tokens:
             self.forget(self._locks.remove(token))
         return True

@@ -225,7 +225,11 @@ class Topic:
         self.admit(message, now_ms)
         payload = self._journal.payload(source.entity_id, message.sequence_number)
         self._journal.remove(source.entity_id, message)
-        if self.schedule.remember(message.message_id, now_ms):
+        is_new = self.schedule.remember(message.message_id, now_ms)
+        if self.schedule.witness is not None:
+            state = None if is_new else "duplicate"
+            self.schedule.witness.note("forward", self.path, [message], now_ms, state=state)
+        if is_new:
             self.fan_out(resent(payload, message), now_ms, hops=hops, origin=message)
 
     def fan_out(
@@ -234,6 +238,10 @@ class Topic:
         """Offer a message to every subscription."""
         for subscription in list(self.subscriptions.values()):
             subscription.offer(incoming, now_ms, hops, origin)
+
+    def is_duplicate(self, message_id: str | None, now_ms: int) -> bool:
+        """Whether a message of this id would be dropped now."""
+        return self.schedule.is_duplicate(message_id, now_ms)
 
     def cancel_scheduled(self, numbers: list[int], now_ms: int) -> None:
         """Remove messages before their time comes: all of them, or none and `MessageNotFound`."""

@@ -76,7 +76,7 @@ class SendingLink:
             try:
                 send(self.entity, self._parse(event), now_ms)
             except Refusal as refusal:
-                refused = self._refused(refusal)
+                refused = self._refused(event, refusal, now_ms)
             if event.settled:
                 continue
             if not refused and number == last + 1 and first >= 0:
@@ -91,9 +91,20 @@ class SendingLink:
             settle(first, last, ACCEPTED_BYTES, as_receiver=True)
         self._top_up()
 
-    def _refused(self, refusal: Refusal) -> bytes:
+    def _refused(self, event: DeliveryArrived, refusal: Refusal, now_ms: int) -> bytes:
         self.peer.log_refusal(f"a message to {self.entity.path!r}", refusal)
+        self._note_refused(event, refusal.condition, refusal.description, now_ms)
         return encode_state(rejected(refusal))
+
+    def _note_refused(self, event: DeliveryArrived, condition: str, text: str, now_ms: int) -> None:
+        witness = self.peer.server.witness
+        if witness is None:
+            return
+        try:
+            batch = self._parse(event)
+        except Refusal:
+            batch = []
+        witness.refused(self.entity.path, batch, f"{condition}: {text}", now_ms)
 
     def _store(self, event: DeliveryArrived, now_ms: int) -> None:
         state = ACCEPTED_BYTES
@@ -102,7 +113,7 @@ class SendingLink:
             batch = self._parse(event)
             self.peer.server.namespace.send(self.entity, batch, now_ms)
         except Refusal as refusal:
-            state = self._refused(refusal)
+            state = self._refused(event, refusal, now_ms)
         if not event.settled:
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         self._top_up()
@@ -136,6 +147,7 @@ class SendingLink:
                 self.link.session.settle(
                     event.delivery_id, event.delivery_id, state, as_receiver=True
                 )
+                self._note_refused(event, fault.condition, fault.description, now_ms)
                 self._top_up()
             case "delay":
                 self.peer.later(fault.delay_ms, lambda: self._store_late(event))

@@ -1,0 +1,104 @@
+"""What the engine did, as the broker's own view of the ledger wants it: one row for each message.
+
+Pure, and present only where there is a ledger: without one nobody asks more than whether there is a
+witness, once for a batch. The rows say what is so in memory; the shell takes them at the end of the
+tick and writes them when the tick's commit is on disk, so none tells of what a client was never
+told. What each operation means is in `twinbus.broker.ledger_view`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from twinbus.broker.journal import StoredMessage
+
+if TYPE_CHECKING:
+    from twinbus.broker.messages.incoming import Incoming
+
+__all__ = ["Row", "Sight", "Witness"]
+
+Row = tuple[str | None, int, int | None, int | None]
+"""Message id, size in bytes, sequence number, and how long it took, which no broker knows."""
+
+
+class Sight(NamedTuple):
+    """The same thing done to some messages of one entity at one time."""
+
+    at_ms: int
+    operation: str
+    entity: str
+    state: str | None
+    error: str | None
+    is_done: bool
+    """False: it was refused, and `error` says why."""
+    rows: list[Row]
+
+
+class Witness:
+    """Collects what is done until it is taken."""
+
+    __slots__ = ("_sights",)
+
+    def __init__(self) -> None:
+        self._sights: list[Sight] = []
+
+    def note(
+        self,
+        operation: str,
+        entity: str,
+        messages: Iterable[StoredMessage],
+        now_ms: int,
+        *,
+        state: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Something was done with stored messages, for which they keep the number they had then."""
+        rows: list[Row] = [(m.message_id, m.size_bytes, m.sequence_number, None) for m in messages]
+        self._add(Sight(now_ms, operation, entity, state, error, True, rows))
+
+    def sent(
+        self,
+        entity: str,
+        incoming: Incoming,
+        stored: StoredMessage | None,
+        now_ms: int,
+        *,
+        is_duplicate: bool,
+    ) -> None:
+        """A message was accepted, and `stored` where the entity keeps it itself."""
+        if incoming.is_ping:
+            self._add(Sight(now_ms, "ping", entity, None, None, True, [_row_of(incoming)]))
+            return
+        number = None if stored is None else stored.sequence_number
+        state = "duplicate" if is_duplicate else None
+        if stored is not None and stored.scheduled_for_ms > now_ms:
+            state = "scheduled"
+        row = (incoming.message_id, incoming.size_bytes, number, None)
+        self._add(Sight(now_ms, "send", entity, state, None, True, [row]))
+
+    def refused(self, entity: str, batch: Sequence[Incoming], error: str, now_ms: int) -> None:
+        """Messages were not accepted; without any, one that could not even be read."""
+        rows = [_row_of(incoming) for incoming in batch] or [(None, 0, None, None)]
+        self._add(Sight(now_ms, "send", entity, None, error, False, rows))
+
+    def deleted(self, entity: str, now_ms: int) -> None:
+        """An entity is gone, with all that was in it."""
+        rows: list[Row] = [(None, 0, None, None)]
+        self._add(Sight(now_ms, "manage", entity, "deleted", None, True, rows))
+
+    def take(self) -> list[Sight]:
+        """All that was noted since the last time."""
+        sights, self._sights = self._sights, []
+        return sights
+
+    def _add(self, sight: Sight) -> None:
+        last = self._sights[-1] if self._sights else None
+        if last is not None and last[:6] == sight[:6]:
+            last.rows.extend(sight.rows)
+        elif sight.rows:
+            self._sights.append(sight)
+
+
+def _row_of(incoming: Incoming) -> Row:
+    return incoming.message_id, incoming.size_bytes, None, None

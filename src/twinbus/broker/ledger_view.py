@@ -1,0 +1,101 @@
+"""The broker's own view of the ledger: what it did, as a witness beside what its clients say.
+
+Every record has `view` "broker", the name of the namespace, the path of the entity, and of a
+message its id, size and sequence number there. Names and paths are the broker's own: a message in
+the backlog is in `contoso/x-servicebus-transfer/3`, whatever it is on its way to. One record for
+each message:
+
+    send         accepted (outcome ok): stored, and the client is being told. `state` is "scheduled"
+                 for one that waits for its time, "duplicate" for one that duplicate detection
+                 dropped. Or refused (outcome failed), and `error` says why; then nothing was kept
+    ping         a ping was answered
+    receive      handed to a receiver, to be settled; once for each delivery
+    complete     gone, settled by its receiver; received and deleted is `receive` and `complete`
+    defer        set aside by its receiver
+    dead_letter  moved to the entity's dead-letter queue, by its receiver or by the broker; `error`
+                 has the reason ("TTLExpiredException" for one that ran out of time there)
+    expire       gone: it ran out of time, and the entity does not dead-letter what does
+    forward      came from another entity of the namespace by auto-forwarding; "duplicate" as above
+    manage       `state` "cancelled": a scheduled message, gone. `state` "deleted": the entity, with
+                 all that was in it
+    state        without an entity: "serving" at the start, "stopped" at an orderly end
+
+A message given back (abandoned, released, lock lost) has no record of its own: its next `receive`
+tells. Records are written once the change is on disk, before the client is told. They survive the
+process when they are flushed (`ledger.writer`, 0.2 s): a "serving" without a "stopped" before it
+says that the last moments may be missing. What could not be written is counted, as everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinbus.errors import BrokerStartError
+from twinbus.ledger import LedgerError, LedgerWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from twinbus.broker.engine.witness import Sight
+
+__all__ = ["BrokerView", "open_view_ledger"]
+
+ERROR_LENGTH_MAX = 300
+"""Of a reason's text, which can be a client's own."""
+
+
+def open_view_ledger(directory: Path | str) -> LedgerWriter:
+    """A writer for the views of all namespaces; BrokerStartError where it could not write."""
+    try:
+        writer = LedgerWriter(directory)
+    except LedgerError as error:
+        raise BrokerStartError(str(error)) from error
+    try:
+        writer.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BrokerStartError(f"no ledger can be kept in {writer.directory}: {reason}") from error
+    if not os.access(writer.directory, os.W_OK | os.X_OK):
+        raise BrokerStartError(
+            f"no ledger can be kept in {writer.directory}: it may not be written to; name another"
+        )
+    return writer
+
+
+class BrokerView:
+    """The records of one namespace."""
+
+    def __init__(self, ledger: LedgerWriter, namespace: str) -> None:
+        self._ledger = ledger
+        self._namespace = namespace
+
+    @property
+    def unrecorded(self) -> int:
+        """Records of this process that could not be written."""
+        return self._ledger.unrecorded
+
+    def opened(self) -> None:
+        """The namespace is served from now on."""
+        self._tell("serving")
+
+    def closed(self) -> None:
+        """It ended in order: nothing is missing."""
+        self._tell("stopped")
+
+    def write(self, sights: Sequence[Sight]) -> None:
+        """Record what was seen; it is on disk by now."""
+        for at_ms, operation, entity, state, error, is_done, rows in sights:
+            shared = (
+                ("namespace", self._namespace),
+                ("entity", entity),
+                ("outcome", "ok" if is_done else "failed"),
+                ("error", None if error is None else error[:ERROR_LENGTH_MAX]),
+                ("state", state),
+                ("view", "broker"),
+            )
+            self._ledger.record_deliveries(operation, shared, at_ms, rows)
+
+    def _tell(self, state: str) -> None:
+        self._ledger.record("state", namespace=self._namespace, state=state, view="broker")

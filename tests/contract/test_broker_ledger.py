@@ -1,0 +1,235 @@
+"""The broker's own view of the ledger, written while the official SDK is at work."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus.exceptions import ServiceBusError
+
+from tests.official_sdk import PING_CONTENT_TYPE, administration, client
+from tests.processes import ServedBroker, run_twinbus
+from twinbus import BrokerStartError, EmbeddedBroker
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.faults import Fault
+from twinbus.ledger import read
+
+pytestmark = pytest.mark.contract
+
+PATIENCE_S = 10
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "ledger"
+
+
+@pytest.fixture
+def broker(ledger: Path, tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker("contoso", data=tmp_path / "data", ledger=ledger) as embedded:
+        yield embedded
+
+
+def records(ledger: Path) -> list[dict[str, Any]]:
+    """The records of a ledger, once for all that they have the right time, view and namespace."""
+    found = list(read(ledger))
+    for record in found:
+        assert record.pop("view") == "broker"
+        assert record.pop("namespace") == "contoso"
+        assert abs(record.pop("at_ms") - time.time() * 1000) < 60_000
+        del record["v"], record["process"]
+    return found
+
+
+def told(ledger: Path) -> list[tuple[Any, ...]]:
+    """Operation, entity, message id and number of each, and state or error where there is one."""
+    return [
+        (
+            record["operation"],
+            record.get("entity"),
+            record.get("message_id"),
+            record.get("sequence_number"),
+            *(record[name] for name in ("state", "error") if name in record),
+        )
+        for record in records(ledger)
+    ]
+
+
+def wait_until_told(ledger: Path, wanted: set[tuple[Any, ...]]) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while not wanted <= set(told(ledger)):
+        assert time.monotonic() < ends, told(ledger)
+        time.sleep(0.02)
+
+
+def message(name: str, **properties: Any) -> ServiceBusMessage:
+    return ServiceBusMessage("x" * 100, message_id=name, **properties)
+
+
+def test_every_message_is_told_of_from_send_to_end(broker: EmbeddedBroker, ledger: Path) -> None:
+    broker.create_queue("orders")
+    with client(broker.connection_string()) as sdk, sdk.get_queue_sender("orders") as sender:
+        sender.send_messages([message("a"), message("b"), message("c")])
+        sender.send_messages(message("d"))
+        with sdk.get_queue_receiver("orders") as receiver:
+            a, b, c = receiver.receive_messages(3, max_wait_time=PATIENCE_S)
+            receiver.complete_message(a)
+            receiver.defer_message(b)
+            receiver.dead_letter_message(c, reason="bad", error_description="very")
+            (b,) = receiver.receive_deferred_messages([b.sequence_number or 0])
+            receiver.complete_message(b)
+        with sdk.get_queue_receiver(
+            "orders", receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE
+        ) as receiver:
+            receiver.receive_messages(1, max_wait_time=PATIENCE_S)
+    broker.stop()
+    assert told(ledger) == [
+        ("state", None, None, None, "serving"),
+        ("send", "orders", "a", 1),
+        ("send", "orders", "b", 2),
+        ("send", "orders", "c", 3),
+        ("send", "orders", "d", 4),
+        ("receive", "orders", "a", 1),
+        ("receive", "orders", "b", 2),
+        ("receive", "orders", "c", 3),
+        ("complete", "orders", "a", 1),
+        ("defer", "orders", "b", 2),
+        ("dead_letter", "orders", "c", 3, "bad"),
+        ("receive", "orders", "b", 2),
+        ("complete", "orders", "b", 2),
+        ("receive", "orders", "d", 4),
+        ("complete", "orders", "d", 4),
+        ("state", None, None, None, "stopped"),
+    ]
+    assert [path.suffix for path in ledger.iterdir()] == [".jsonl"]
+    sends = [record for record in records(ledger) if record["operation"] == "send"]
+    assert {record["outcome"] for record in sends} == {"ok"}
+    assert all(100 < record["size_bytes"] < 300 for record in sends)
+
+
+def test_what_expires_is_told_of_apart_from_what_is_lost(
+    broker: EmbeddedBroker, ledger: Path
+) -> None:
+    broker.create_queue("gone")
+    broker.create_queue("kept", QueueDescription(dead_letter_on_expiration=True))
+    with client(broker.connection_string()) as sdk:
+        for queue in ("gone", "kept"):
+            with sdk.get_queue_sender(queue) as sender:
+                sender.send_messages(message("a", time_to_live=timedelta(seconds=1)))
+        wanted = {
+            ("expire", "gone", "a", 1),
+            ("dead_letter", "kept", "a", 1, "TTLExpiredException"),
+        }
+        wait_until_told(ledger, wanted)
+
+
+def test_scheduled_cancelled_and_duplicated_messages_and_pings(
+    broker: EmbeddedBroker, ledger: Path
+) -> None:
+    broker.create_queue("once", QueueDescription(requires_duplicate_detection=True))
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with client(broker.connection_string()) as sdk, sdk.get_queue_sender("once") as sender:
+        number = sender.schedule_messages(message("a"), later)
+        sender.cancel_scheduled_messages(number)
+        sender.send_messages(message("b"))
+        sender.send_messages(message("b"))
+        sender.schedule_messages(message("c"), datetime.now(UTC) + timedelta(milliseconds=700))
+        sender.send_messages(ServiceBusMessage(b"", content_type=PING_CONTENT_TYPE, message_id="p"))
+        with sdk.get_queue_receiver("once") as receiver:
+            found: list[Any] = []
+            while len(found) < 2:
+                found += receiver.receive_messages(2, max_wait_time=PATIENCE_S)
+    broker.stop()
+    assert told(ledger)[1:-1] == [
+        ("send", "once", "a", 1, "scheduled"),
+        ("manage", "once", "a", 1, "cancelled"),
+        ("send", "once", "b", 2),
+        ("send", "once", "b", None, "duplicate"),
+        ("send", "once", "c", 3, "scheduled"),
+        ("ping", "once", "p", None),
+        ("receive", "once", "b", 2),
+        ("receive", "once", "c", 4),
+    ]
+
+
+def test_topics_and_their_subscriptions(broker: EmbeddedBroker, ledger: Path) -> None:
+    broker.create_topic("news", ["all", "more"])
+    with client(broker.connection_string()) as sdk, sdk.get_topic_sender("news") as sender:
+        sender.send_messages(message("a"))
+        with sdk.get_subscription_receiver("news", "all") as receiver:
+            (found,) = receiver.receive_messages(1, max_wait_time=PATIENCE_S)
+            receiver.complete_message(found)
+    broker.stop()
+    assert [(row[0], (row[1] or "").lower(), row[2]) for row in told(ledger)[1:-1]] == [
+        ("send", "news", "a"),
+        ("receive", "news/subscriptions/all", "a"),
+        ("complete", "news/subscriptions/all", "a"),
+    ]
+
+
+def test_refused_sends_have_their_ids_and_what_never_came_has_no_record(
+    broker: EmbeddedBroker, ledger: Path
+) -> None:
+    broker.create_queue("orders")
+    refuse = Fault(kind="refuse_send", count=1)
+    drop = Fault(kind="drop_before_commit", count=1)
+    drop_late = Fault(kind="drop_after_commit", count=1)
+    with client(broker.connection_string()) as sdk:
+        for fault, names in ((refuse, "ab"), (drop, "c"), (drop_late, "d")):
+            number = broker.add_fault(fault)
+            with sdk.get_queue_sender("orders") as sender, pytest.raises(ServiceBusError):
+                sender.send_messages([message(name) for name in names])
+            broker.remove_fault(number)
+    broker.stop()
+    sends = [row for row in told(ledger) if row[0] == "send"]
+    assert [row[:4] for row in sends] == [
+        ("send", "orders", "a", None),
+        ("send", "orders", "b", None),
+        ("send", "orders", "d", 1),
+    ]
+    outcomes = [record.get("outcome") for record in records(ledger)]
+    assert outcomes == [None, "failed", "failed", "ok", None]
+
+
+def test_the_metrics_say_what_could_not_be_recorded(broker: EmbeddedBroker) -> None:
+    connection = http.client.HTTPConnection("localhost", broker.port(), timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    assert 'twinbus_broker_ledger_unrecorded_total{namespace="contoso"} 0\n' in text
+
+
+def test_a_killed_broker_leaves_what_it_had_flushed_and_the_next_ends_its_file(
+    tmp_path: Path, ledger: Path
+) -> None:
+    with ServedBroker(tmp_path, "contoso", options=("--ledger", str(ledger))) as served:
+        administration(served.connection_string("contoso")).create_queue("orders")
+        with client(served.connection_string("contoso")) as sdk:
+            with sdk.get_queue_sender("orders") as sender:
+                sender.send_messages(message("a"))
+            wait_until_told(ledger, {("send", "orders", "a", 1)})
+        served.kill9()
+        assert [path.name[-11:] for path in ledger.iterdir()] == [".jsonl.open"]
+        served.start()
+        served.terminate()
+    assert [path.suffix for path in ledger.iterdir()] == [".jsonl", ".jsonl"]
+    states = [row[-1] for row in told(ledger) if row[0] == "state"]
+    assert sorted(states) == ["serving", "serving", "stopped"]
+
+
+def test_a_ledger_that_cannot_be_kept_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BrokerStartError, match=r"no ledger can be kept in .*file"):
+        EmbeddedBroker("contoso", ledger=tmp_path / "file").start()
+    done = run_twinbus("serve", "contoso:0", "--ephemeral", "--ledger", "abfss://lake/ledger")
+    assert done.returncode == 2
+    assert "abfss://lake/ledger is a URL: name a directory" in done.stderr
+    assert done.stderr.count("\n") == 1
