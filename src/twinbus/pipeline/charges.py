@@ -1,84 +1,182 @@
-"""The table of charges: billed operations by day, namespace, entity and cause (SPEC 8).
+"""The table of charges: operations by day, namespace, entity, cause, stage and direction (SPEC 8).
 
-Counted is every call that was carried out or may have been (outcome ok or unknown); one that failed
-is not, which is an assumption: what Azure charges for a refused call is not published. Settlements
-are rows of their own, for the reader to count or not (`cost.CountingRule`). Money is put on the
-sums afterwards, for the tiers of a price are those of a whole month.
+    stage              what the call was for                                direction
+    send_primary       a send, or a forward of the syphon                   in
+    receive_primary    a receive by a consumer                              out
+    send_backlog       a divert                                             in
+    receive_backlog    a message that came out of a backlog queue           out
+    poll               a receive that found nothing                         none
+    ping               a ping                                               in
+    settlement         complete, defer, dead-letter                         none
+    renew, management  a lock renewed; any other call                       none
+
+A moved message is charged four of them (the two of the backlog and the two of the primary), a
+direct one two. Rows keep the outcome and the view, so that what is counted is decided on the sums:
+`counted` has the rule. Money is put on the sums of whole months, for a price has tiers of a month.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import UNCHARGED, UNIT_BYTES
-from twinbus.pipeline.schemas import CHARGES
+from twinbus.pipeline.schemas import CHARGES, DELIVERIES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["assumed_receives", "charges"]
+__all__ = ["KEYS", "assumed_receives", "charges", "counted", "day_of", "deliveries", "monthly"]
 
 DAY_MS = 86_400_000
 
-_INWARD = ("send", "divert", "forward", "ping")
-_OUTWARD = ("receive", "backlog_receive")
+SUMS: Final = ("operations", "units", "bytes")
+KEYS: Final = tuple(name for name in CHARGES.fieldNames() if name not in SUMS)
+
+NOT_CALLS: Final = (*sorted(UNCHARGED), "expire")
+"""Lines that nobody is charged for: news of a state, and a message that ended by itself."""
+
+BACKLOG_PATH: Final = "%/x-servicebus-transfer/%"
+"""How the broker's view tells a backlog queue: by its path (SPEC 2)."""
+
+_STAGES: Final = {
+    "divert": "send_backlog",
+    "forward": "send_primary",
+    "ping": "ping",
+    "complete": "settlement",
+    "defer": "settlement",
+    "dead_letter": "settlement",
+    "renew": "renew",
+}
+_INWARD: Final = ("send_primary", "send_backlog", "ping")
+_OUTWARD: Final = ("receive_primary", "receive_backlog")
 
 
 def charges(records: DataFrame) -> DataFrame:
-    """Operations and units by day, namespace, entity, cause and operation, as recorded."""
-    carried_out = (~F.col("operation").isin(*UNCHARGED)) & (
-        F.coalesce(F.col("outcome"), F.lit("ok")) != "failed"
-    )
-    counted = records.where(carried_out).select(
-        _day(F.col("at_ms")).alias("day"),
+    """Operations, units and bytes as recorded: of every outcome, and in both views."""
+    calls = records.where(~F.col("operation").isin(*NOT_CALLS)).select(
+        day_of(F.col("at_ms")).alias("day"),
         _or_unnamed("namespace"),
-        _or_unnamed("entity"),
+        # A poll is about a backlog queue and no entity.
+        F.coalesce("entity", "backlog_queue", F.lit("")).alias("entity"),
         _or_unnamed("cause"),
         "operation",
+        _stage().alias("stage"),
+        F.coalesce(F.col("outcome"), F.lit("ok")).alias("outcome"),
+        F.coalesce(F.col("view"), F.lit("client")).alias("view"),
         F.coalesce("size_bytes", F.lit(0)).alias("size_bytes"),
     )
-    return _summed(counted, assumed=False)
+    return _summed(calls.withColumn("assumed", F.lit(False)))
 
 
-def assumed_receives(fates: DataFrame) -> DataFrame:
-    """One receive for each delivered message, for a ledger in which no consumer recorded any."""
-    delivered = fates.where(F.col("acknowledged") & F.col("delivered_ms").isNotNull())
-    counted = delivered.select(
-        _day(F.col("delivered_ms")).alias("day"),
-        F.lit("").alias("namespace"),
-        F.col("destination").alias("entity"),
-        F.lit("consumer").alias("cause"),
-        F.lit("receive").alias("operation"),
-        "size_bytes",
-    )
-    return _summed(counted, assumed=True)
+def counted(table: DataFrame) -> DataFrame:
+    """The rows of the clients that may have been carried out.
+
+    A call that failed is not charged, which is an assumption: what Azure charges for a refused one
+    is not published.
+    """
+    return table.where((F.col("view") == "client") & (F.col("outcome") != "failed"))
 
 
-def _summed(counted: DataFrame, *, assumed: bool) -> DataFrame:
-    size = F.col("size_bytes")
-    units = F.greatest(F.ceil(size / UNIT_BYTES), F.lit(1))
+def deliveries(journeys: DataFrame) -> DataFrame:
+    """Messages that their destination acknowledged, by day: what a consumer is to receive."""
+    delivered = journeys.where(F.col("acknowledged") & F.col("delivered_ms").isNotNull())
     return (
-        counted.groupBy("day", "namespace", "entity", "cause", "operation")
-        .agg(
-            F.count("*").alias("operations"),
-            F.sum(units).alias("units"),
-            _sum_where(F.col("operation").isin(*_INWARD), size).alias("bytes_in"),
-            _sum_where(F.col("operation").isin(*_OUTWARD), size).alias("bytes_out"),
+        delivered.groupBy(
+            day_of(F.col("delivered_ms")).alias("day"),
+            "destination",
+            (F.col("forwards") > 0).alias("moved"),
         )
-        .withColumn("assumed", F.lit(assumed))
+        .agg(
+            F.count("*").alias("messages"),
+            F.sum(_units(F.col("size_bytes"))).alias("units"),
+            F.sum("size_bytes").alias("bytes"),
+        )
+        .select(*DELIVERIES.fieldNames())
+    )
+
+
+def assumed_receives(journeys: DataFrame) -> DataFrame:
+    """One receive for each delivered message, for a ledger in which nobody recorded any."""
+    return receives_of(deliveries(journeys))
+
+
+def receives_of(deliveries: DataFrame) -> DataFrame:
+    """Rows of charges for the receives that deliveries bring with them."""
+    fixed = {
+        "namespace": "",
+        "cause": "consumer",
+        "operation": "receive",
+        "stage": "receive_primary",
+        "direction": "out",
+        "outcome": "ok",
+        "view": "client",
+    }
+    return (
+        deliveries.groupBy("day", F.col("destination").alias("entity"))
+        .agg(
+            F.sum("messages").alias("operations"),
+            F.sum("units").alias("units"),
+            F.sum("bytes").alias("bytes"),
+        )
+        .withColumns({name: F.lit(value) for name, value in fixed.items()})
+        .withColumn("assumed", F.lit(True))
         .select(*CHARGES.fieldNames())
     )
 
 
-def _sum_where(condition: Column, value: Column) -> Column:
-    return F.sum(F.when(condition, value).otherwise(F.lit(0)))
+def monthly(table: DataFrame) -> DataFrame:
+    """Rows for `findings.MonthlySum`: the price of a unit depends on how many its month had."""
+    size, direction = F.col("bytes"), F.col("direction")
+    return table.groupBy(
+        F.date_format("day", "yyyy-MM").alias("month"), "cause", "operation", "assumed"
+    ).agg(
+        F.sum("operations").alias("operations"),
+        F.sum("units").alias("units"),
+        F.sum(F.when(direction == "in", size).otherwise(F.lit(0))).alias("bytes_in"),
+        F.sum(F.when(direction == "out", size).otherwise(F.lit(0))).alias("bytes_out"),
+    )
 
 
-def _day(at_ms: Column) -> Column:
+def day_of(at_ms: Column) -> Column:
     """The day in UTC, whatever time zone the session is in."""
     return F.date_add(F.lit("1970-01-01").cast("date"), F.floor(at_ms / DAY_MS).cast("int"))
+
+
+def _summed(calls: DataFrame) -> DataFrame:
+    stage = F.col("stage")
+    direction = F.when(stage.isin(*_INWARD), "in").when(stage.isin(*_OUTWARD), "out")
+    size = F.when(F.col("direction") == "none", F.lit(0)).otherwise(F.col("size_bytes"))
+    return (
+        calls.withColumn("direction", direction.otherwise("none"))
+        .groupBy(*KEYS)
+        .agg(
+            F.count("*").alias("operations"),
+            F.sum(_units(size)).alias("units"),
+            F.sum(size).alias("bytes"),
+        )
+        .select(*CHARGES.fieldNames())
+    )
+
+
+def _stage() -> Column:
+    operation = F.col("operation")
+    in_backlog = F.coalesce(F.col("entity"), F.lit("")).like(BACKLOG_PATH)
+    polled = (operation == "backlog_receive") & (F.col("cause") == "poll")
+    stage = F.when(polled, F.lit("poll")).when(
+        operation == "backlog_receive", F.lit("receive_backlog")
+    )
+    for way in ("send", "receive"):
+        stage = stage.when((operation == way) & in_backlog, F.lit(f"{way}_backlog"))
+        stage = stage.when(operation == way, F.lit(f"{way}_primary"))
+    for name, found in _STAGES.items():
+        stage = stage.when(operation == name, F.lit(found))
+    return stage.otherwise(F.lit("management"))
+
+
+def _units(size_bytes: Column) -> Column:
+    return F.greatest(F.ceil(size_bytes / UNIT_BYTES), F.lit(1))
 
 
 def _or_unnamed(name: str) -> Column:

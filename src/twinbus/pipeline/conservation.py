@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.schemas import DEPTH, DUPLICATES, FATES, SENDS
+from twinbus.pipeline.charges import day_of
+from twinbus.pipeline.schemas import (
+    AGES,
+    DEPTH,
+    DUPLICATES,
+    FATE_SUMS,
+    FATES,
+    LINES,
+    SENDS,
+    SKEWS,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -29,15 +39,20 @@ if TYPE_CHECKING:
 __all__ = [
     "DELIVERED_FATE",
     "FATES_OF_ACCEPTED",
+    "ages",
     "backlog_depth",
+    "bucket_of",
     "destination_of",
     "duplicates",
+    "fate_sums",
     "fates",
+    "lines",
     "sends_by_route",
+    "skews",
 ]
 
 DELIVERED_FATE = "delivered"
-FATES_OF_ACCEPTED = (DELIVERED_FATE, "dead_lettered", "waiting", "lost", "undecided")
+FATES_OF_ACCEPTED = (DELIVERED_FATE, "dead_lettered", "expired", "waiting", "lost", "undecided")
 
 _SUBSCRIPTION = r"(?i)/subscriptions/[^/]+(/\$deadletterqueue)?$"
 
@@ -99,6 +114,7 @@ def _facts(records: DataFrame) -> DataFrame:
             F.min(F.when(operation == "divert", at_ms)).alias("tried_ms"),
             F.max(F.when(out_of_backlog, at_ms)).alias("settled_ms"),
             F.max(F.when(forwarded, at_ms)).alias("forwarded_ms"),
+            F.min(at_ms).alias("first_ms"),
         )
     )
 
@@ -126,6 +142,79 @@ def _judged(facts: DataFrame, *, looked: bool) -> DataFrame:
         # The line of the completion can be missing where that of the forward is not.
         .withColumn("left_ms", F.coalesce("settled_ms", "forwarded_ms"))
         .select(*FATES.fieldNames())
+    )
+
+
+def lines(records: DataFrame) -> DataFrame:
+    """How many records there are of each day, and what they say that they leave out."""
+    view = F.coalesce(F.col("view"), F.lit("client"))
+    accepted = F.col("operation").isin("send", "divert") & (
+        F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
+    )
+    nameless = F.col("message_id").isNull() | F.col("entity").isNull()
+    return (
+        records.groupBy(day_of(F.col("at_ms")).alias("day"), view.alias("view"))
+        .agg(
+            F.count("*").alias("records"),
+            F.count_if((view == "client") & accepted & nameless).alias("nameless"),
+            F.sum(F.coalesce("unrecorded", F.lit(0))).alias("unrecorded"),
+        )
+        .select(*LINES.fieldNames())
+    )
+
+
+def fate_sums(journeys: DataFrame) -> DataFrame:
+    """Messages by what is known of them, and by fate."""
+    accepted, received = F.col("accepted"), F.col("received")
+    counts = {
+        "tried": F.col("tried"),
+        "accepted": accepted,
+        "raised": F.col("tried") & ~accepted,
+        "diverted": F.col("diverted"),
+        "ambiguous": F.col("ambiguous"),
+        "entered": F.col("entered_ms").isNotNull(),
+        "received": received,
+        "received_accepted": accepted & received,
+        **{fate: F.col("fate") == fate for fate in FATES_OF_ACCEPTED},
+    }
+    return (
+        journeys.groupBy(day_of(F.col("first_ms")).alias("day"), "destination")
+        .agg(*(F.count_if(condition).alias(name) for name, condition in counts.items()))
+        .select(*FATE_SUMS.fieldNames())
+    )
+
+
+AGE_EXACT_S = 3600
+
+
+def ages(journeys: DataFrame) -> DataFrame:
+    """How long messages had been in the backlog when they were forwarded, for the last forward.
+
+    In started seconds, past an hour in started minutes: duplicate-detection windows are whole
+    seconds or minutes, so that "older than the window" is exact for each of them.
+    """
+    age_s = F.ceil((F.col("left_ms") - F.col("entered_ms")) / 1000)
+    rounded = F.when(age_s <= AGE_EXACT_S, age_s).otherwise(F.ceil(age_s / 60) * 60)
+    return (
+        journeys.where((F.col("forwards") > 0) & F.col("entered_ms").isNotNull())
+        .groupBy("destination", F.greatest(rounded, F.lit(0)).alias("age_s"))
+        .agg(F.count("*").alias("messages"))
+        .select(*AGES.fieldNames())
+    )
+
+
+def skews(journeys: DataFrame) -> DataFrame:
+    """Messages with a later step that is earlier than the step before it, by how much at most."""
+    behind = F.col("entered_ms") - F.col("left_ms")
+    return (
+        journeys.where(behind > 0)
+        .groupBy(
+            "destination",
+            F.lit("divert, leave").alias("step"),
+            F.pow(F.lit(2), F.ceil(F.log2(behind))).cast("long").alias("up_to_ms"),
+        )
+        .agg(F.count("*").alias("messages"))
+        .select(*SKEWS.fieldNames())
     )
 
 
@@ -170,7 +259,7 @@ def sends_by_route(records: DataFrame, bucket_s: int) -> DataFrame:
         & (F.coalesce(F.col("outcome"), F.lit("ok")) == "ok")
     )
     return (
-        acknowledged.groupBy(_bucket(F.col("at_ms"), bucket_s).alias("at_s"))
+        acknowledged.groupBy(bucket_of(F.col("at_ms"), bucket_s).alias("at_s"))
         .agg(
             F.count_if(F.col("operation") == "send").alias("to_primary"),
             F.count_if(F.col("operation") == "divert").alias("to_backlog"),
@@ -184,11 +273,11 @@ def backlog_depth(fates: DataFrame, bucket_s: int) -> DataFrame:
     entered = fates.where(F.col("entered_ms").isNotNull())
     left = entered.where(F.col("left_ms").isNotNull())
     steps = entered.select(
-        _bucket(F.col("entered_ms"), bucket_s).alias("at_s"), F.lit(1).alias("step")
+        bucket_of(F.col("entered_ms"), bucket_s).alias("at_s"), F.lit(1).alias("step")
     ).unionAll(
         # Two clocks can disagree; nothing leaves before it came.
         left.select(
-            _bucket(F.greatest("left_ms", "entered_ms"), bucket_s).alias("at_s"),
+            bucket_of(F.greatest("left_ms", "entered_ms"), bucket_s).alias("at_s"),
             F.lit(-1).alias("step"),
         )
     )
@@ -202,7 +291,8 @@ def backlog_depth(fates: DataFrame, bucket_s: int) -> DataFrame:
     )
 
 
-def _bucket(at_ms: Column, bucket_s: int) -> Column:
+def bucket_of(at_ms: Column, bucket_s: int) -> Column:
+    """The beginning of the `bucket_s` seconds that a time falls into, in unix seconds."""
     return F.floor(at_ms / (1000 * bucket_s)) * bucket_s
 
 

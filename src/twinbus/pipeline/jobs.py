@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.ledger.record import FILE_SUFFIX, REQUIRED, VERSION, LedgerError
-from twinbus.pipeline.charges import assumed_receives, charges
+from twinbus.pipeline.charges import assumed_receives, charges, counted, monthly
 from twinbus.pipeline.conservation import (
     FATES_OF_ACCEPTED,
     backlog_depth,
@@ -240,13 +240,10 @@ class _Tables:
 
     def _sums(self, *, assume_receives: bool) -> list[MonthlySum]:
         """Sums by month: the price of a unit depends on how many its month had."""
-        table = charges(self._records)
+        table = counted(charges(self._records))
         if assume_receives:
             table = table.unionAll(assumed_receives(self._fates))
-        summed = table.groupBy(
-            F.date_format("day", "yyyy-MM").alias("month"), "cause", "operation", "assumed"
-        ).agg(F.sum("operations"), F.sum("units"), F.sum("bytes_in"), F.sum("bytes_out"))
-        return [MonthlySum(*row) for row in summed.collect()]
+        return [MonthlySum(*row) for row in monthly(table).collect()]
 
     def _duplicate_windows(self) -> dict[str, int]:
         by_window = duplicates(self._records, self._fates).groupBy("window")

@@ -13,7 +13,25 @@ from pyspark.sql.types import (
     StructType,
 )
 
-__all__ = ["CHARGES", "CORRUPT", "DEPTH", "DUPLICATES", "FATES", "LEDGER", "SENDS", "SIGHTINGS"]
+__all__ = [
+    "AGES",
+    "CHARGES",
+    "CORRUPT",
+    "DELIVERIES",
+    "DEPTH",
+    "DIVERSIONS",
+    "DUPLICATES",
+    "FATES",
+    "FATE_SUMS",
+    "LEDGER",
+    "LINES",
+    "SENDS",
+    "SIGHTINGS",
+    "SKEWS",
+    "STATES",
+    "STAYS",
+    "TRAFFIC",
+]
 
 CORRUPT: Final = "_corrupt"
 """Where Spark puts a line that it cannot read as a record."""
@@ -60,12 +78,31 @@ CHARGES: Final = StructType(
         StructField("entity", StringType(), nullable=False),
         StructField("cause", StringType(), nullable=False),
         StructField("operation", StringType(), nullable=False),
+        # See `charges.stage_of`.
+        StructField("stage", StringType(), nullable=False),
+        # "in" to the namespace, "out" of it, or "none": the call carries no message.
+        StructField("direction", StringType(), nullable=False),
+        StructField("outcome", StringType(), nullable=False),
+        # "client", or "broker" for what the broker says it saw.
+        StructField("view", StringType(), nullable=False),
         # Worked out from the deliveries and not recorded.
         StructField("assumed", BooleanType(), nullable=False),
         StructField("operations", LongType(), nullable=False),
         StructField("units", LongType(), nullable=False),
-        StructField("bytes_in", LongType(), nullable=False),
-        StructField("bytes_out", LongType(), nullable=False),
+        StructField("bytes", LongType(), nullable=False),
+    ]
+)
+
+DELIVERIES: Final = StructType(
+    [
+        # Of the delivery.
+        StructField("day", DateType(), nullable=False),
+        StructField("destination", StringType(), nullable=False),
+        # It went by the backlog.
+        StructField("moved", BooleanType(), nullable=False),
+        StructField("messages", LongType(), nullable=False),
+        StructField("units", LongType(), nullable=False),
+        StructField("bytes", LongType(), nullable=False),
     ]
 )
 
@@ -87,6 +124,8 @@ FATES: Final = StructType(
         StructField("delivered_ms", LongType()),
         StructField("entered_ms", LongType()),
         StructField("left_ms", LongType()),
+        # The earliest record of any kind.
+        StructField("first_ms", LongType()),
         # See `conservation.FATES_OF_ACCEPTED`; null where the message was not accepted.
         StructField("fate", StringType()),
     ]
@@ -114,5 +153,110 @@ DEPTH: Final = StructType(
     [
         StructField("at_s", LongType(), nullable=False),
         StructField("depth", LongType(), nullable=False),
+    ]
+)
+
+TRAFFIC: Final = StructType(
+    [
+        StructField("at_s", LongType(), nullable=False),
+        StructField("entity", StringType(), nullable=False),
+        StructField("sent", LongType(), nullable=False),
+        StructField("diverted", LongType(), nullable=False),
+        # Attempts on the primary that failed, and those without an answer.
+        StructField("failed", LongType(), nullable=False),
+        StructField("unanswered", LongType(), nullable=False),
+        StructField("came_out", LongType(), nullable=False),
+        StructField("forwarded", LongType(), nullable=False),
+        # Completed or set aside in a backlog queue.
+        StructField("settled", LongType(), nullable=False),
+        StructField("received", LongType(), nullable=False),
+    ]
+)
+
+DIVERSIONS: Final = StructType(
+    [
+        StructField("at_s", LongType(), nullable=False),
+        StructField("entity", StringType(), nullable=False),
+        StructField("process", StringType(), nullable=False),
+        StructField("diverted", LongType(), nullable=False),
+        StructField("not_diverted", LongType(), nullable=False),
+    ]
+)
+
+STATES: Final = StructType(
+    [
+        StructField("at_ms", LongType(), nullable=False),
+        StructField("pair", StringType(), nullable=False),
+        StructField("entity", StringType(), nullable=False),
+        StructField("process", StringType(), nullable=False),
+        StructField("state", StringType(), nullable=False),
+        StructField("reason", StringType(), nullable=False),
+        StructField("changes", LongType(), nullable=False),
+    ]
+)
+
+LINES: Final = StructType(
+    [
+        StructField("day", DateType(), nullable=False),
+        StructField("view", StringType(), nullable=False),
+        StructField("records", LongType(), nullable=False),
+        # Accepted messages without an id or an entity: nobody can follow them.
+        StructField("nameless", LongType(), nullable=False),
+        # Records that processes say they could not write.
+        StructField("unrecorded", LongType(), nullable=False),
+    ]
+)
+
+FATE_SUMS: Final = StructType(
+    [
+        # Of the first record of the message.
+        StructField("day", DateType(), nullable=False),
+        StructField("destination", StringType(), nullable=False),
+        StructField("tried", LongType(), nullable=False),
+        StructField("accepted", LongType(), nullable=False),
+        StructField("raised", LongType(), nullable=False),
+        StructField("diverted", LongType(), nullable=False),
+        StructField("ambiguous", LongType(), nullable=False),
+        StructField("entered", LongType(), nullable=False),
+        StructField("received", LongType(), nullable=False),
+        StructField("received_accepted", LongType(), nullable=False),
+        # One for each of `conservation.FATES_OF_ACCEPTED`, as known without a peek.
+        StructField("delivered", LongType(), nullable=False),
+        StructField("dead_lettered", LongType(), nullable=False),
+        StructField("expired", LongType(), nullable=False),
+        StructField("waiting", LongType(), nullable=False),
+        StructField("lost", LongType(), nullable=False),
+        StructField("undecided", LongType(), nullable=False),
+    ]
+)
+
+STAYS: Final = StructType(
+    [
+        StructField("destination", StringType(), nullable=False),
+        StructField("entered_s", LongType(), nullable=False),
+        # Null while it is in the backlog, for all that is known.
+        StructField("left_s", LongType()),
+        StructField("messages", LongType(), nullable=False),
+        StructField("waited_ms", LongType(), nullable=False),
+    ]
+)
+
+AGES: Final = StructType(
+    [
+        StructField("destination", StringType(), nullable=False),
+        # How long messages had been in the backlog at their last forward: see `conservation.ages`.
+        StructField("age_s", LongType(), nullable=False),
+        StructField("messages", LongType(), nullable=False),
+    ]
+)
+
+SKEWS: Final = StructType(
+    [
+        StructField("destination", StringType(), nullable=False),
+        # The two steps whose times are in the wrong order.
+        StructField("step", StringType(), nullable=False),
+        # A power of two: by so much at most.
+        StructField("up_to_ms", LongType(), nullable=False),
+        StructField("messages", LongType(), nullable=False),
     ]
 )
