@@ -1,21 +1,41 @@
 """The tables of availability: what failed over, for how long, and what the backlog held (SPEC 8).
 
-The sums that are kept are here first; then what a report makes of them.
+The sums that are kept are here; `windows` makes failover windows of them, and the functions below
+the backlog over time.
+
+A point in time is a bucket: the `bucket_s` seconds from `at_s` (unix time) on.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.conservation import bucket_of, destination_of
-from twinbus.pipeline.schemas import DIVERSIONS, STATES, STAYS, TRAFFIC
+from twinbus.pipeline.schemas import (
+    BACKLOG,
+    DIVERSIONS,
+    DRAINS,
+    RAISED,
+    STATES,
+    STAYS,
+    TRAFFIC,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["diversions", "states", "stays", "traffic"]
+__all__ = [
+    "backlog_over_time",
+    "diversions",
+    "drains",
+    "raised",
+    "states",
+    "stays",
+    "traffic",
+]
 
 
 def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
@@ -23,13 +43,13 @@ def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
     operation, outcome = F.col("operation"), F.coalesce(F.col("outcome"), F.lit("ok"))
     ok = outcome == "ok"
     mine = F.coalesce(F.col("cause"), F.lit("")) != "consumer"
-    found = (operation == "backlog_receive") & F.col("message_id").isNotNull()
+    found_none = (operation == "backlog_receive") & F.col("message_id").isNull()
     counts = {
         "sent": (operation == "send") & ok,
         "diverted": (operation == "divert") & ok,
         "failed": (operation == "send") & (outcome == "failed"),
         "unanswered": (operation == "send") & (outcome == "unknown"),
-        "came_out": found & ok,
+        "came_out": (operation == "backlog_receive") & ok,
         "forwarded": (operation == "forward") & ok,
         "settled": operation.isin("complete", "dead_letter") & ok & mine,
         "received": (operation == "receive") & ok,
@@ -37,7 +57,7 @@ def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
     about_messages = ("send", "divert", "backlog_receive", "forward", "complete", "dead_letter")
     return (
         _of_clients(records)
-        .where(operation.isin(*about_messages, "receive"))
+        .where(operation.isin(*about_messages, "receive") & ~found_none)
         .groupBy(
             bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
             F.coalesce(destination_of(F.col("entity")), F.lit("")).alias("entity"),
@@ -102,6 +122,93 @@ def stays(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
             F.sum(F.when(gone, left_ms - entered_ms).otherwise(F.lit(0))).alias("waited_ms"),
         )
         .select(*STAYS.fieldNames())
+    )
+
+
+def raised(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
+    """Messages whose sender had an error, by when they were first tried."""
+    return (
+        journeys.where(F.col("tried") & ~F.col("accepted"))
+        .groupBy(bucket_of(F.col("first_ms"), bucket_s).alias("at_s"), "destination")
+        .agg(F.count("*").alias("messages"))
+        .select(*RAISED.fieldNames())
+    )
+
+
+def backlog_over_time(
+    stays: DataFrame, *, bucket_s: int, by: tuple[str, ...] = ("destination",)
+) -> DataFrame:
+    """Depth and oldest age of the backlog at the end of each bucket in which it changed.
+
+    And at the end of the one before, so that the age can be drawn as it is: it grows between two
+    changes. `by` is () for the whole backlog. The caller picks buckets (a multiple of those of
+    `stays`) so that there are some hundreds: each is compared with each.
+    """
+    wide = stays.select(
+        *by,
+        (F.floor(F.col("entered_s") / bucket_s) * bucket_s).alias("entered_s"),
+        (F.floor(F.col("left_s") / bucket_s) * bucket_s).alias("left_s"),
+        "messages",
+    )
+    steps = wide.select(*by, F.col("entered_s").alias("at_s"), F.col("messages").alias("step"))
+    left = wide.where(F.col("left_s").isNotNull())
+    steps = steps.unionAll(left.select(*by, "left_s", -F.col("messages")))
+    # The second step of nothing is the bucket before, which is a point and no change.
+    steps = steps.unionAll(steps.select(*by, F.col("at_s") - bucket_s, F.lit(0)))
+    so_far = Window.partitionBy(*by).orderBy("at_s")
+    depth = (
+        steps.groupBy(*by, "at_s")
+        .agg(F.sum("step").alias("step"))
+        .withColumn("depth", F.sum("step").over(so_far.rowsBetween(Window.unboundedPreceding, 0)))
+        .withColumn("is_first", F.row_number().over(so_far) == 1)
+        .where(~F.col("is_first"))
+        .drop("step", "is_first")
+    )
+    # When the last of those that came together left; never, where one is still there.
+    stayed = wide.groupBy(*by, "entered_s").agg(
+        F.max("left_s").alias("left_s"),
+        F.count_if(F.col("left_s").isNull()).alias("still_there"),
+    )
+    there = (F.col("entered_s") <= F.col("at_s")) & (
+        (F.col("still_there") > 0) | (F.col("left_s") > F.col("at_s"))
+    )
+    same = [F.col(f"point.{name}") == F.col(f"stay.{name}") for name in by]
+    condition = there
+    for equal in same:
+        condition &= equal
+    oldest = (
+        depth.alias("point")
+        .join(stayed.alias("stay"), condition, "left")
+        .groupBy(*(F.col(f"point.{name}").alias(name) for name in by), "at_s", "depth")
+        .agg(F.min("entered_s").alias("entered_s"))
+    )
+    age_s = F.when(F.col("depth") > 0, F.col("at_s") + bucket_s - F.col("entered_s"))
+    whole = oldest.withColumn("oldest_age_s", age_s)
+    if not by:
+        whole = whole.withColumn("destination", F.lit(""))
+    return whole.select(*BACKLOG.fieldNames())
+
+
+def drains(stays: DataFrame, *, bucket_s: int) -> DataFrame:
+    """What left the backlog for each destination, in how much time, and after how long.
+
+    The time is that of the buckets in which something left: a syphon that waits is not slow.
+    """
+    left = stays.where(F.col("left_s").isNotNull())
+    by_bucket = left.groupBy("destination", "left_s").agg(
+        F.sum("messages").alias("messages"), F.sum("waited_ms").alias("waited_ms")
+    )
+    return (
+        by_bucket.groupBy("destination")
+        .agg(
+            F.sum("messages").alias("drained"),
+            (F.count("*") * bucket_s).alias("drain_s"),
+            F.max("messages").alias("most_in_a_bucket"),
+            F.sum("waited_ms").alias("waited_ms"),
+            F.min("left_s").alias("began_s"),
+            (F.max("left_s") + bucket_s).alias("ended_s"),
+        )
+        .select(*DRAINS.fieldNames())
     )
 
 

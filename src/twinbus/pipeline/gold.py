@@ -107,6 +107,12 @@ def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
             of_journeys=partial(availability.stays, bucket_s=bucket_s),
         ),
         GoldTable(
+            name="raised",
+            schema=schemas.RAISED,
+            keys=("at_s", "destination"),
+            of_journeys=partial(availability.raised, bucket_s=bucket_s),
+        ),
+        GoldTable(
             name="ages",
             schema=schemas.AGES,
             keys=("destination", "age_s"),

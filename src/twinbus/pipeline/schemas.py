@@ -15,22 +15,28 @@ from pyspark.sql.types import (
 
 __all__ = [
     "AGES",
+    "BACKLOG",
     "CHARGES",
     "CORRUPT",
     "DELIVERIES",
     "DEPTH",
     "DIVERSIONS",
+    "DOWNTIMES",
+    "DRAINS",
     "DUPLICATES",
     "FATES",
     "FATE_SUMS",
     "LEDGER",
     "LINES",
+    "PERCENTILES",
+    "RAISED",
     "SENDS",
     "SIGHTINGS",
     "SKEWS",
     "STATES",
     "STAYS",
     "TRAFFIC",
+    "WINDOWS",
 ]
 
 CORRUPT: Final = "_corrupt"
@@ -258,5 +264,76 @@ SKEWS: Final = StructType(
         # A power of two: by so much at most.
         StructField("up_to_ms", LongType(), nullable=False),
         StructField("messages", LongType(), nullable=False),
+    ]
+)
+
+RAISED: Final = StructType(
+    [
+        StructField("at_s", LongType(), nullable=False),
+        StructField("destination", StringType(), nullable=False),
+        StructField("messages", LongType(), nullable=False),
+    ]
+)
+
+BACKLOG: Final = StructType(
+    [
+        # "": the whole backlog.
+        StructField("destination", StringType(), nullable=False),
+        StructField("at_s", LongType(), nullable=False),
+        StructField("depth", LongType(), nullable=False),
+        # Null where it is empty.
+        StructField("oldest_age_s", LongType()),
+    ]
+)
+
+DRAINS: Final = StructType(
+    [
+        StructField("destination", StringType(), nullable=False),
+        StructField("drained", LongType(), nullable=False),
+        StructField("drain_s", LongType(), nullable=False),
+        StructField("most_in_a_bucket", LongType(), nullable=False),
+        StructField("waited_ms", LongType(), nullable=False),
+        StructField("began_s", LongType(), nullable=False),
+        StructField("ended_s", LongType(), nullable=False),
+    ]
+)
+
+WINDOWS: Final = StructType(
+    [
+        StructField("pair", StringType(), nullable=False),
+        StructField("entity", StringType(), nullable=False),
+        StructField("process", StringType(), nullable=False),
+        # Null where no attempt failed first: a failover interval of 0, or a person's command.
+        StructField("suspect_ms", LongType()),
+        StructField("failed_over_ms", LongType(), nullable=False),
+        # Null: the window is open.
+        StructField("recovered_ms", LongType()),
+        StructField("reason", StringType(), nullable=False),
+        # Messages that this process diverted meanwhile; null where nobody counted.
+        StructField("saved", LongType()),
+    ]
+)
+
+DOWNTIMES: Final = StructType(
+    [
+        StructField("entity", StringType(), nullable=False),
+        StructField("failovers", LongType(), nullable=False),
+        StructField("windows", LongType(), nullable=False),
+        StructField("failed_over_ms", LongType(), nullable=False),
+        StructField("open", BooleanType(), nullable=False),
+    ]
+)
+
+PERCENTILES: Final = StructType(
+    [
+        # "": all entities.
+        StructField("entity", StringType(), nullable=False),
+        # "detect" or "recover".
+        StructField("measure", StringType(), nullable=False),
+        StructField("count", LongType(), nullable=False),
+        StructField("p50_ms", LongType(), nullable=False),
+        StructField("p95_ms", LongType(), nullable=False),
+        StructField("p99_ms", LongType(), nullable=False),
+        StructField("max_ms", LongType(), nullable=False),
     ]
 )

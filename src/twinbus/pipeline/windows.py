@@ -1,0 +1,162 @@
+"""Failover windows: each time that an entity's sends left the primary, until they returned.
+
+Every process has its own view of an entity, so a window is one process's; what an entity was failed
+over in all is the union of them. A window begins with the record of "failed over", which the record
+of "suspect" (the first attempt that failed) comes before, and ends with that of "healthy". Records
+may come in any order: their times decide, which within one process come from one clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from twinbus.pairing.events import State
+from twinbus.pipeline.schemas import DOWNTIMES, PERCENTILES, WINDOWS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["downtimes", "failover_windows", "percentiles"]
+
+DOWN: Final = (State.FAILED_OVER.value, State.UNUSABLE.value)
+"""States in which sends do not go to the primary."""
+
+_ORDER: Final = (State.SUSPECT, State.FAILED_OVER, State.UNUSABLE, State.HEALTHY)
+"""How states of one millisecond follow each other."""
+
+_OF_ONE: Final = ("pair", "entity", "process")
+
+
+def failover_windows(
+    states: DataFrame, diversions: DataFrame | None = None, *, bucket_s: int = 1
+) -> DataFrame:
+    """One row for each window of each process, with what was diverted in it.
+
+    `recovered_ms` is null for a window that no record ends: it is open, or its process is gone.
+    `diversions` are in buckets of `bucket_s`; of two windows of a process in one bucket the later
+    one gets all of it.
+    """
+    windows = _windows(states)
+    if diversions is None:
+        return windows.withColumn("saved", F.lit(None).cast("long")).select(*WINDOWS.fieldNames())
+    began = windows.select(
+        "entity",
+        "process",
+        (F.floor(F.col("failed_over_ms") / (1000 * bucket_s)) * bucket_s).alias("at_s"),
+        "failed_over_ms",
+        F.lit(0).alias("diverted"),
+    )
+    diverted = diversions.select(
+        "entity", "process", "at_s", F.lit(None).cast("long"), F.col("diverted")
+    )
+    so_far = (
+        Window.partitionBy("entity", "process")
+        .orderBy("at_s", F.col("failed_over_ms").asc_nulls_last())
+        .rowsBetween(Window.unboundedPreceding, 0)
+    )
+    saved = (
+        began.unionAll(diverted)
+        .withColumn("failed_over_ms", F.last("failed_over_ms", ignorenulls=True).over(so_far))
+        .where(F.col("failed_over_ms").isNotNull())
+        .groupBy("entity", "process", "failed_over_ms")
+        .agg(F.sum("diverted").alias("saved"))
+    )
+    return windows.join(saved, ["entity", "process", "failed_over_ms"]).select(
+        *WINDOWS.fieldNames()
+    )
+
+
+def _windows(states: DataFrame) -> DataFrame:
+    rank = F.array_position(F.array(*(F.lit(state.value) for state in _ORDER)), F.col("state"))
+    in_order = Window.partitionBy(*_OF_ONE).orderBy("at_ms", rank)
+    down = F.col("state").isin(*DOWN)
+    turns = (
+        states.withColumn("down", down)
+        .withColumn("before", F.lag("state").over(in_order))
+        .withColumn("before_ms", F.lag("at_ms").over(in_order))
+        .withColumn("was_down", F.coalesce(F.lag("down").over(in_order), F.lit(False)))
+        # One row where sends leave the primary, one where they return.
+        .where(F.col("down") != F.col("was_down"))
+        .withColumn("returned_ms", F.lead("at_ms").over(in_order))
+    )
+    was_suspect = F.col("before") == State.SUSPECT.value
+    return turns.where("down").select(
+        *_OF_ONE,
+        F.when(was_suspect, F.col("before_ms")).alias("suspect_ms"),
+        F.col("at_ms").alias("failed_over_ms"),
+        F.col("returned_ms").alias("recovered_ms"),
+        "reason",
+    )
+
+
+def downtimes(windows: DataFrame, *, until_ms: int) -> DataFrame:
+    """For each entity: how long some process had it failed over, and how often that began.
+
+    Windows of many processes that overlap are one failover. One that is open lasts up to
+    `until_ms`, the last record.
+    """
+    end_ms = F.coalesce("recovered_ms", F.greatest(F.col("failed_over_ms"), F.lit(until_ms)))
+    by_start = Window.partitionBy("entity").orderBy("failed_over_ms", "end_ms")
+    earlier = by_start.rowsBetween(Window.unboundedPreceding, -1)
+    islands = (
+        windows.withColumn("end_ms", end_ms)
+        .withColumn("reached_ms", F.max("end_ms").over(earlier))
+        .withColumn("begins", _no_later("reached_ms", "failed_over_ms"))
+        .withColumn("island", F.sum(F.col("begins").cast("long")).over(by_start))
+        .groupBy("entity", "island")
+        .agg(
+            F.count("*").alias("windows"),
+            F.min("failed_over_ms").alias("began_ms"),
+            F.max("end_ms").alias("end_ms"),
+            F.max(F.col("recovered_ms").isNull()).alias("open"),
+        )
+    )
+    return (
+        islands.groupBy("entity")
+        .agg(
+            F.count("*").alias("failovers"),
+            F.sum("windows").alias("windows"),
+            F.sum(F.col("end_ms") - F.col("began_ms")).alias("failed_over_ms"),
+            F.max("open").alias("open"),
+        )
+        .select(*DOWNTIMES.fieldNames())
+    )
+
+
+def percentiles(windows: DataFrame, *, by: tuple[str, ...] = ()) -> DataFrame:
+    """How long it took to detect an outage and to recover from one: times that did occur.
+
+    Exact, for windows are few. Without a "suspect" before it (a failover interval of 0, a person's
+    command) a window tells nothing of detection, and an open one nothing of recovery.
+    """
+    took = {
+        "detect": F.col("failed_over_ms") - F.col("suspect_ms"),
+        "recover": F.col("recovered_ms") - F.col("failed_over_ms"),
+    }
+    known = windows.select(
+        *by,
+        F.explode(
+            F.create_map(*(part for name, value in took.items() for part in (F.lit(name), value)))
+        ).alias("measure", "ms"),
+    ).where(F.col("ms").isNotNull())
+    summed = known.groupBy(*by, "measure").agg(
+        F.count("*").alias("count"),
+        *(_percentile(share).alias(f"p{share}_ms") for share in (50, 95, 99)),
+        F.max("ms").alias("max_ms"),
+    )
+    if "entity" not in by:
+        summed = summed.withColumn("entity", F.lit(""))
+    return summed.select(*PERCENTILES.fieldNames())
+
+
+def _percentile(share: int) -> Column:
+    # The least value that so many percent of all do not exceed: one of them, not one in between.
+    within = f"percentile_disc({share / 100}) WITHIN GROUP (ORDER BY ms)"
+    return F.expr(within).cast("long")
+
+
+def _no_later(reached: str, start: str) -> Column:
+    return F.coalesce(F.col(reached) < F.col(start), F.lit(True))

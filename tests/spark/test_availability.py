@@ -1,0 +1,208 @@
+"""Failover windows, downtime and the backlog over time, against rows worked out by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.testing import assertDataFrameEqual
+
+from tests.spark.ledgers import (
+    EPOCH_MS,
+    Line,
+    came_out,
+    completed,
+    diverted,
+    forwarded,
+    line,
+    received,
+    rows,
+    sent,
+)
+from twinbus.pipeline import availability, conservation, schemas, windows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SECOND = EPOCH_MS // 1000
+
+
+def ledger(spark: SparkSession, *lines: Line) -> DataFrame:
+    return spark.createDataFrame(rows(list(lines)), schemas.LEDGER)
+
+
+def state(value: str, at_s: float, process: str = "p", **fields: Any) -> Line:
+    told = {"state": value, "process": process, "pair": "a+b", "error": f"{value} now", **fields}
+    return line("state", None, at_s, **told)
+
+
+def ms(at_s: float) -> int:
+    return EPOCH_MS + int(at_s * 1000)
+
+
+# Four processes; the lines are not in the order of their times.
+STATES = [
+    state("healthy", 40, "p"),
+    state("failed over", 20, "p"),
+    state("suspect", 10, "p"),
+    # A suspicion that came to nothing, then a window of its own.
+    state("suspect", 1, "q"),
+    state("healthy", 2, "q"),
+    state("suspect", 15, "q"),
+    state("failed over", 30, "q", entity="Orders"),
+    state("unusable", 35, "q"),
+    state("failed over", 45, "q"),
+    state("healthy", 50, "q"),
+    # Forced: no attempt failed. A second one that no record ends.
+    state("failed over", 100, "p", error="forced"),
+    state("healthy", 103, "p"),
+    state("suspect", 110, "p"),
+    state("failed over", 112, "p"),
+    # Suspect and failed over in the same millisecond, another entity.
+    state("healthy", 25, "r", entity="news"),
+    state("failed over", 20, "r", entity="news"),
+    state("suspect", 20, "r", entity="news"),
+    # The broker's view and the pair's own news are no states of an entity.
+    state("failed over", 60, "s", view="broker"),
+    state("failed over", 60, "s", entity=None),
+]
+
+
+def expected_windows() -> list[tuple[Any, ...]]:
+    return [
+        ("a+b", "orders", "p", ms(10), ms(20), ms(40), "failed over now", 3),
+        ("a+b", "orders", "q", ms(15), ms(30), ms(50), "failed over now", 0),
+        ("a+b", "orders", "p", None, ms(100), ms(103), "forced", 1),
+        ("a+b", "orders", "p", ms(110), ms(112), None, "failed over now", 1),
+        ("a+b", "news", "r", ms(20), ms(20), ms(25), "failed over now", 0),
+    ]
+
+
+def test_windows_of_each_process_whatever_the_order_of_the_lines(spark: SparkSession) -> None:
+    records = ledger(
+        spark,
+        *STATES,
+        # One that is in no window: the line of its state is missing.
+        diverted("early", 5, process="p"),
+        diverted("a", 20, process="p"),
+        diverted("b", 39.5, process="p"),
+        # Begun in the window and ended after it.
+        diverted("c", 40.5, process="p", entity="ORDERS"),
+        diverted("d", 30, process="p", outcome="failed"),
+        diverted("e", 101, process="p"),
+        diverted("f", 500, process="p"),
+    )
+    found = windows.failover_windows(
+        availability.states(records), availability.diversions(records, bucket_s=1)
+    )
+    expected = spark.createDataFrame(expected_windows(), schemas.WINDOWS)
+    assertDataFrameEqual(found, expected, ignoreNullable=True)
+
+
+def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: SparkSession) -> None:
+    table = windows.failover_windows(availability.states(ledger(spark, *STATES)))
+    found = windows.downtimes(table, until_ms=ms(120))
+    # orders: 20 to 50 (two windows that overlap), 100 to 103, and 112 to the end.
+    expected = [("orders", 3, 4, 30_000 + 3_000 + 8_000, True), ("news", 1, 1, 5_000, False)]
+    assertDataFrameEqual(
+        found, spark.createDataFrame(expected, schemas.DOWNTIMES), ignoreNullable=True
+    )
+
+
+def test_percentiles_are_times_that_occurred(spark: SparkSession) -> None:
+    table = windows.failover_windows(availability.states(ledger(spark, *STATES)))
+    found = windows.percentiles(table)
+    # detect: 0, 2, 10, 15 s; recover: 3, 5, 20, 20 s.
+    expected = [
+        ("", "detect", 4, 2_000, 15_000, 15_000, 15_000),
+        ("", "recover", 4, 5_000, 20_000, 20_000, 20_000),
+    ]
+    assertDataFrameEqual(
+        found, spark.createDataFrame(expected, schemas.PERCENTILES), ignoreNullable=True
+    )
+    of_news = windows.percentiles(table, by=("entity",)).where("entity = 'news'")
+    assert sorted(tuple(row) for row in of_news.collect()) == [
+        ("news", "detect", 1, 0, 0, 0, 0),
+        ("news", "recover", 1, 5_000, 5_000, 5_000, 5_000),
+    ]
+
+
+def test_the_backlog_over_time_its_depth_and_its_oldest_age(spark: SparkSession) -> None:
+    records = ledger(
+        spark,
+        # Left before it came, as two clocks tell it: it stayed for no time.
+        *(diverted("skewed", 2), forwarded("skewed", 1), completed("skewed", 1)),
+        diverted("a", 0),
+        diverted("b", 4),
+        diverted("c", 4.9),
+        diverted("other", 5, entity="news"),
+        *(came_out("a", 9), forwarded("a", 9), completed("a", 9.5)),
+        *(came_out("b", 12), forwarded("b", 12), completed("b", 12)),
+    )
+    stays = availability.stays(conservation.fates(records, None), bucket_s=1)
+    orders = stays.where("destination = 'orders'")
+    points = [
+        # Before and at each change: depth, and the age of the oldest at the end of the second.
+        (0, 1, 1),
+        (1, 1, 2),
+        (2, 1, 3),
+        (3, 1, 4),
+        (4, 3, 5),
+        (8, 3, 9),
+        (9, 2, 6),
+        (11, 2, 8),
+        (12, 1, 9),
+    ]
+    assertDataFrameEqual(
+        availability.backlog_over_time(orders, bucket_s=1),
+        spark.createDataFrame(
+            [("orders", SECOND + at, depth, age) for at, depth, age in points], schemas.BACKLOG
+        ),
+        ignoreNullable=True,
+    )
+    whole = availability.backlog_over_time(stays, bucket_s=10, by=()).orderBy("at_s").collect()
+    assert [tuple(row) for row in whole] == [("", SECOND, 3, 10), ("", SECOND + 10, 2, 20)]
+
+
+def test_a_drain_is_as_long_as_something_left(spark: SparkSession) -> None:
+    moved = [
+        part
+        for name, out_s in (("a", 10.0), ("b", 10.2), ("c", 11), ("d", 30))
+        for part in (diverted(name, 0), forwarded(name, out_s), completed(name, out_s))
+    ]
+    records = ledger(spark, *moved, diverted("e", 0))
+    stays = availability.stays(conservation.fates(records, None), bucket_s=1)
+    found = availability.drains(stays, bucket_s=1)
+    expected = [("orders", 4, 3, 2, 10_000 + 10_200 + 11_000 + 30_000, SECOND + 10, SECOND + 31)]
+    assertDataFrameEqual(
+        found, spark.createDataFrame(expected, schemas.DRAINS), ignoreNullable=True
+    )
+
+
+def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
+    records = ledger(
+        spark,
+        sent("a", 1),
+        sent("b", 2, outcome="failed"),
+        sent("b", 3, outcome="unknown"),
+        diverted("b", 65),
+        sent("lost-to-caller", 70, outcome="failed"),
+        *(came_out("b", 70), forwarded("b", 71), completed("b", 71)),
+        received("a", 5, entity="orders/subscriptions/s"),
+        completed("a", 5, cause="consumer"),
+        line("backlog_receive", None, 4, entity=None, cause="poll"),
+        sent("a", 1, view="broker"),
+    )
+    minute = SECOND - SECOND % 60
+    found = availability.traffic(records, bucket_s=60)
+    expected = [
+        (minute, "orders", 1, 0, 1, 1, 0, 0, 0, 1),
+        (minute + 60, "orders", 0, 1, 1, 0, 1, 1, 1, 0),
+    ]
+    assertDataFrameEqual(
+        found, spark.createDataFrame(expected, schemas.TRAFFIC), ignoreNullable=True
+    )
+    errors = availability.raised(conservation.fates(records, None), bucket_s=60)
+    assert [tuple(row) for row in errors.collect()] == [(minute + 60, "orders", 1)]
