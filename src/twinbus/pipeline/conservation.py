@@ -1,17 +1,6 @@
 """The table of conservation: what became of every message that a caller was told is safe (SPEC 8).
 
-A message is its destination (the queue or topic it belongs to) and its id. It was *accepted* when a
-send or a divert of it was acknowledged; then it has one fate:
-
-    delivered        its destination acknowledged it, or a consumer received it there
-    dead_lettered    the syphon set it aside, or a peek saw it there
-    waiting          a peek saw it in a backlog queue
-    lost             it is in none of these places, and not in the backlog: a peek looked, or the
-                     syphon completed it there
-    undecided        it was diverted and nobody looked since: waiting, or lost
-
-A receipt counts as a delivery because the line that says "forwarded" can die with its process
-(`ledger.writer`), and the message cannot have come from elsewhere.
+What a message is, and which fates it can have, is said in `journeys`.
 """
 
 from __future__ import annotations
@@ -22,12 +11,18 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.charges import day_of
+from twinbus.pipeline.journeys import (
+    DELIVERED_FATE,
+    FATES_OF_ACCEPTED,
+    destination_of,
+    judged,
+    partial_journeys,
+)
 from twinbus.pipeline.schemas import (
     AGES,
     DEPTH,
     DUPLICATES,
     FATE_SUMS,
-    FATES,
     LINES,
     SENDS,
     SKEWS,
@@ -51,19 +46,6 @@ __all__ = [
     "skews",
 ]
 
-DELIVERED_FATE = "delivered"
-FATES_OF_ACCEPTED = (DELIVERED_FATE, "dead_lettered", "expired", "waiting", "lost", "undecided")
-
-_SUBSCRIPTION = r"(?i)/subscriptions/[^/]+(/\$deadletterqueue)?$"
-
-
-def destination_of(entity: Column) -> Column:
-    """The queue or topic of an entity's path: what it was sent to, for what was received there.
-
-    Names are the same in any case, as in Service Bus.
-    """
-    return F.lower(F.regexp_replace(entity, _SUBSCRIPTION, ""))
-
 
 def fates(records: DataFrame, sightings: DataFrame | None) -> DataFrame:
     """One row for each message: what is known of it, and its fate if it was accepted.
@@ -71,78 +53,7 @@ def fates(records: DataFrame, sightings: DataFrame | None) -> DataFrame:
     `sightings` are what peeks saw after the last record, in all backlog queues and their
     dead-letter queues; None: nobody looked.
     """
-    facts = _facts(records)
-    if sightings is None:
-        unseen = F.lit(None).cast("string")
-        return _judged(facts.withColumn("place", unseen), looked=False)
-    seen = sightings.select(
-        destination_of(F.col("destination")).alias("destination"), "message_id", "place"
-    ).groupBy("destination", "message_id")
-    # Seen in both places (a copy of each) it still waits.
-    return _judged(
-        facts.join(seen.agg(F.max("place").alias("place")), ["destination", "message_id"], "left"),
-        looked=True,
-    )
-
-
-def _facts(records: DataFrame) -> DataFrame:
-    """What the lines of each message say together."""
-    operation = F.col("operation")
-    ok = F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
-    sent, diverted = (operation == "send") & ok, (operation == "divert") & ok
-    forwarded, received = (operation == "forward") & ok, (operation == "receive") & ok
-    at_ms, mine = F.col("at_ms"), F.coalesce(F.col("cause"), F.lit("")) != "consumer"
-    out_of_backlog = operation.isin("complete", "dead_letter") & ok & mine
-    return (
-        records.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
-        .groupBy(destination_of(F.col("entity")).alias("destination"), "message_id")
-        .agg(
-            _any(operation.isin("send", "divert")).alias("tried"),
-            _any(sent).alias("sent"),
-            _any(diverted).alias("diverted"),
-            _any(operation.isin("send", "divert") & (F.col("outcome") == "unknown")).alias(
-                "ambiguous"
-            ),
-            _any(received).alias("received"),
-            _any((operation == "dead_letter") & ok & mine).alias("set_aside"),
-            _any((operation == "complete") & ok & mine).alias("completed"),
-            _any(operation == "backlog_receive").alias("came_out"),
-            F.count_if(forwarded).alias("forwards"),
-            F.max(F.coalesce("size_bytes", F.lit(0))).alias("size_bytes"),
-            F.min(F.when(sent | forwarded | received, at_ms)).alias("delivered_ms"),
-            F.min(F.when(diverted, at_ms)).alias("diverted_ms"),
-            F.min(F.when(operation == "divert", at_ms)).alias("tried_ms"),
-            F.max(F.when(out_of_backlog, at_ms)).alias("settled_ms"),
-            F.max(F.when(forwarded, at_ms)).alias("forwarded_ms"),
-            F.min(at_ms).alias("first_ms"),
-        )
-    )
-
-
-def _judged(facts: DataFrame, *, looked: bool) -> DataFrame:
-    acknowledged = F.col("sent") | (F.col("forwards") > 0)
-    accepted = F.col("sent") | F.col("diverted")
-    gone = F.lit(True) if looked else F.col("completed")
-    fate = (
-        F.when(~accepted, F.lit(None))
-        .when(acknowledged | F.col("received"), F.lit(DELIVERED_FATE))
-        .when(F.col("place").isNotNull(), F.col("place"))
-        .when(F.col("set_aside"), F.lit("dead_lettered"))
-        .when(gone, F.lit("lost"))
-        .otherwise(F.lit("undecided"))
-    )
-    return (
-        facts.withColumn("accepted", accepted)
-        .withColumn("acknowledged", acknowledged)
-        .withColumn("fate", fate)
-        # A divert without an answer did store its message if that came out of the backlog.
-        .withColumn(
-            "entered_ms", F.coalesce("diverted_ms", F.when(F.col("came_out"), F.col("tried_ms")))
-        )
-        # The line of the completion can be missing where that of the forward is not.
-        .withColumn("left_ms", F.coalesce("settled_ms", "forwarded_ms"))
-        .select(*FATES.fieldNames())
-    )
+    return judged(partial_journeys(records), sightings)
 
 
 def lines(records: DataFrame) -> DataFrame:
@@ -294,7 +205,3 @@ def backlog_depth(fates: DataFrame, bucket_s: int) -> DataFrame:
 def bucket_of(at_ms: Column, bucket_s: int) -> Column:
     """The beginning of the `bucket_s` seconds that a time falls into, in unix seconds."""
     return F.floor(at_ms / (1000 * bucket_s)) * bucket_s
-
-
-def _any(condition: Column) -> Column:
-    return F.coalesce(F.max(condition), F.lit(False))

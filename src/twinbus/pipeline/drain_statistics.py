@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
-from twinbus.pipeline.jobs import read_ledger
+from twinbus.pipeline.bronze import read_ledger
 from twinbus.pipeline.task_ledger import is_url
 
 if TYPE_CHECKING:

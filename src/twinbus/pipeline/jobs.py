@@ -6,16 +6,14 @@ session is the caller's (`session.spark_session`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
 
 from twinbus.cost.arithmetic import CountingRule
-from twinbus.ledger.record import FILE_SUFFIX, REQUIRED, VERSION, LedgerError
+from twinbus.pipeline.bronze import read_ledger, reason, records_of
 from twinbus.pipeline.charges import assumed_receives, charges, counted, monthly
 from twinbus.pipeline.conservation import (
     FATES_OF_ACCEPTED,
@@ -41,14 +39,14 @@ from twinbus.pipeline.report import (
     Sighting,
     StateChange,
 )
-from twinbus.pipeline.schemas import CORRUPT, LEDGER, SIGHTINGS
+from twinbus.pipeline.schemas import SIGHTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from twinbus.cost.prices import PriceBook
 
-__all__ = ["read_ledger", "tables"]
+__all__ = ["tables"]
 
 IDS_MAX: Final = 100
 """Ids that a report names unless told otherwise: enough to look into, and it stays a report."""
@@ -74,44 +72,11 @@ def tables(
     """
     lines = read_ledger(spark, ledger_directory).cache()
     try:
-        records = lines.where(_is_record()).drop(CORRUPT)
+        records = records_of(lines)
         table = _Tables(spark, lines, records, snapshot, ids_max)
         return table.report(prices, rule or CountingRule())
     finally:
         lines.unpersist()
-
-
-def read_ledger(
-    spark: SparkSession, ledger_directory: Path | str, *, files: str = f"*{FILE_SUFFIX}*"
-) -> DataFrame:
-    """Every line of a ledger; one that is no JSON of the schema is in the column `CORRUPT`.
-
-    `files` is a pattern for the names to read.
-    """
-    location = str(ledger_directory)
-    if "://" not in location:
-        directory = Path(location).absolute()
-        if not any(directory.glob(files)):
-            raise LedgerError(f"there is no ledger at {directory}: no file {files} is there")
-        # A local path, whatever Spark's default file system is, and no pattern.
-        location = "file:" + re.sub(r"([\\{}\[\]*?,])", r"\\\1", str(directory))
-    return spark.read.json(
-        location,
-        schema=StructType([*LEDGER.fields, StructField(CORRUPT, StringType())]),
-        mode="PERMISSIVE",
-        columnNameOfCorruptRecord=CORRUPT,
-        pathGlobFilter=files,
-        encoding="UTF-8",
-        lineSep="\n",
-    )
-
-
-def _is_record() -> Column:
-    whole = F.col(CORRUPT).isNull() & (F.col("v") == VERSION)
-    for name in REQUIRED:
-        whole &= F.col(name).isNotNull()
-    # The column `v` is null in a line that is no record, and so would be the answer.
-    return F.coalesce(whole, F.lit(False))
 
 
 class _Tables:
@@ -189,7 +154,7 @@ class _Tables:
         )
 
     def _overview(self) -> Overview:
-        record = _is_record()
+        record = reason().isNull()
         client = record & (F.coalesce(F.col("view"), F.lit("client")) == "client")
         operation, at_ms = F.col("operation"), F.col("at_ms")
         ok = client & (F.coalesce(F.col("outcome"), F.lit("ok")) == "ok")

@@ -26,6 +26,7 @@ __all__ = [
     "DUPLICATES",
     "FATES",
     "FATE_SUMS",
+    "JOURNEYS",
     "LEDGER",
     "LINES",
     "PERCENTILES",
@@ -112,6 +113,49 @@ DELIVERIES: Final = StructType(
     ]
 )
 
+JOURNEYS: Final = StructType(
+    [
+        StructField("destination", StringType(), nullable=False),
+        StructField("message_id", StringType(), nullable=False),
+        # The subscription that a row of receipts is about; empty in all other rows.
+        StructField("receiver", StringType(), nullable=False),
+        # Any. A send or divert of it is recorded, whatever came of it.
+        StructField("tried", BooleanType(), nullable=False),
+        StructField("sent", BooleanType(), nullable=False),
+        StructField("diverted", BooleanType(), nullable=False),
+        # A send or divert ended without an answer.
+        StructField("ambiguous", BooleanType(), nullable=False),
+        StructField("received", BooleanType(), nullable=False),
+        # What the syphon did in the backlog: dead-lettered, completed, received, deferred it.
+        StructField("set_aside", BooleanType(), nullable=False),
+        StructField("completed", BooleanType(), nullable=False),
+        StructField("came_out", BooleanType(), nullable=False),
+        StructField("deferred", BooleanType(), nullable=False),
+        # What the broker says it saw.
+        StructField("broker_enqueued", BooleanType(), nullable=False),
+        StructField("broker_received", BooleanType(), nullable=False),
+        StructField("broker_expired", BooleanType(), nullable=False),
+        StructField("broker_dead_lettered", BooleanType(), nullable=False),
+        # Sums.
+        StructField("failed_sends", LongType(), nullable=False),
+        StructField("receipts", LongType(), nullable=False),
+        StructField("forwards", LongType(), nullable=False),
+        # The greatest, and the last times.
+        StructField("size_bytes", LongType(), nullable=False),
+        StructField("last_ms", LongType(), nullable=False),
+        StructField("settled_ms", LongType()),
+        StructField("forwarded_ms", LongType()),
+        # The first times.
+        StructField("first_ms", LongType(), nullable=False),
+        StructField("accepted_ms", LongType()),
+        StructField("diverted_ms", LongType()),
+        # Of a divert, whatever came of it.
+        StructField("tried_ms", LongType()),
+        StructField("delivered_ms", LongType()),
+        StructField("received_ms", LongType()),
+    ]
+)
+
 FATES: Final = StructType(
     [
         StructField("destination", StringType(), nullable=False),
@@ -125,14 +169,27 @@ FATES: Final = StructType(
         # A delivery to the destination was acknowledged.
         StructField("acknowledged", BooleanType(), nullable=False),
         StructField("received", BooleanType(), nullable=False),
+        StructField("broker_enqueued", BooleanType(), nullable=False),
+        StructField("broker_received", BooleanType(), nullable=False),
+        StructField("broker_expired", BooleanType(), nullable=False),
+        StructField("broker_dead_lettered", BooleanType(), nullable=False),
+        StructField("failed_sends", LongType(), nullable=False),
         StructField("forwards", LongType(), nullable=False),
+        # Receipts past the first, over all entities that received it.
+        StructField("repeats", LongType(), nullable=False),
+        # How often the entity received it that did so most often; and if twice or more, which.
+        StructField("times", LongType(), nullable=False),
+        StructField("repeated_at", StringType()),
         StructField("size_bytes", LongType(), nullable=False),
+        StructField("accepted_ms", LongType()),
         StructField("delivered_ms", LongType()),
+        StructField("received_ms", LongType()),
         StructField("entered_ms", LongType()),
         StructField("left_ms", LongType()),
         # The earliest record of any kind.
         StructField("first_ms", LongType()),
-        # See `conservation.FATES_OF_ACCEPTED`; null where the message was not accepted.
+        StructField("last_ms", LongType()),
+        # See `journeys.FATES_OF_ACCEPTED`; null where the message was not accepted.
         StructField("fate", StringType()),
     ]
 )
