@@ -19,7 +19,7 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pipeline import availability, conservation, schemas, windows
+from twinbus.pipeline import availability, conservation, gold_schemas, schemas, windows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,7 +97,7 @@ def test_windows_of_each_process_whatever_the_order_of_the_lines(spark: SparkSes
     found = windows.failover_windows(
         availability.states(records), availability.diversions(records, bucket_s=1)
     )
-    expected = spark.createDataFrame(expected_windows(), schemas.WINDOWS)
+    expected = spark.createDataFrame(expected_windows(), gold_schemas.WINDOWS)
     assertDataFrameEqual(found, expected, ignoreNullable=True)
 
 
@@ -107,7 +107,7 @@ def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: Spark
     # orders: 20 to 50 (two windows that overlap), 100 to 103, and 112 to the end.
     expected = [("orders", 3, 4, 30_000 + 3_000 + 8_000, True), ("news", 1, 1, 5_000, False)]
     assertDataFrameEqual(
-        found, spark.createDataFrame(expected, schemas.DOWNTIMES), ignoreNullable=True
+        found, spark.createDataFrame(expected, gold_schemas.DOWNTIMES), ignoreNullable=True
     )
 
 
@@ -120,7 +120,7 @@ def test_percentiles_are_times_that_occurred(spark: SparkSession) -> None:
         ("", "recover", 4, 5_000, 20_000, 20_000, 20_000),
     ]
     assertDataFrameEqual(
-        found, spark.createDataFrame(expected, schemas.PERCENTILES), ignoreNullable=True
+        found, spark.createDataFrame(expected, gold_schemas.PERCENTILES), ignoreNullable=True
     )
     of_news = windows.percentiles(table, by=("entity",)).where("entity = 'news'")
     assert sorted(tuple(row) for row in of_news.collect()) == [
@@ -158,7 +158,7 @@ def test_the_backlog_over_time_its_depth_and_its_oldest_age(spark: SparkSession)
     assertDataFrameEqual(
         availability.backlog_over_time(orders, bucket_s=1),
         spark.createDataFrame(
-            [("orders", SECOND + at, depth, age) for at, depth, age in points], schemas.BACKLOG
+            [("orders", SECOND + at, depth, age) for at, depth, age in points], gold_schemas.BACKLOG
         ),
         ignoreNullable=True,
     )
@@ -177,7 +177,7 @@ def test_a_drain_is_as_long_as_something_left(spark: SparkSession) -> None:
     found = availability.drains(stays, bucket_s=1)
     expected = [("orders", 4, 3, 2, 10_000 + 10_200 + 11_000 + 30_000, SECOND + 10, SECOND + 31)]
     assertDataFrameEqual(
-        found, spark.createDataFrame(expected, schemas.DRAINS), ignoreNullable=True
+        found, spark.createDataFrame(expected, gold_schemas.DRAINS), ignoreNullable=True
     )
 
 
@@ -202,7 +202,7 @@ def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
         (minute + 60, "orders", 0, 1, 1, 0, 1, 1, 1, 0),
     ]
     assertDataFrameEqual(
-        found, spark.createDataFrame(expected, schemas.TRAFFIC), ignoreNullable=True
+        found, spark.createDataFrame(expected, gold_schemas.TRAFFIC), ignoreNullable=True
     )
     errors = availability.raised(conservation.fates(records, None), bucket_s=60)
     assert [tuple(row) for row in errors.collect()] == [(minute + 60, "orders", 1)]

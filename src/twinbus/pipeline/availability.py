@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.conservation import bucket_of, destination_of
-from twinbus.pipeline.schemas import (
+from twinbus.pipeline.buckets import bucket_of
+from twinbus.pipeline.gold_schemas import (
     BACKLOG,
     DIVERSIONS,
     DRAINS,
@@ -23,6 +23,7 @@ from twinbus.pipeline.schemas import (
     STAYS,
     TRAFFIC,
 )
+from twinbus.pipeline.journeys import destination_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import UNCHARGED, UNIT_BYTES
-from twinbus.pipeline.schemas import CHARGES, DELIVERIES
+from twinbus.pipeline.buckets import day_of
+from twinbus.pipeline.gold_schemas import DELIVERIES
+from twinbus.pipeline.schemas import CHARGES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["KEYS", "assumed_receives", "charges", "counted", "day_of", "deliveries", "monthly"]
-
-DAY_MS = 86_400_000
+__all__ = ["KEYS", "assumed_receives", "charges", "counted", "deliveries", "monthly"]
 
 SUMS: Final = ("operations", "units", "bytes")
 KEYS: Final = tuple(name for name in CHARGES.fieldNames() if name not in SUMS)
@@ -137,11 +137,6 @@ def monthly(table: DataFrame) -> DataFrame:
         F.sum(F.when(direction == "in", size).otherwise(F.lit(0))).alias("bytes_in"),
         F.sum(F.when(direction == "out", size).otherwise(F.lit(0))).alias("bytes_out"),
     )
-
-
-def day_of(at_ms: Column) -> Column:
-    """The day in UTC, whatever time zone the session is in."""
-    return F.date_add(F.lit("1970-01-01").cast("date"), F.floor(at_ms / DAY_MS).cast("int"))
 
 
 def _summed(calls: DataFrame) -> DataFrame:

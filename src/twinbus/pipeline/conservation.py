@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.charges import day_of
+from twinbus.pipeline.buckets import bucket_of, day_of
+from twinbus.pipeline.gold_schemas import AGES, FATE_SUMS, LINES, SKEWS
 from twinbus.pipeline.journeys import (
     DELIVERED_FATE,
     FATES_OF_ACCEPTED,
@@ -18,25 +19,16 @@ from twinbus.pipeline.journeys import (
     judged,
     partial_journeys,
 )
-from twinbus.pipeline.schemas import (
-    AGES,
-    DEPTH,
-    DUPLICATES,
-    FATE_SUMS,
-    LINES,
-    SENDS,
-    SKEWS,
-)
+from twinbus.pipeline.schemas import DEPTH, DUPLICATES, SENDS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 __all__ = [
     "DELIVERED_FATE",
     "FATES_OF_ACCEPTED",
     "ages",
     "backlog_depth",
-    "bucket_of",
     "destination_of",
     "duplicates",
     "fate_sums",
@@ -200,8 +192,3 @@ def backlog_depth(fates: DataFrame, bucket_s: int) -> DataFrame:
         .withColumn("depth", F.sum("step").over(so_far))
         .select(*DEPTH.fieldNames())
     )
-
-
-def bucket_of(at_ms: Column, bucket_s: int) -> Column:
-    """The beginning of the `bucket_s` seconds that a time falls into, in unix seconds."""
-    return F.floor(at_ms / (1000 * bucket_s)) * bucket_s

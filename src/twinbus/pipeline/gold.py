@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.pipeline import availability, charges, conservation, schemas
+from twinbus.pipeline import availability, charges, conservation, gold_schemas, schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,61 +66,61 @@ def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
         ),
         GoldTable(
             name="traffic",
-            schema=schemas.TRAFFIC,
+            schema=gold_schemas.TRAFFIC,
             keys=("at_s", "entity"),
             of_records=partial(availability.traffic, bucket_s=bucket_s),
         ),
         GoldTable(
             name="diversions",
-            schema=schemas.DIVERSIONS,
+            schema=gold_schemas.DIVERSIONS,
             keys=("at_s", "entity", "process"),
             of_records=partial(availability.diversions, bucket_s=bucket_s),
         ),
         GoldTable(
             name="states",
-            schema=schemas.STATES,
+            schema=gold_schemas.STATES,
             keys=("at_ms", "pair", "entity", "process", "state", "reason"),
             of_records=availability.states,
         ),
         GoldTable(
             name="lines",
-            schema=schemas.LINES,
+            schema=gold_schemas.LINES,
             keys=("day", "view"),
             of_records=conservation.lines,
         ),
         GoldTable(
             name="fates",
-            schema=schemas.FATE_SUMS,
+            schema=gold_schemas.FATE_SUMS,
             keys=("day", "destination"),
             of_journeys=conservation.fate_sums,
         ),
         GoldTable(
             name="deliveries",
-            schema=schemas.DELIVERIES,
+            schema=gold_schemas.DELIVERIES,
             keys=("day", "destination", "moved"),
             of_journeys=charges.deliveries,
         ),
         GoldTable(
             name="stays",
-            schema=schemas.STAYS,
+            schema=gold_schemas.STAYS,
             keys=("destination", "entered_s", "left_s"),
             of_journeys=partial(availability.stays, bucket_s=bucket_s),
         ),
         GoldTable(
             name="raised",
-            schema=schemas.RAISED,
+            schema=gold_schemas.RAISED,
             keys=("at_s", "destination"),
             of_journeys=partial(availability.raised, bucket_s=bucket_s),
         ),
         GoldTable(
             name="ages",
-            schema=schemas.AGES,
+            schema=gold_schemas.AGES,
             keys=("destination", "age_s"),
             of_journeys=conservation.ages,
         ),
         GoldTable(
             name="skews",
-            schema=schemas.SKEWS,
+            schema=gold_schemas.SKEWS,
             keys=("destination", "step", "up_to_ms"),
             of_journeys=conservation.skews,
         ),

@@ -14,7 +14,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pairing.events import State
-from twinbus.pipeline.schemas import DOWNTIMES, PERCENTILES, WINDOWS
+from twinbus.pipeline.gold_schemas import DOWNTIMES, PERCENTILES, WINDOWS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -1,0 +1,24 @@
+"""Days and shorter spans of time as columns, in UTC whatever time zone the session is in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["bucket_of", "day_of"]
+
+DAY_MS = 86_400_000
+
+
+def day_of(at_ms: Column) -> Column:
+    """The day in UTC."""
+    return F.date_add(F.lit("1970-01-01").cast("date"), F.floor(at_ms / DAY_MS).cast("int"))
+
+
+def bucket_of(at_ms: Column, bucket_s: int) -> Column:
+    """The beginning of the `bucket_s` seconds that a time falls into, in unix seconds."""
+    return F.floor(at_ms / (1000 * bucket_s)) * bucket_s
