@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,17 +20,13 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.cost.arithmetic import units
 from twinbus.ledger.record import FIELDS
-from twinbus.pipeline import charges, conservation, schemas
+from twinbus.pipeline import conservation, schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
-
-DAY = date(2025, 10, 9)
-KB = 1024
 
 
 @pytest.fixture
@@ -51,54 +46,6 @@ def test_the_schema_is_that_of_the_ledgers_lines() -> None:
     kinds = {"bigint": int, "string": str}
     fields = {field.name: kinds[field.dataType.simpleString()] for field in schemas.LEDGER}
     assert fields == dict(FIELDS)
-
-
-def test_charges_by_cause_in_units_of_64_kib(spark: SparkSession, ledger: Any) -> None:
-    operations = ledger(
-        sent("a", namespace="contoso"),
-        sent("b", namespace="contoso", size_bytes=64 * KB),
-        sent("c", namespace="contoso", size_bytes=64 * KB + 1),
-        # Failed: not charged. Without an answer: charged.
-        sent("d", namespace="contoso", outcome="failed"),
-        sent("d", namespace="contoso", outcome="unknown"),
-        moved("e"),
-        # A poll that found nothing, on the next day.
-        line("backlog_receive", None, 15.2 * 3600, cause="poll", entity=None),
-        line("state", None, entity="orders", state="failed over"),
-    )
-    expected = [
-        (DAY, "contoso", "orders", "application", "send", False, 4, 5, 200 + 128 * KB + 1, 0),
-        (DAY, "", "orders", "failover", "divert", False, 1, 1, 150, 0),
-        (DAY, "", "orders", "syphon", "backlog_receive", False, 1, 1, 0, 150),
-        (DAY, "", "orders", "syphon", "forward", False, 1, 1, 100, 0),
-        (DAY, "", "orders", "syphon", "complete", False, 1, 1, 0, 0),
-        (date(2025, 10, 10), "", "", "poll", "backlog_receive", False, 1, 1, 0, 0),
-    ]
-    assertDataFrameEqual(
-        charges.charges(operations),
-        spark.createDataFrame(expected, schemas.CHARGES),
-        ignoreNullable=True,
-    )
-
-
-def test_spark_counts_units_as_the_arithmetic_does(ledger: Any) -> None:
-    sizes = [0, 1, 64 * KB - 1, 64 * KB, 64 * KB + 1, 96 * KB, 256 * KB, 100 * KB * KB]
-    operations = ledger([sent(str(size), entity=str(size), size_bytes=size) for size in sizes])
-    counted = {row["entity"]: row["units"] for row in charges.charges(operations).collect()}
-    assert counted == {str(size): units(size) for size in sizes}
-
-
-def test_receives_are_assumed_one_for_each_delivered_message(
-    spark: SparkSession, ledger: Any
-) -> None:
-    operations = ledger(
-        sent("a"), sent("a"), sent("b", size_bytes=96 * KB), diverted("c"), sent("d", outcome="f")
-    )
-    found = charges.assumed_receives(conservation.fates(operations, None))
-    expected = [(DAY, "", "orders", "consumer", "receive", True, 2, 3, 0, 100 + 96 * KB)]
-    assertDataFrameEqual(
-        found, spark.createDataFrame(expected, schemas.CHARGES), ignoreNullable=True
-    )
 
 
 def test_every_message_has_the_fate_that_its_lines_tell(ledger: Any) -> None:

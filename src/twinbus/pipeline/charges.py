@@ -23,13 +23,25 @@ from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import UNCHARGED, UNIT_BYTES
 from twinbus.pipeline.buckets import day_of
-from twinbus.pipeline.gold_schemas import DELIVERIES
+from twinbus.pipeline.gold_schemas import DELIVERIES, STAGES
+from twinbus.pipeline.journeys import destination_of
 from twinbus.pipeline.schemas import CHARGES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["KEYS", "assumed_receives", "charges", "counted", "deliveries", "monthly"]
+__all__ = [
+    "KEYS",
+    "MESSAGE_STAGES",
+    "assumed_receives",
+    "beside_model",
+    "charges",
+    "counted",
+    "deliveries",
+    "monthly",
+    "receives_of",
+    "with_receives",
+]
 
 SUMS: Final = ("operations", "units", "bytes")
 KEYS: Final = tuple(name for name in CHARGES.fieldNames() if name not in SUMS)
@@ -51,6 +63,10 @@ _STAGES: Final = {
 }
 _INWARD: Final = ("send_primary", "send_backlog", "ping")
 _OUTWARD: Final = ("receive_primary", "receive_backlog")
+
+DIRECT: Final = ("send_primary", "receive_primary")
+MESSAGE_STAGES: Final = ("send_backlog", "receive_backlog", *DIRECT)
+"""What a moved message is charged, by the documentation; of these a direct one has two."""
 
 
 def charges(records: DataFrame) -> DataFrame:
@@ -103,27 +119,84 @@ def assumed_receives(journeys: DataFrame) -> DataFrame:
 
 
 def receives_of(deliveries: DataFrame) -> DataFrame:
-    """Rows of charges for the receives that deliveries bring with them."""
-    fixed = {
-        "namespace": "",
-        "cause": "consumer",
-        "operation": "receive",
-        "stage": "receive_primary",
-        "direction": "out",
-        "outcome": "ok",
-        "view": "client",
-    }
-    return (
-        deliveries.groupBy("day", F.col("destination").alias("entity"))
-        .agg(
-            F.sum("messages").alias("operations"),
-            F.sum("units").alias("units"),
-            F.sum("bytes").alias("bytes"),
-        )
-        .withColumns({name: F.lit(value) for name, value in fixed.items()})
-        .withColumn("assumed", F.lit(True))
+    """Rows of charges for the receives that deliveries bring with them, marked as assumed."""
+    summed = deliveries.groupBy("day", F.col("destination").alias("entity")).agg(
+        F.sum("messages").alias("operations"),
+        F.sum("units").alias("units"),
+        F.sum("bytes").alias("bytes"),
+    )
+    return summed.withColumns(
+        {
+            "namespace": F.lit(""),
+            "cause": F.lit("consumer"),
+            "operation": F.lit("receive"),
+            "stage": F.lit("receive_primary"),
+            "direction": F.lit("out"),
+            "outcome": F.lit("ok"),
+            "view": F.lit("client"),
+            "assumed": F.lit(True),
+        }
+    ).select(*CHARGES.fieldNames())
+
+
+def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """What is counted, with receives by consumers from whoever knows them best.
+
+    For each destination: the broker, if its view has any; else the consumers themselves, if they
+    kept a ledger; else one is assumed for each delivered message.
+    """
+    mine = counted(table)
+    by_consumers = mine.where(_received())
+    by_broker = (
+        table.where(_received() & (F.col("view") == "broker") & (F.col("outcome") != "failed"))
+        .withColumn("cause", F.lit("consumer"))
         .select(*CHARGES.fieldNames())
     )
+    destination = destination_of(F.col("entity")).alias("destination")
+    seen = by_broker.select(destination).distinct()
+    told = by_consumers.select(destination).union(seen).distinct()
+    rest = by_consumers.withColumn("destination", destination).join(
+        F.broadcast(seen), "destination", "left_anti"
+    )
+    return (
+        mine.where(~_received())
+        .unionByName(by_broker)
+        .unionByName(rest.drop("destination"))
+        .unionByName(receives_of(deliveries.join(F.broadcast(told), "destination", "left_anti")))
+    )
+
+
+def beside_model(table: DataFrame, deliveries: DataFrame, *, by: tuple[str, ...] = ()) -> DataFrame:
+    """The stages that messages are charged, as counted and as the documented model has them.
+
+    The model: four stages for a delivered message that went by the backlog, two for any other. A
+    message that still waits has been charged one stage and is in no model yet. `by` may name
+    `entity`: its destination. `table` is what `with_receives` gives.
+    """
+    shared = {"entity": destination_of(F.col("entity"))}
+    facts = (
+        table.where(F.col("stage").isin(*MESSAGE_STAGES))
+        .withColumns({name: shared[name] for name in by})
+        .groupBy(*by, "stage")
+        .agg(
+            F.sum("operations").alias("operations"),
+            F.sum("units").alias("units"),
+            F.sum(F.when(F.col("assumed"), F.col("units")).otherwise(0)).alias("assumed_units"),
+        )
+    )
+    of_direct, of_moved = (
+        F.array(*(F.lit(stage) for stage in stages)) for stages in (DIRECT, MESSAGE_STAGES)
+    )
+    model = (
+        deliveries.withColumn("entity", F.col("destination"))
+        .withColumn("stage", F.explode(F.when(F.col("moved"), of_moved).otherwise(of_direct)))
+        .groupBy(*by, "stage")
+        .agg(F.sum("messages").alias("model_operations"), F.sum("units").alias("model_units"))
+    )
+    joined = facts.join(model, [*by, "stage"], "full").fillna(0)
+    if "entity" not in by:
+        joined = joined.withColumn("entity", F.lit(""))
+    return joined.select(*STAGES.fieldNames())
 
 
 def monthly(table: DataFrame) -> DataFrame:
@@ -168,6 +241,10 @@ def _stage() -> Column:
     for name, found in _STAGES.items():
         stage = stage.when(operation == name, F.lit(found))
     return stage.otherwise(F.lit("management"))
+
+
+def _received() -> Column:
+    return F.col("stage") == "receive_primary"
 
 
 def _units(size_bytes: Column) -> Column:

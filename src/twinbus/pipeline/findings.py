@@ -8,11 +8,28 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
 
-from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule
+from twinbus.cost.arithmetic import (
+    SETTLEMENTS,
+    CountingRule,
+    idle_syphon_operations,
+    ping_operations,
+)
 from twinbus.cost.prices import Meter, PriceBook
 from twinbus.pipeline.report import Bill, Charge
 
-__all__ = ["MonthlySum", "Overview", "assumed", "bill", "charges_by_kind", "unknown"]
+__all__ = [
+    "Modelled",
+    "MonthQuantities",
+    "MonthlySum",
+    "Overview",
+    "assumed",
+    "bill",
+    "charges_by_kind",
+    "idle_model",
+    "ping_model",
+    "quantities",
+    "unknown",
+]
 
 POINTS_MAX = 600
 """Points of a time series: more than a chart has room for. Longer ledgers get wider buckets."""
@@ -67,34 +84,90 @@ def charges_by_kind(sums: Sequence[MonthlySum]) -> tuple[Charge, ...]:
     return tuple(Charge(*kind, operations[kind], units[kind]) for kind in sorted(operations))
 
 
+class MonthQuantities(NamedTuple):
+    """What one month is charged for: everything that a price of any tier needs."""
+
+    month: str
+    units: int
+    """By the counting rule in force."""
+    settlement_units: int
+    """Those of complete, defer and dead-letter: in `units` only if the rule counts them."""
+    assumed_units: int
+    bytes_in: int
+    bytes_out: int
+
+
+def quantities(sums: Sequence[MonthlySum], rule: CountingRule) -> tuple[MonthQuantities, ...]:
+    """The sums of each month, in the order of months."""
+    months = sorted({row.month for row in sums})
+    return tuple(
+        _month(month, [row for row in sums if row.month == month], rule) for month in months
+    )
+
+
+def _month(month: str, sums: Sequence[MonthlySum], rule: CountingRule) -> MonthQuantities:
+    counted = [row for row in sums if rule.count_settlement or row.operation not in SETTLEMENTS]
+    return MonthQuantities(
+        month=month,
+        units=sum(row.units for row in counted),
+        settlement_units=sum(row.units for row in sums if row.operation in SETTLEMENTS),
+        assumed_units=sum(row.units for row in counted if row.assumed),
+        bytes_in=sum(row.bytes_in for row in sums),
+        bytes_out=sum(row.bytes_out for row in counted),
+    )
+
+
 def bill(sums: Sequence[MonthlySum], prices: PriceBook, rule: CountingRule) -> Bill:
     """What the sums cost: each month's units by the tiers of a month."""
-    counted = [row for row in sums if rule.count_settlement or row.operation not in SETTLEMENTS]
-    by_month: Counter[str] = Counter()
-    out_by_month: Counter[str] = Counter()
-    for row in counted:
-        by_month[row.month] += row.units
-        out_by_month[row.month] += row.bytes_out
-    units = by_month.total()
+    months = quantities(sums, rule)
+    units = sum(month.units for month in months)
     meter = prices.meter("operations")
     return Bill(
         price_book=prices.name,
         currency=prices.currency,
         units=units,
-        settlement_units=sum(row.units for row in sums if row.operation in SETTLEMENTS),
+        settlement_units=sum(month.settlement_units for month in months),
         settlement_counted=rule.count_settlement,
-        amount=_over_months(meter, by_month),
+        amount=_over_months(meter, [month.units for month in months]),
         amount_past_free=meter.cost_past_free(units),
-        bytes_in=sum(row.bytes_in for row in sums),
-        bytes_out=out_by_month.total(),
-        egress_amount=_over_months(prices.meter("egress"), out_by_month),
+        bytes_in=sum(month.bytes_in for month in months),
+        bytes_out=sum(month.bytes_out for month in months),
+        egress_amount=_over_months(prices.meter("egress"), [month.bytes_out for month in months]),
     )
 
 
-def _over_months(meter: Meter, quantities: Mapping[str, int]) -> Decimal | None:
+class Modelled(NamedTuple):
+    """Units of one stage as the ledger has them, and as the documented arithmetic has them."""
+
+    stage: str
+    units: int
+    model_units: int
+    note: str
+
+
+def idle_model(polls: int, *, queue_count: int, poll_s: float, period_s: float) -> Modelled:
+    """Polls that found nothing, beside those of a syphon that is idle for the whole period."""
+    model = idle_syphon_operations(queue_count=queue_count, poll_s=poll_s, period_s=period_s)
+    note = f"one for each of {queue_count} backlog queues every {poll_s:g} s, for {period_s:g} s"
+    return Modelled("poll", polls, model, note)
+
+
+def ping_model(pings: int, *, windows_ms: Sequence[int], interval_s: float) -> Modelled:
+    """Pings, beside one an interval for each process and entity while it was failed over."""
+    model = sum(
+        ping_operations(
+            entity_count=1, client_count=1, interval_s=interval_s, outage_s=lasted_ms / 1000
+        )
+        for lasted_ms in windows_ms
+    )
+    note = f"one every {interval_s:g} s in each of {len(windows_ms)} failover windows"
+    return Modelled("ping", pings, model, note)
+
+
+def _over_months(meter: Meter, by_month: Sequence[int]) -> Decimal | None:
     if not meter.priced:
         return None
-    amounts = (meter.cost(quantity) for quantity in quantities.values())
+    amounts = (meter.cost(quantity) for quantity in by_month)
     return sum((amount for amount in amounts if amount is not None), Decimal(0))
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "PERCENTILES",
     "RAISED",
     "SKEWS",
+    "STAGES",
     "STATES",
     "STAYS",
     "TRAFFIC",
@@ -217,5 +218,19 @@ PERCENTILES: Final = StructType(
         StructField("p95_ms", LongType(), nullable=False),
         StructField("p99_ms", LongType(), nullable=False),
         StructField("max_ms", LongType(), nullable=False),
+    ]
+)
+
+STAGES: Final = StructType(
+    [
+        # "": all of them.
+        StructField("entity", StringType(), nullable=False),
+        StructField("stage", StringType(), nullable=False),
+        StructField("operations", LongType(), nullable=False),
+        StructField("units", LongType(), nullable=False),
+        # Those of the units that nobody recorded.
+        StructField("assumed_units", LongType(), nullable=False),
+        StructField("model_operations", LongType(), nullable=False),
+        StructField("model_units", LongType(), nullable=False),
     ]
 )

@@ -1,0 +1,230 @@
+"""The table of charges against rows worked out by hand, and the documented model beside it."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as fn
+from pyspark.testing import assertDataFrameEqual
+
+from tests.spark.ledgers import EPOCH_MS, Line, diverted, line, moved, received, rows, sent
+from twinbus.cost import arithmetic, prices
+from twinbus.cost.arithmetic import CountingRule
+from twinbus.pipeline import charges, conservation, gold_schemas, schemas
+from twinbus.pipeline.findings import MonthlySum, bill, idle_model, ping_model
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+DAY, NEXT_DAY = date(2025, 10, 9), date(2025, 10, 10)
+KB = 1024
+HOUR_MS = 3_600_000
+MIDNIGHT_MS = 1_760_054_400_000
+"""2025-10-10 00:00:00 UTC."""
+
+
+def ledger(spark: SparkSession, *lines: Line) -> DataFrame:
+    return spark.createDataFrame(rows(list(lines)), schemas.LEDGER)
+
+
+def test_a_row_for_each_kind_of_call_with_its_stage_and_direction(spark: SparkSession) -> None:
+    contoso: dict[str, Any] = {"namespace": "contoso"}
+    records = ledger(
+        spark,
+        # A late record of yesterday, in the file of today.
+        sent("late", 15.2 * 3600, **contoso),
+        sent("a", **contoso),
+        sent("b", **contoso, size_bytes=64 * KB + 1),
+        sent("c", **contoso, outcome="failed"),
+        sent("c", **contoso, outcome="unknown"),
+        line("ping", None, 1, cause="ping", **contoso),
+        line("forward", "d", 2, cause="syphon", size_bytes=100, **contoso),
+        received("a", 3, **contoso, entity="news/subscriptions/s"),
+        diverted("d", 1, namespace="east", backlog_queue="contoso/x-servicebus-transfer/3"),
+        line("backlog_receive", "d", 2, cause="syphon", size_bytes=150, namespace="east"),
+        line("complete", "d", 2, cause="syphon", size_bytes=200 * KB, namespace="east"),
+        line("defer", "d", 2, cause="syphon", namespace="east"),
+        line("renew", None, 2, cause="syphon", entity=None, backlog_queue="q/3"),
+        line("manage", None, 2, cause="administration", entity=None),
+        line("backlog_receive", None, 2, cause="poll", entity=None, backlog_queue="q/3"),
+        # What the broker saw, of which nothing is charged twice, and what is no call at all.
+        sent("d", 1, view="broker", entity="contoso/x-servicebus-transfer/3", cause=None),
+        received("d", 1, view="broker", cause=None),
+        line("expire", "x", 1, view="broker"),
+        line("state", None, state="failed over"),
+    )
+    poll = ("q/3", "poll", "backlog_receive", "poll", "none", "ok", "client")
+    expected = [
+        (NEXT_DAY, "contoso", "orders", "application", "send", "send_primary", "in", "ok",
+         "client", False, 1, 1, 100),
+        (DAY, "contoso", "orders", "application", "send", "send_primary", "in", "ok",
+         "client", False, 2, 3, 100 + 64 * KB + 1),
+        (DAY, "contoso", "orders", "application", "send", "send_primary", "in", "failed",
+         "client", False, 1, 1, 100),
+        (DAY, "contoso", "orders", "application", "send", "send_primary", "in", "unknown",
+         "client", False, 1, 1, 100),
+        (DAY, "contoso", "orders", "ping", "ping", "ping", "in", "ok", "client", False, 1, 1, 0),
+        (DAY, "contoso", "orders", "syphon", "forward", "send_primary", "in", "ok",
+         "client", False, 1, 1, 100),
+        (DAY, "contoso", "news/subscriptions/s", "consumer", "receive", "receive_primary", "out",
+         "ok", "client", False, 1, 1, 100),
+        (DAY, "east", "orders", "failover", "divert", "send_backlog", "in", "ok",
+         "client", False, 1, 1, 150),
+        (DAY, "east", "orders", "syphon", "backlog_receive", "receive_backlog", "out", "ok",
+         "client", False, 1, 1, 150),
+        # A settlement carries no message, whatever its line says of the message's size.
+        (DAY, "east", "orders", "syphon", "complete", "settlement", "none", "ok",
+         "client", False, 1, 1, 0),
+        (DAY, "east", "orders", "syphon", "defer", "settlement", "none", "ok",
+         "client", False, 1, 1, 0),
+        (DAY, "", "q/3", "syphon", "renew", "renew", "none", "ok", "client", False, 1, 1, 0),
+        (DAY, "", "", "administration", "manage", "management", "none", "ok",
+         "client", False, 1, 1, 0),
+        (DAY, "", *poll, False, 1, 1, 0),
+        (DAY, "", "contoso/x-servicebus-transfer/3", "", "send", "send_backlog", "in", "ok",
+         "broker", False, 1, 1, 100),
+        (DAY, "", "orders", "", "receive", "receive_primary", "out", "ok",
+         "broker", False, 1, 1, 100),
+    ]  # fmt: skip
+    found = charges.charges(records)
+    assertDataFrameEqual(
+        found, spark.createDataFrame(expected, schemas.CHARGES), ignoreNullable=True
+    )
+    # A refused call is not charged, one without an answer is; the broker's view is not the bill.
+    assert charges.counted(found).agg(fn.sum("operations")).first() == (14,)
+
+
+def idle_polls(spark: SparkSession, *, days: int) -> DataFrame:
+    """An idle syphon on ten queues: each of them polled for 15 minutes, again and again."""
+    polls = spark.range(days * 96).crossJoin(spark.range(10).withColumnRenamed("id", "queue"))
+    given = {
+        "v": fn.lit(1),
+        "at_ms": fn.lit(MIDNIGHT_MS) + fn.col("id") * 900_000,
+        "operation": fn.lit("backlog_receive"),
+        "process": fn.lit("syphon"),
+        "cause": fn.lit("poll"),
+        "backlog_queue": fn.concat(fn.lit("contoso/x-servicebus-transfer/"), "queue"),
+    }
+    return polls.select(
+        *(
+            given.get(field.name, fn.lit(None)).cast(field.dataType).alias(field.name)
+            for field in schemas.LEDGER
+        )
+    )
+
+
+def test_an_idle_syphon_is_40_960_and_28800_as_documented(spark: SparkSession) -> None:
+    table = charges.charges(idle_polls(spark, days=30))
+    by_day = {row["day"]: row["n"] for row in _by_day(table)}
+    assert set(by_day.values()) == {960}
+    assert len(by_day) == 30
+    assert sum(by_day.values()) == 28_800
+    hour = charges.charges(idle_polls(spark, days=1).where(fn.col("at_ms") < MIDNIGHT_MS + HOUR_MS))
+    assert hour.agg(fn.sum("units")).first() == (40,)
+    for fact, period_s in ((40, 3600), (960, 86_400), (28_800, 30 * 86_400)):
+        told = idle_model(fact, queue_count=10, poll_s=900, period_s=period_s)
+        assert (told.stage, told.units, told.model_units) == ("poll", fact, fact)
+
+
+def test_spark_counts_units_as_the_arithmetic_does(spark: SparkSession) -> None:
+    sizes = [0, 1, 64 * KB - 1, 64 * KB, 64 * KB + 1, 96 * KB, 256 * KB, 100 * KB * KB]
+    records = ledger(spark, *(sent(str(size), entity=str(size), size_bytes=size) for size in sizes))
+    counted = {row["entity"]: row["units"] for row in charges.charges(records).collect()}
+    assert counted == {str(size): arithmetic.units(size) for size in sizes}
+
+
+def _by_day(table: DataFrame) -> list[Any]:
+    return table.groupBy("day").agg(fn.sum("operations").alias("n")).collect()
+
+
+def test_the_four_stages_of_a_moved_message_beside_the_model(spark: SparkSession) -> None:
+    records = ledger(
+        spark,
+        *moved("a"),
+        *moved("b"),
+        sent("direct", size_bytes=65 * KB),
+        # Still in the backlog: one stage so far, and no model.
+        diverted("waits"),
+        # Forwarded twice, which the model does not foresee.
+        *moved("twice"),
+        line("forward", "twice", 11, cause="syphon", size_bytes=100),
+    )
+    delivered = charges.deliveries(conservation.fates(records, None))
+    found = charges.beside_model(
+        charges.with_receives(charges.charges(records), delivered), delivered
+    )
+    expected = [
+        ("", "send_backlog", 4, 4, 0, 3, 3),
+        ("", "receive_backlog", 3, 3, 0, 3, 3),
+        ("", "send_primary", 5, 6, 0, 4, 5),
+        ("", "receive_primary", 4, 5, 5, 4, 5),
+    ]
+    assertDataFrameEqual(
+        found, spark.createDataFrame(expected, gold_schemas.STAGES), ignoreNullable=True
+    )
+    model = {row["stage"]: row["model_units"] for row in found.collect()}
+    assert sum(model.values()) == 3 * arithmetic.moved_message_units(150) + (
+        arithmetic.message_units(65 * KB)
+    )
+
+
+def test_receives_come_from_the_broker_else_from_consumers_else_are_assumed(
+    spark: SparkSession,
+) -> None:
+    records = ledger(
+        spark,
+        sent("1", entity="seen"),
+        received("1", entity="seen", view="broker", cause=None),
+        received("1", entity="Seen", view="broker", cause=None),
+        received("1", entity="seen"),
+        sent("2", entity="told"),
+        received("2", entity="told/subscriptions/s"),
+        sent("3", entity="silent"),
+        sent("4", entity="silent", at_s=15.2 * 3600),
+        diverted("5", entity="silent"),
+        # In a backlog queue: no consumer's receive.
+        received("5", entity="x/x-servicebus-transfer/0", view="broker", cause=None),
+    )
+    delivered = charges.deliveries(conservation.fates(records, None))
+    table = charges.with_receives(charges.charges(records), delivered)
+    found = {
+        (row["day"], row["entity"], row["view"], row["assumed"], row["operations"])
+        for row in table.where("operation = 'receive'").collect()
+    }
+    assert found == {
+        (DAY, "seen", "broker", False, 1),
+        (DAY, "Seen", "broker", False, 1),
+        (DAY, "told/subscriptions/s", "client", False, 1),
+        (DAY, "silent", "client", True, 1),
+        (NEXT_DAY, "silent", "client", True, 1),
+    }
+
+
+def test_a_month_of_sums_is_priced_by_its_tiers(spark: SparkSession) -> None:
+    records = ledger(spark, *moved("a"), sent("b"), sent("c", 40 * 86_400))
+    table = charges.with_receives(
+        charges.charges(records), charges.deliveries(conservation.fates(records, None))
+    )
+    sums = [MonthlySum(*row) for row in charges.monthly(table).collect()]
+    by_month = {
+        month: sum(row.units for row in sums if row.month == month)
+        for month in ("2025-10", "2025-11")
+    }
+    # Four stages and a completion; send and receive of the two others.
+    assert by_month == {"2025-10": 4 + 1 + 2, "2025-11": 2}
+    free = bill(sums, prices.standard(), CountingRule())
+    assert (free.units, free.settlement_units, free.amount) == (8, 1, Decimal(0))
+    assert (free.bytes_in, free.bytes_out) == (150 + 100 + 100 + 100, 150 + 150 + 100 + 100)
+    assert bill(sums, prices.standard(), CountingRule(count_settlement=True)).units == 9
+
+
+def test_pings_of_windows_beside_the_model() -> None:
+    # Windows of 59 s, 60 s and 200 s, one ping a minute.
+    told = ping_model(4, windows_ms=(59_000, 60_000, 200_000), interval_s=60)
+    assert (told.stage, told.units, told.model_units) == ("ping", 4, 0 + 1 + 3)
+    assert EPOCH_MS < MIDNIGHT_MS
