@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import UNCHARGED, UNIT_BYTES
 from twinbus.pipeline.buckets import day_of
+from twinbus.pipeline.conservation import in_backlog
 from twinbus.pipeline.gold_schemas import DELIVERIES, STAGES
 from twinbus.pipeline.journeys import destination_of
 from twinbus.pipeline.schemas import CHARGES
@@ -48,9 +49,6 @@ KEYS: Final = tuple(name for name in CHARGES.fieldNames() if name not in SUMS)
 
 NOT_CALLS: Final = (*sorted(UNCHARGED), "expire")
 """Lines that nobody is charged for: news of a state, and a message that ended by itself."""
-
-BACKLOG_PATH: Final = "%/x-servicebus-transfer/%"
-"""How the broker's view tells a backlog queue: by its path (SPEC 2)."""
 
 _STAGES: Final = {
     "divert": "send_backlog",
@@ -230,13 +228,13 @@ def _summed(calls: DataFrame) -> DataFrame:
 
 def _stage() -> Column:
     operation = F.col("operation")
-    in_backlog = F.coalesce(F.col("entity"), F.lit("")).like(BACKLOG_PATH)
+    at_backlog = in_backlog(F.coalesce(F.col("entity"), F.lit("")))
     polled = (operation == "backlog_receive") & (F.col("cause") == "poll")
     stage = F.when(polled, F.lit("poll")).when(
         operation == "backlog_receive", F.lit("receive_backlog")
     )
     for way in ("send", "receive"):
-        stage = stage.when((operation == way) & in_backlog, F.lit(f"{way}_backlog"))
+        stage = stage.when((operation == way) & at_backlog, F.lit(f"{way}_backlog"))
         stage = stage.when(operation == way, F.lit(f"{way}_primary"))
     for name, found in _STAGES.items():
         stage = stage.when(operation == name, F.lit(found))

@@ -5,13 +5,21 @@ What a message is, and which fates it can have, is said in `journeys`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.buckets import bucket_of, day_of
-from twinbus.pipeline.gold_schemas import AGES, FATE_SUMS, LINES, SKEWS
+from twinbus.pipeline.gold_schemas import (
+    AGED,
+    AGES,
+    DUPLICATE_SUMS,
+    FATE_SUMS,
+    LINES,
+    SKEWS,
+)
 from twinbus.pipeline.journeys import (
     DELIVERED_FATE,
     FATES_OF_ACCEPTED,
@@ -22,21 +30,35 @@ from twinbus.pipeline.journeys import (
 from twinbus.pipeline.schemas import DEPTH, DUPLICATES, SENDS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 __all__ = [
     "DELIVERED_FATE",
     "FATES_OF_ACCEPTED",
+    "aged",
     "ages",
     "backlog_depth",
     "destination_of",
+    "duplicate_sums",
     "duplicates",
     "fate_sums",
     "fates",
+    "in_backlog",
+    "is_duplicate",
     "lines",
+    "named_duplicates",
     "sends_by_route",
     "skews",
+    "window_of",
+    "witnessed",
 ]
+
+AGE_EXACT_S: Final = 3600
+
+ANSWER_MAX_MS: Final = 60_000
+"""The longest that one attempt may last (SPEC 1, `attempt_timeout`)."""
+
+BACKLOG_PATH: Final = "%/x-servicebus-transfer/%"
 
 
 def fates(records: DataFrame, sightings: DataFrame | None) -> DataFrame:
@@ -87,7 +109,37 @@ def fate_sums(journeys: DataFrame) -> DataFrame:
     )
 
 
-AGE_EXACT_S = 3600
+def witnessed(fates: DataFrame, backlog: DataFrame) -> DataFrame:
+    """The same messages after the broker was asked what became of them in its backlog queues.
+
+    `backlog` are rows of journeys (or fates) about messages in backlog queues, which in the
+    broker's view are where they are and not where they belong: `in_backlog` tells them. What the
+    broker knows nothing of stays as it is.
+    """
+    copies, ended = F.sum("broker_copies"), F.sum("broker_ended")
+    path = F.col("destination")
+    found = (
+        # What is taken out of a dead-letter queue was set aside before.
+        backlog.where(in_backlog(path) & ~path.endswith("$deadletterqueue"))
+        .groupBy("message_id")
+        .agg(
+            F.when(copies > ended, F.lit("waiting"))
+            .when(F.max("broker_expired"), F.lit("expired"))
+            .when(F.max("broker_dead_lettered"), F.lit("dead_lettered"))
+            .when(F.max("broker_completed"), F.lit("lost"))
+            .alias("found")
+        )
+    )
+    fate = F.col("fate")
+    now = F.when(
+        fate.isin("undecided", "dead_lettered", "lost"), F.coalesce(F.col("found"), fate)
+    ).otherwise(fate)
+    return fates.join(found, "message_id", "left").withColumn("fate", now).select(*fates.columns)
+
+
+def in_backlog(path: Column) -> Column:
+    """Whether a path is a backlog queue's (SPEC 2)."""
+    return path.like(BACKLOG_PATH)
 
 
 def ages(journeys: DataFrame) -> DataFrame:
@@ -96,29 +148,122 @@ def ages(journeys: DataFrame) -> DataFrame:
     In started seconds, past an hour in started minutes: duplicate-detection windows are whole
     seconds or minutes, so that "older than the window" is exact for each of them.
     """
-    age_s = F.ceil((F.col("left_ms") - F.col("entered_ms")) / 1000)
+    age_s = F.ceil((F.col("forwarded_ms") - F.col("entered_ms")) / 1000)
     rounded = F.when(age_s <= AGE_EXACT_S, age_s).otherwise(F.ceil(age_s / 60) * 60)
     return (
         journeys.where((F.col("forwards") > 0) & F.col("entered_ms").isNotNull())
+        # Two clocks can disagree; nothing is younger than new.
         .groupBy("destination", F.greatest(rounded, F.lit(0)).alias("age_s"))
         .agg(F.count("*").alias("messages"))
         .select(*AGES.fieldNames())
     )
 
 
-def skews(journeys: DataFrame) -> DataFrame:
-    """Messages with a later step that is earlier than the step before it, by how much at most."""
-    behind = F.col("entered_ms") - F.col("left_ms")
+def aged(ages: DataFrame, detection_s: Mapping[str, int] | int) -> DataFrame:
+    """Destinations with messages that were older at their forward than duplicates are detected.
+
+    `detection_s` is the window of all destinations, or of each that is known (0: it detects none,
+    which is no promise that age could break).
+    """
+    if isinstance(detection_s, int):
+        window = F.lit(detection_s)
+    else:
+        pairs = [(F.lit(name.lower()), F.lit(each)) for name, each in detection_s.items()]
+        known = F.create_map(*(part for pair in pairs for part in pair))
+        window = known[F.col("destination")] if pairs else F.lit(None)
     return (
-        journeys.where(behind > 0)
-        .groupBy(
-            "destination",
-            F.lit("divert, leave").alias("step"),
-            F.pow(F.lit(2), F.ceil(F.log2(behind))).cast("long").alias("up_to_ms"),
+        ages.withColumn("detection_s", window.cast("long"))
+        .where((F.col("detection_s") > 0) & (F.col("age_s") > F.col("detection_s")))
+        .groupBy("destination", "detection_s")
+        .agg(F.sum("messages").alias("messages"), F.max("age_s").alias("oldest_s"))
+        .select(*AGED.fieldNames())
+    )
+
+
+def skews(journeys: DataFrame) -> DataFrame:
+    """Messages with a later step that is earlier than the step before it, by how much at most.
+
+    They are counted as all others: no fate depends on the order of times. A consumer can have a
+    message before its sender has the answer, but not for longer than an attempt may last.
+    """
+    entered, accepted = F.col("entered_ms"), F.col("accepted_ms")
+    behind = {
+        "divert, forward": entered - F.col("forwarded_ms"),
+        "forward, complete": F.col("forwarded_ms") - F.col("left_ms"),
+        "accept, receive": accepted - F.col("received_ms") - ANSWER_MAX_MS,
+    }
+    steps = F.array(
+        *(
+            F.struct(F.lit(step).alias("step"), value.alias("behind_ms"))
+            for step, value in behind.items()
         )
+    )
+    # Rounded up to a power of two, so that the table stays small.
+    up_to = F.pow(F.lit(2), F.ceil(F.log2(F.col("skew.behind_ms")))).cast("long")
+    return (
+        journeys.select("destination", F.explode(steps).alias("skew"))
+        .where(F.col("skew.behind_ms") > 0)
+        .groupBy("destination", F.col("skew.step").alias("step"), up_to.alias("up_to_ms"))
         .agg(F.count("*").alias("messages"))
         .select(*SKEWS.fieldNames())
     )
+
+
+def is_duplicate() -> Column:
+    """Whether a message was received more than once at one entity, or stored more than once."""
+    return (F.col("repeats") > 0) | (F.col("broker_copies") > 1)
+
+
+def window_of() -> Column:
+    """Why a message can be there more than once.
+
+    syphon        forwarded more than once: a crash between forward and completion (SPEC 6)
+    ambiguous     a send ended without an answer and was done again elsewhere (SPEC 3)
+    stored_twice  the broker stored it more than once, and nothing in the ledger says why
+    redelivered   the broker stored it once: it came again to a consumer that did not complete it
+    unexplained   none of these, and the broker's view is not there to tell
+    """
+    return (
+        F.when(F.col("forwards") > 1, F.lit("syphon"))
+        .when(F.col("ambiguous"), F.lit("ambiguous"))
+        .when(F.col("broker_copies") > 1, F.lit("stored_twice"))
+        .when(F.col("broker_copies") == 1, F.lit("redelivered"))
+        .otherwise(F.lit("unexplained"))
+    )
+
+
+def duplicate_sums(journeys: DataFrame) -> DataFrame:
+    """Messages that are there more than once, by the window that each fell into."""
+    return (
+        journeys.where(_is_followed() & is_duplicate())
+        .groupBy(day_of(F.col("first_ms")).alias("day"), "destination", window_of().alias("window"))
+        .agg(F.count("*").alias("messages"), F.sum(_copies()).alias("copies"))
+        .select(*DUPLICATE_SUMS.fieldNames())
+    )
+
+
+def named_duplicates(journeys: DataFrame) -> DataFrame:
+    """The same messages by name, at the entity that had them most often."""
+    return (
+        journeys.where(_is_followed() & is_duplicate())
+        .select(
+            F.coalesce("repeated_at", "destination").alias("entity"),
+            "destination",
+            "message_id",
+            (_copies() + 1).alias("times"),
+            window_of().alias("window"),
+        )
+        .select(*DUPLICATES.fieldNames())
+    )
+
+
+def _copies() -> Column:
+    return F.greatest(F.col("repeats"), F.col("broker_copies") - 1)
+
+
+def _is_followed() -> Column:
+    """Not what the broker says of a message in a backlog queue, where copies are no duplicates."""
+    return ~in_backlog(F.col("destination"))
 
 
 def duplicates(records: DataFrame, fates: DataFrame) -> DataFrame:

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.pipeline import availability, charges, conservation, gold_schemas, schemas
+from twinbus.pipeline import (
+    availability,
+    charges,
+    conservation,
+    gold_schemas,
+    reconciliation,
+    schemas,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,6 +96,12 @@ def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
             of_records=conservation.lines,
         ),
         GoldTable(
+            name="views",
+            schema=gold_schemas.VIEWS,
+            keys=("day", "namespace", "place", "operation", "view", "outcome"),
+            of_records=reconciliation.views,
+        ),
+        GoldTable(
             name="fates",
             schema=gold_schemas.FATE_SUMS,
             keys=("day", "destination"),
@@ -117,6 +130,12 @@ def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
             schema=gold_schemas.AGES,
             keys=("destination", "age_s"),
             of_journeys=conservation.ages,
+        ),
+        GoldTable(
+            name="duplicates",
+            schema=gold_schemas.DUPLICATE_SUMS,
+            keys=("day", "destination", "window"),
+            of_journeys=conservation.duplicate_sums,
         ),
         GoldTable(
             name="skews",

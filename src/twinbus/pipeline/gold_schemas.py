@@ -14,12 +14,16 @@ from pyspark.sql.types import (
 )
 
 __all__ = [
+    "AGED",
     "AGES",
+    "AGREEMENTS",
     "BACKLOG",
     "DELIVERIES",
+    "DISAGREEMENTS",
     "DIVERSIONS",
     "DOWNTIMES",
     "DRAINS",
+    "DUPLICATE_SUMS",
     "FATE_SUMS",
     "LINES",
     "PERCENTILES",
@@ -29,6 +33,7 @@ __all__ = [
     "STATES",
     "STAYS",
     "TRAFFIC",
+    "VIEWS",
     "WINDOWS",
 ]
 
@@ -232,5 +237,71 @@ STAGES: Final = StructType(
         StructField("assumed_units", LongType(), nullable=False),
         StructField("model_operations", LongType(), nullable=False),
         StructField("model_units", LongType(), nullable=False),
+    ]
+)
+
+DUPLICATE_SUMS: Final = StructType(
+    [
+        # Of the first record of the message.
+        StructField("day", DateType(), nullable=False),
+        StructField("destination", StringType(), nullable=False),
+        # See `conservation.window_of`.
+        StructField("window", StringType(), nullable=False),
+        StructField("messages", LongType(), nullable=False),
+        # Copies past the first.
+        StructField("copies", LongType(), nullable=False),
+    ]
+)
+
+AGED: Final = StructType(
+    [
+        StructField("destination", StringType(), nullable=False),
+        StructField("messages", LongType(), nullable=False),
+        StructField("oldest_s", LongType(), nullable=False),
+        StructField("detection_s", LongType(), nullable=False),
+    ]
+)
+
+VIEWS: Final = StructType(
+    [
+        StructField("day", DateType(), nullable=False),
+        StructField("namespace", StringType(), nullable=False),
+        # The path of the entity or of the backlog queue.
+        StructField("place", StringType(), nullable=False),
+        # As the broker calls it.
+        StructField("operation", StringType(), nullable=False),
+        StructField("view", StringType(), nullable=False),
+        StructField("outcome", StringType(), nullable=False),
+        StructField("operations", LongType(), nullable=False),
+    ]
+)
+
+DISAGREEMENTS: Final = StructType(
+    [
+        StructField("namespace", StringType(), nullable=False),
+        StructField("place", StringType(), nullable=False),
+        StructField("operation", StringType(), nullable=False),
+        StructField("message_id", StringType(), nullable=False),
+        StructField("ahead", LongType(), nullable=False),
+        StructField("unanswered", LongType(), nullable=False),
+        # See `reconciliation.KINDS`.
+        StructField("kind", StringType(), nullable=False),
+    ]
+)
+
+AGREEMENTS: Final = StructType(
+    [
+        StructField("namespace", StringType(), nullable=False),
+        StructField("place", StringType(), nullable=False),
+        StructField("operation", StringType(), nullable=False),
+        # Operations that each end says were done.
+        StructField("clients", LongType(), nullable=False),
+        StructField("broker", LongType(), nullable=False),
+        StructField("difference", LongType(), nullable=False),
+        # Messages, by how they differ.
+        StructField("only_clients", LongType(), nullable=False),
+        StructField("only_broker", LongType(), nullable=False),
+        StructField("ambiguous_done", LongType(), nullable=False),
+        StructField("ambiguous_not_done", LongType(), nullable=False),
     ]
 )

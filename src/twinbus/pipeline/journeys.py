@@ -75,12 +75,16 @@ _ANY: Final = (
     "deferred",
     "broker_enqueued",
     "broker_received",
+    "broker_completed",
     "broker_expired",
     "broker_dead_lettered",
 )
-_SUM: Final = ("failed_sends", "receipts", "forwards")
+_SUM: Final = ("failed_sends", "receipts", "forwards", "broker_copies", "broker_ended")
 _MAX: Final = ("size_bytes", "last_ms", "settled_ms", "forwarded_ms")
 _MIN: Final = ("first_ms", "accepted_ms", "diverted_ms", "tried_ms", "delivered_ms", "received_ms")
+
+RAN_OUT: Final = "TTLExpiredException"
+"""Why Service Bus dead-lettered a message whose time was over."""
 
 _SUBSCRIPTION: Final = r"(?i)/subscriptions/[^/]+(/\$deadletterqueue)?$"
 
@@ -111,6 +115,11 @@ def partial_journeys(records: DataFrame) -> DataFrame:
     sent, diverted = client & ok & (operation == "send"), client & ok & (operation == "divert")
     forwarded = client & ok & (operation == "forward")
     received = client & ok & (operation == "receive")
+    # Where an entity dead-letters what ran out of time, the reason tells.
+    ran_out = (operation == "expire") | (
+        (operation == "dead_letter") & F.coalesce(F.col("error"), F.lit("")).startswith(RAN_OUT)
+    )
+    dropped = F.coalesce(F.col("state"), F.lit("")) == "duplicate"
     at_subscription = received & (F.lower("entity") != F.col("destination"))
     facts = {
         "tried": tried,
@@ -124,13 +133,16 @@ def partial_journeys(records: DataFrame) -> DataFrame:
         "deferred": mine & (operation == "defer"),
         "broker_enqueued": ~client & ok & (operation == "send"),
         "broker_received": ~client & ok & (operation == "receive"),
-        "broker_expired": ~client & ok & (operation == "expire"),
-        "broker_dead_lettered": ~client & ok & (operation == "dead_letter"),
+        "broker_completed": ~client & ok & (operation == "complete"),
+        "broker_expired": ~client & ok & ran_out,
+        "broker_dead_lettered": ~client & ok & (operation == "dead_letter") & ~ran_out,
     }
     numbers = {
         "failed_sends": _one(tried & (F.col("outcome") == "failed")),
         "receipts": _one(received),
         "forwards": _one(forwarded),
+        "broker_copies": _one(~client & ok & (operation == "send") & ~dropped),
+        "broker_ended": _one(~client & ok & operation.isin("complete", "dead_letter", "expire")),
         "size_bytes": F.coalesce("size_bytes", F.lit(0)),
         "last_ms": at_ms,
         "settled_ms": F.when(mine & operation.isin("complete", "dead_letter"), at_ms),

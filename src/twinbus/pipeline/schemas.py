@@ -106,12 +106,16 @@ JOURNEYS: Final = StructType(
         # What the broker says it saw.
         StructField("broker_enqueued", BooleanType(), nullable=False),
         StructField("broker_received", BooleanType(), nullable=False),
+        StructField("broker_completed", BooleanType(), nullable=False),
         StructField("broker_expired", BooleanType(), nullable=False),
         StructField("broker_dead_lettered", BooleanType(), nullable=False),
         # Sums.
         StructField("failed_sends", LongType(), nullable=False),
         StructField("receipts", LongType(), nullable=False),
         StructField("forwards", LongType(), nullable=False),
+        # Copies that the broker stored, and those that ended: completed, set aside or expired.
+        StructField("broker_copies", LongType(), nullable=False),
+        StructField("broker_ended", LongType(), nullable=False),
         # The greatest, and the last times.
         StructField("size_bytes", LongType(), nullable=False),
         StructField("last_ms", LongType(), nullable=False),
@@ -143,10 +147,13 @@ FATES: Final = StructType(
         StructField("received", BooleanType(), nullable=False),
         StructField("broker_enqueued", BooleanType(), nullable=False),
         StructField("broker_received", BooleanType(), nullable=False),
+        StructField("broker_completed", BooleanType(), nullable=False),
         StructField("broker_expired", BooleanType(), nullable=False),
         StructField("broker_dead_lettered", BooleanType(), nullable=False),
         StructField("failed_sends", LongType(), nullable=False),
         StructField("forwards", LongType(), nullable=False),
+        StructField("broker_copies", LongType(), nullable=False),
+        StructField("broker_ended", LongType(), nullable=False),
         # Receipts past the first, over all entities that received it.
         StructField("repeats", LongType(), nullable=False),
         # How often the entity received it that did so most often; and if twice or more, which.
@@ -157,6 +164,8 @@ FATES: Final = StructType(
         StructField("delivered_ms", LongType()),
         StructField("received_ms", LongType()),
         StructField("entered_ms", LongType()),
+        # The last forward, and when it was out of the backlog.
+        StructField("forwarded_ms", LongType()),
         StructField("left_ms", LongType()),
         # The earliest record of any kind.
         StructField("first_ms", LongType()),

@@ -1,0 +1,243 @@
+"""Conservation against rows worked out by hand: fates, duplicates, ages and skewed clocks."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.testing import assertDataFrameEqual
+
+from tests.spark.ledgers import (
+    Line,
+    came_out,
+    completed,
+    diverted,
+    forwarded,
+    line,
+    moved,
+    received,
+    rows,
+    sent,
+)
+from twinbus.pipeline import conservation, gold, gold_schemas, journeys, schemas
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+DAY, NEXT_DAY = date(2025, 10, 9), date(2025, 10, 10)
+QUEUE = "contoso/x-servicebus-transfer/3"
+MINUTE = 60
+
+
+def ledger(spark: SparkSession, *lines: Line) -> DataFrame:
+    return spark.createDataFrame(rows(list(lines)), schemas.LEDGER)
+
+
+def broker(operation: str, message_id: str, entity: str = QUEUE, **fields: Any) -> Line:
+    """A line of the broker's own view."""
+    return line(operation, message_id, entity=entity, view="broker", cause=None, **fields)
+
+
+def test_what_is_accepted_is_the_sum_of_the_fates_of_each_entity(spark: SparkSession) -> None:
+    records = ledger(
+        spark,
+        sent("direct"),
+        *moved("moved"),
+        # Its lines are in the wrong order, and the first is of yesterday's file.
+        *(completed("late", 10), forwarded("late", 9), came_out("late", 8), diverted("late", 2)),
+        diverted("waits"),
+        *(diverted("set-aside"), line("dead_letter", "set-aside", 3, cause="syphon")),
+        *(diverted("dropped"), came_out("dropped"), completed("dropped")),
+        *(sent("refused", outcome="failed"), diverted("refused", outcome="failed")),
+        *(sent("unsure", outcome="unknown"), received("unsure")),
+        diverted("elsewhere", 15.2 * 3600, entity="News"),
+    )
+    fates = conservation.fates(records, None)
+    found = conservation.fate_sums(fates)
+    # day, destination, tried, accepted, raised, diverted, ambiguous, entered, received,
+    # received_accepted | delivered, dead_lettered, expired, waiting, lost, undecided
+    expected = [
+        (DAY, "orders", 8, 6, 2, 5, 1, 5, 1, 0, 3, 1, 0, 0, 1, 1),
+        (NEXT_DAY, "news", 1, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1),
+    ]
+    assertDataFrameEqual(
+        found, spark.createDataFrame(expected, gold_schemas.FATE_SUMS), ignoreNullable=True
+    )
+    # A peek afterwards changes what it saw, and the sums with it.
+    sightings = spark.createDataFrame([("orders", "waits", "waiting")], schemas.SIGHTINGS)
+    table = next(one for one in gold.gold_tables() if one.name == "fates")
+    looked = gold.change(table, fates, journeys.looked_at(fates, sightings))
+    after = {row["destination"]: row for row in gold.merged(table, [found, looked]).collect()}
+    assert (after["orders"]["waiting"], after["orders"]["undecided"]) == (1, 0)
+    assert (after["news"]["lost"], after["news"]["undecided"]) == (1, 0)
+    for row in after.values():
+        assert row["accepted"] == sum(row[fate] for fate in conservation.FATES_OF_ACCEPTED)
+
+
+def test_the_broker_tells_what_became_of_a_message_in_a_backlog_queue(spark: SparkSession) -> None:
+    ids = ("waits", "expired", "ran-out", "aside", "dropped", "replayed", "unseen", "moved")
+    records = ledger(
+        spark,
+        *(diverted(each, backlog_queue=QUEUE) for each in ids),
+        *(broker("send", each) for each in ids if each != "unseen"),
+        broker("expire", "expired"),
+        broker("dead_letter", "ran-out", error="TTLExpiredException: its time was over"),
+        broker("dead_letter", "aside", error="twinbus: too large"),
+        *(broker("receive", "dropped"), broker("complete", "dropped")),
+        # Set aside, taken out of the dead-letter queue, and put back.
+        broker("dead_letter", "replayed", error="twinbus: destination missing"),
+        broker("complete", "replayed", entity=f"{QUEUE}/$DeadLetterQueue"),
+        broker("send", "replayed"),
+        # The forward is in no client's ledger: the destination has it all the same.
+        *(broker("complete", "moved"), broker("send", "moved", entity="orders")),
+    )
+    partial = journeys.partial_journeys(records)
+    fates = journeys.judged(partial)
+    known = {row["message_id"]: row["fate"] for row in _of(fates, "orders")}
+    assert known == {**dict.fromkeys(ids, "undecided"), "moved": "delivered"}
+    asked = conservation.witnessed(fates, partial)
+    assert {row["message_id"]: row["fate"] for row in _of(asked, "orders")} == {
+        "waits": "waiting",
+        "expired": "expired",
+        "ran-out": "expired",
+        "aside": "dead_lettered",
+        "dropped": "lost",
+        "replayed": "waiting",
+        "unseen": "undecided",
+        "moved": "delivered",
+    }
+    # Rows about the backlog queue itself are about no accepted message.
+    assert {row["fate"] for row in _of(asked, QUEUE)} == {None}
+
+
+def _of(fates: DataFrame, destination: str) -> list[Any]:
+    return fates.where(fates["destination"] == destination).collect()
+
+
+def test_duplicates_fall_into_a_window_and_the_broker_explains_more(spark: SparkSession) -> None:
+    topic = "news/Subscriptions/"
+    records = ledger(
+        spark,
+        *(sent("once"), received("once"), broker("send", "once", "orders")),
+        *(sent("unsure", outcome="unknown"), *moved("unsure")),
+        *(received("unsure"), received("unsure")),
+        *(*moved("crash"), forwarded("crash", 12), received("crash"), received("crash")),
+        *(sent("odd"), received("odd"), received("odd"), received("odd")),
+        # Stored once and received twice; stored twice, which no consumer tells.
+        *(sent("again"), broker("send", "again", "orders")),
+        *(received("again"), received("again")),
+        *(sent("two"), broker("send", "two", "orders"), broker("send", "two", "orders")),
+        # The second copy was dropped by duplicate detection.
+        *(sent("caught"), broker("send", "caught", "orders")),
+        broker("send", "caught", "orders", state="duplicate"),
+        # Two subscriptions have it once each; of the other message one has two.
+        sent("fan", entity="news"),
+        *(received("fan", entity=topic + "a"), received("fan", entity=topic + "b")),
+        sent("fan-2", entity="news"),
+        *(received("fan-2", entity=topic + "a"), received("fan-2", entity=topic + "B")),
+        received("fan-2", entity=topic + "b"),
+        # Diverted twice without an answer: two copies in the backlog, none at its entity.
+        *(broker("send", "pending"), broker("send", "pending")),
+    )
+    fates = conservation.fates(records, None)
+    assertDataFrameEqual(
+        conservation.named_duplicates(fates),
+        spark.createDataFrame(
+            [
+                ("orders", "orders", "unsure", 2, "ambiguous"),
+                ("orders", "orders", "crash", 2, "syphon"),
+                ("orders", "orders", "odd", 3, "unexplained"),
+                ("orders", "orders", "again", 2, "redelivered"),
+                ("orders", "orders", "two", 2, "stored_twice"),
+                ("news/subscriptions/b", "news", "fan-2", 2, "unexplained"),
+            ],
+            schemas.DUPLICATES,
+        ),
+        ignoreNullable=True,
+    )
+    sums = conservation.duplicate_sums(fates).where("window = 'unexplained'").collect()
+    assert sorted(tuple(row)[1:] for row in sums) == [
+        ("news", "unexplained", 1, 1),
+        ("orders", "unexplained", 1, 2),
+    ]
+
+
+def test_a_backlog_older_than_the_detection_window_is_flagged(spark: SparkSession) -> None:
+    def moved_after(age_s: float, entity: str = "orders") -> list[Line]:
+        name = f"{entity}-{age_s}"
+        return [diverted(name, 0, entity=entity), forwarded(name, age_s, entity=entity)]
+
+    lines = [
+        *moved_after(10 * MINUTE),
+        *moved_after(10 * MINUTE + 0.001),
+        *moved_after(10 * MINUTE + 5),
+        *moved_after(2 * 3600 + 1),
+        *moved_after(30 * MINUTE, "News"),
+        *moved_after(-5, "skewed"),
+        # Not forwarded: its age is not known yet.
+        diverted("waits", 0),
+    ]
+    table = conservation.ages(conservation.fates(ledger(spark, *lines), None))
+    expected = [
+        ("orders", 600, 1),
+        ("orders", 601, 1),
+        ("orders", 605, 1),
+        ("orders", 7260, 1),
+        ("news", 1800, 1),
+        ("skewed", 0, 1),
+    ]
+    assertDataFrameEqual(
+        table, spark.createDataFrame(expected, gold_schemas.AGES), ignoreNullable=True
+    )
+    assert _flagged(table, 600) == [("news", 1, 1800, 600), ("orders", 3, 7260, 600)]
+    assert _flagged(table, {"Orders": 7260, "NEWS": 60}) == [("news", 1, 1800, 60)]
+    assert _flagged(table, {}) == []
+    assert _flagged(table, 0) == []
+
+
+def _flagged(ages: DataFrame, detection_s: dict[str, int] | int) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in conservation.aged(ages, detection_s).collect())
+
+
+def test_clocks_that_disagree_are_counted_with_how_much(spark: SparkSession) -> None:
+    records = ledger(
+        spark,
+        # By 3 s, by 4.096 s and not at all.
+        *(diverted("a", 10), forwarded("a", 7), completed("a", 7)),
+        *(diverted("b", 10), forwarded("b", 5.904), completed("b", 12)),
+        *moved("c"),
+        *(diverted("d", 1), forwarded("d", 10), completed("d", 9.9)),
+        # Received before the sender had its answer: usual. An hour before: the clock.
+        *(sent("e", 2), received("e", 1)),
+        *(sent("f", 3600 + 61), received("f", 0)),
+    )
+    found = conservation.skews(conservation.fates(records, None))
+    expected = [
+        ("orders", "divert, forward", 4096, 2),
+        ("orders", "forward, complete", 128, 1),
+        ("orders", "accept, receive", 4_194_304, 1),
+    ]
+    assertDataFrameEqual(
+        found, spark.createDataFrame(expected, gold_schemas.SKEWS), ignoreNullable=True
+    )
+
+
+def test_lines_of_each_day_and_what_they_leave_out(spark: SparkSession) -> None:
+    records = ledger(
+        spark,
+        sent("a"),
+        line("send", None),
+        sent("nowhere", entity=None),
+        sent("failed", entity=None, outcome="failed"),
+        line("state", None, 15.2 * 3600, entity=None, unrecorded=7),
+        broker("send", "a"),
+    )
+    expected = [(DAY, "client", 4, 2, 0), (NEXT_DAY, "client", 1, 0, 7), (DAY, "broker", 1, 0, 0)]
+    assertDataFrameEqual(
+        conservation.lines(records),
+        spark.createDataFrame(expected, gold_schemas.LINES),
+        ignoreNullable=True,
+    )

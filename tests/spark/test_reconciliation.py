@@ -1,0 +1,130 @@
+"""The clients' view beside the broker's, against rows worked out by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.testing import assertDataFrameEqual
+
+from tests.spark.ledgers import Line, diverted, forwarded, line, received, rows, sent
+from twinbus.pipeline import gold_schemas, reconciliation, schemas
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+QUEUE = "contoso/x-servicebus-transfer/3"
+PRIMARY: dict[str, Any] = {"namespace": "contoso"}
+SECONDARY: dict[str, Any] = {"namespace": "east", "backlog_queue": QUEUE}
+
+
+def ledger(spark: SparkSession, *lines: Line) -> DataFrame:
+    return spark.createDataFrame(rows(list(lines)), schemas.LEDGER)
+
+
+def broker(operation: str, message_id: str | None, entity: str = "orders", **fields: Any) -> Line:
+    namespace = "east" if "transfer" in entity else "contoso"
+    told = {"namespace": namespace, "view": "broker", "cause": None, **fields}
+    return line(operation, message_id, entity=entity, **told)
+
+
+LINES = [
+    # Agreed, from the sender to the consumer, by the backlog. The broker's clock is a minute ahead.
+    diverted("m", 1, **SECONDARY),
+    broker("send", "m", QUEUE, at_s=61),
+    line("backlog_receive", "m", 2, cause="syphon", **SECONDARY),
+    broker("receive", "m", QUEUE, at_s=62),
+    forwarded("m", 3, **PRIMARY, backlog_queue=QUEUE),
+    broker("send", "m", "Orders", at_s=63),
+    line("complete", "m", 4, cause="syphon", **SECONDARY),
+    broker("complete", "m", QUEUE, at_s=64),
+    received("m", 5, **PRIMARY),
+    broker("receive", "m", at_s=65),
+    line("complete", "m", 6, cause="consumer", **PRIMARY),
+    broker("complete", "m", at_s=66),
+    # Acknowledged to a client, and not in the broker's view; and the other way round.
+    sent("phantom", **PRIMARY),
+    broker("send", "stranger"),
+    # Without an answer: carried out, not carried out, and done again with an answer.
+    *(sent("done", outcome="unknown", **PRIMARY), broker("send", "done")),
+    sent("not-done", outcome="unknown", **PRIMARY),
+    *(sent("again", outcome="unknown", **PRIMARY), sent("again", **PRIMARY)),
+    *(broker("send", "again"), broker("send", "again")),
+    # Refused, as both say.
+    *(sent("refused", outcome="failed", **PRIMARY), broker("send", "refused", outcome="failed")),
+    # About no message, or what the broker does by itself.
+    line("backlog_receive", None, cause="poll", entity=None, **SECONDARY),
+    *(line("ping", None, cause="ping", **PRIMARY), broker("ping", None)),
+    broker("dead_letter", "old", QUEUE, error="TTLExpiredException: over"),
+    broker("dead_letter", "poison", QUEUE, error="MaxDeliveryCountExceeded"),
+    broker("forward", "relayed", "archive"),
+    broker("expire", "gone", QUEUE),
+    broker("state", None),
+]
+
+
+def test_both_views_are_counted_where_the_broker_says_it_was(spark: SparkSession) -> None:
+    records = ledger(spark, *LINES)
+    differing = reconciliation.disagreements(records)
+    assertDataFrameEqual(
+        differing,
+        spark.createDataFrame(
+            [
+                ("contoso", "orders", "send", "phantom", 1, 0, "only_clients"),
+                ("contoso", "orders", "send", "stranger", -1, 0, "only_broker"),
+                ("contoso", "orders", "send", "done", -1, 1, "ambiguous_done"),
+                ("contoso", "orders", "send", "not-done", 0, 1, "ambiguous_not_done"),
+                ("contoso", "orders", "send", "again", -1, 1, "ambiguous_done"),
+            ],
+            gold_schemas.DISAGREEMENTS,
+        ),
+        ignoreNullable=True,
+    )
+    expected = [
+        ("contoso", "orders", "send", 3, 5, -2, 1, 1, 2, 1),
+        ("contoso", "orders", "receive", 1, 1, 0, 0, 0, 0, 0),
+        ("contoso", "orders", "complete", 1, 1, 0, 0, 0, 0, 0),
+        ("east", QUEUE, "send", 1, 1, 0, 0, 0, 0, 0),
+        ("east", QUEUE, "receive", 1, 1, 0, 0, 0, 0, 0),
+        ("east", QUEUE, "complete", 1, 1, 0, 0, 0, 0, 0),
+    ]
+    assertDataFrameEqual(
+        reconciliation.agreements(reconciliation.views(records), differing),
+        spark.createDataFrame(expected, gold_schemas.AGREEMENTS),
+        ignoreNullable=True,
+    )
+
+
+def test_namespaces_may_have_other_names_at_the_other_end(spark: SparkSession) -> None:
+    renamed = [
+        {**one, "namespace": f"localhost-{one['namespace']}"}
+        if one.get("view") == "broker"
+        else one
+        for one in LINES
+    ]
+    records = ledger(spark, *renamed)
+    differing = reconciliation.disagreements(records, by_namespace=False)
+    assert sorted(row["message_id"] for row in differing.collect()) == [
+        "again",
+        "done",
+        "not-done",
+        "phantom",
+        "stranger",
+    ]
+    table = reconciliation.agreements(reconciliation.views(records), differing, by_namespace=False)
+    assert {tuple(row)[:5] for row in table.where("operation = 'send'").collect()} == {
+        ("", "orders", "send", 3, 5),
+        ("", QUEUE, "send", 1, 1),
+    }
+
+
+def test_names_are_bounded_for_each_kind(spark: SparkSession) -> None:
+    records = ledger(
+        spark,
+        *(sent(f"p{number}", **PRIMARY) for number in range(5)),
+        *(broker("send", f"s{number}") for number in range(3)),
+    )
+    names = reconciliation.named(reconciliation.disagreements(records), 2)
+    assert sorted(row["message_id"] for row in names.collect()) == ["p0", "p1", "s0", "s1"]
