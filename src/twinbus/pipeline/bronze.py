@@ -13,18 +13,19 @@ Files are `<process>-<number>.jsonl`, or `.jsonl.open` while they are written (`
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from twinbus.ledger.record import FILE_SUFFIX, REQUIRED, VERSION, LedgerError
+from twinbus.pipeline.charges import day_of
 from twinbus.pipeline.schemas import CORRUPT, LEDGER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import Row
 
 __all__ = [
     "ALL_FILES",
@@ -33,12 +34,14 @@ __all__ = [
     "OPEN_FILES",
     "READING",
     "REASONS",
+    "STORED_RECORDS",
     "line_counts",
     "location_of",
     "read_ledger",
     "reason",
     "records_of",
     "set_aside",
+    "stored",
 ]
 
 OPEN_SUFFIX: Final = ".open"
@@ -55,6 +58,9 @@ REASONS: Final = ("torn", "newer", "foreign")
 LINES: Final = StructType([*LEDGER.fields, StructField(CORRUPT, StringType())])
 """A line as Spark reads it: one that is no JSON of the schema is in the column `CORRUPT`."""
 
+STORED_RECORDS: Final = StructType([*LEDGER.fields, StructField("day", DateType())])
+"""Records as they are stored, by day and pair."""
+
 READING: Final = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": CORRUPT,
@@ -64,6 +70,15 @@ READING: Final = {
 """How Spark is to read lines, in a batch and in a stream."""
 
 _BEGINNING: Final = '{"v":'
+
+BOUNDS: Final = {
+    # Up to the year 9999: a day is worked out from it.
+    "at_ms": 253_402_300_799_999,
+    "size_bytes": 1 << 40,
+    "unrecorded": 1 << 40,
+}
+"""The most that a number may be (the least is 0): past these, sums would overflow and take the
+good records with them."""
 
 
 def read_ledger(spark: SparkSession, ledger: Path | str, *, files: str = ALL_FILES) -> DataFrame:
@@ -94,6 +109,8 @@ def reason() -> Column:
     whole = F.col(CORRUPT).isNull() & (F.col("v") == VERSION)
     for name in REQUIRED:
         whole &= F.col(name).isNotNull()
+    for name, most in BOUNDS.items():
+        whole &= F.coalesce(F.col(name), F.lit(0)).between(0, most)
     line = F.col(CORRUPT)
     # Only asked of lines that are no record: they may take their time.
     json = F.try_parse_json(line)
@@ -113,16 +130,20 @@ def records_of(lines: DataFrame) -> DataFrame:
     return lines.where(reason().isNull()).drop(CORRUPT)
 
 
-def line_counts() -> list[Column]:
-    """For one pass over lines: how many there are of each reason, and records, as `records`."""
-    why = reason()
+def stored(records: DataFrame) -> DataFrame:
+    """Records with the day that they are stored by."""
+    return records.withColumn("day", day_of(F.col("at_ms")))
+
+
+def line_counts(why: Column) -> list[Column]:
+    """For one pass over lines: how many are records, and how many there are of each reason."""
     return [
         F.count_if(why.isNull()).alias("records"),
         *(F.count_if(why == one).alias(one) for one in REASONS),
     ]
 
 
-def set_aside(counts: Row | dict[str, int]) -> dict[str, int]:
+def set_aside(counts: Mapping[str, int]) -> dict[str, int]:
     """What `line_counts` came to, the reasons that occurred."""
     return {one: counts[one] for one in REASONS if counts[one]}
 

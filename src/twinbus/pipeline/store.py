@@ -1,0 +1,240 @@
+"""The tables on disk: directories of Parquet, and commits that say which of them count.
+
+    <tables>/bronze/batch=<n>-<attempt>/day=.../pair=.../    every record
+    <tables>/journeys/batch=<n>-<attempt>/                   what batch n says of its messages
+    <tables>/sums-<gold table>/batch=<n>-<attempt>/          what batch n adds to a gold table
+    <tables>/commits/<number>.json                           a snapshot: the parts that count
+    <tables>/checkpoint/                                     which files the stream has taken
+
+A part is written under a name that nobody had before, and counts once a commit names it. So a
+batch that died is done again beside its remains, two processes that do the same batch cannot mix
+their files (the first commit wins), and a reader keeps what its snapshot names. Remains, and parts
+that a later snapshot has replaced, are removed after `KEEP_S`.
+
+A place is a directory or any Hadoop URL; all access goes through Hadoop's file systems.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from twinbus.ledger.record import LedgerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["BRONZE", "FORMAT", "JOURNEYS", "SUMS", "CommitConflict", "Snapshot", "TableStore"]
+
+FORMAT: Final = 1
+"""Goes up when a reader of today would misread tables of tomorrow."""
+
+BRONZE: Final = "bronze"
+JOURNEYS: Final = "journeys"
+SUMS: Final = "sums"
+"""The parts of all gold tables: `sums-<name>` each, written together."""
+
+KEEP_S: Final = 3600.0
+"""How long a report may go on reading parts that a later snapshot has replaced."""
+
+_COMMITS: Final = "commits"
+_CHECKPOINT: Final = "checkpoint"
+_COMMITS_KEPT: Final = 10
+_COMMIT: Final = re.compile(r"(\d+)\.json")
+_PART: Final = re.compile(r"batch=(\d+)-[0-9a-f]+")
+
+
+class CommitConflict(Exception):
+    """Another process has committed first: look at the latest snapshot again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What the tables are after one commit. Parts are never changed, only replaced."""
+
+    number: int = -1
+    """Of the commit; -1: there is none yet."""
+    batch: int = -1
+    """The last batch of the stream that is in it."""
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By kind (`BRONZE`, `JOURNEYS`, `SUMS`), the names of their directories, oldest first."""
+    records: int = 0
+    set_aside: Mapping[str, int] = field(default_factory=dict)
+    """Lines that are no record, by reason (`bronze.REASONS`)."""
+    fan_out: bool = False
+    """A message was received at a subscription: its journey can have several rows."""
+    gold: str = ""
+    """The gold tables it has, with their columns, as a digest."""
+    format: int = FORMAT
+
+    def with_part(self, kind: str, part: str) -> Snapshot:
+        """This one and one part more."""
+        return replace(self, parts={**self.parts, kind: (*self.parts_of(kind), part)})
+
+    def parts_of(self, kind: str) -> tuple[str, ...]:
+        """The names of the parts of a kind."""
+        return self.parts.get(kind, ())
+
+
+class TableStore:
+    """The tables at one place, for one Spark session."""
+
+    def __init__(self, spark: SparkSession, place: Path | str) -> None:
+        self._spark = spark
+        text = str(place)
+        self.place = text.rstrip("/") if "://" in text else f"file:{Path(text).absolute()}"
+        self._is_local = "://" not in text
+        jvm: Any = spark._jvm
+        self._path: Any = jvm.org.apache.hadoop.fs.Path
+        self._options: Any = jvm.org.apache.hadoop.fs.Options
+        self._jvm = jvm
+        self._files: Any = self._path(self.place).getFileSystem(
+            spark.sparkContext._jsc.hadoopConfiguration()
+        )
+
+    @property
+    def checkpoint(self) -> str:
+        """Where the stream keeps which files it has taken."""
+        return f"{self.place}/{_CHECKPOINT}"
+
+    def latest(self) -> Snapshot:
+        """The last snapshot; LedgerError where its tables cannot be used."""
+        numbers = self._commits()
+        if not numbers:
+            return Snapshot()
+        found = self._read_commit(max(numbers))
+        self._require_usable(found)
+        return found
+
+    def require_checkpoint(self, snapshot: Snapshot) -> None:
+        """LedgerError where the tables have batches and the stream would begin anew."""
+        # Spark makes the directory first and its parts as it goes.
+        if snapshot.number >= 0 and not self._names(f"{_CHECKPOINT}/offsets"):
+            raise LedgerError(
+                f"the tables at {self.place} have lost their directory {_CHECKPOINT}, so nobody"
+                " knows which files of the ledger they hold: rebuild them"
+            )
+
+    def new_part(self, batch: int) -> str:
+        """A name for what one attempt at a batch writes."""
+        return f"batch={batch}-{uuid.uuid4().hex[:12]}"
+
+    def write(
+        self, table: DataFrame, name: str, part: str, *, partition_by: Sequence[str] = ()
+    ) -> None:
+        """Write one part; it does not count before a commit names it."""
+        writer = table.write.option("compression", "zstd").partitionBy(*partition_by)
+        writer.parquet(f"{self.place}/{name}/{part}")
+
+    def read(self, name: str, parts: Sequence[str], schema: StructType) -> DataFrame:
+        """All rows of these parts; none where there is no part."""
+        if not parts:
+            return self._spark.createDataFrame([], schema)
+        places = [f"{self._pattern}/{name}/{part}" for part in parts]
+        return self._spark.read.schema(schema).parquet(*places)
+
+    def read_files(self, files: Sequence[str], schema: StructType) -> DataFrame:
+        """The rows of some files, by the addresses that Spark gave them (`_metadata.file_path`)."""
+        # These are URIs, and Spark takes a path for a pattern.
+        plain = [self._path(self._jvm.java.net.URI(file)).toString() for file in files]
+        return self._spark.read.schema(schema).parquet(*map(_literal, plain))
+
+    def commit(self, snapshot: Snapshot) -> None:
+        """Make a snapshot the latest, at once or not at all; CommitConflict: it is taken."""
+        text = json.dumps(asdict(snapshot), indent=1)
+        target = f"{self.place}/{_COMMITS}/{snapshot.number}.json"
+        if self._files.exists(self._path(target)):
+            raise CommitConflict(target)
+        # Names with a dot in front are passed over by whoever lists.
+        draft = self._path(f"{self.place}/{_COMMITS}/.{uuid.uuid4().hex}")
+        stream = self._files.create(draft, False)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        if not self._files.rename(draft, self._path(target)):
+            self._files.delete(draft, False)
+            raise CommitConflict(target)
+
+    def sweep(self, *, keep_s: float = KEEP_S) -> None:
+        """Remove parts that no late snapshot names, and commits that nobody needs any more."""
+        latest = self.latest()
+        numbers = sorted(self._commits())
+        named = {part for parts in latest.parts.values() for part in parts}
+        limit_ms = (time.time() - keep_s) * 1000
+        for name in self._names(""):
+            if name in {_COMMITS, _CHECKPOINT}:
+                continue
+            for part, changed_ms in self._listed(name):
+                found = _PART.fullmatch(part)
+                # Of a later batch: another process may be writing it.
+                done = found is not None and int(found[1]) <= latest.batch
+                if done and part not in named and changed_ms < limit_ms:
+                    self._files.delete(self._path(f"{self.place}/{name}/{part}"), True)
+        for number in numbers[:-_COMMITS_KEPT]:
+            self._files.delete(self._path(f"{self.place}/{_COMMITS}/{number}.json"), False)
+
+    def remove(self) -> None:
+        """Remove the tables, and nothing else that may be at their place."""
+        # The commits first: what is left after a crash counts for nothing.
+        names = sorted(self._names(""), key=lambda name: name != _COMMITS)
+        for name in names:
+            if name in {_COMMITS, _CHECKPOINT, BRONZE, JOURNEYS} or name.startswith(f"{SUMS}-"):
+                self._files.delete(self._path(f"{self.place}/{name}"), True)
+
+    @property
+    def _pattern(self) -> str:
+        """The place for Spark's readers, which take a path for a pattern."""
+        return _literal(self.place) if self._is_local else self.place
+
+    def _require_usable(self, snapshot: Snapshot) -> None:
+        if snapshot.format > FORMAT:
+            raise LedgerError(
+                f"the tables at {self.place} were made by a later version of Twinbus (format"
+                f" {snapshot.format}, this one knows {FORMAT}): update Twinbus, or name other ones"
+            )
+
+    def _commits(self) -> list[int]:
+        found = (_COMMIT.fullmatch(name) for name in self._names(_COMMITS))
+        return [int(match[1]) for match in found if match]
+
+    def _read_commit(self, number: int) -> Snapshot:
+        path = self._path(f"{self.place}/{_COMMITS}/{number}.json")
+        stream = self._files.open(path)
+        try:
+            text = bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+        try:
+            told = json.loads(text)
+            if told["format"] > FORMAT:
+                return Snapshot(format=told["format"])
+            parts = {kind: tuple(names) for kind, names in told.pop("parts").items()}
+            return Snapshot(parts=parts, **told)
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(
+                f"{self.place}/{_COMMITS}/{number}.json is no commit of these tables ({error}):"
+                " rebuild them"
+            ) from None
+
+    def _names(self, directory: str) -> list[str]:
+        return [name for name, _ in self._listed(directory)]
+
+    def _listed(self, directory: str) -> Iterator[tuple[str, int]]:
+        path = self._path(f"{self.place}/{directory}" if directory else self.place)
+        if not self._files.exists(path):
+            return
+        for status in self._files.listStatus(path):
+            yield status.getPath().getName(), status.getModificationTime()
+
+
+def _literal(path: str) -> str:
+    """A path as a pattern that means only itself."""
+    return re.sub(r"([\\{}\[\]*?,])", r"\\\1", path)
