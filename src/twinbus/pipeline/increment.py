@@ -9,14 +9,15 @@ ordered by), then in the files and the span of time that had them. All else foll
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from twinbus.pipeline import schemas
-from twinbus.pipeline.gold import GoldTable, change, gold_tables
+from twinbus.pipeline.gold import GoldTable, gold_tables
 from twinbus.pipeline.gold import merged as merged_sums
 from twinbus.pipeline.journeys import MESSAGE_KEY, judged, merged
 from twinbus.pipeline.notable import NOTABLE
@@ -25,10 +26,22 @@ from twinbus.pipeline.store import JOURNEYS, SUMS, Snapshot, TableStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["STORED_JOURNEYS", "Increment", "committed", "kept_tables", "keyed", "signature_of"]
+__all__ = [
+    "ONE_TASK_MAX",
+    "STORED_JOURNEYS",
+    "Increment",
+    "kept_tables",
+    "keyed",
+    "signature_of",
+    "together",
+    "totals",
+]
 
 BROADCAST_MAX: Final = 1_000_000
 """Messages whose hashes are sent to every task of a look-up (16 MB): past that Spark decides."""
+
+ONE_TASK_MAX: Final = 50_000
+"""Messages of a step that one task does whole: to spread fewer costs more than the work itself."""
 
 STORED_JOURNEYS: Final = StructType(
     [*schemas.JOURNEYS.fields, StructField("key_hash", LongType(), nullable=False)]
@@ -52,10 +65,26 @@ def keyed(journeys: DataFrame) -> DataFrame:
     return journeys.withColumn("key_hash", F.xxhash64(*MESSAGE_KEY))
 
 
+def together(tables: Mapping[str, DataFrame]) -> DataFrame:
+    """Rows of many gold tables as one, told apart by the column `gold`: one job writes them all.
+
+    Each table has a column of its own, which holds its rows; in the rows of others it is empty.
+    """
+    named = [
+        rows.select(F.lit(name).alias("gold"), F.struct(*rows.columns).alias(name))
+        for name, rows in tables.items()
+    ]
+    return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), named)
+
+
 def committed(store: TableStore, snapshot: Snapshot, table: GoldTable) -> list[DataFrame]:
     """The sums of a table that a snapshot has, in parts that are still to be added up."""
     parts = snapshot.parts_of(SUMS)
-    return [store.read(f"{SUMS}-{table.name}", parts, table.schema)] if parts else []
+    if not parts:
+        return []
+    stored = StructType([StructField(table.name, table.schema), StructField("gold", StringType())])
+    rows = store.read(SUMS, parts, stored).where(F.col("gold") == table.name)
+    return [rows.select(f"{table.name}.*")]
 
 
 class Increment:
@@ -71,7 +100,10 @@ class Increment:
         messages: int,
         fan_out: bool,
     ) -> None:
-        """`fresh` are the stored journeys of these records, `messages` about how many rows."""
+        """`fresh` are the stored journeys of these records, `messages` how many rows."""
+        one_task = messages <= ONE_TASK_MAX
+        if one_task:
+            records, fresh = records.coalesce(1), fresh.coalesce(1)
         self._records = records
         self._kept: list[DataFrame] = []
         fan_out |= snapshot.fan_out
@@ -82,23 +114,24 @@ class Increment:
             # One row for each message by now: nothing to merge, nothing to keep.
             self._after = judged(plain, fan_out=fan_out)
             return
-        old = self._keep(earlier)
-        self._before = self._keep(judged(merged(old), fan_out=fan_out))
-        self._after = self._keep(judged(merged(old.unionByName(plain)), fan_out=fan_out))
-
-    def changes(self, tables: Sequence[GoldTable]) -> Iterator[tuple[GoldTable, DataFrame]]:
-        """What each table gains (a sum may be negative): rows to be added to its own."""
-        for table in tables:
-            yield table, self.change_of(table)
+        old = self._keep(earlier.coalesce(1) if one_task else earlier)
+        both = old.unionByName(plain)
+        before = merged(old, one_task=one_task)
+        after = merged(both.coalesce(1) if one_task else both, one_task=one_task)
+        self._before = self._keep(judged(before, fan_out=fan_out))
+        self._after = self._keep(judged(after, fan_out=fan_out))
 
     def change_of(self, table: GoldTable) -> DataFrame:
         """What one table gains."""
         if table.of_records is not None:
             return table.of_records(self._records)
         assert table.of_journeys is not None, table.name
+        now = table.of_journeys(self._after)
         if self._before is None:
-            return table.of_journeys(self._after)
-        return change(table, self._before, self._after)
+            return now
+        # Not added up here: whoever reads the table adds up all that it has.
+        taken_back = [(-F.col(name)).alias(name) for name in table.sums]
+        return now.unionByName(table.of_journeys(self._before).select(*table.keys, *taken_back))
 
     def close(self) -> None:
         """Let go of what Spark keeps for this step."""

@@ -99,10 +99,11 @@ def destination_of(entity: Column) -> Column:
     return F.lower(F.when(F.contains(entity, F.lit("/")), plain).otherwise(entity))
 
 
-def partial_journeys(records: DataFrame) -> DataFrame:
+def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame:
     """What these records say of each message, as rows of `schemas.JOURNEYS`.
 
-    A record without id or entity is about no message that can be told from others.
+    A record without id or entity is about no message that can be told from others. `one_task`: the
+    records are few, and in one partition already.
     """
     named = records.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
     told = named.withColumn("destination", destination_of(F.col("entity")))
@@ -160,11 +161,12 @@ def partial_journeys(records: DataFrame) -> DataFrame:
             F.when(at_subscription, F.lower("entity")).otherwise(F.lit("")).alias("receiver"),
             _packed(facts).alias("facts"),
             *(value.alias(name) for name, value in numbers.items()),
-        )
+        ),
+        one_task=one_task,
     )
 
 
-def merged(journeys: DataFrame) -> DataFrame:
+def merged(journeys: DataFrame, *, one_task: bool = False) -> DataFrame:
     """The rows of many lots as one for each message and receiver, of the same schema."""
     return _summed(
         journeys.select(
@@ -173,7 +175,8 @@ def merged(journeys: DataFrame) -> DataFrame:
             *_SUM,
             *_MAX,
             *_MIN,
-        )
+        ),
+        one_task=one_task,
     )
 
 
@@ -200,14 +203,15 @@ def judged(
     entered_ms = F.coalesce("diverted_ms", F.when(F.col("came_out"), F.col("tried_ms")))
     # The line of the completion can be missing where that of the forward is not.
     left_ms = F.coalesce("settled_ms", "forwarded_ms")
-    known = (
-        messages.withColumn("accepted", accepted)
-        .withColumn("acknowledged", acknowledged)
-        .withColumn("entered_ms", entered_ms)
-        .withColumn("left_ms", left_ms)
-        .withColumn("fate", fate)
-        .select(*FATES.fieldNames())
-    )
+    known = messages.withColumns(
+        {
+            "accepted": accepted,
+            "acknowledged": acknowledged,
+            "entered_ms": entered_ms,
+            "left_ms": left_ms,
+            "fate": fate,
+        }
+    ).select(*FATES.fieldNames())
     return known if sightings is None else looked_at(known, sightings)
 
 
@@ -238,14 +242,14 @@ def looked_at(fates: DataFrame, sightings: DataFrame) -> DataFrame:
     )
 
 
-def _summed(rows: DataFrame) -> DataFrame:
+def _summed(rows: DataFrame, *, one_task: bool) -> DataFrame:
     """Rows with packed facts, one for each message and receiver.
 
     All rows of a message are in one partition afterwards, so that folding moves none of them.
     """
+    placed = rows if one_task else rows.repartition(*MESSAGE_KEY)
     return (
-        rows.repartition(*MESSAGE_KEY)
-        .groupBy(*_KEY)
+        placed.groupBy(*_KEY)
         .agg(F.bit_or("facts").alias("facts"), *_numbers())
         .select(*_unpacked(JOURNEYS.fieldNames()))
     )
@@ -264,23 +268,25 @@ def _folded(journeys: DataFrame) -> DataFrame:
             F.sum(_repeats()).alias("repeats"),
             most.alias("most"),
         )
-        .withColumn("times", F.col("most.receipts"))
-        .withColumn("repeated_at", F.when(F.col("times") > 1, F.col("most.entity")))
-        .select(*_unpacked([*MESSAGE_KEY, *_ANY, *_SUM, *_MAX, *_MIN]), *_OF_RECEIPTS)
+        .select(
+            *_unpacked([*MESSAGE_KEY, *_ANY, *_SUM, *_MAX, *_MIN]),
+            "repeats",
+            F.col("most.receipts").alias("times"),
+            F.when(F.col("most.receipts") > 1, F.col("most.entity")).alias("repeated_at"),
+        )
     )
 
 
 def _alone(journeys: DataFrame) -> DataFrame:
     """What `_folded` gives where every message has one row."""
     times = F.col("receipts")
-    return (
-        journeys.withColumn("repeats", _repeats())
-        .withColumn("times", times)
-        .withColumn("repeated_at", F.when(times > 1, _receiving_entity()))
+    return journeys.withColumns(
+        {
+            "repeats": _repeats(),
+            "times": times,
+            "repeated_at": F.when(times > 1, _receiving_entity()),
+        }
     )
-
-
-_OF_RECEIPTS: Final = ("repeats", "times", "repeated_at")
 
 
 def _repeats() -> Column:

@@ -2,7 +2,7 @@
 
     <tables>/bronze/batch=<n>-<attempt>/day=.../pair=.../    every record
     <tables>/journeys/batch=<n>-<attempt>/                   what batch n says of its messages
-    <tables>/sums-<gold table>/batch=<n>-<attempt>/          what batch n adds to a gold table
+    <tables>/sums/batch=<n>-<attempt>/gold=<table>/          what batch n adds to each gold table
     <tables>/commits/<number>.json                           a snapshot: the parts that count
     <tables>/checkpoint/                                     which files the stream has taken
 
@@ -39,7 +39,6 @@ FORMAT: Final = 1
 BRONZE: Final = "bronze"
 JOURNEYS: Final = "journeys"
 SUMS: Final = "sums"
-"""The parts of all gold tables: `sums-<name>` each, written together."""
 
 KEEP_S: Final = 3600.0
 """How long a report may go on reading parts that a later snapshot has replaced."""
@@ -127,18 +126,21 @@ class TableStore:
         return f"batch={batch}-{uuid.uuid4().hex[:12]}"
 
     def write(
-        self, table: DataFrame, name: str, part: str, *, partition_by: Sequence[str] = ()
+        self, rows: DataFrame, kind: str, part: str, *, partition_by: Sequence[str] = ()
     ) -> None:
         """Write one part; it does not count before a commit names it."""
-        writer = table.write.option("compression", "zstd").partitionBy(*partition_by)
-        writer.parquet(f"{self.place}/{name}/{part}")
+        writer = rows.write.option("compression", "zstd").partitionBy(*partition_by)
+        writer.parquet(f"{self.place}/{kind}/{part}")
 
-    def read(self, name: str, parts: Sequence[str], schema: StructType) -> DataFrame:
+    def read(self, kind: str, parts: Sequence[str], schema: StructType) -> DataFrame:
         """All rows of these parts; none where there is no part."""
         if not parts:
             return self._spark.createDataFrame([], schema)
-        places = [f"{self._pattern}/{name}/{part}" for part in parts]
-        return self._spark.read.schema(schema).parquet(*places)
+        # With the kind's directory as their root Spark takes the parts for one table; the name of a
+        # part would then be a column.
+        reader = self._spark.read.schema(schema).option("basePath", f"{self.place}/{kind}")
+        places = [f"{self._pattern}/{kind}/{part}" for part in parts]
+        return reader.parquet(*places).drop("batch")
 
     def read_files(self, files: Sequence[str], schema: StructType) -> DataFrame:
         """The rows of some files, by the addresses that Spark gave them (`_metadata.file_path`)."""
@@ -186,7 +188,7 @@ class TableStore:
         # The commits first: what is left after a crash counts for nothing.
         names = sorted(self._names(""), key=lambda name: name != _COMMITS)
         for name in names:
-            if name in {_COMMITS, _CHECKPOINT, BRONZE, JOURNEYS} or name.startswith(f"{SUMS}-"):
+            if name in {_COMMITS, _CHECKPOINT, BRONZE, JOURNEYS, SUMS}:
                 self._files.delete(self._path(f"{self.place}/{name}"), True)
 
     @property

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,13 +33,14 @@ from twinbus.pipeline.bronze import (
     set_aside,
     stored,
 )
-from twinbus.pipeline.gold import GoldTable
 from twinbus.pipeline.increment import (
+    ONE_TASK_MAX,
     STORED_JOURNEYS,
     Increment,
     kept_tables,
     keyed,
     signature_of,
+    together,
     totals,
 )
 from twinbus.pipeline.journeys import partial_journeys
@@ -65,9 +65,6 @@ FOLLOW_S: Final = 10.0
 
 SUM_PARTS_MAX: Final = 16
 """Parts of a gold table that are added up when it is read; then a batch writes them as one."""
-
-WRITES_AT_ONCE: Final = 4
-"""Gold tables that are written at a time: each is a small job that mostly waits to be planned."""
 
 TRIES: Final = 5
 """Of an update that another process got ahead of: each time there is less left to do."""
@@ -251,8 +248,10 @@ class _Taking:
             return snapshot
         store = self._store
         records = store.read(BRONZE, [part], STORED_RECORDS)
+        few = snapshot.records - before.records <= ONE_TASK_MAX
+        source = records.coalesce(1) if few else records
         seen = Observation()
-        journeys = keyed(partial_journeys(records)).observe(
+        journeys = keyed(partial_journeys(source, one_task=few)).observe(
             seen, F.count("*").alias("rows"), F.count_if(F.col("receiver") != "").alias("fanned")
         )
         store.write(journeys.sortWithinPartitions("first_ms"), JOURNEYS, part)
@@ -278,15 +277,11 @@ class _Taking:
     def _write_sums(self, step: Increment, before: Snapshot, part: str) -> tuple[str, ...]:
         """Write what each gold table gains; the parts that it has then."""
         whole = len(before.parts_of(SUMS)) >= SUM_PARTS_MAX
-
-        def write(table: GoldTable) -> None:
-            rows = step.change_of(table)
-            if whole:
-                rows = totals(self._store, before, table, rows)
-            self._store.write(rows, f"{SUMS}-{table.name}", part)
-
-        with ThreadPoolExecutor(WRITES_AT_ONCE) as pool:
-            list(pool.map(write, self._tables))
+        changes = {table.name: step.change_of(table) for table in self._tables}
+        if whole:
+            for table in self._tables:
+                changes[table.name] = totals(self._store, before, table, changes[table.name])
+        self._store.write(together(changes), SUMS, part, partition_by=("gold",))
         return (part,) if whole else (*before.parts_of(SUMS), part)
 
 
