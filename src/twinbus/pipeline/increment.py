@@ -9,12 +9,11 @@ ordered by), then in the files and the span of time that had them. All else foll
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from twinbus.pipeline import schemas
 from twinbus.pipeline.gold import GoldTable, gold_tables
@@ -33,7 +32,6 @@ __all__ = [
     "kept_tables",
     "keyed",
     "signature_of",
-    "together",
     "totals",
 ]
 
@@ -65,26 +63,10 @@ def keyed(journeys: DataFrame) -> DataFrame:
     return journeys.withColumn("key_hash", F.xxhash64(*MESSAGE_KEY))
 
 
-def together(tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Rows of many gold tables as one, told apart by the column `gold`: one job writes them all.
-
-    Each table has a column of its own, which holds its rows; in the rows of others it is empty.
-    """
-    named = [
-        rows.select(F.lit(name).alias("gold"), F.struct(*rows.columns).alias(name))
-        for name, rows in tables.items()
-    ]
-    return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), named)
-
-
 def committed(store: TableStore, snapshot: Snapshot, table: GoldTable) -> list[DataFrame]:
     """The sums of a table that a snapshot has, in parts that are still to be added up."""
     parts = snapshot.parts_of(SUMS)
-    if not parts:
-        return []
-    stored = StructType([StructField(table.name, table.schema), StructField("gold", StringType())])
-    rows = store.read(SUMS, parts, stored).where(F.col("gold") == table.name)
-    return [rows.select(f"{table.name}.*")]
+    return [store.read(f"{SUMS}-{table.name}", parts, table.schema)] if parts else []
 
 
 class Increment:
@@ -100,7 +82,10 @@ class Increment:
         messages: int,
         fan_out: bool,
     ) -> None:
-        """`fresh` are the stored journeys of these records, `messages` how many rows."""
+        """`fresh` are the stored journeys of these records, `messages` how many rows.
+
+        Both may be of another session than the store's: the step is done by theirs.
+        """
         one_task = messages <= ONE_TASK_MAX
         if one_task:
             records, fresh = records.coalesce(1), fresh.coalesce(1)
@@ -114,12 +99,18 @@ class Increment:
             # One row for each message by now: nothing to merge, nothing to keep.
             self._after = judged(plain, fan_out=fan_out)
             return
+        # The session of a union is that of its first part.
+        earlier = plain.limit(0).unionByName(earlier)
         old = self._keep(earlier.coalesce(1) if one_task else earlier)
-        both = old.unionByName(plain)
+        both = plain.unionByName(old)
         before = merged(old, one_task=one_task)
         after = merged(both.coalesce(1) if one_task else both, one_task=one_task)
         self._before = self._keep(judged(before, fan_out=fan_out))
         self._after = self._keep(judged(after, fan_out=fan_out))
+        if one_task:
+            # Not to be planned anew for each of the tables, which takes longer than they do.
+            self._before = self._before.localCheckpoint()
+            self._after = self._after.localCheckpoint()
 
     def change_of(self, table: GoldTable) -> DataFrame:
         """What one table gains."""

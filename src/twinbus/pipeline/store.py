@@ -2,7 +2,7 @@
 
     <tables>/bronze/batch=<n>-<attempt>/day=.../pair=.../    every record
     <tables>/journeys/batch=<n>-<attempt>/                   what batch n says of its messages
-    <tables>/sums/batch=<n>-<attempt>/gold=<table>/          what batch n adds to each gold table
+    <tables>/sums-<gold table>/batch=<n>-<attempt>/          what batch n adds to a gold table
     <tables>/commits/<number>.json                           a snapshot: the parts that count
     <tables>/checkpoint/                                     which files the stream has taken
 
@@ -39,9 +39,18 @@ FORMAT: Final = 1
 BRONZE: Final = "bronze"
 JOURNEYS: Final = "journeys"
 SUMS: Final = "sums"
+"""The parts of all gold tables: they are written together, each as `sums-<name>`."""
 
 KEEP_S: Final = 3600.0
 """How long a report may go on reading parts that a later snapshot has replaced."""
+
+FOR_FEW: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""For a step of some thousand rows Spark would take most of its time to compile and to plan."""
 
 _COMMITS: Final = "commits"
 _CHECKPOINT: Final = "checkpoint"
@@ -87,7 +96,7 @@ class TableStore:
 
     def __init__(self, spark: SparkSession, place: Path | str) -> None:
         self._spark = spark
-        text = str(place)
+        self._given = text = str(place)
         self.place = text.rstrip("/") if "://" in text else f"file:{Path(text).absolute()}"
         self._is_local = "://" not in text
         jvm: Any = spark._jvm
@@ -97,6 +106,13 @@ class TableStore:
         self._files: Any = self._path(self.place).getFileSystem(
             spark.sparkContext._jsc.hadoopConfiguration()
         )
+
+    def for_few(self) -> TableStore:
+        """The same tables by a session that is made for few rows: nothing is compiled for them."""
+        session = self._spark.newSession()
+        for name, value in FOR_FEW.items():
+            session.conf.set(name, value)
+        return TableStore(session, self._given)
 
     @property
     def checkpoint(self) -> str:
@@ -188,7 +204,7 @@ class TableStore:
         # The commits first: what is left after a crash counts for nothing.
         names = sorted(self._names(""), key=lambda name: name != _COMMITS)
         for name in names:
-            if name in {_COMMITS, _CHECKPOINT, BRONZE, JOURNEYS, SUMS}:
+            if name in {_COMMITS, _CHECKPOINT, BRONZE, JOURNEYS} or name.startswith(f"{SUMS}-"):
                 self._files.delete(self._path(f"{self.place}/{name}"), True)
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from twinbus.pipeline.bronze import (
     set_aside,
     stored,
 )
+from twinbus.pipeline.gold import GoldTable
 from twinbus.pipeline.increment import (
     ONE_TASK_MAX,
     STORED_JOURNEYS,
@@ -40,7 +42,6 @@ from twinbus.pipeline.increment import (
     kept_tables,
     keyed,
     signature_of,
-    together,
     totals,
 )
 from twinbus.pipeline.journeys import partial_journeys
@@ -65,6 +66,9 @@ FOLLOW_S: Final = 10.0
 
 SUM_PARTS_MAX: Final = 16
 """Parts of a gold table that are added up when it is read; then a batch writes them as one."""
+
+WRITES_AT_ONCE: Final = 4
+"""Gold tables that are written at a time: each is a small job that mostly waits to be planned."""
 
 TRIES: Final = 5
 """Of an update that another process got ahead of: each time there is less left to do."""
@@ -246,9 +250,9 @@ class _Taking:
         """Write the journeys and the sums of the batch that has just been written."""
         if part not in snapshot.parts_of(BRONZE):
             return snapshot
-        store = self._store
-        records = store.read(BRONZE, [part], STORED_RECORDS)
         few = snapshot.records - before.records <= ONE_TASK_MAX
+        store = self._store.for_few() if few else self._store
+        records = store.read(BRONZE, [part], STORED_RECORDS)
         source = records.coalesce(1) if few else records
         seen = Observation()
         journeys = keyed(partial_journeys(source, one_task=few)).observe(
@@ -257,7 +261,7 @@ class _Taking:
         store.write(journeys.sortWithinPartitions("first_ms"), JOURNEYS, part)
         fan_out = seen.get["fanned"] > 0
         step = Increment(
-            store,
+            self._store,
             before,
             records,
             store.read(JOURNEYS, [part], STORED_JOURNEYS),
@@ -277,11 +281,15 @@ class _Taking:
     def _write_sums(self, step: Increment, before: Snapshot, part: str) -> tuple[str, ...]:
         """Write what each gold table gains; the parts that it has then."""
         whole = len(before.parts_of(SUMS)) >= SUM_PARTS_MAX
-        changes = {table.name: step.change_of(table) for table in self._tables}
-        if whole:
-            for table in self._tables:
-                changes[table.name] = totals(self._store, before, table, changes[table.name])
-        self._store.write(together(changes), SUMS, part, partition_by=("gold",))
+
+        def write(table: GoldTable) -> None:
+            rows = step.change_of(table)
+            if whole:
+                rows = totals(self._store, before, table, rows)
+            self._store.write(rows, f"{SUMS}-{table.name}", part)
+
+        with ThreadPoolExecutor(WRITES_AT_ONCE) as pool:
+            list(pool.map(write, self._tables))
         return (part,) if whole else (*before.parts_of(SUMS), part)
 
 
