@@ -95,17 +95,15 @@ class TableStore:
     """The tables at one place, for one Spark session."""
 
     def __init__(self, spark: SparkSession, place: Path | str) -> None:
-        self._spark = spark
-        self._given = text = str(place)
-        self.place = text.rstrip("/") if "://" in text else f"file:{Path(text).absolute()}"
-        self._is_local = "://" not in text
+        self.session = self._spark = spark
+        self._given = str(place)
+        self.place = _address(self._given)
+        self._is_local = "://" not in self._given
         jvm: Any = spark._jvm
         self._path: Any = jvm.org.apache.hadoop.fs.Path
         self._options: Any = jvm.org.apache.hadoop.fs.Options
         self._jvm = jvm
-        self._files: Any = self._path(self.place).getFileSystem(
-            spark.sparkContext._jsc.hadoopConfiguration()
-        )
+        self._files = self._file_system(self.place)
 
     def for_few(self) -> TableStore:
         """The same tables by a session that is made for few rows: nothing is compiled for them."""
@@ -207,6 +205,16 @@ class TableStore:
             if name in {_COMMITS, _CHECKPOINT, BRONZE, JOURNEYS} or name.startswith(f"{SUMS}-"):
                 self._files.delete(self._path(f"{self.place}/{name}"), True)
 
+    def files_at(self, place: str) -> list[tuple[str, int]]:
+        """Names and sizes of the files in a directory or at a URL, as Hadoop tells them."""
+        path = self._path(_address(place))
+        statuses = self._file_system(_address(place)).listStatus(path)
+        return [(status.getPath().getName(), status.getLen()) for status in statuses]
+
+    def _file_system(self, place: str) -> Any:
+        settings: Any = self._spark.sparkContext._jsc
+        return self._path(place).getFileSystem(settings.hadoopConfiguration())
+
     @property
     def _pattern(self) -> str:
         """The place for Spark's readers, which take a path for a pattern."""
@@ -251,6 +259,11 @@ class TableStore:
             return
         for status in self._files.listStatus(path):
             yield status.getPath().getName(), status.getModificationTime()
+
+
+def _address(place: str) -> str:
+    """A directory or URL as Hadoop wants it: a path is a local one, whatever the default is."""
+    return place.rstrip("/") if "://" in place else f"file:{Path(place).absolute()}"
 
 
 def _literal(path: str) -> str:

@@ -1,0 +1,180 @@
+"""The tables as they are now: what was committed, and what the files that are still written add.
+
+A report costs in proportion to what is new: it takes the files that were ended since the last one
+(`stream.update`), and does for the tail (`.open` files) what a stream does for a batch, without
+committing it: next time those files have grown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.bronze import (
+    LINES,
+    OPEN_FILES,
+    READING,
+    REASONS,
+    line_counts,
+    location_of,
+    reason,
+    records_of,
+)
+from twinbus.pipeline.gold import GoldTable
+from twinbus.pipeline.increment import (
+    ONE_TASK_MAX,
+    STORED_JOURNEYS,
+    Increment,
+    kept_tables,
+    keyed,
+    totals,
+)
+from twinbus.pipeline.journeys import judged, looked_at, merged, partial_journeys
+from twinbus.pipeline.notable import NOTABLE
+from twinbus.pipeline.schemas import FATES
+from twinbus.pipeline.store import JOURNEYS, Snapshot, TableStore
+from twinbus.pipeline.stream import open_store, update
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["CurrentTables", "current_tables"]
+
+TRIES: Final = 3
+"""Looks at the open files of a ledger: one that is ended meanwhile could be missed twice."""
+
+_FEW_BYTES: Final = 10_000_000
+"""Of open files: about `ONE_TASK_MAX` records."""
+
+
+@contextmanager
+def current_tables(
+    spark: SparkSession,
+    ledger: Path | str,
+    tables: Path | str | None = None,
+    *,
+    refresh: bool = True,
+) -> Iterator[CurrentTables]:
+    """The tables of a ledger for a `with` block, up to its last whole line.
+
+    Without `refresh` the files that were ended since the last commit are left out: for a reader
+    beside a process that follows the ledger.
+    """
+    store = open_store(spark, ledger, tables)
+    for tries_left in reversed(range(TRIES)):
+        before = _open_files(store, ledger)
+        snapshot = update(spark, ledger, tables) if refresh else store.latest()
+        found = _open_files(store, ledger)
+        if tries_left and before.keys() - found.keys():
+            # Ended before the update looked, or after it: the next one will have it.
+            continue
+        tail = _Tail(spark, store, snapshot, ledger, found) if found else None
+        try:
+            if tail is None or not tries_left or found.keys() <= _open_files(store, ledger).keys():
+                yield CurrentTables(store, snapshot, tail)
+                return
+        finally:
+            if tail is not None:
+                tail.close()
+
+
+@dataclass(frozen=True)
+class CurrentTables:
+    """What is known of a ledger at one time. DataFrames of it end with its `with` block."""
+
+    _store: TableStore
+    _snapshot: Snapshot
+    _tail: _Tail | None
+
+    @property
+    def records(self) -> int:
+        """Lines that are records."""
+        return self._snapshot.records + (self._tail.records if self._tail else 0)
+
+    @property
+    def set_aside(self) -> Mapping[str, int]:
+        """Lines that are none, by reason (`bronze.REASONS`), those that occurred."""
+        counts = dict(self._snapshot.set_aside)
+        for why, count in self._tail.set_aside.items() if self._tail else ():
+            counts[why] = counts.get(why, 0) + count
+        return counts
+
+    def table(self, name: str) -> DataFrame:
+        """A gold table by its name in `gold.gold_tables`, of its schema."""
+        found = [table for table in kept_tables() if table.name == name]
+        assert found, f"no such table: {name}"
+        return self._total(found[0])
+
+    def notable(self, sightings: DataFrame | None = None) -> DataFrame:
+        """The messages that can be named (`notable`), as `schemas.FATES`.
+
+        With what peeks into all backlog queues and their dead-letter queues saw, none of them is
+        undecided any more.
+        """
+        fates = self._total(NOTABLE).select(*FATES.fieldNames())
+        return fates if sightings is None else looked_at(fates, sightings)
+
+    def every_message(self) -> DataFrame:
+        """Every message of the ledger, as `schemas.FATES`: this reads all journeys there are."""
+        stored = self._store.read(JOURNEYS, self._snapshot.parts_of(JOURNEYS), STORED_JOURNEYS)
+        if self._tail is not None:
+            stored = stored.unionByName(self._tail.fresh)
+        return judged(merged(stored))
+
+    def _total(self, table: GoldTable) -> DataFrame:
+        change = self._tail.step.change_of(table) if self._tail else None
+        return totals(self._store, self._snapshot, table, change)
+
+
+class _Tail:
+    """What the files that are still written add to a snapshot."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        store: TableStore,
+        snapshot: Snapshot,
+        ledger: Path | str,
+        files: Mapping[str, int],
+    ) -> None:
+        few = sum(files.values()) <= _FEW_BYTES
+        session = store.for_few().session if few else spark
+        # A file that is ended now has another name: whoever made this looks again.
+        reader = session.read.schema(LINES).options(**READING, ignoreMissingFiles="true")
+        lines = reader.json(location_of(ledger), pathGlobFilter=OPEN_FILES)
+        self._lines = (lines.coalesce(1) if few else lines).persist()
+        counts = self._lines.withColumn("reason", reason()).agg(*line_counts(F.col("reason")))
+        told = counts.collect()[0]
+        self.records: int = told["records"]
+        # A line that is not whole is being written: it is no news.
+        self.set_aside = {why: told[why] for why in REASONS if told[why] and why != "torn"}
+        records = records_of(self._lines)
+        few = few and self.records <= ONE_TASK_MAX
+        self.fresh = keyed(partial_journeys(records, one_task=few)).persist()
+        seen = self.fresh.agg(
+            F.count("*").alias("rows"), F.count_if(F.col("receiver") != "").alias("fanned")
+        ).collect()[0]
+        self.step = Increment(
+            store,
+            snapshot,
+            records,
+            self.fresh,
+            messages=seen["rows"],
+            fan_out=seen["fanned"] > 0,
+        )
+
+    def close(self) -> None:
+        self.step.close()
+        self.fresh.unpersist()
+        self._lines.unpersist()
+
+
+def _open_files(store: TableStore, ledger: Path | str) -> dict[str, int]:
+    """The files of a ledger that are still written, with their sizes."""
+    suffix = OPEN_FILES.removeprefix("*")
+    return {name: size for name, size in store.files_at(str(ledger)) if name.endswith(suffix)}
