@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from twinbus.ledger.record import FILE_SUFFIX, REQUIRED, VERSION, LedgerError
-from twinbus.pipeline.charges import day_of
+from twinbus.pipeline.buckets import day_of
 from twinbus.pipeline.schemas import CORRUPT, LEDGER
 
 if TYPE_CHECKING:

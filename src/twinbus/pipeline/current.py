@@ -25,6 +25,7 @@ from twinbus.pipeline.bronze import (
     reason,
     records_of,
 )
+from twinbus.pipeline.conservation import in_backlog, witnessed
 from twinbus.pipeline.gold import GoldTable
 from twinbus.pipeline.increment import (
     ONE_TASK_MAX,
@@ -113,10 +114,13 @@ class CurrentTables:
     def notable(self, sightings: DataFrame | None = None) -> DataFrame:
         """The messages that can be named (`notable`), as `schemas.FATES`.
 
-        With what peeks into all backlog queues and their dead-letter queues saw, none of them is
-        undecided any more.
+        Their fates are better known than in the sums: the broker's view of the backlog is asked
+        too. With what peeks into all backlog queues and their dead-letter queues saw, none of them
+        is undecided any more.
         """
-        fates = self._total(NOTABLE).select(*FATES.fieldNames())
+        rows = self._total(NOTABLE).select(*FATES.fieldNames())
+        there = in_backlog(F.col("destination"))
+        fates = witnessed(rows.where(~there), rows.where(there))
         return fates if sightings is None else looked_at(fates, sightings)
 
     def every_message(self) -> DataFrame:

@@ -20,7 +20,9 @@ from twinbus.pipeline.conservation import (
     backlog_depth,
     duplicates,
     fates,
+    in_backlog,
     sends_by_route,
+    witnessed,
 )
 from twinbus.pipeline.findings import (
     MonthlySum,
@@ -30,6 +32,7 @@ from twinbus.pipeline.findings import (
     charges_by_kind,
     unknown,
 )
+from twinbus.pipeline.journeys import looked_at
 from twinbus.pipeline.report import (
     Charge,
     Depth,
@@ -96,20 +99,30 @@ class _Tables:
     ) -> None:
         self._lines = lines
         self._ids_max = ids_max
+        self._all = records
         # The broker's own view tells the same operations again.
         self._records = records.where(F.coalesce(F.col("view"), F.lit("client")) == "client")
         self._looked = snapshot is not None
-        sightings = None if snapshot is None else spark.createDataFrame(list(snapshot), SIGHTINGS)
-        self._fates = fates(self._records, sightings).cache()
+        self._sightings = spark.createDataFrame(list(snapshot or ()), SIGHTINGS)
 
     def report(self, prices: PriceBook, rule: CountingRule) -> Report:
+        seen = self._overview()
+        self._fates = self._judge(asks_broker=seen.broker_records > 0).cache()
         try:
-            return self._report(prices, rule)
+            return self._report(seen, prices, rule)
         finally:
             self._fates.unpersist()
 
-    def _report(self, prices: PriceBook, rule: CountingRule) -> Report:
-        seen, told = self._overview(), self._told()
+    def _judge(self, *, asks_broker: bool) -> DataFrame:
+        """Every message with its fate, by all that is known."""
+        found = fates(self._all, None)
+        if asks_broker:
+            there = in_backlog(F.col("destination"))
+            found = witnessed(found.where(~there), found.where(there))
+        return looked_at(found, self._sightings) if self._looked else found
+
+    def _report(self, seen: Overview, prices: PriceBook, rule: CountingRule) -> Report:
+        told = self._told()
         sums = self._sums(assume_receives=not seen.receives)
         kinds = charges_by_kind(sums)
         windows = self._duplicate_windows() if seen.receives else {}
@@ -123,9 +136,9 @@ class _Tables:
             not_received=None if received is None else accepted - received,
             not_received_ids=() if all_came else self._ids(~F.col("received")),
             received_unaccepted=told["received"] - told["received_accepted"],
-            waiting=told["waiting"] if self._looked else None,
+            waiting=told["waiting"] or (0 if self._looked else None),
             dead_lettered=told["dead_lettered"] or (0 if self._looked else None),
-            expired=None if lost or undecided else 0,
+            expired=told["expired"] or (None if lost or undecided else 0),
             lost=None if undecided else lost,
             lost_at_least=lost,
             lost_ids=self._ids(F.col("fate") == "lost") if lost else (),

@@ -1,8 +1,10 @@
 """The messages that a report may have to name: kept by id, in an additive table as all others are.
 
-Notable is an accepted message that is not delivered, as far as the ledger tells, and one that an
-entity received more than once. Their number follows the backlog and what went wrong, not the
-traffic. What peeks saw is put to them when a report is made (`journeys.looked_at`).
+Notable is an accepted message that is not delivered, as far as the ledger tells, and one that is
+there more than once; and, where a broker keeps a ledger, what it says of messages in backlog
+queues. Their number follows what was diverted and what went wrong, not the traffic. What the broker
+says (`conservation.witnessed`) and what peeks saw (`journeys.looked_at`) is put to them when a
+report is made.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
+from twinbus.pipeline.conservation import in_backlog, is_duplicate
 from twinbus.pipeline.gold import GoldTable
 from twinbus.pipeline.journeys import DELIVERED_FATE
 from twinbus.pipeline.schemas import FATES
@@ -25,9 +28,8 @@ __all__ = ["NOTABLE", "notable"]
 def notable(fates: DataFrame) -> DataFrame:
     """The notable among messages, each once."""
     missing = F.col("accepted") & (F.col("fate") != DELIVERED_FATE)
-    return fates.where(missing | (F.col("repeats") > 0)).withColumn(
-        "messages", F.lit(1).cast("long")
-    )
+    named = fates.where(missing | is_duplicate() | in_backlog(F.col("destination")))
+    return named.withColumn("messages", F.lit(1).cast("long"))
 
 
 NOTABLE: Final = GoldTable(

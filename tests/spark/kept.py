@@ -1,0 +1,69 @@
+"""The kept tables as plain rows, by the stream's way and by the batch's: to be compared."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyspark.sql.functions as F
+
+from tests.spark.ledgers import Line, rows
+from twinbus.pipeline.increment import kept_tables, totals
+from twinbus.pipeline.journeys import judged, partial_journeys
+from twinbus.pipeline.schemas import LEDGER
+from twinbus.pipeline.store import FOR_FEW, Snapshot, TableStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+Tables = dict[str, list[str]]
+
+
+def write_lines(directory: Path, name: str, lines: list[Line]) -> None:
+    """A file of a ledger; it appears whole, as one that a writer renames."""
+    directory.mkdir(exist_ok=True)
+    draft = directory / f"_{name}"
+    draft.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    draft.rename(directory / name)
+
+
+def batch_tables(spark: SparkSession, lines: list[Line]) -> Tables:
+    """Every kept table of these records at once: no store, no stream."""
+    session = spark.newSession()
+    for name, value in FOR_FEW.items():
+        session.conf.set(name, value)
+    records = session.createDataFrame(rows(lines), LEDGER).coalesce(1)
+    # Kept by Spark as rows: or it would be planned again for each table.
+    fates = judged(partial_journeys(records, one_task=True)).localCheckpoint()
+    frames = {}
+    for table in kept_tables():
+        if table.of_records is not None:
+            frames[table.name] = table.of_records(records)
+        elif table.of_journeys is not None:
+            frames[table.name] = table.of_journeys(fates)
+    return as_rows(frames)
+
+
+def stored_tables(store: TableStore, snapshot: Snapshot) -> Tables:
+    """Every kept table as a snapshot has it."""
+    few = store.for_few()
+    return as_rows({table.name: totals(few, snapshot, table) for table in kept_tables()})
+
+
+def as_rows(frames: dict[str, DataFrame]) -> Tables:
+    """Rows as JSON in order, of all tables by one job."""
+    named = [
+        frame.select(
+            F.lit(name).alias("table"),
+            F.to_json(F.struct(*frame.columns), {"ignoreNullFields": "false"}).alias("row"),
+        )
+        for name, frame in frames.items()
+    ]
+    found: dict[str, Any] = defaultdict(list)
+    for table, row in reduce(lambda left, right: left.unionAll(right), named).collect():
+        found[table].append(row)
+    return {table: sorted(lines) for table, lines in found.items()}

@@ -1,0 +1,168 @@
+"""The tables that a stream keeps: the same as a batch's, whatever comes when, and whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.spark.kept import as_rows, batch_tables, stored_tables, write_lines
+from tests.spark.ledgers import Line, diverted, line, moved, received, sent
+from twinbus.ledger import LedgerError
+from twinbus.pipeline import stream
+from twinbus.pipeline.current import current_tables
+from twinbus.pipeline.increment import kept_tables
+from twinbus.pipeline.schemas import SIGHTINGS
+from twinbus.pipeline.store import CommitConflict, TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+ENTITIES = (
+    "orders",
+    "Orders",
+    "news",
+    "news/Subscriptions/a",
+    "news/subscriptions/B",
+    "contoso/x-servicebus-transfer/3",
+)
+OPERATIONS = (
+    *("send", "divert", "receive", "forward", "complete", "dead_letter", "backlog_receive"),
+    *("send", "divert", "receive", "forward", "complete", "expire", "defer", "state"),
+)
+
+
+def _record(**fields: Any) -> Line:
+    return line(fields.pop("operation"), fields.pop("message_id"), fields.pop("at_s"), **fields)
+
+
+# Any line at all, about few messages: what nobody would write is the best test of any order.
+RECORDS = st.builds(
+    _record,
+    operation=st.sampled_from(OPERATIONS),
+    message_id=st.sampled_from(["1", "2", "3", None]),
+    at_s=st.integers(0, 90_000),
+    entity=st.sampled_from([*ENTITIES, None]),
+    outcome=st.sampled_from(["ok", "ok", "ok", "failed", "unknown", None]),
+    cause=st.sampled_from(["application", "syphon", "consumer", None]),
+    view=st.sampled_from([None, None, "broker"]),
+    pair=st.sampled_from([None, "a b", "7"]),
+    size_bytes=st.sampled_from([None, 10, 70_000]),
+    state=st.sampled_from([None, "healthy", "duplicate"]),
+    error=st.sampled_from([None, "TTLExpiredException"]),
+)
+LOT_MAX = 3
+ARRIVALS = st.lists(
+    st.tuples(RECORDS, st.integers(0, LOT_MAX), st.integers(0, 1)), min_size=40, max_size=80
+)
+"""Records with the lot each comes in (the last is the tail), and the file of it."""
+
+
+def check_stream_equals_batch(
+    spark: SparkSession, arrivals: list[tuple[Line, int, int]], lots: int
+) -> None:
+    """Bring records lot by lot, the rest in open files; all tables are those of one batch."""
+    files: dict[tuple[int, int], list[Line]] = {}
+    for record, lot, file in arrivals:
+        files.setdefault((min(lot, lots), file), []).append(record)
+    with tempfile.TemporaryDirectory() as place:
+        ledger = Path(place)
+        for (lot, file), lines in sorted(files.items(), key=lambda item: item[0]):
+            write_lines(ledger, f"p-{lot}{file}.jsonl{'.open' if lot == lots else ''}", lines)
+            if file == max(other for at, other in files if at == lot) and lot < lots:
+                stream.update(spark, ledger)
+        with current_tables(spark, ledger) as now:
+            assert now.records == len(arrivals)
+            kept = as_rows({table.name: now.table(table.name) for table in kept_tables()})
+    assert kept == batch_tables(spark, [record for record, _, _ in arrivals])
+
+
+@settings(max_examples=2)
+@given(arrivals=ARRIVALS)
+def test_a_stream_in_any_order_equals_the_batch(
+    spark: SparkSession, arrivals: list[tuple[Line, int, int]]
+) -> None:
+    check_stream_equals_batch(spark, arrivals, lots=2)
+
+
+@pytest.mark.soak
+@settings(max_examples=60)
+@given(arrivals=ARRIVALS, lots=st.integers(1, LOT_MAX))
+def test_many_streams_in_any_order_equal_the_batch(
+    spark: SparkSession, arrivals: list[tuple[Line, int, int]], lots: int
+) -> None:
+    check_stream_equals_batch(spark, arrivals, lots)
+
+
+def test_a_ledger_with_bad_files_is_taken_once_and_wrong_tables_are_told(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    # A name that would be a pattern to Hadoop, were it not escaped.
+    ledger = tmp_path / "a ledger [1] {x,y}*"
+    first = [sent("a"), diverted("b", 1), received("a", 2)]
+    write_lines(ledger, "p-0.jsonl", first)
+    write_lines(ledger, "newer-0.jsonl", [{**sent("x"), "v": 2, "at_ms": "soon"}])
+    (ledger / "foreign.jsonl").write_bytes(b"\x00\xff not ours\n" + b'{"v":1,"at_ms":176')
+    (ledger / "notes.txt").write_text("no part of the ledger")
+    (ledger / "folder.jsonl").mkdir()
+    snapshot = stream.update(spark, ledger)
+    assert (snapshot.batch, snapshot.records) == (0, 3)
+    assert snapshot.set_aside == {"torn": 1, "newer": 1, "foreign": 1}
+    # A file that was adopted from a dead process is far older than what was taken.
+    late = moved("b", 1, out_s=9)[1:]
+    write_lines(ledger, "dead-0.jsonl", late)
+    os.utime(ledger / "dead-0.jsonl", (1_000_000_000, 1_000_000_000))
+    snapshot = stream.update(spark, ledger)
+    assert (snapshot.batch, snapshot.records) == (1, 6)
+    assert stream.update(spark, ledger) == snapshot
+    store = stream.open_store(spark, ledger)
+    assert stored_tables(store, snapshot) == batch_tables(spark, [*first, *late])
+    with pytest.raises(CommitConflict):
+        store.commit(snapshot)
+    commit = ledger / "_tables" / "commits" / "1.json"
+    told = json.loads(commit.read_text())
+    for change, text in (
+        ({"format": 2}, "made by a later version of Twinbus"),
+        ({"gold": "other"}, "have other columns: rebuild them"),
+    ):
+        commit.write_text(json.dumps({**told, **change}))
+        (commit.parent / ".1.json.crc").unlink(missing_ok=True)
+        with pytest.raises(LedgerError, match=text):
+            stream.update(spark, ledger)
+    commit.write_text("{")
+    with pytest.raises(LedgerError, match="no commit of these tables"):
+        stream.update(spark, ledger)
+    commit.write_text(json.dumps(told))
+    shutil.rmtree(ledger / "_tables" / "checkpoint")
+    with pytest.raises(LedgerError, match="lost their directory checkpoint"):
+        stream.update(spark, ledger)
+    TableStore(spark, ledger / "_tables").remove()
+    assert list((ledger / "_tables").iterdir()) == []
+
+
+def test_a_report_reads_open_files_and_what_a_peek_saw(spark: SparkSession, tmp_path: Path) -> None:
+    write_lines(tmp_path, "p-0.jsonl.open", [sent("a"), diverted("b", 1), diverted("c", 2)])
+    with (tmp_path / "p-0.jsonl.open").open("a") as file:
+        file.write('{"v":1,"at_m')
+    seen = spark.createDataFrame([("Orders", "b", "waiting")], SIGHTINGS)
+    with current_tables(spark, tmp_path) as now:
+        # The line that is being written is no news.
+        assert (now.records, now.set_aside) == (3, {})
+        blind = {row["message_id"]: row["fate"] for row in now.notable().collect()}
+        looked = {row["message_id"]: row["fate"] for row in now.notable(seen).collect()}
+    assert blind == {"b": "undecided", "c": "undecided"}
+    assert looked == {"b": "waiting", "c": "lost"}
+
+
+def test_no_ledger_is_one_clear_line(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="there is no ledger at"):
+        stream.update(spark, tmp_path)
