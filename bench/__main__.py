@@ -21,6 +21,7 @@ BENCHMARKS = (
     "relay_vs_shovel",
     "relay_vs_sdk_loop",
     "spark_drain_vs_relay",
+    "ledger_overhead",
 )
 """Names of the entries and of the modules that measure them."""
 

@@ -58,7 +58,8 @@ class Clocks:
 class BothSides:
     """A plain sender and a paired one, open, on one loop."""
 
-    def __init__(self, primary: str, secondary: str, ledger: Path) -> None:
+    def __init__(self, primary: str, secondary: str, ledger: Path | None) -> None:
+        """Without a `ledger` the paired sender keeps none."""
         self._loop = asyncio.new_event_loop()
         self._stack = contextlib.AsyncExitStack()
         self._strings = primary, secondary
@@ -74,7 +75,8 @@ class BothSides:
 
     async def _open(self) -> None:
         primary, secondary = self._strings
-        options = SendAvailabilityOptions(backlog_queue_count=1, ledger=str(self._ledger))
+        place = "" if self._ledger is None else str(self._ledger)
+        options = SendAvailabilityOptions(backlog_queue_count=1, ledger=place)
         self.pair = Pair(
             Namespace.from_connection_string(primary, "bench"),
             Namespace.from_connection_string(secondary),
@@ -101,7 +103,7 @@ class BothSides:
     def _flush(self) -> None:
         recorder = self.pair._recorder
         assert recorder is not None
-        assert recorder.is_on, "the ledger must be on: it is part of the price"
+        assert recorder.is_on == (self._ledger is not None), "the ledger is part of the price"
         recorder.ledger.flush()
 
     def _timed(
@@ -126,20 +128,7 @@ def both_sides(progress: Progress, make: Make, messages: int, words: str) -> Ite
     DATA.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="paired-", dir=DATA) as directory:
         home = Path(directory)
-        log = home / "serve.log"
-        progress("starting twinbus serve")
-        command = [*TWINBUS, "serve", "primary:0", "secondary:0", "--ephemeral"]
-        with serve(command, log=log) as process:
-            wait_until(
-                lambda: len(PLACES.findall(log.read_text())) >= 2,
-                process=process,
-                log=log,
-                timeout_s=START_TIMEOUT_S,
-            )
-            primary, secondary = PLACES.findall(log.read_text())[:2]
-            found = CONNECTION_STRING.search(primary)
-            assert found is not None
-            Twinbus(*found.groups()).declare_queue(QUEUE)
+        with serving(progress, home) as (primary, secondary):
             sides = BothSides(primary, secondary, home / "ledger")
             sides.open()
             try:
@@ -150,3 +139,23 @@ def both_sides(progress: Progress, make: Make, messages: int, words: str) -> Ite
                 )
             finally:
                 sides.close()
+
+
+@contextlib.contextmanager
+def serving(progress: Progress, home: Path) -> Iterator[tuple[str, str]]:
+    """A broker of two namespaces with the queue in the first; their connection strings."""
+    log = home / "serve.log"
+    progress("starting twinbus serve")
+    command = [*TWINBUS, "serve", "primary:0", "secondary:0", "--ephemeral"]
+    with serve(command, log=log) as process:
+        wait_until(
+            lambda: len(PLACES.findall(log.read_text())) >= 2,
+            process=process,
+            log=log,
+            timeout_s=START_TIMEOUT_S,
+        )
+        primary, secondary = PLACES.findall(log.read_text())[:2]
+        found = CONNECTION_STRING.search(primary)
+        assert found is not None
+        Twinbus(*found.groups()).declare_queue(QUEUE)
+        yield primary, secondary

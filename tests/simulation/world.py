@@ -82,6 +82,9 @@ class _Ledger:
             outcome, message_id = str(fields["outcome"]), str(fields["message_id"])
             call.attempts.append((operation, outcome, message_id))
 
+    def record_message(self, form: LineForm, latency_us: int, message: Any) -> None:
+        self.record_messages(form, latency_us, [message])
+
     def record_messages(self, form: LineForm, latency_us: int, messages: Any) -> None:
         for message_id, _ in messages:
             self.record(form.operation, **{**form.fields, "message_id": message_id})

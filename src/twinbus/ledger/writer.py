@@ -32,6 +32,7 @@ from twinbus.ledger.record import (
     LineForm,
     encode,
     encode_deliveries,
+    encode_message,
     encode_messages,
 )
 
@@ -59,16 +60,18 @@ _OPTIONAL: Final = frozenset(FIELDS) - frozenset(REQUIRED)
 _PROCESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 """A name that every file system takes; Spark passes over files that begin with `_` or `.`."""
 
-_Messages = Sequence[tuple[str | None, int | None]]
+_Message = tuple[str | None, int | None]
+_Messages = Sequence[_Message]
 _Shared = tuple[tuple[str, object], ...]
 _Deliveries = Sequence[tuple[str | None, int, int | None, int | None]]
 _Noted = (
     tuple[int, str, dict[str, object]]
+    | tuple[int, LineForm, int, str | None, int | None]
     | tuple[int, LineForm, int, _Messages]
     | tuple[int, str, _Shared, _Deliveries]
 )
-"""One record, or those of one call's messages: their form, how long it took, ids and sizes; or
-those of many deliveries: what they have in common, and what not."""
+"""One record; that of one call's one message: form, how long it took, id and size; those of its
+many messages; or those of many deliveries: what they have in common, and what not."""
 
 
 class LedgerWriter:
@@ -131,6 +134,15 @@ class LedgerWriter:
         if at_ms is None:
             at_ms = time.time_ns() // 1_000_000
         self._noted.append((at_ms, operation, fields))
+        if self._thread is None:
+            self._start()
+
+    def record_message(self, form: LineForm, latency_us: int, message: _Message) -> None:
+        """Note one call about one message, as `record_messages` does, for less: the way of most."""
+        if len(self._noted) + self._more >= BUFFER_MAX or self._closed:
+            self._miss(1, "the records come faster than the disk takes them")
+            return
+        self._noted.append((time.time_ns() // 1_000_000, form, latency_us, *message))
         if self._thread is None:
             self._start()
 
@@ -234,19 +246,14 @@ class LedgerWriter:
         noted, commons = self._noted, self._commons
         while noted and count < _GROUP_MAX:
             note = noted.popleft()
-            records = 1 if len(note) == 3 else len(note[3])
+            records = len(note[3]) if len(note) == 4 else 1
             try:
-                if len(note) == 3:
-                    line = encode(self.process, *note).decode()
-                elif isinstance(note[1], LineForm):
-                    at_ms, form, latency_us, messages = note
+                if len(note) == 5:
+                    at_ms, form, latency_us, message_id, size_bytes = note
                     common = commons.get(form) or self._common(form)
-                    line = encode_messages(common, at_ms, latency_us, messages)
+                    line = encode_message(common, at_ms, latency_us, message_id, size_bytes)
                 else:
-                    at_ms, operation, shared, deliveries = note
-                    assert isinstance(shared, tuple)
-                    common = commons.get((operation, shared)) or self._common((operation, shared))
-                    line = encode_deliveries(common, at_ms, deliveries)
+                    line = self._encoded(note)
             except (TypeError, ValueError) as error:
                 # A value of the wrong kind is the caller's mistake, and costs what came with it.
                 self._miss(records, f"a record holds a value of the wrong kind: {error}")
@@ -261,8 +268,23 @@ class LedgerWriter:
             self._append("".join(lines).encode("ascii"), count)
         return bool(noted)
 
+    def _encoded(self, note: _Noted) -> str:
+        """The lines of a note of any kind but the most frequent."""
+        assert len(note) != 5
+        if len(note) == 3:
+            return encode(self.process, *note).decode()
+        if isinstance(note[1], LineForm):
+            at_ms, form, latency_us, messages = note
+            return encode_messages(self._common(form), at_ms, latency_us, messages)
+        at_ms, operation, shared, deliveries = note
+        assert isinstance(shared, tuple)
+        return encode_deliveries(self._common((operation, shared)), at_ms, deliveries)
+
     def _common(self, form: LineForm | tuple[str, _Shared]) -> str:
         """What the lines of a form have in common, kept for the next."""
+        kept = self._commons.get(form)
+        if kept is not None:
+            return kept
         if len(self._commons) >= _FORMS_MAX:
             self._commons.clear()
         whole = form if isinstance(form, LineForm) else LineForm(form[0], **dict(form[1]))
@@ -306,6 +328,9 @@ class NullLedger:
     keeps_records = False
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
+        """Nothing."""
+
+    def record_message(self, form: LineForm, latency_us: int, message: _Message) -> None:
         """Nothing."""
 
     def record_messages(self, form: LineForm, latency_us: int, messages: _Messages) -> None:

@@ -27,8 +27,11 @@ ERROR_LENGTH_MAX: Final = 300
 """Of an error's text; the service's own can be pages."""
 
 
-Messages = Sequence[tuple[str | None, int | None]]
-"""Id and size in bytes of each message of a call."""
+Message = tuple[str | None, int | None]
+"""Id and size in bytes."""
+
+Messages = Sequence[Message]
+"""Of each message of a call."""
 
 
 FORMS_MAX: Final = 20_000
@@ -40,6 +43,8 @@ class Ledger(Protocol):
     """What a pair does with its ledger while it runs."""
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None: ...
+
+    def record_message(self, form: LineForm, latency_us: int, message: Message) -> None: ...
 
     def record_messages(self, form: LineForm, latency_us: int, messages: Messages) -> None: ...
 
@@ -103,11 +108,11 @@ class Recorder:
                 entity=entity, backlog_queue=queue, message_id=message_id, size_bytes=size_bytes,
             )  # fmt: skip
 
-    def noting(self, entity: str) -> Callable[[int, Messages], None] | None:
-        """What notes messages that an entity took after so many microseconds; None: no ledger."""
+    def noting(self, entity: str) -> Callable[[int, Message], None] | None:
+        """What notes a message that an entity took after so many microseconds; None: no ledger."""
         if not self.is_on:
             return None
-        return partial(self.ledger.record_messages, self._sent_form(entity))
+        return partial(self.ledger.record_message, self._sent_form(entity))
 
     def _sent_form(self, entity: str) -> LineForm:
         return self._form(entity, "send", "application", "primary", entity=entity)

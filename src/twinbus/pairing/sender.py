@@ -117,7 +117,7 @@ class PairedSender:
             now = self._loop.time()
             is_cancelled = pool.done(conduit, now)
             if self._note is not None:
-                self._note(int((now - began) * 1e6), (measured,))
+                self._note(int((now - began) * 1e6), measured)
             self._entity.took(1)
             if is_cancelled:
                 self._entity.raised += 1

@@ -295,3 +295,28 @@ def test_a_forked_child_uses_a_form_under_its_own_name(tmp_path: Path) -> None:
     names = {one["message_id"]: one["process"] for one in read(tmp_path)}
     assert names["a"] == "parent"
     assert names["b"] != "parent"
+
+
+@pytest.mark.parametrize("message", [("a", 10), (None, 10), ("\u00fc", None), (None, None)])
+def test_one_message_is_the_line_that_it_is_among_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: tuple[str | None, int | None]
+) -> None:
+    monkeypatch.setattr("twinbus.ledger.writer.time.time_ns", lambda: 1_234_567_890)
+    with LedgerWriter(tmp_path, process="p", flush_s=NEVER_S) as ledger:
+        ledger.record_message(FORM, 5, message)
+        ledger.record_messages(FORM, 5, [message])
+    first, second = (tmp_path / "p-00000.jsonl").read_text().splitlines()
+    assert first == second
+
+
+def test_one_message_of_the_wrong_kind_or_past_the_buffer_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BUFFER_MAX", 2)
+    wrong: Any = 7
+    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+        for message_id in (wrong, "a", "b"):
+            ledger.record_message(FORM, 5, (message_id, 1))
+        assert ledger.unrecorded == 1
+    assert ids(tmp_path) == [None, "a"]
+    assert ledger.unrecorded == 2

@@ -179,6 +179,9 @@ class Notes:
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
         self.lines.append({"operation": operation, **fields})
 
+    def record_message(self, form: LineForm, latency_us: int, message: Any) -> None:
+        self.record_messages(form, latency_us, [message])
+
     def record_messages(self, form: LineForm, latency_us: int, messages: Any) -> None:
         for message_id, size_bytes in messages:
             line = {"latency_us": latency_us, "message_id": message_id, "size_bytes": size_bytes}
