@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -20,6 +21,7 @@ from tests.contract.pairs import drain, drain_all, until
 from tests.contract.test_observability import paired, run
 from twinbus import EmbeddedBroker
 from twinbus.broker.faults import Fault
+from twinbus.ledger import read
 from twinbus.pair import Pair
 from twinbus.pairing.backlog import backlog_paths
 from twinbus.pairing.tracing import Tracing
@@ -68,10 +70,11 @@ class Traced:
 
 
 def test_a_send_is_one_span_with_its_route_and_a_turn_for_each_attempt(
-    broker: EmbeddedBroker,
+    broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with paired(broker, failover_interval=0.0, ping_primary_interval=1.0) as pair:
+        settings = {"failover_interval": 0.0, "ping_primary_interval": 1.0}
+        async with paired(broker, **settings, ledger=str(tmp_path)) as pair:
             traced = Traced(pair)
             sender = pair.get_queue_sender("orders")
             with traced.tracer.start_as_current_span("checkout") as parent:
@@ -99,6 +102,17 @@ def test_a_send_is_one_span_with_its_route_and_a_turn_for_each_attempt(
         assert diverted.attributes["twinbus.route"] == "backlog"
         assert diverted.attributes["twinbus.backlog_queue"] in backlog_paths("contoso", 2)
         assert [event.name for event in diverted.events] == ["attempt failed", "diverted"]
+        lines = [line for line in read(tmp_path) if line.get("entity") == "orders"]
+        assert [
+            (line["operation"], line["outcome"], line["trace_id"])
+            for line in lines
+            if line["operation"] in ("send", "divert")
+        ] == [
+            ("send", "ok", _trace_id(healthy)),
+            ("send", "ok", _trace_id(healthy)),
+            ("send", "unknown", _trace_id(diverted)),
+            ("divert", "ok", _trace_id(diverted)),
+        ]
         assert diverted.events[0].attributes is not None
         assert diverted.events[0].attributes["error.type"] == "ServiceBusError"
         (ping,) = traced.spans("ping orders")
@@ -109,6 +123,12 @@ def test_a_send_is_one_span_with_its_route_and_a_turn_for_each_attempt(
         assert failed.status.status_code is trace.StatusCode.ERROR
 
     run(scenario())
+
+
+def _trace_id(span: ReadableSpan) -> str:
+    context = span.get_span_context()
+    assert context is not None
+    return f"{context.trace_id:032x}"
 
 
 def test_the_trace_survives_the_backlog(broker: EmbeddedBroker) -> None:

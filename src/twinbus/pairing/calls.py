@@ -397,13 +397,18 @@ class SendingCall(Call):
         recorder = self.client.recorder
         if recorder.is_on:
             messages, ended = self.outgoing.measured(), self.loop.time()
-            recorder.sent(self.entity.path, messages, began, ended, error=error)
+            path, trace_id = self.entity.path, self._trace_id()
+            recorder.sent(path, messages, began, ended, error=error, trace_id=trace_id)
 
     def _record_divert(self, queue: str, began: float, error: BaseException | None) -> None:
         recorder = self.client.recorder
         if recorder.is_on:
             messages, ended = self.outgoing.measured(), self.loop.time()
-            recorder.diverted(self.entity.path, queue, messages, began, ended, error=error)
+            path, trace_id = self.entity.path, self._trace_id()
+            recorder.diverted(path, queue, messages, began, ended, error=error, trace_id=trace_id)
+
+    def _trace_id(self) -> str | None:
+        return None if self.client.tracing is None else self.client.tracing.trace_id()
 
     def ids(self) -> tuple[str, ...]:
         return self.outgoing.ids

@@ -77,25 +77,25 @@ class Recorder:
 
     def sent(
         self, entity: str, messages: Messages, began: float, ended: float, *,
-        error: BaseException | None = None,
+        error: BaseException | None = None, trace_id: str | None = None,
     ) -> None:  # fmt: skip
         """One attempt on the primary: a line for each message."""
-        if error is None:
+        if error is None and trace_id is None:
             form = self._forms.get(entity) or self._sent_form(entity)
             self.ledger.record_messages(form, int((ended - began) * 1e6), messages)
             return
         for message_id, size_bytes in messages:
             self._write(
                 "send", "application", "primary", began, ended, error,
-                entity=entity, message_id=message_id, size_bytes=size_bytes,
+                entity=entity, message_id=message_id, size_bytes=size_bytes, trace_id=trace_id,
             )  # fmt: skip
 
     def diverted(
         self, entity: str, queue: str, messages: Messages, began: float, ended: float, *,
-        error: BaseException | None = None,
+        error: BaseException | None = None, trace_id: str | None = None,
     ) -> None:  # fmt: skip
         """One attempt on a backlog queue."""
-        if error is None:
+        if error is None and trace_id is None:
             form = self._forms.get((entity, queue)) or self._form(
                 (entity, queue), "divert", "failover", "secondary",
                 entity=entity, backlog_queue=queue,
@@ -106,6 +106,7 @@ class Recorder:
             self._write(
                 "divert", "failover", "secondary", began, ended, error,
                 entity=entity, backlog_queue=queue, message_id=message_id, size_bytes=size_bytes,
+                trace_id=trace_id,
             )  # fmt: skip
 
     def noting(self, entity: str) -> Callable[[int, Message], None] | None:

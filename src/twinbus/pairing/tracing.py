@@ -91,6 +91,11 @@ class Tracing:
             for copy in copies if isinstance(copies, list) else [copies]:
                 _stamp(copy)
 
+    def trace_id(self) -> str | None:
+        """The trace of the call in progress, as the ledger has it; None outside of any."""
+        context = self._current().get_span_context()
+        return f"{context.trace_id:032x}" if context.is_valid else None
+
     def _attributes(self, operation: str, path: str) -> dict[str, Any]:
         return {
             **self._common,
