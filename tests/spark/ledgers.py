@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from twinbus.ledger.record import VERSION
 from twinbus.pipeline.schemas import LEDGER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 Line = dict[str, Any]
 
@@ -64,3 +70,15 @@ def moved(message_id: str, at_s: float = 0, out_s: float = 10) -> list[Line]:
 def rows(lines: list[Line]) -> list[tuple[Any, ...]]:
     """The lines as rows of the ledger's schema."""
     return [tuple(one.get(name) for name in LEDGER.fieldNames()) for one in lines]
+
+
+def at_hand(frame: DataFrame) -> DataFrame:
+    """The same rows, worked out once: whatever is made of them costs no more than itself."""
+    return frame.sparkSession.createDataFrame(frame.collect(), frame.schema)
+
+
+def assert_rows(found: DataFrame, expected: Sequence[tuple[Any, ...]], schema: StructType) -> None:
+    """The rows are these in any order, with the columns of the schema."""
+    columns = [(field.name, field.dataType) for field in found.schema]
+    assert columns == [(field.name, field.dataType) for field in schema]
+    assert Counter(map(tuple, found.collect())) == Counter(expected)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.testing import assertDataFrameEqual
 
 from tests.spark.ledgers import (
     EPOCH_MS,
     Line,
+    assert_rows,
+    at_hand,
     came_out,
     completed,
     diverted,
@@ -23,6 +24,7 @@ from twinbus.pipeline import availability, conservation, gold_schemas, schemas, 
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 pytestmark = pytest.mark.spark
 
@@ -31,6 +33,10 @@ SECOND = EPOCH_MS // 1000
 
 def ledger(spark: SparkSession, *lines: Line) -> DataFrame:
     return spark.createDataFrame(rows(list(lines)), schemas.LEDGER)
+
+
+def given(spark: SparkSession, table: list[tuple[Any, ...]], schema: StructType) -> DataFrame:
+    return spark.createDataFrame(table, schema)
 
 
 def state(value: str, at_s: float, process: str = "p", **fields: Any) -> Line:
@@ -70,14 +76,13 @@ STATES = [
 ]
 
 
-def expected_windows() -> list[tuple[Any, ...]]:
-    return [
-        ("a+b", "orders", "p", ms(10), ms(20), ms(40), "failed over now", 3),
-        ("a+b", "orders", "q", ms(15), ms(30), ms(50), "failed over now", 0),
-        ("a+b", "orders", "p", None, ms(100), ms(103), "forced", 1),
-        ("a+b", "orders", "p", ms(110), ms(112), None, "failed over now", 1),
-        ("a+b", "news", "r", ms(20), ms(20), ms(25), "failed over now", 0),
-    ]
+WINDOWS = [
+    ("a+b", "orders", "p", ms(10), ms(20), ms(40), "failed over now", 3),
+    ("a+b", "orders", "q", ms(15), ms(30), ms(50), "failed over now", 0),
+    ("a+b", "orders", "p", None, ms(100), ms(103), "forced", 1),
+    ("a+b", "orders", "p", ms(110), ms(112), None, "failed over now", 1),
+    ("a+b", "news", "r", ms(20), ms(20), ms(25), "failed over now", 0),
+]
 
 
 def test_windows_of_each_process_whatever_the_order_of_the_lines(spark: SparkSession) -> None:
@@ -97,31 +102,26 @@ def test_windows_of_each_process_whatever_the_order_of_the_lines(spark: SparkSes
     found = windows.failover_windows(
         availability.states(records), availability.diversions(records, bucket_s=1)
     )
-    expected = spark.createDataFrame(expected_windows(), gold_schemas.WINDOWS)
-    assertDataFrameEqual(found, expected, ignoreNullable=True)
+    assert_rows(found, WINDOWS, gold_schemas.WINDOWS)
 
 
 def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: SparkSession) -> None:
-    table = windows.failover_windows(availability.states(ledger(spark, *STATES)))
+    table = given(spark, WINDOWS, gold_schemas.WINDOWS)
     found = windows.downtimes(table, until_ms=ms(120))
     # orders: 20 to 50 (two windows that overlap), 100 to 103, and 112 to the end.
     expected = [("orders", 3, 4, 30_000 + 3_000 + 8_000, True), ("news", 1, 1, 5_000, False)]
-    assertDataFrameEqual(
-        found, spark.createDataFrame(expected, gold_schemas.DOWNTIMES), ignoreNullable=True
-    )
+    assert_rows(found, expected, gold_schemas.DOWNTIMES)
 
 
 def test_percentiles_are_times_that_occurred(spark: SparkSession) -> None:
-    table = windows.failover_windows(availability.states(ledger(spark, *STATES)))
+    table = given(spark, WINDOWS, gold_schemas.WINDOWS)
     found = windows.percentiles(table)
     # detect: 0, 2, 10, 15 s; recover: 3, 5, 20, 20 s.
     expected = [
         ("", "detect", 4, 2_000, 15_000, 15_000, 15_000),
         ("", "recover", 4, 5_000, 20_000, 20_000, 20_000),
     ]
-    assertDataFrameEqual(
-        found, spark.createDataFrame(expected, gold_schemas.PERCENTILES), ignoreNullable=True
-    )
+    assert_rows(found, expected, gold_schemas.PERCENTILES)
     of_news = windows.percentiles(table, by=("entity",)).where("entity = 'news'")
     assert sorted(tuple(row) for row in of_news.collect()) == [
         ("news", "detect", 1, 0, 0, 0, 0),
@@ -141,7 +141,7 @@ def test_the_backlog_over_time_its_depth_and_its_oldest_age(spark: SparkSession)
         *(came_out("a", 9), forwarded("a", 9), completed("a", 9.5)),
         *(came_out("b", 12), forwarded("b", 12), completed("b", 12)),
     )
-    stays = availability.stays(conservation.fates(records, None), bucket_s=1)
+    stays = at_hand(availability.stays(conservation.fates(records, None), bucket_s=1))
     orders = stays.where("destination = 'orders'")
     points = [
         # Before and at each change: depth, and the age of the oldest at the end of the second.
@@ -155,30 +155,26 @@ def test_the_backlog_over_time_its_depth_and_its_oldest_age(spark: SparkSession)
         (11, 2, 8),
         (12, 1, 9),
     ]
-    assertDataFrameEqual(
+    assert_rows(
         availability.backlog_over_time(orders, bucket_s=1),
-        spark.createDataFrame(
-            [("orders", SECOND + at, depth, age) for at, depth, age in points], gold_schemas.BACKLOG
-        ),
-        ignoreNullable=True,
+        [("orders", SECOND + at, depth, age) for at, depth, age in points],
+        gold_schemas.BACKLOG,
     )
     whole = availability.backlog_over_time(stays, bucket_s=10, by=()).orderBy("at_s").collect()
     assert [tuple(row) for row in whole] == [("", SECOND, 3, 10), ("", SECOND + 10, 2, 20)]
 
 
 def test_a_drain_is_as_long_as_something_left(spark: SparkSession) -> None:
-    moved = [
-        part
-        for name, out_s in (("a", 10.0), ("b", 10.2), ("c", 11), ("d", 30))
-        for part in (diverted(name, 0), forwarded(name, out_s), completed(name, out_s))
+    left = [
+        ("orders", SECOND, SECOND + 10, 1, 10_000),
+        ("orders", SECOND + 1, SECOND + 10, 1, 9_200),
+        ("orders", SECOND, SECOND + 11, 1, 11_000),
+        ("orders", SECOND, SECOND + 30, 1, 30_000),
+        ("orders", SECOND, None, 5, 0),
     ]
-    records = ledger(spark, *moved, diverted("e", 0))
-    stays = availability.stays(conservation.fates(records, None), bucket_s=1)
-    found = availability.drains(stays, bucket_s=1)
-    expected = [("orders", 4, 3, 2, 10_000 + 10_200 + 11_000 + 30_000, SECOND + 10, SECOND + 31)]
-    assertDataFrameEqual(
-        found, spark.createDataFrame(expected, gold_schemas.DRAINS), ignoreNullable=True
-    )
+    found = availability.drains(given(spark, left, gold_schemas.STAYS), bucket_s=1)
+    expected = [("orders", 4, 3, 2, 10_000 + 9_200 + 11_000 + 30_000, SECOND + 10, SECOND + 31)]
+    assert_rows(found, expected, gold_schemas.DRAINS)
 
 
 def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
@@ -201,8 +197,6 @@ def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
         (minute, "orders", 1, 0, 1, 1, 0, 0, 0, 1),
         (minute + 60, "orders", 0, 1, 1, 0, 1, 1, 1, 0),
     ]
-    assertDataFrameEqual(
-        found, spark.createDataFrame(expected, gold_schemas.TRAFFIC), ignoreNullable=True
-    )
+    assert_rows(found, expected, gold_schemas.TRAFFIC)
     errors = availability.raised(conservation.fates(records, None), bucket_s=60)
     assert [tuple(row) for row in errors.collect()] == [(minute + 60, "orders", 1)]

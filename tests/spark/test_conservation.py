@@ -6,10 +6,11 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.testing import assertDataFrameEqual
 
 from tests.spark.ledgers import (
     Line,
+    assert_rows,
+    at_hand,
     came_out,
     completed,
     diverted,
@@ -55,7 +56,7 @@ def test_what_is_accepted_is_the_sum_of_the_fates_of_each_entity(spark: SparkSes
         *(sent("unsure", outcome="unknown"), received("unsure")),
         diverted("elsewhere", 15.2 * 3600, entity="News"),
     )
-    fates = conservation.fates(records, None)
+    fates = at_hand(conservation.fates(records, None))
     found = conservation.fate_sums(fates)
     # day, destination, tried, accepted, raised, diverted, ambiguous, entered, received,
     # received_accepted | delivered, dead_lettered, expired, waiting, lost, undecided
@@ -63,9 +64,7 @@ def test_what_is_accepted_is_the_sum_of_the_fates_of_each_entity(spark: SparkSes
         (DAY, "orders", 8, 6, 2, 5, 1, 5, 1, 0, 3, 1, 0, 0, 1, 1),
         (NEXT_DAY, "news", 1, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1),
     ]
-    assertDataFrameEqual(
-        found, spark.createDataFrame(expected, gold_schemas.FATE_SUMS), ignoreNullable=True
-    )
+    assert_rows(found, expected, gold_schemas.FATE_SUMS)
     # A peek afterwards changes what it saw, and the sums with it.
     sightings = spark.createDataFrame([("orders", "waits", "waiting")], schemas.SIGHTINGS)
     table = next(one for one in gold.gold_tables() if one.name == "fates")
@@ -94,11 +93,11 @@ def test_the_broker_tells_what_became_of_a_message_in_a_backlog_queue(spark: Spa
         # The forward is in no client's ledger: the destination has it all the same.
         *(broker("complete", "moved"), broker("send", "moved", entity="orders")),
     )
-    partial = journeys.partial_journeys(records)
-    fates = journeys.judged(partial)
+    partial = at_hand(journeys.partial_journeys(records))
+    fates = at_hand(journeys.judged(partial))
     known = {row["message_id"]: row["fate"] for row in _of(fates, "orders")}
     assert known == {**dict.fromkeys(ids, "undecided"), "moved": "delivered"}
-    asked = conservation.witnessed(fates, partial)
+    asked = at_hand(conservation.witnessed(fates, partial))
     assert {row["message_id"]: row["fate"] for row in _of(asked, "orders")} == {
         "waits": "waiting",
         "expired": "expired",
@@ -142,21 +141,18 @@ def test_duplicates_fall_into_a_window_and_the_broker_explains_more(spark: Spark
         # Diverted twice without an answer: two copies in the backlog, none at its entity.
         *(broker("send", "pending"), broker("send", "pending")),
     )
-    fates = conservation.fates(records, None)
-    assertDataFrameEqual(
+    fates = at_hand(conservation.fates(records, None))
+    assert_rows(
         conservation.named_duplicates(fates),
-        spark.createDataFrame(
-            [
-                ("orders", "orders", "unsure", 2, "ambiguous"),
-                ("orders", "orders", "crash", 2, "syphon"),
-                ("orders", "orders", "odd", 3, "unexplained"),
-                ("orders", "orders", "again", 2, "redelivered"),
-                ("orders", "orders", "two", 2, "stored_twice"),
-                ("news/subscriptions/b", "news", "fan-2", 2, "unexplained"),
-            ],
-            schemas.DUPLICATES,
-        ),
-        ignoreNullable=True,
+        [
+            ("orders", "orders", "unsure", 2, "ambiguous"),
+            ("orders", "orders", "crash", 2, "syphon"),
+            ("orders", "orders", "odd", 3, "unexplained"),
+            ("orders", "orders", "again", 2, "redelivered"),
+            ("orders", "orders", "two", 2, "stored_twice"),
+            ("news/subscriptions/b", "news", "fan-2", 2, "unexplained"),
+        ],
+        schemas.DUPLICATES,
     )
     sums = conservation.duplicate_sums(fates).where("window = 'unexplained'").collect()
     assert sorted(tuple(row)[1:] for row in sums) == [
@@ -180,7 +176,7 @@ def test_a_backlog_older_than_the_detection_window_is_flagged(spark: SparkSessio
         # Not forwarded: its age is not known yet.
         diverted("waits", 0),
     ]
-    table = conservation.ages(conservation.fates(ledger(spark, *lines), None))
+    table = at_hand(conservation.ages(conservation.fates(ledger(spark, *lines), None)))
     expected = [
         ("orders", 600, 1),
         ("orders", 601, 1),
@@ -189,9 +185,7 @@ def test_a_backlog_older_than_the_detection_window_is_flagged(spark: SparkSessio
         ("news", 1800, 1),
         ("skewed", 0, 1),
     ]
-    assertDataFrameEqual(
-        table, spark.createDataFrame(expected, gold_schemas.AGES), ignoreNullable=True
-    )
+    assert_rows(table, expected, gold_schemas.AGES)
     assert _flagged(table, 600) == [("news", 1, 1800, 600), ("orders", 3, 7260, 600)]
     assert _flagged(table, {"Orders": 7260, "NEWS": 60}) == [("news", 1, 1800, 60)]
     assert _flagged(table, {}) == []
@@ -220,9 +214,7 @@ def test_clocks_that_disagree_are_counted_with_how_much(spark: SparkSession) -> 
         ("orders", "forward, complete", 128, 1),
         ("orders", "accept, receive", 4_194_304, 1),
     ]
-    assertDataFrameEqual(
-        found, spark.createDataFrame(expected, gold_schemas.SKEWS), ignoreNullable=True
-    )
+    assert_rows(found, expected, gold_schemas.SKEWS)
 
 
 def test_lines_of_each_day_and_what_they_leave_out(spark: SparkSession) -> None:
@@ -236,8 +228,4 @@ def test_lines_of_each_day_and_what_they_leave_out(spark: SparkSession) -> None:
         broker("send", "a"),
     )
     expected = [(DAY, "client", 4, 2, 0), (NEXT_DAY, "client", 1, 0, 7), (DAY, "broker", 1, 0, 0)]
-    assertDataFrameEqual(
-        conservation.lines(records),
-        spark.createDataFrame(expected, gold_schemas.LINES),
-        ignoreNullable=True,
-    )
+    assert_rows(conservation.lines(records), expected, gold_schemas.LINES)

@@ -1,59 +1,59 @@
-"""Every gold table is additive: kept batch by batch it is what one pass over all would give."""
+"""What makes a gold table additive: parts are added up, and a message's old part is taken back."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.testing import assertDataFrameEqual
 
-from tests.spark.ledgers import came_out, completed, diverted, forwarded, line, received, rows, sent
-from twinbus.pipeline import conservation, gold, schemas
+from tests.spark.ledgers import assert_rows
+from twinbus.pipeline import gold, gold_schemas, schemas
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.spark.ledgers import Line
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
-EARLY: list[Line] = [
-    sent("a", 0),
-    diverted("b", 2),
-    sent("c", 3, outcome="unknown"),
-    line("state", None, 1, state="failed over", error="no success for 60 s"),
-    # Its other half comes later, though it is the earlier one.
-    forwarded("d", 80),
-]
-LATE: list[Line] = [
-    diverted("d", 81),
-    came_out("b", 70),
-    forwarded("b", 70.5),
-    completed("b", 71),
-    received("a", 4),
-    received("c", 9),
-    line("send", "e", 90, outcome="failed"),
-]
+RAISED = next(table for table in gold.gold_tables() if table.name == "raised")
 
 
-def ledger(spark: SparkSession, lines: list[Line]) -> DataFrame:
-    return spark.createDataFrame(rows(lines), schemas.LEDGER)
+def test_parts_are_added_up_and_what_came_to_nothing_is_left_out(spark: SparkSession) -> None:
+    parts = [[(60, "a", 2), (60, "b", 1)], [(60, "a", 3), (120, "a", 1)], [(60, "b", -1)]]
+    frames = [spark.createDataFrame(part, gold_schemas.RAISED) for part in parts]
+    assert_rows(gold.merged(RAISED, frames), [(60, "a", 5), (120, "a", 1)], gold_schemas.RAISED)
 
 
-@pytest.mark.parametrize("table", gold.gold_tables(), ids=lambda table: table.name)
-def test_sums_of_batches_are_the_sums_of_all(spark: SparkSession, table: gold.GoldTable) -> None:
-    early, late = ledger(spark, EARLY), ledger(spark, LATE)
-    both = early.unionAll(late)
-    if table.of_records is not None:
-        parts = [table.of_records(early), table.of_records(late)]
-        whole = table.of_records(both)
-    else:
-        assert table.of_journeys is not None
-        before, after = (conservation.fates(part, None) for part in (early, both))
-        parts = [table.of_journeys(before), gold.change(table, before, after)]
-        whole = table.of_journeys(after)
-    assert [(field.name, field.dataType) for field in whole.schema] == [
-        (field.name, field.dataType) for field in table.schema
-    ]
-    assert whole.count() > 0
-    assertDataFrameEqual(gold.merged(table, parts), whole, ignoreNullable=True)
+def test_a_batch_takes_back_what_its_messages_counted_for_before(spark: SparkSession) -> None:
+    before = [("x", "1", 60), ("x", "2", 60)]
+    after = [("x", "1", 60), ("x", "2", 120), ("y", "3", 120)]
+    frames = (
+        spark.createDataFrame(lot, "destination string, message_id string, at_s long")
+        for lot in (before, after)
+    )
+    table = gold.GoldTable(
+        name="messages",
+        schema=gold_schemas.RAISED,
+        keys=("at_s", "destination"),
+        of_journeys=lambda journeys: (
+            journeys.groupBy("at_s", "destination").count().withColumnRenamed("count", "messages")
+        ),
+    )
+    # That of the message which did not change is neither taken nor added.
+    expected = [(60, "x", -1), (120, "x", 1), (120, "y", 1)]
+    assert_rows(gold.change(table, *frames), expected, gold_schemas.RAISED)
+
+
+def test_every_table_has_the_columns_of_its_schema(spark: SparkSession) -> None:
+    records = spark.createDataFrame([], schemas.LEDGER)
+    messages = spark.createDataFrame([], schemas.FATES)
+    tables = gold.gold_tables()
+    assert len({table.name for table in tables}) == len(tables)
+    for table in tables:
+        whole = table.of_records(records) if table.of_records else None
+        if table.of_journeys is not None:
+            whole = table.of_journeys(messages)
+        assert whole is not None
+        found = [(field.name, field.dataType) for field in whole.schema]
+        assert found == [(field.name, field.dataType) for field in table.schema], table.name
+        assert table.sums
+        assert gold.merged(table, [whole]).columns == table.schema.fieldNames()

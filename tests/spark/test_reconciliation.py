@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.testing import assertDataFrameEqual
 
-from tests.spark.ledgers import Line, diverted, forwarded, line, received, rows, sent
+from tests.spark.ledgers import (
+    Line,
+    assert_rows,
+    diverted,
+    forwarded,
+    line,
+    received,
+    rows,
+    sent,
+)
 from twinbus.pipeline import gold_schemas, reconciliation, schemas
 
 if TYPE_CHECKING:
@@ -68,19 +76,16 @@ LINES = [
 def test_both_views_are_counted_where_the_broker_says_it_was(spark: SparkSession) -> None:
     records = ledger(spark, *LINES)
     differing = reconciliation.disagreements(records)
-    assertDataFrameEqual(
+    assert_rows(
         differing,
-        spark.createDataFrame(
-            [
-                ("contoso", "orders", "send", "phantom", 1, 0, "only_clients"),
-                ("contoso", "orders", "send", "stranger", -1, 0, "only_broker"),
-                ("contoso", "orders", "send", "done", -1, 1, "ambiguous_done"),
-                ("contoso", "orders", "send", "not-done", 0, 1, "ambiguous_not_done"),
-                ("contoso", "orders", "send", "again", -1, 1, "ambiguous_done"),
-            ],
-            gold_schemas.DISAGREEMENTS,
-        ),
-        ignoreNullable=True,
+        [
+            ("contoso", "orders", "send", "phantom", 1, 0, "only_clients"),
+            ("contoso", "orders", "send", "stranger", -1, 0, "only_broker"),
+            ("contoso", "orders", "send", "done", -1, 1, "ambiguous_done"),
+            ("contoso", "orders", "send", "not-done", 0, 1, "ambiguous_not_done"),
+            ("contoso", "orders", "send", "again", -1, 1, "ambiguous_done"),
+        ],
+        gold_schemas.DISAGREEMENTS,
     )
     expected = [
         ("contoso", "orders", "send", 3, 5, -2, 1, 1, 2, 1),
@@ -90,10 +95,10 @@ def test_both_views_are_counted_where_the_broker_says_it_was(spark: SparkSession
         ("east", QUEUE, "receive", 1, 1, 0, 0, 0, 0, 0),
         ("east", QUEUE, "complete", 1, 1, 0, 0, 0, 0, 0),
     ]
-    assertDataFrameEqual(
+    assert_rows(
         reconciliation.agreements(reconciliation.views(records), differing),
-        spark.createDataFrame(expected, gold_schemas.AGREEMENTS),
-        ignoreNullable=True,
+        expected,
+        gold_schemas.AGREEMENTS,
     )
 
 
