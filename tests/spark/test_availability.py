@@ -20,6 +20,8 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
+from twinbus.pairing.events import SendFailed, State
+from twinbus.pairing.failover import EntityFailover
 from twinbus.pipeline import availability, conservation, gold_schemas, schemas, windows
 
 if TYPE_CHECKING:
@@ -66,6 +68,9 @@ STATES = [
     state("healthy", 103, "p"),
     state("suspect", 110, "p"),
     state("failed over", 112, "p"),
+    # At once, for the failover interval is 0.
+    state("failed over", 7, "t", entity="audit", error=windows.AT_ONCE),
+    state("healthy", 9, "t", entity="audit"),
     # Suspect and failed over in the same millisecond, another entity.
     state("healthy", 25, "r", entity="news"),
     state("failed over", 20, "r", entity="news"),
@@ -82,6 +87,7 @@ WINDOWS = [
     ("a+b", "orders", "p", None, ms(100), ms(103), "forced", 1),
     ("a+b", "orders", "p", ms(110), ms(112), None, "failed over now", 1),
     ("a+b", "news", "r", ms(20), ms(20), ms(25), "failed over now", 0),
+    ("a+b", "audit", "t", ms(7), ms(7), ms(9), windows.AT_ONCE, 0),
 ]
 
 
@@ -105,21 +111,32 @@ def test_windows_of_each_process_whatever_the_order_of_the_lines(spark: SparkSes
     assert_rows(found, WINDOWS, gold_schemas.WINDOWS)
 
 
+def test_the_words_of_states_and_of_a_failover_at_once_are_those_of_the_machine() -> None:
+    entity = EntityFailover(failover_interval_s=0, ping_interval_s=60)
+    entity.handle(SendFailed(counts=True), 1.0)
+    assert (entity.state, entity.reason) == (State.FAILED_OVER, windows.AT_ONCE)
+    assert set(windows.STATES) == {state.value for state in State}
+
+
 def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: SparkSession) -> None:
     table = given(spark, WINDOWS, gold_schemas.WINDOWS)
     found = windows.downtimes(table, until_ms=ms(120))
     # orders: 20 to 50 (two windows that overlap), 100 to 103, and 112 to the end.
-    expected = [("orders", 3, 4, 30_000 + 3_000 + 8_000, True), ("news", 1, 1, 5_000, False)]
+    expected = [
+        ("orders", 3, 4, 30_000 + 3_000 + 8_000, True),
+        ("news", 1, 1, 5_000, False),
+        ("audit", 1, 1, 2_000, False),
+    ]
     assert_rows(found, expected, gold_schemas.DOWNTIMES)
 
 
 def test_percentiles_are_times_that_occurred(spark: SparkSession) -> None:
     table = given(spark, WINDOWS, gold_schemas.WINDOWS)
     found = windows.percentiles(table)
-    # detect: 0, 2, 10, 15 s; recover: 3, 5, 20, 20 s.
+    # detect: 0, 0, 2, 10, 15 s; recover: 2, 3, 5, 20, 20 s.
     expected = [
-        ("", "detect", 4, 2_000, 15_000, 15_000, 15_000),
-        ("", "recover", 4, 5_000, 20_000, 20_000, 20_000),
+        ("", "detect", 5, 2_000, 15_000, 15_000, 15_000),
+        ("", "recover", 5, 5_000, 20_000, 20_000, 20_000),
     ]
     assert_rows(found, expected, gold_schemas.PERCENTILES)
     of_news = windows.percentiles(table, by=("entity",)).where("entity = 'news'")

@@ -204,6 +204,8 @@ def test_clocks_that_disagree_are_counted_with_how_much(spark: SparkSession) -> 
         *(diverted("b", 10), forwarded("b", 5.904), completed("b", 12)),
         *moved("c"),
         *(diverted("d", 1), forwarded("d", 10), completed("d", 9.9)),
+        # Two forwards, and the first was completed: no clock is wrong.
+        *(diverted("g", 1), forwarded("g", 5), completed("g", 6), forwarded("g", 7)),
         # Received before the sender had its answer: usual. An hour before: the clock.
         *(sent("e", 2), received("e", 1)),
         *(sent("f", 3600 + 61), received("f", 0)),

@@ -189,7 +189,10 @@ def skews(journeys: DataFrame) -> DataFrame:
     entered, accepted = F.col("entered_ms"), F.col("accepted_ms")
     behind = {
         "divert, forward": entered - F.col("forwarded_ms"),
-        "forward, complete": F.col("forwarded_ms") - F.col("left_ms"),
+        # Of two forwards the completion can belong to the first.
+        "forward, complete": F.when(
+            F.col("forwards") == 1, F.col("forwarded_ms") - F.col("left_ms")
+        ),
         "accept, receive": accepted - F.col("received_ms") - ANSWER_MAX_MS,
     }
     steps = F.array(

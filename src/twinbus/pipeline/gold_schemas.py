@@ -191,7 +191,7 @@ WINDOWS: Final = StructType(
         StructField("pair", StringType(), nullable=False),
         StructField("entity", StringType(), nullable=False),
         StructField("process", StringType(), nullable=False),
-        # Null where no attempt failed first: a failover interval of 0, or a person's command.
+        # When the first attempt failed; null where none did: a person's command.
         StructField("suspect_ms", LongType()),
         StructField("failed_over_ms", LongType(), nullable=False),
         # Null: the window is open.

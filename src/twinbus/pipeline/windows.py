@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pairing.events import State
 from twinbus.pipeline.gold_schemas import DOWNTIMES, PERCENTILES, WINDOWS
 
 if TYPE_CHECKING:
@@ -21,11 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["downtimes", "failover_windows", "percentiles"]
 
-DOWN: Final = (State.FAILED_OVER.value, State.UNUSABLE.value)
+SUSPECT: Final = "suspect"
+DOWN: Final = ("failed over", "unusable")
 """States in which sends do not go to the primary."""
 
-_ORDER: Final = (State.SUSPECT, State.FAILED_OVER, State.UNUSABLE, State.HEALTHY)
-"""How states of one millisecond follow each other."""
+STATES: Final = (SUSPECT, *DOWN, "healthy")
+"""The words of `pairing.events`, as states of one millisecond follow each other."""
+
+AT_ONCE: Final = "a send failed"
+"""Why an entity fails over without being suspect first: its failover interval is 0."""
 
 _OF_ONE: Final = ("pair", "entity", "process")
 
@@ -70,7 +73,7 @@ def failover_windows(
 
 
 def _windows(states: DataFrame) -> DataFrame:
-    rank = F.array_position(F.array(*(F.lit(state.value) for state in _ORDER)), F.col("state"))
+    rank = F.array_position(F.array(*(F.lit(state) for state in STATES)), F.col("state"))
     in_order = Window.partitionBy(*_OF_ONE).orderBy("at_ms", rank)
     down = F.col("state").isin(*DOWN)
     turns = (
@@ -82,10 +85,12 @@ def _windows(states: DataFrame) -> DataFrame:
         .where(F.col("down") != F.col("was_down"))
         .withColumn("returned_ms", F.lead("at_ms").over(in_order))
     )
-    was_suspect = F.col("before") == State.SUSPECT.value
+    suspected = F.when(F.col("before") == SUSPECT, F.col("before_ms")).when(
+        F.col("reason") == AT_ONCE, F.col("at_ms")
+    )
     return turns.where("down").select(
         *_OF_ONE,
-        F.when(was_suspect, F.col("before_ms")).alias("suspect_ms"),
+        suspected.alias("suspect_ms"),
         F.col("at_ms").alias("failed_over_ms"),
         F.col("returned_ms").alias("recovered_ms"),
         "reason",
@@ -129,8 +134,8 @@ def downtimes(windows: DataFrame, *, until_ms: int) -> DataFrame:
 def percentiles(windows: DataFrame, *, by: tuple[str, ...] = ()) -> DataFrame:
     """How long it took to detect an outage and to recover from one: times that did occur.
 
-    Exact, for windows are few. Without a "suspect" before it (a failover interval of 0, a person's
-    command) a window tells nothing of detection, and an open one nothing of recovery.
+    Exact, for windows are few. One that a person began tells nothing of detection, and an open one
+    nothing of recovery.
     """
     took = {
         "detect": F.col("failed_over_ms") - F.col("suspect_ms"),
