@@ -1,0 +1,135 @@
+"""How often the primary is down and for how long: a pattern, as a person writes it.
+
+    2/year lognormal 40min           on average twice a year, half of them longer than 40 minutes
+    exactly 2/year exponential 40min twice in every year, half of them longer than 40 minutes
+    300/year fixed 5s                on average 300 times a year, each 5 seconds long
+
+The number of a year is Poisson unless it is exact, and every moment is as likely as another: outages
+that know nothing of each other. A length is always given by its median, because people remember a
+usual outage and not a mean that one long one moves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import NormalDist
+from typing import Final
+
+from twinbus.cost.quantities import DAY_S, QuantityError, parse_duration, parse_frequency
+
+__all__ = ["LENGTH_MAX_S", "Lengths", "OutagePattern", "parse_pattern"]
+
+LENGTH_MAX_S: Final = 30 * DAY_S
+"""A drawn outage is cut here. Whoever is without a namespace for a month has another plan by then,
+and one absurd draw of a wide lognormal would be all that a mean shows."""
+
+PER_YEAR_MAX: Final = 400
+"""Somewhat more than one a day. A primary that is down more often is not saved by a backlog."""
+
+SIGMA_MAX: Final = 3.0
+"""At 3 one outage in six is twenty times the median; wider is a slip of the pen."""
+
+FORM: Final = "like '2/year lognormal 40min' or 'exactly 2/year fixed 1h'"
+
+_NORMAL: Final = NormalDist()
+_LN2: Final = math.log(2)
+
+
+class Lengths(StrEnum):
+    """The distributions that a length may have."""
+
+    LOGNORMAL = "lognormal"
+    EXPONENTIAL = "exponential"
+    FIXED = "fixed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutagePattern:
+    """Outages of one kind."""
+
+    per_year: float
+    lengths: Lengths
+    median_s: float
+    sigma: float = 1.0
+    """Of a lognormal length: the standard deviation of its logarithm."""
+    is_exact: bool = False
+    """Every year has exactly so many."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.per_year <= PER_YEAR_MAX:
+            raise QuantityError(f"outages must be 0 to {PER_YEAR_MAX} a year; got {self.per_year:g}")
+        if self.is_exact and self.per_year != int(self.per_year):
+            raise QuantityError(
+                f"outages: exactly {self.per_year:g} a year is no whole number; leave `exactly` out"
+            )
+        if not 0 < self.median_s <= LENGTH_MAX_S:
+            raise QuantityError(
+                f"outages must be longer than 0 and at most {LENGTH_MAX_S // DAY_S} days; got"
+                f" {self.median_s:g} s"
+            )
+        if not 0 < self.sigma <= SIGMA_MAX:
+            raise QuantityError(
+                f"sigma must be more than 0 and at most {SIGMA_MAX:g}; got {self.sigma:g}"
+            )
+
+    @property
+    def mean_s(self) -> float:
+        """The mean length, in closed form."""
+        return self.mean_beyond_s(0.0)
+
+    def share_longer(self, than_s: float) -> float:
+        """Which part of the outages is longer than this."""
+        if than_s <= 0:
+            return 1.0
+        match self.lengths:
+            case Lengths.LOGNORMAL:
+                return _NORMAL.cdf(-self._standard(than_s))
+            case Lengths.EXPONENTIAL:
+                return math.exp(-_LN2 * than_s / self.median_s)
+            case Lengths.FIXED:
+                return float(self.median_s > than_s)
+
+    def mean_beyond_s(self, since_s: float) -> float:
+        """The mean time that an outage goes on after `since_s`; 0 for the shorter ones."""
+        match self.lengths:
+            case Lengths.LOGNORMAL if since_s > 0:
+                mean = self.median_s * math.exp(self.sigma**2 / 2)
+                inside = _NORMAL.cdf(self.sigma - self._standard(since_s))
+                return mean * inside - since_s * self.share_longer(since_s)
+            case Lengths.LOGNORMAL:
+                return self.median_s * math.exp(self.sigma**2 / 2) - since_s
+            case Lengths.EXPONENTIAL:
+                return self.median_s / _LN2 * self.share_longer(since_s)
+            case Lengths.FIXED:
+                return max(0.0, self.median_s - since_s)
+
+    def __str__(self) -> str:
+        exactly = "exactly " if self.is_exact else ""
+        spread = f" (sigma {self.sigma:g})" if self.lengths is Lengths.LOGNORMAL else ""
+        return f"{exactly}{self.per_year:g}/year {self.lengths} {self.median_s:g}s{spread}"
+
+    def _standard(self, length_s: float) -> float:
+        return math.log(length_s / self.median_s) / self.sigma
+
+
+def parse_pattern(text: str, sigma: float = 1.0) -> OutagePattern:
+    """The pattern that a person wrote; QuantityError, in one line, where it cannot be read."""
+    words = text.split()
+    is_exact = bool(words) and words[0].lower() == "exactly"
+    if is_exact:
+        del words[0]
+    if len(words) < 3:
+        raise QuantityError(f"outages must be {FORM}; got {text!r:.60}")
+    kind = words[1].lower()
+    if kind not in set(Lengths):
+        known = ", ".join(Lengths)
+        raise QuantityError(f"outages: lengths are {known}; got {words[1]!r:.40} in {text!r:.60}")
+    return OutagePattern(
+        per_year=float(parse_frequency(words[0], "outages")),
+        lengths=Lengths(kind),
+        median_s=float(parse_duration(" ".join(words[2:]), "the length of outages")),
+        sigma=sigma,
+        is_exact=is_exact,
+    )

@@ -1,0 +1,170 @@
+"""What was asked of the planner, and what came of it for each setting: plain data.
+
+Figures of chance carry their standard error: how far a run with another seed would be, usually.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from twinbus.cost.arithmetic import idle_syphon_operations
+from twinbus.cost.quantities import YEAR_S, QuantityError
+from twinbus.options import (
+    BACKLOG_QUEUE_COUNT_MAX,
+    FAILOVER_INTERVAL_MAX_S,
+    PING_INTERVAL_MAX_S,
+    SYPHON_POLL_MAX_S,
+)
+from twinbus.planning.model import Setting, Traffic
+from twinbus.planning.outages import OutagePattern
+
+__all__ = ["SETTINGS_MAX", "YEARS_MAX", "Estimate", "Outcome", "Question", "grid"]
+
+GB: Final = 1024**3
+
+QUEUE_MIN_BYTES: Final = GB
+QUEUE_MAX_BYTES: Final = 80 * GB
+"""Quotas of a queue: 1 to 5 GB, and up to 80 in Premium or with partitions."""
+
+YEARS_MAX: Final = 1_000_000
+SETTINGS_MAX: Final = 500
+"""More than anyone reads; each is simulated for all years."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """Everything that decides the answer: the same question has the same answer, always."""
+
+    traffic: Traffic
+    patterns: tuple[OutagePattern, ...]
+    settings: tuple[Setting, ...]
+    queue_bytes: int = 5 * GB
+    """Quota of one backlog queue."""
+    drain_per_s: float = 250.0
+    """Messages a second that the syphon brings home."""
+    poll_s: float = SYPHON_POLL_MAX_S
+    syphons: int = 1
+    """Programs that run the syphon: each polls every backlog queue."""
+    years: int = 10_000
+    seed: int = 7
+
+    def __post_init__(self) -> None:
+        _within("years", self.years, 1, YEARS_MAX)
+        _within("syphons", self.syphons, 1, 10_000)
+        _within("the poll", self.poll_s, 1, SYPHON_POLL_MAX_S, " seconds")
+        if not QUEUE_MIN_BYTES <= self.queue_bytes <= QUEUE_MAX_BYTES:
+            raise QuantityError(
+                f"the size of a backlog queue must be 1 to {QUEUE_MAX_BYTES // GB} GB; got"
+                f" {self.queue_bytes / GB:g} GB"
+            )
+        if self.drain_per_s <= 0:
+            raise QuantityError(
+                f"the rate limit leaves {self.drain_per_s:g} messages a second for the backlog, so"
+                " that it is never drained; it must be more than the rate that it is shared with"
+            )
+        if not self.patterns:
+            raise QuantityError("outages must be named, like '2/year lognormal 40min'")
+
+    @property
+    def message_bytes(self) -> int:
+        """What one message takes in a backlog queue."""
+        return max(1, self.traffic.size_bytes)
+
+    @property
+    def messages_a_year(self) -> float:
+        return self.traffic.rate_per_s * YEAR_S
+
+    def polls_a_year(self, queues: int) -> int:
+        """Receives of a syphon that finds nothing all year."""
+        each = idle_syphon_operations(queue_count=queues, poll_s=self.poll_s, period_s=YEAR_S)
+        return each * self.syphons
+
+
+def grid(
+    failover_s: Sequence[float], ping_s: Sequence[float], queues: Sequence[int]
+) -> tuple[Setting, ...]:
+    """Every combination, in order, each checked against the ranges of the options (SPEC 1)."""
+    for value in failover_s:
+        _within("failover interval", value, 0, FAILOVER_INTERVAL_MAX_S, " seconds")
+    for value in ping_s:
+        _within("ping interval", value, 1, PING_INTERVAL_MAX_S, " seconds")
+    for value in queues:
+        _within("queues", value, 1, BACKLOG_QUEUE_COUNT_MAX)
+    settings = sorted(
+        {Setting(float(a), float(b), c) for a in failover_s for b in ping_s for c in queues}
+    )
+    if not 0 < len(settings) <= SETTINGS_MAX:
+        raise QuantityError(
+            f"{len(settings):,} settings to compare, and 1 to {SETTINGS_MAX} can be; name other"
+            " failover intervals, ping intervals or queues"
+        )
+    return tuple(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over simulated years."""
+
+    mean: float
+    error: float
+    """Its standard error; 0 where it does not vary at all."""
+
+    @classmethod
+    def of(cls, count: int, total: float, squares: float) -> Estimate:
+        """The mean of `count` values from their sum and the sum of their squares."""
+        mean = total / count
+        variance = max(0.0, squares / count - mean * mean)
+        return cls(mean, math.sqrt(variance / count))
+
+    @classmethod
+    def of_share(cls, count: int, hits: int) -> Estimate:
+        """A probability; none of `count` still leaves room for 3 in so many, which is its error."""
+        share = hits / count
+        if hits in (0, count):
+            return cls(share, 3 / count)
+        return cls(share, math.sqrt(share * (1 - share) / count))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """A year under one setting; what is counted is a mean over the simulated years."""
+
+    setting: Setting
+    outages: Estimate
+    outage_s: Estimate
+    """The primary is down for so long."""
+    raised: Estimate
+    """Sends that raise before the failover."""
+    refused: Estimate
+    """Sends that raise because the backlog is full."""
+    diverted: Estimate
+    """Messages that the backlog takes."""
+    pings: Estimate
+    full: Estimate
+    """The chance that every backlog queue is full at some time of a year."""
+    queue_full: Estimate
+    """The chance that the fullest of them is."""
+    polls: int
+    detection_s: float
+    """From the begin of an outage to the failover, on average; the longest is one gap later."""
+    recovery_s: float
+    """From the primary's return to the ping that is answered, over all outages."""
+    peak_p95: float
+    """Messages in the backlog at once; 95 years of a hundred have less."""
+    drain_p50_s: float
+    """The longest drain of a year; half of the years with a backlog have less."""
+    drain_p95_s: float
+    drain_max_s: float
+
+    @property
+    def raised_total(self) -> float:
+        """Sends that raise, for either reason."""
+        return self.raised.mean + self.refused.mean
+
+
+def _within(name: str, value: float, low: float, high: float, unit: str = "") -> None:
+    if not low <= value <= high:
+        raise QuantityError(f"{name} must be from {low:g} to {high:,.0f}{unit}; got {value:g}")
