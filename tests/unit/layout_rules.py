@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PURE_UNITS = frozenset(
-    {"amqp", "broker", "control", "cost", "errors", "options", "pairing", "syphon", "transfer"}
+    """amqp broker control cost errors options pairing planning syphon transfer""".split()
 )
 """Units whose modules decide and do nothing else, except those in SHELLS."""
 
@@ -99,6 +99,7 @@ ARROWS: Mapping[str, Set[str]] = {
     "amqp": set(),
     "ledger": {"errors"},
     "cost": {"errors"},
+    "planning": {"cost", "errors", "options"},
     "transfer": {"amqp", "errors"},
     "broker": {"amqp", "errors"},
     "pairing": {"clock", "errors", "options", "transfer"},
@@ -106,7 +107,7 @@ ARROWS: Mapping[str, Set[str]] = {
     "control": {"errors"},
     "pair": {"clock", "control", "errors", "options", "pairing", "syphon"},
     "blocking": {"errors", "options", "pair", "pairing"},
-    "pipeline": {"cost", "errors", "ledger", "loops", "options", "syphon"},
+    "pipeline": {"cost", "errors", "ledger", "loops", "options", "planning", "syphon"},
     "testing": {"broker", "clock", "errors", "options", "pair"},
 }
 """Which unit may know which. `console` and the public door may know all; a shell may also write to

@@ -21,7 +21,6 @@ from twinbus.cost.quantities import YEAR_S
 from twinbus.planning.model import (
     Setting,
     Standing,
-    Traffic,
     effect_of,
     fullest_share,
     next_standing,
@@ -39,8 +38,11 @@ THOUSANDTHS: Final = 1_000
 _COUNTED: Final = ("outages", "outage", "raised", "refused", "diverted", "pings", "overhang")
 """Columns of a year that are added up, in thousandths."""
 
+_OF_AN_OUTAGE: Final = ("length_s", "raised", "diverted", "pings", "overhang_s")
+
 _PURPOSE_COUNT, _PURPOSE_START, _PURPOSE_LENGTH, _PURPOSE_ANGLE = range(4)
 """So that the numbers of one outage have nothing to do with each other."""
+
 
 class _Columns:
     """The calculus of columns."""
@@ -131,7 +133,7 @@ def lived_years(years: DataFrame, question: Question) -> DataFrame:
     summed = felt.select(
         "*",
         F.size("outages").alias("outage_count"),
-        *(_sum(name).alias(f"{name}_sum") for name in ("length_s", "raised", "diverted", "pings", "overhang_s")),
+        *(_sum(name).alias(f"{name}_sum") for name in _OF_AN_OUTAGE),
     )
     backlogs = F.inline(_backlogs(question)).alias("queues", "capacity", "fullest_share")
     stood = summed.select("*", backlogs).select(
@@ -159,20 +161,19 @@ def lived_years(years: DataFrame, question: Question) -> DataFrame:
 
 def totals(years: DataFrame) -> DataFrame:
     """One row for each setting: sums, and percentiles of the years."""
-    long = "decimal(19,0)"
     drains = F.when(F.col("drain") > 0, F.col("drain"))
     return years.groupBy("failover_interval_s", "ping_interval_s", "queues").agg(
         F.count("*").alias("years"),
         *(F.sum(name).alias(name) for name in _COUNTED),
+        # For errors only, of which three digits are kept: the order of adding does not show.
         *(
-            F.sum(F.col(name).cast(long) * F.col(name).cast(long)).alias(f"{name}_squares")
+            F.sum(F.col(name).cast("double") * F.col(name)).alias(f"{name}_squares")
             for name in _COUNTED
         ),
         F.count_if("full").alias("full"),
         F.count_if("queue_full").alias("queue_full"),
-        F.percentile("peak", 0.95).alias("peak_p95"),
-        F.percentile(drains, 0.5).alias("drain_p50"),
-        F.percentile(drains, 0.95).alias("drain_p95"),
+        F.max("peak").alias("peak_max"),
+        F.percentile(drains, F.lit([0.5, 0.95])).alias("drains"),
         F.max("drain").alias("drain_max"),
     )
 
@@ -270,13 +271,14 @@ def _outcome(row: Row, question: Question) -> Outcome:
     traffic = question.traffic
 
     def estimate(name: str) -> Estimate:
-        total, squares = int(row[name]), int(row[f"{name}_squares"])
-        return Estimate.of(years, total / THOUSANDTHS, squares / THOUSANDTHS**2)
+        total, squares = row[name] / THOUSANDTHS, row[f"{name}_squares"] / THOUSANDTHS**2
+        return Estimate.of(years, total, squares)
 
     def value(name: str) -> float:
         return float(row[name] or 0) / THOUSANDTHS
 
     setting = _setting(row)
+    drains = row["drains"] or (0.0, 0.0)
     outages = estimate("outages")
     return Outcome(
         setting=setting,
@@ -291,8 +293,8 @@ def _outcome(row: Row, question: Question) -> Outcome:
         polls=question.polls_a_year(setting.queues),
         detection_s=traffic.gap_s / 2 + traffic.failed_attempt_s + setting.failover_interval_s,
         recovery_s=estimate("overhang").mean / outages.mean if outages.mean else 0.0,
-        peak_p95=value("peak_p95"),
-        drain_p50_s=value("drain_p50"),
-        drain_p95_s=value("drain_p95"),
+        peak_max=value("peak_max"),
+        drain_p50_s=drains[0] / THOUSANDTHS,
+        drain_p95_s=drains[1] / THOUSANDTHS,
         drain_max_s=value("drain_max"),
     )

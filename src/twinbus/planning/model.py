@@ -40,6 +40,10 @@ GAP_MIN_S: Final = 0.01
 """A gap of 0 would be divided by; below this it changes no figure that anyone could measure."""
 
 
+DENSE: Final = 4
+"""Sends of one client to one entity in a failover interval from which on the model is exact."""
+
+
 class Calculus(Protocol):
     """The few functions of numbers that the model needs, of floats or of columns."""
 
@@ -100,6 +104,14 @@ class Traffic:
     def gap_s(self) -> float:
         """Between two sends of one client to one entity."""
         return max(GAP_MIN_S, self.links / self.rate_per_s)
+
+    def is_dense(self, failover_interval_s: float) -> bool:
+        """Whether an entity is sent to several times in a failover interval.
+
+        If not, an outage that ends within the interval may still end in a failover, because no send
+        comes to tell that the primary is back. The model leaves that out.
+        """
+        return self.gap_s <= max(failover_interval_s, self.patience_s) / DENSE
 
 
 @dataclass(frozen=True, order=True, slots=True)

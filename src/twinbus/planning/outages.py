@@ -4,9 +4,9 @@
     exactly 2/year exponential 40min twice in every year, half of them longer than 40 minutes
     300/year fixed 5s                on average 300 times a year, each 5 seconds long
 
-The number of a year is Poisson unless it is exact, and every moment is as likely as another: outages
-that know nothing of each other. A length is always given by its median, because people remember a
-usual outage and not a mean that one long one moves.
+The number of a year is Poisson unless it is exact, and every moment is as likely as another:
+outages that know nothing of each other. A length is always given by its median, because people
+remember a usual outage, and not a mean that one long one moves.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class OutagePattern:
 
     def __post_init__(self) -> None:
         if not 0 <= self.per_year <= PER_YEAR_MAX:
-            raise QuantityError(f"outages must be 0 to {PER_YEAR_MAX} a year; got {self.per_year:g}")
+            raise QuantityError(
+                f"outages must be 0 to {PER_YEAR_MAX} a year; got {self.per_year:g}"
+            )
         if self.is_exact and self.per_year != int(self.per_year):
             raise QuantityError(
                 f"outages: exactly {self.per_year:g} a year is no whole number; leave `exactly` out"

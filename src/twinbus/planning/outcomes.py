@@ -48,7 +48,7 @@ class Question:
     poll_s: float = SYPHON_POLL_MAX_S
     syphons: int = 1
     """Programs that run the syphon: each polls every backlog queue."""
-    years: int = 10_000
+    years: int = 4_000
     seed: int = 7
 
     def __post_init__(self) -> None:
@@ -110,14 +110,14 @@ class Estimate:
 
     mean: float
     error: float
-    """Its standard error; 0 where it does not vary at all."""
+    """Its standard error, in three digits; 0 where it does not vary at all."""
 
     @classmethod
     def of(cls, count: int, total: float, squares: float) -> Estimate:
         """The mean of `count` values from their sum and the sum of their squares."""
         mean = total / count
         variance = max(0.0, squares / count - mean * mean)
-        return cls(mean, math.sqrt(variance / count))
+        return cls(mean, float(f"{math.sqrt(variance / count):.3g}"))
 
     @classmethod
     def of_share(cls, count: int, hits: int) -> Estimate:
@@ -152,8 +152,8 @@ class Outcome:
     """From the begin of an outage to the failover, on average; the longest is one gap later."""
     recovery_s: float
     """From the primary's return to the ping that is answered, over all outages."""
-    peak_p95: float
-    """Messages in the backlog at once; 95 years of a hundred have less."""
+    peak_max: float
+    """The most messages that were in the backlog at once, in any year."""
     drain_p50_s: float
     """The longest drain of a year; half of the years with a backlog have less."""
     drain_p95_s: float

@@ -1,0 +1,97 @@
+"""Which of the simulated settings to take, and why, in a sentence.
+
+In this order: a backlog that is large enough; few enough sends that raise; then the longest
+failover interval, because a longer one does not fail over for a hiccup that retries get over; then
+the fewest operations, which weighs pings against what is diverted after the primary is back, and
+idle polls against the number of queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twinbus.cost.quantities import QuantityError
+from twinbus.planning.money import operations_of
+
+if TYPE_CHECKING:
+    from twinbus.planning.outcomes import Outcome, Question
+
+__all__ = ["Advice", "Limits", "advise", "raised_per_million"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What is good enough."""
+
+    full_share: float = 0.01
+    """Years in which the backlog is full, of all."""
+    raised_per_million: float = 1.0
+    """Sends of a year that raise before the failover, of a million."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.full_share <= 1:
+            raise QuantityError(f"full years must be 0 to 1 of all; got {self.full_share:g}")
+        if not 0 <= self.raised_per_million <= 1e6:
+            raise QuantityError(
+                f"raised sends must be 0 to 1,000,000 of a million; got {self.raised_per_million:g}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """The setting to take."""
+
+    outcome: Outcome
+    reason: str
+    misses: tuple[str, ...] = ()
+    """Limits that no setting keeps to, and what would help."""
+
+
+def advise(outcomes: Sequence[Outcome], question: Question, limits: Limits) -> Advice:
+    """The best of the outcomes."""
+    misses = []
+    fit = [one for one in outcomes if one.full.mean <= limits.full_share]
+    is_fit = bool(fit)
+    if not fit:
+        least = min(one.full.mean for one in outcomes)
+        fit = [one for one in outcomes if one.full.mean == least]
+        misses.append(
+            f"no setting keeps the chance of a full backlog to {limits.full_share:.3g} a year, the"
+            f" best has {least:.3g}: compare more or larger backlog queues"
+        )
+    kept = [one for one in fit if raised_per_million(one, question) <= limits.raised_per_million]
+    is_kept = bool(kept)
+    if not kept:
+        least = min(raised_per_million(one, question) for one in fit)
+        kept = [one for one in fit if raised_per_million(one, question) == least]
+        misses.append(
+            f"no setting keeps raised sends to {limits.raised_per_million:g} of a million, the best"
+            f" has {least:.3g}: compare shorter failover intervals, or send with a longer timeout"
+        )
+    longest = max(one.setting.failover_interval_s for one in kept)
+    rest = [one for one in kept if one.setting.failover_interval_s == longest]
+    best = min(rest, key=lambda one: (sum(operations_of(one, question).values()), one.setting))
+    reason = _reason(best, question, is_fit=is_fit, is_kept=is_kept)
+    return Advice(outcome=best, reason=reason, misses=tuple(misses))
+
+
+def raised_per_million(outcome: Outcome, question: Question) -> float:
+    """Sends that raise before the failover, of a million sends."""
+    return outcome.raised.mean / question.messages_a_year * 1e6
+
+
+def _reason(best: Outcome, question: Question, *, is_fit: bool, is_kept: bool) -> str:
+    setting = best.setting
+    raised, full = raised_per_million(best, question), best.full.mean
+    fewest = "the longest compared that raises few enough" if is_kept else "which raises the fewest"
+    enough = (
+        "the fewest that are seldom enough full" if is_fit else "which are the least often full"
+    )
+    return (
+        f"Fail over after {setting.failover_interval_s:g} s, {fewest} ({raised:.3g} of a million"
+        f" sends), because a longer wait does not fail over for a hiccup; {setting.queues} backlog"
+        f" queues, {enough} (in {full:.2%} of years); ping every {setting.ping_interval_s:g} s,"
+        " where pings and messages diverted after the primary is back cost least together."
+    )

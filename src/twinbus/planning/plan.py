@@ -1,0 +1,157 @@
+"""The planner's whole answer: every setting with its figures and its money, and the one to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from twinbus.planning.advice import Advice, Limits, advise, raised_per_million
+from twinbus.planning.money import YearMoney, year_money
+
+if TYPE_CHECKING:
+    from twinbus.cost.arithmetic import CountingRule
+    from twinbus.cost.prices import PriceBook
+    from twinbus.planning.outcomes import Estimate, Outcome, Question
+
+__all__ = ["Plan", "plan_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The answer to one question."""
+
+    question: Question
+    outcomes: tuple[Outcome, ...]
+    money: tuple[YearMoney, ...]
+    """Of each outcome, in the same order."""
+    advice: Advice
+    prices: PriceBook
+
+    @property
+    def advised_money(self) -> YearMoney:
+        """Of the setting to take."""
+        return self.money[self.outcomes.index(self.advice.outcome)]
+
+    def raised_per_million(self, outcome: Outcome) -> float:
+        """Sends that raise before the failover, of a million sends."""
+        return raised_per_million(outcome, self.question)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the figures rest on, a sentence each."""
+        return tuple(self._assumptions())
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan for `json.dumps`."""
+        advice, question = self.advice, self.question
+        return {
+            "recommended": self._of(advice.outcome, self.advised_money),
+            "reason": advice.reason,
+            "misses": list(advice.misses),
+            "settings": [
+                self._of(outcome, money)
+                for outcome, money in zip(self.outcomes, self.money, strict=True)
+            ],
+            "question": {
+                "rate_per_s": question.traffic.rate_per_s,
+                "size_bytes": question.traffic.size_bytes,
+                "entities": question.traffic.entities,
+                "clients": question.traffic.clients,
+                "patience_s": question.traffic.patience_s,
+                "failed_attempt_s": question.traffic.failed_attempt_s,
+                "outages": [str(pattern) for pattern in question.patterns],
+                "queue_bytes": question.queue_bytes,
+                "drain_per_s": question.drain_per_s,
+                "years": question.years,
+                "seed": question.seed,
+            },
+            "price_book": self.prices.name,
+            "assumptions": list(self.assumptions),
+        }
+
+    def _assumptions(self) -> Iterator[str]:
+        question, traffic = self.question, self.question.traffic
+        yield (
+            "an outage takes the whole primary and leaves the secondary whole; sends are steady,"
+            f" one of each client to each entity every {traffic.gap_s:.3g} s"
+        )
+        yield (
+            f"a send tries for {traffic.patience_s:g} s; it raises if the entity has not failed"
+            " over and the primary is not back by then"
+        )
+        yield (
+            f"an attempt that fails takes {traffic.failed_attempt_s:g} s (0 where the connection is"
+            " refused, the attempt timeout where the primary hangs)"
+        )
+        yield (
+            f"a message takes {question.message_bytes:,} bytes of the {question.queue_bytes:,} of a"
+            " backlog queue; the backlog is full when all queues are, for a sender changes queues"
+        )
+        yield (
+            f"the syphon brings {question.drain_per_s:g} messages a second home, from the moment"
+            " that the primary is back; what is left when the next outage comes is added to"
+        )
+        yield (
+            "every year begins with an empty backlog; an outage that begins inside another follows"
+            " it; none is longer than 30 days"
+        )
+        yield (
+            f"polls of {question.poll_s:g} s all year by {question.syphons} syphon(s); sends that"
+            " raise are not charged; an average month is priced"
+        )
+        yield from self.advised_money.paired.assumptions
+        yield from self.advised_money.geo_replication.assumptions[:1]
+
+    def _of(self, outcome: Outcome, money: YearMoney) -> dict[str, Any]:
+        setting = outcome.setting
+        return {
+            "failover_interval_s": setting.failover_interval_s,
+            "ping_interval_s": setting.ping_interval_s,
+            "backlog_queues": setting.queues,
+            "outages": _estimate(outcome.outages),
+            "outage_s": _estimate(outcome.outage_s),
+            "raised": _estimate(outcome.raised),
+            "raised_per_million": self.raised_per_million(outcome),
+            "refused_full": _estimate(outcome.refused),
+            "diverted": _estimate(outcome.diverted),
+            "chance_full": _estimate(outcome.full),
+            "chance_queue_full": _estimate(outcome.queue_full),
+            "peak_messages_max": outcome.peak_max,
+            "detection_s": outcome.detection_s,
+            "recovery_s": outcome.recovery_s,
+            "drain_s": {
+                "p50": outcome.drain_p50_s,
+                "p95": outcome.drain_p95_s,
+                "max": outcome.drain_max_s,
+            },
+            "pings": _estimate(outcome.pings),
+            "polls": outcome.polls,
+            "money": money.as_json(),
+        }
+
+
+def plan_of(
+    question: Question,
+    outcomes: Sequence[Outcome],
+    prices: PriceBook,
+    limits: Limits | None = None,
+    *,
+    messaging_units: int = 1,
+    rule: CountingRule | None = None,
+) -> Plan:
+    """The plan of what was simulated."""
+    return Plan(
+        question=question,
+        outcomes=tuple(outcomes),
+        money=tuple(
+            year_money(one, question, prices, messaging_units=messaging_units, rule=rule)
+            for one in outcomes
+        ),
+        advice=advise(outcomes, question, limits or Limits()),
+        prices=prices,
+    )
+
+
+def _estimate(value: Estimate) -> dict[str, float]:
+    return {"mean": value.mean, "error": value.error}

@@ -1,0 +1,65 @@
+"""Patterns of outages: how they are read, and their means in closed form against known values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from twinbus.cost.quantities import QuantityError
+from twinbus.planning.outages import Lengths, OutagePattern, parse_pattern
+
+
+def test_a_pattern_is_read_as_people_write_it() -> None:
+    assert parse_pattern("2/year lognormal 40min") == OutagePattern(
+        per_year=2.0, lengths=Lengths.LOGNORMAL, median_s=2_400.0
+    )
+    assert parse_pattern("exactly 12/year FIXED 1 h 30 min") == OutagePattern(
+        per_year=12.0, lengths=Lengths.FIXED, median_s=5_400.0, is_exact=True
+    )
+    monthly = parse_pattern("1/month exponential 90s", sigma=0.5)
+    assert (monthly.per_year, monthly.median_s, monthly.sigma) == (12.0, 90.0, 0.5)
+    assert str(parse_pattern("2/year lognormal 40min")) == "2/year lognormal 2400s (sigma 1)"
+
+
+@pytest.mark.parametrize(
+    ("text", "sigma", "says"),
+    [
+        ("2/year weibull 40min", 1.0, "lengths are lognormal, exponential, fixed; got 'weibull'"),
+        ("2/year", 1.0, "outages must be like '2/year lognormal 40min'"),
+        ("", 1.0, "outages must be like"),
+        ("-2/year fixed 40min", 1.0, "outages must not be negative"),
+        ("500/year fixed 1min", 1.0, "0 to 400 a year; got 500"),
+        ("2/year fixed 0s", 1.0, "longer than 0"),
+        ("2/year fixed 31d", 1.0, "at most 30 days"),
+        ("2/year fixed soon", 1.0, "the length of outages must be a number and"),
+        ("exactly 2.5/year fixed 1min", 1.0, "exactly 2.5 a year is no whole number"),
+        ("2/year lognormal 40min", 0.0, "sigma must be more than 0 and at most 3; got 0"),
+        ("2/year lognormal 40min", -1.0, "sigma must be more than 0"),
+        ("2/year lognormal 40min", math.nan, "sigma must be more than 0"),
+    ],
+)
+def test_a_pattern_that_makes_no_sense_is_one_line(text: str, sigma: float, says: str) -> None:
+    with pytest.raises(QuantityError) as refused:
+        parse_pattern(text, sigma)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_lognormal_has_its_known_quantiles_and_mean() -> None:
+    hour = OutagePattern(per_year=1, lengths=Lengths.LOGNORMAL, median_s=3_600, sigma=1.0)
+    # Standard normal quantiles: 0.6745 for 75 %, 1.6449 for 95 %, 2.3263 for 99 %.
+    for share, quantile in ((0.5, 0.0), (0.25, 0.674490), (0.05, 1.644854), (0.01, 2.326348)):
+        assert hour.share_longer(3_600 * math.exp(quantile)) == pytest.approx(share, abs=1e-6)
+    assert hour.mean_s == pytest.approx(3_600 * 1.6487213)
+
+
+@pytest.mark.parametrize("kind", list(Lengths))
+def test_what_is_left_after_a_while_is_the_integral_of_the_longer_ones(kind: Lengths) -> None:
+    pattern = OutagePattern(per_year=1, lengths=kind, median_s=60, sigma=0.5)
+    step = 0.05
+    for since in (0.0, 30.0, 60.0, 200.0):
+        summed = sum(
+            pattern.share_longer(since + (place + 0.5) * step) * step for place in range(40_000)
+        )
+        assert pattern.mean_beyond_s(since) == pytest.approx(summed, abs=0.03)
