@@ -15,6 +15,7 @@ from twinbus.console import (
     cost_commands,
     dead_letter_commands,
     doctor_commands,
+    plan_commands,
     prices_commands,
     running_commands,
     syphon_commands,
@@ -155,6 +156,7 @@ app.add_typer(backlog_commands.app, name="backlog")
 app.add_typer(syphon_commands.app, name="syphon")
 app.add_typer(prices_commands.app, name="prices")
 app.add_typer(cost_commands.app, name="cost")
+plan_commands.add_to(app)
 app.command(
     epilog="Exit status: 0 fit to be paired, also with warnings; 1 something fails."
     ' Example: twinbus doctor "$TWINBUS_PRIMARY" "$TWINBUS_SECONDARY"'

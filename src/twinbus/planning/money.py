@@ -21,6 +21,7 @@ from twinbus.cost.bill import (
     exact,
     geo_replication_bill,
 )
+from twinbus.cost.estimate import SYPHON_CONNECTIONS
 
 if TYPE_CHECKING:
     from twinbus.cost.arithmetic import CountingRule
@@ -95,15 +96,18 @@ def year_money(
     traffic = question.traffic
     counted = operations_of(outcome, question, rule)
     plain = question.messages_a_year * message_units(traffic.size_bytes, rule)
-    alone = MonthUse(operation_units=_monthly(plain), connections_peak=traffic.clients)
+    # In an outage clients connect to the backlog as well: hours of a year, which are not counted.
+    connections = traffic.links
+    pumps = question.syphons * outcome.setting.queues * SYPHON_CONNECTIONS
+    alone = MonthUse(operation_units=_monthly(plain), connections_peak=connections)
     paired = MonthUse(
         operation_units=_monthly(sum(counted.values())),
-        connections_peak=2 * (traffic.clients + question.syphons),
+        connections_peak=connections + pumps,
         bytes_out=_monthly(outcome.diverted.mean * traffic.size_bytes),
     )
     geo = MonthUse(
         operation_units=_monthly(plain),
-        connections_peak=traffic.clients,
+        connections_peak=connections,
         messaging_units=messaging_units,
     )
     replicated = _monthly(question.messages_a_year * traffic.size_bytes)

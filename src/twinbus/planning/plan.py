@@ -33,6 +33,19 @@ class Plan:
         """Of the setting to take."""
         return self.money[self.outcomes.index(self.advice.outcome)]
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Where the model is not what would happen, a sentence each."""
+        failover_s = self.advice.outcome.setting.failover_interval_s
+        traffic = self.question.traffic
+        if traffic.is_dense(failover_s):
+            return ()
+        seldom = (
+            f"a client sends to an entity only every {traffic.gap_s:.3g} s, so that some fail over"
+            " after the primary is back: more is diverted and pinged than said here"
+        )
+        return (seldom,)
+
     def raised_per_million(self, outcome: Outcome) -> float:
         """Sends that raise before the failover, of a million sends."""
         return raised_per_million(outcome, self.question)

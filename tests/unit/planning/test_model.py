@@ -92,17 +92,7 @@ def test_the_closed_form_is_what_the_state_machine_does(case: tuple[float, ...])
     assert lived.after == pytest.approx(effect.overhang_s * rate, abs=LINKS)
 
 
-def test_an_entity_that_is_seldom_sent_to_may_fail_over_after_the_outage_which_the_model_leaves_out() -> (
-    None
-):
-    traffic = Traffic(rate_per_s=LINKS / 157.0, size_bytes=1, entities=LINKS)
-    assert not traffic.is_dense(20.0)
-    lived = live(30.0, Setting(20.0, 60.0, 1), traffic, LINKS)
-    # Its retries end before the primary is back, and no other send tells that it is.
-    assert lived.failed_over > effect_of(30.0, 20.0, 60.0, traffic).failed_over * LINKS + 1
-
-
-def test_a_drain_takes_what_was_diverted_over_the_rate() -> None:
+def test_the_model_leaves_out_failovers_of_entities_that_are_seldom_sent_to() -> None:
     traffic = Traffic(rate_per_s=100, size_bytes=1)
     after = next_standing(
         NOTHING, 30_000.0, 0.0, 1e6, traffic=traffic, drain_per_s=250, capacity=1e9
