@@ -16,6 +16,9 @@ from typing import IO, Any
 import pytest
 
 from tests.processes import ENTRY
+from twinbus.console.drill_traffic import PATIENCE_S
+from twinbus.console.drill_world import ENTITIES
+from twinbus.planning.model import Traffic, effect_of
 
 pytestmark = pytest.mark.end_to_end
 
@@ -86,11 +89,40 @@ def test_an_outage_is_survived_and_the_report_says_so(tmp_path: Path) -> None:
     assert calls["consumer", "receive"] >= 300
     assert calls["failover", "divert"] == calls["syphon", "forward"] == found["diverted"]
     assert json.loads((done.report / "drill.json").read_text()) == found
+    agrees_with_the_planner(found)
     page = (done.report / "report.html").read_text()
     assert "Nothing was lost" in page
     assert page.count("<svg") == 2
     assert "starting Spark" in done.stderr
     assert list((tmp_path / "tmp").glob("twinbus-drill-*")) == []
+
+
+def agrees_with_the_planner(found: dict[str, Any]) -> None:
+    """What the planner's model says of this very outage is what the drill measured.
+
+    Stated error: a tenth, and the traffic of one ping interval, because a drill is one outage and
+    an answer may just miss a ping; a second for the detection. The drain's speed is the drill's
+    own, for a drill has no rate limit.
+    """
+    plan, moments = found["plan"], found["moments"]
+    down_s = (moments["back_ms"] - moments["killed_ms"]) / 1000
+    failover_s, ping_s, rate = (
+        plan[name] for name in ("failover_interval_s", "ping_interval_s", "rate")
+    )
+    traffic = Traffic(
+        rate_per_s=rate,
+        size_bytes=500,
+        entities=len(ENTITIES),
+        patience_s=failover_s + PATIENCE_S,
+    )
+    effect = effect_of(down_s, failover_s, ping_s, traffic)
+    diverted = effect.diverted_s * rate
+    error = 0.1 * diverted + ping_s * rate
+    assert effect.raised_s * rate == pytest.approx(found["caller_errors"], abs=0.01)
+    assert found["diverted"] == pytest.approx(diverted, abs=error)
+    assert found["failover_s"] == pytest.approx(failover_s + traffic.gap_s, abs=1.0)
+    drain_s = diverted / found["drain_rate"]
+    assert found["drain_s"] == pytest.approx(drain_s, abs=error / found["drain_rate"])
 
 
 def test_a_message_that_the_syphon_drops_is_named(tmp_path: Path) -> None:

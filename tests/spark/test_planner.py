@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark's world
 
 from twinbus.console.cli import main
 from twinbus.cost.quantities import YEAR_S
@@ -21,8 +21,6 @@ from twinbus.planning.outages import OutagePattern, parse_pattern
 from twinbus.planning.outcomes import Question, grid
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
 
 ERRORS = 4
@@ -176,26 +174,19 @@ def test_the_simulation_agrees_with_the_closed_forms(spark: SparkSession) -> Non
     assert simulate(spark, asked) == [quick, usual]
 
 
-def test_the_command_tells_the_same_plan_to_a_person_a_program_and_a_browser(
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_the_command_prints_a_plan_of_known_figures(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def typed(*words: str) -> str:
-        plan = ("--rate", "500/s", "--size", "2KB", "--entities", "40", "--clients", "20")
-        grid = ("--failover-interval", "10s,60s", "--ping-interval", "1min", "--queues", "5,10")
-        outages = ("--outages", "exactly 1/year fixed 40min", "--years", "20")
-        monkeypatch.setattr("sys.argv", ["twinbus", "plan", *plan, *outages, *grid, *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 0
-        return capsys.readouterr().out
-
-    document = json.loads(typed("--output", "json"))
+    plan = ("--rate", "500/s", "--size", "2KB", "--entities", "40", "--clients", "20")
+    grid = ("--failover-interval", "10s,60s", "--ping-interval", "1min", "--queues", "5,10")
+    outages = ("--outages", "exactly 1/year fixed 40min", "--years", "20", "--output", "json")
+    monkeypatch.setattr("sys.argv", ["twinbus", "plan", *plan, *outages, *grid])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    document = json.loads(capsys.readouterr().out)
     best = document["recommended"]
     assert (best["failover_interval_s"], best["backlog_queues"]) == (10, 5)
-    assert best["raised"] == {"mean": 0.0, "error": 0.0} or best["raised_per_million"] < 1
     usual = document["settings"][-1]
     # By hand in tests/unit/planning: 39 pings, 49.6 s raise, 2,351.2 s are diverted.
     assert usual["pings"]["mean"] == pytest.approx(800 * 39)
@@ -204,13 +195,3 @@ def test_the_command_tells_the_same_plan_to_a_person_a_program_and_a_browser(
     assert usual["drain_s"]["p50"] == pytest.approx(2 * 2_351.2)
     assert usual["polls"] == 350_400
     assert document["question"]["seed"] == 7
-
-    page = tmp_path / "plan.html"
-    typed("--output", "html", "--to", str(page))
-    assert page.read_text().count("<svg") == 3
-    assert "Premium Geo-Replication" in page.read_text()
-
-    text = typed()
-    assert text.startswith("failover_interval=10  ping_primary_interval=60  backlog_queue_count=5")
-    assert "without egress: not priced" in text
-    assert "█" in text
