@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from twinbus.console import page as pages
-from twinbus.console.plan_words import HEADINGS, cells, facts, interval, neighbours, plainly
+from twinbus.console.plan_words import HEADINGS, cells, facts, interval, neighbours, plainly, queues
 from twinbus.console.price_books import money
 from twinbus.planning.plan import Plan
 
@@ -25,7 +25,7 @@ def page(plan: Plan, warnings: Sequence[str]) -> str:
     setting = plan.advice.outcome.setting
     title = (
         f"Fail over after {interval(setting.failover_interval_s)}, ping every"
-        f" {interval(setting.ping_interval_s)}, {setting.queues} backlog queues"
+        f" {interval(setting.ping_interval_s)}, backlog in {queues(setting.queues)}"
     )
     misses = [f"not met: {miss}" for miss in plan.advice.misses] + list(warnings)
     kind = "bad" if plan.advice.misses else "good"
@@ -54,7 +54,7 @@ def _charts(plan: Plan) -> Iterator[tuple[str, str]]:
         ]
         yield "Sends that raise in a year, by failover interval", _bars(bars, plainly)
     if found := views.get("Backlog queues"):
-        bars = [(f"{one.setting.queues} queues", one.full.mean, one is best) for one in found]
+        bars = [(queues(one.setting.queues), one.full.mean, one is best) for one in found]
         yield "Years with a full backlog", _bars(bars, lambda share: f"{share:.2%}")
     if found := views.get("Ping intervals"):
         bars = [

@@ -11,7 +11,7 @@ from twinbus.console.table import aligned, duration, paint
 from twinbus.planning.outcomes import Estimate, Outcome
 from twinbus.planning.plan import Plan
 
-__all__ = ["amount", "cells", "chance", "interval", "lines", "neighbours", "plainly"]
+__all__ = ["amount", "cells", "chance", "interval", "lines", "neighbours", "plainly", "queues"]
 
 BAR_WIDTH: Final = 40
 
@@ -136,7 +136,7 @@ def _chart(plan: Plan) -> Iterator[str]:
         yield ""
         yield "Years with a full backlog"
         yield from _bars(
-            [(f"{one.setting.queues} queues", one.full.mean) for one in found],
+            [(queues(one.setting.queues), one.full.mean) for one in found],
             lambda share: f"{share:.2%}",
         )
 
@@ -171,6 +171,11 @@ def plainly(value: float) -> str:
 def interval(seconds: float) -> str:
     """A time span; short ones with their tenth."""
     return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
+def queues(count: int) -> str:
+    """A number of backlog queues."""
+    return f"{count} queue{'s' if count != 1 else ''}"
 
 
 def _long(value: Estimate) -> str:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F
 
 from twinbus.cost.quantities import YEAR_S
+from twinbus.errors import TwinbusError
+from twinbus.pipeline.spark_job import failure_of
 from twinbus.planning.model import (
     Setting,
     Standing,
@@ -31,7 +33,7 @@ from twinbus.planning.outcomes import Estimate, Outcome, Question
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-__all__ = ["drawn_years", "lived_years", "simulate", "totals"]
+__all__ = ["SimulationError", "drawn_years", "lived_years", "simulate", "totals"]
 
 THOUSANDTHS: Final = 1_000
 
@@ -42,6 +44,10 @@ _OF_AN_OUTAGE: Final = ("length_s", "raised", "diverted", "pings", "overhang_s")
 
 _PURPOSE_COUNT, _PURPOSE_START, _PURPOSE_LENGTH, _PURPOSE_ANGLE = range(4)
 """So that the numbers of one outage have nothing to do with each other."""
+
+
+class SimulationError(TwinbusError):
+    """Spark gave up on the simulation; the text says why."""
 
 
 class _Columns:
@@ -63,7 +69,10 @@ COLUMNS: Final = _Columns()
 def simulate(spark: SparkSession, question: Question) -> list[Outcome]:
     """What becomes of every setting of the question, in their order."""
     years = lived_years(drawn_years(spark, question), question)
-    rows = totals(years).collect()  # at most SETTINGS_MAX of them
+    try:
+        rows = totals(years).collect()  # at most SETTINGS_MAX of them
+    except Exception as error:  # the errors of Spark and of its gateway share no class
+        raise SimulationError(f"Spark could not simulate: {failure_of(error)}") from error
     found = {_setting(row): _outcome(row, question) for row in rows}
     return [found[setting] for setting in question.settings]
 

@@ -57,13 +57,13 @@ def test_failover_at_once_still_waits_for_the_first_send() -> None:
     assert effect.raised_s == pytest.approx(mean(min(50, (n + 0.5) / 10) for n in range(1000)))
 
 
-LINKS = 100
+LINKS = 60
 CASES = [
     # length, failover interval, ping interval, gap, attempt
     (200.0, 10.0, 30.0, 0.37, 0.0),
     (200.0, 60.0, 7.0, 0.37, 0.0),
     (45.0, 60.0, 60.0, 0.37, 0.0),
-    (61.0, 60.0, 60.0, 0.07, 0.0),
+    (61.0, 60.0, 60.0, 0.17, 0.0),
     (300.0, 5.0, 60.0, 37.0, 0.0),
     (300.0, 0.0, 1.0, 9.7, 0.0),
     (300.0, 20.0, 45.0, 157.0, 0.0),
@@ -84,7 +84,7 @@ def test_the_closed_form_is_what_the_state_machine_does(case: tuple[float, ...])
     lived = live(length_s, Setting(failover_s, ping_s, 1), traffic, LINKS)
     effect = effect_of(length_s, failover_s, ping_s, traffic)
     assert lived.failed_over == pytest.approx(effect.failed_over * LINKS, abs=1)
-    assert lived.pings == pytest.approx(effect.pings * LINKS, rel=0.01, abs=1)
+    assert lived.pings == pytest.approx(effect.pings * LINKS, rel=0.01, abs=2)
     # Sends are whole, and the model's are a stream: one send of each link lies between.
     rate = traffic.rate_per_s
     assert lived.raised == pytest.approx(effect.raised_s * rate, abs=LINKS)

@@ -57,9 +57,9 @@ def test_the_lognormal_has_its_known_quantiles_and_mean() -> None:
 @pytest.mark.parametrize("kind", list(Lengths))
 def test_what_is_left_after_a_while_is_the_integral_of_the_longer_ones(kind: Lengths) -> None:
     pattern = OutagePattern(per_year=1, lengths=kind, median_s=60, sigma=0.5)
-    step = 0.05
+    step = 0.25
     for since in (0.0, 30.0, 60.0, 200.0):
         summed = sum(
-            pattern.share_longer(since + (place + 0.5) * step) * step for place in range(40_000)
+            pattern.share_longer(since + (place + 0.5) * step) * step for place in range(8_000)
         )
-        assert pattern.mean_beyond_s(since) == pytest.approx(summed, abs=0.03)
+        assert pattern.mean_beyond_s(since) == pytest.approx(summed, abs=0.13)
