@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def modules(source: Path) -> list[Module]:
     for path in sorted(source.rglob("*.py")):
         parts = path.relative_to(source).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found.append(Module(name, path, ast.parse(path.read_text(), str(path))))
+        found.append(Module(name, path, _parsed(path, path.read_text())))
     return found
 
 
@@ -255,7 +256,7 @@ def nameless_things(*trees: Path) -> list[str]:
             broken += [f"{path} is named {part!r}" for part in parts if _says_nothing(part)]
             broken += [
                 f"{path}:{node.lineno} class {node.name}"
-                for node in ast.walk(ast.parse(path.read_text()))
+                for node in ast.walk(_parsed(path, path.read_text()))
                 if isinstance(node, ast.ClassDef) and _says_nothing(node.name)
             ]
     return broken
@@ -266,8 +267,14 @@ def undocumented(*trees: Path) -> list[str]:
     return [
         f"{path} has no docstring"
         for path in _python_files(*trees)
-        if ast.get_docstring(ast.parse(path.read_text())) is None
+        if ast.get_docstring(_parsed(path, path.read_text())) is None
     ]
+
+
+@cache
+def _parsed(path: Path, text: str) -> ast.Module:
+    """Every rule reads every file: parsing it is most of what that costs."""
+    return ast.parse(text, str(path))
 
 
 def _python_files(*trees: Path) -> Iterator[Path]:
