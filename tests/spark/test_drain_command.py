@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
@@ -11,6 +11,7 @@ from azure.servicebus import ServiceBusMessage
 from tests.official_sdk import administration, client
 from tests.processes import ServedBroker
 from twinbus.console.cli import main
+from twinbus.ledger import read
 from twinbus.transfer import to_backlog_message
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-QUEUE = "contoso/x-servicebus-transfer/0"
+ATTENTION = 3
+QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
+
+
+RATE_PER_S = 40
+EACH = 60
 
 
 def test_a_drain_on_spark_says_what_was_moved_and_what_was_given_up(
@@ -27,24 +33,40 @@ def test_a_drain_on_spark_says_what_was_moved_and_what_was_given_up(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    def drains(*more: str) -> tuple[object, dict[str, Any]]:
+        words = "syphon drain --engine spark --label contoso --output json".split()
+        monkeypatch.setattr("sys.argv", ["twinbus", *words, *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, json.loads(capsys.readouterr().out)
+
     with ServedBroker(tmp_path, "contoso", "contoso-dr", ephemeral=True) as broker:
         primary = broker.connection_string("contoso")
         secondary = broker.connection_string("contoso-dr")
-        with administration(primary) as admin:
-            admin.create_queue("orders")
-        with administration(secondary) as admin:
-            admin.create_queue(QUEUE)
-        with client(secondary) as sdk, sdk.get_queue_sender(QUEUE) as sender:
-            sender.send_messages([to_backlog_message(ServiceBusMessage("x"), "orders")] * 20)
-            sender.send_messages(ServiceBusMessage("it says no destination"))
         monkeypatch.setenv("TWINBUS_PRIMARY", primary)
         monkeypatch.setenv("TWINBUS_SECONDARY", secondary)
-        words = "syphon drain --engine spark --label contoso --output json".split()
-        monkeypatch.setattr("sys.argv", ["twinbus", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
         with administration(primary) as admin:
-            arrived = admin.get_queue_runtime_properties("orders").active_message_count
-    done = json.loads(capsys.readouterr().out)
-    assert (done["drained"], done["forwarded"], done["dead_lettered"]) == (True, 20, 1)
-    assert (arrived, ended.value.code) == (20, 3)
+            for path in ("orders", "events"):
+                admin.create_queue(path)
+        with administration(secondary) as admin:
+            for queue in QUEUES:
+                admin.create_queue(queue)
+        with client(secondary) as sdk, sdk.get_queue_sender(QUEUES[0]) as sender:
+            for path in ("events", "orders"):
+                sender.send_messages([to_backlog_message(ServiceBusMessage("x"), path)] * EACH)
+            sender.send_messages(ServiceBusMessage("it says no destination"))
+
+        bounds = "--only", "orders", "--rate", str(RATE_PER_S), "--lease"
+        code, done = drains(*bounds, "--ledger", str(tmp_path / "ledger"))
+        assert (code, done["drained"], done["forwarded"]) == (0, True, EACH)
+        assert (done["queues"], done["left_aside"]) == ([QUEUES[0]], EACH + 1)
+        sent = [r["at_ms"] for r in read(tmp_path / "ledger") if r["operation"] == "forward"]
+        assert max(sent) - min(sent) >= 1_000 * EACH / RATE_PER_S * 0.8
+
+        code, done = drains()
+        assert (code, done["drained"]) == (ATTENTION, True)
+        assert (done["forwarded"], done["dead_lettered"]) == (EACH, 1)
+        with administration(primary) as admin:
+            for path in ("orders", "events"):
+                arrived = admin.get_queue_runtime_properties(path).active_message_count
+                assert arrived == EACH

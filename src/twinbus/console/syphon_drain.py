@@ -90,11 +90,7 @@ def drain_here(plan: SyphonPlan, timeout_s: float | None, *, as_json: bool) -> i
     """Drain in this process; print what came of it; the exit status."""
 
     async def work() -> int:
-        queues = await _queues(plan)
-        only = plan.only
-        if only:
-            found = await matching(endpoint_of(plan.secondary), queues, selected(only))
-            queues = [queue for queue, count in found.items() if count]
+        queues = await _served_queues(plan)
         await plan.have_lease_queue()
         display = Display(sys.stderr, is_quiet=as_json)
         began = time.monotonic()
@@ -149,12 +145,11 @@ def drain_on_spark(plan: SyphonPlan, master: str | None, *, as_json: bool) -> in
     from twinbus.pipeline.drain import drain
     from twinbus.pipeline.session import LOCAL_MASTER, spark_session
 
-    if plan.rate_per_s is not None or plan.only or plan.lease:
-        raise WrongUse("--rate, --only and --lease are for --engine relay; leave them out")
     sides = [side.connection_string for side in (plan.primary, plan.secondary)]
     if None in sides:
         raise WrongUse("--engine spark needs connection strings: tasks sign in with them")
-    queues = asyncio.run(_queues(plan))
+    queues = asyncio.run(_served_queues(plan))
+    asyncio.run(plan.have_lease_queue())
     before = asyncio.run(_counts(plan, queues))
     display = Display(sys.stderr, is_quiet=as_json)
     began = time.monotonic()
@@ -168,6 +163,9 @@ def drain_on_spark(plan: SyphonPlan, master: str | None, *, as_json: bool) -> in
                 ledger_directory=plan.ledger,
                 on_progress=display,
                 options=plan.options,
+                lease=plan.wants_lease,
+                rate_per_s=plan.rate_per_s,
+                only=plan.only or None,
             )
         finally:
             display.clear()
@@ -179,7 +177,7 @@ def drain_on_spark(plan: SyphonPlan, master: str | None, *, as_json: bool) -> in
         "queues": queues,
         "forwarded": before.waiting - after.waiting - dead,
         "dead_lettered": dead,
-        "left_aside": 0,
+        "left_aside": max(0, _deferred(after) - _deferred(before)),
         "seconds": round(time.monotonic() - began, 3),
     }
     return _tell(plan, done, display.last, as_json=as_json)
@@ -198,6 +196,19 @@ async def _counts(plan: SyphonPlan, queues: list[str]) -> QueueCounts:
         dead_lettered=sum(one.dead_lettered for one in found),
         total=sum(one.total for one in found),
     )
+
+
+def _deferred(counts: QueueCounts) -> int:
+    return counts.waiting - counts.active - counts.scheduled
+
+
+async def _served_queues(plan: SyphonPlan) -> list[str]:
+    """The queues to drain: of some destinations only, those that hold messages to them."""
+    queues = await _queues(plan)
+    if not plan.only:
+        return queues
+    found = await matching(endpoint_of(plan.secondary), queues, selected(plan.only))
+    return [queue for queue, count in found.items() if count]
 
 
 async def _queues(plan: SyphonPlan) -> list[str]:

@@ -20,7 +20,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -40,6 +40,8 @@ from twinbus.syphon.counts import CountsUnavailable
 from twinbus.syphon.endpoint import Endpoint
 from twinbus.syphon.host import DrainProgress
 from twinbus.syphon.pump import Limits
+from twinbus.syphon.rate import LOWEST_PER_S, Rate
+from twinbus.syphon.selection import selected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,6 +85,9 @@ def drain(
     options: SendAvailabilityOptions | None = None,
     limits: Limits | None = None,
     pump_factory: str | None = None,
+    lease: bool | None = None,
+    rate_per_s: float | None = None,
+    only: Collection[str] | None = None,
     continuous: bool = False,
     stop: threading.Event | None = None,
 ) -> DrainRun:
@@ -93,8 +98,10 @@ def drain(
     `secondary` are connection strings, or have one. `ledger_directory` is a directory that all
     executors reach, or a URL, by default that of the options; without one nothing is counted.
     `tasks` is how many tasks share the queues, by default as many as can run at
-    once. `on_progress` is called now and then with what is left. SyphonError if a queue is not
-    there, or jobs fail again and again.
+    once. `on_progress` is called now and then with what is left. `lease`: a queue is pumped only
+    by a task that holds its lease; None: if the order is strict. `rate_per_s` bounds all tasks
+    together, an equal part for each. `only` are the destinations to serve: it is over when no
+    message to them is left. SyphonError if a queue is not there, or jobs fail again and again.
     """
     options = options or SendAvailabilityOptions()
     place = options.ledger if ledger_directory is None else ledger_directory
@@ -103,6 +110,8 @@ def drain(
     if tasks is not None and tasks < 1:
         raise SyphonError(f"tasks must be at least 1; got {tasks}")
     require_place(str(place or ""))
+    _require_rate(rate_per_s)
+    served = None if only is None else selected(only)
     task = DrainTask(
         primary=_text_of("primary", primary),
         secondary=_text_of("secondary", secondary),
@@ -112,9 +121,13 @@ def drain(
         ledger=str(place) if place else None,
         limits=limits,
         pump_factory=pump_factory,
+        lease=lease,
+        only=None if served is None else tuple(sorted(served)),
+        rate_per_s=rate_per_s,
         turn_s=TURN_POLLS * options.syphon_poll_s if continuous else None,
     )
-    backlog = Backlog(Endpoint.parse(task.secondary), list(dict.fromkeys(queues)), on_progress)
+    unique = list(dict.fromkeys(queues))
+    backlog = Backlog(Endpoint.parse(task.secondary), unique, on_progress, served)
     if backlog.queues:
         ship_package(spark.sparkContext)
         _Drain(spark, task, backlog, tasks, stop or threading.Event()).run()
@@ -178,15 +191,23 @@ class _Drain:
         context = self._spark.sparkContext
         count = self._tasks or self._slots or context.defaultParallelism
         self._slots = None
-        groups = group_queues(self._backlog.queues, count)
+        groups = group_queues(self._backlog.queues, self._at_rate(count))
+        task = self._task
+        if task.rate_per_s is not None:
+            task = replace(task, rate_per_s=task.rate_per_s / len(groups))
         conf = context.getConf()
         host = conf.get("spark.driver.host") or "localhost"
         with Post(host, conf.get("spark.driver.bindAddress")) as post:
-            work = drained(_rows(self._spark, groups), replace(self._task, tether=post.address))
+            work = drained(_rows(self._spark, groups), replace(task, tether=post.address))
             words = f"twinbus: {len(self._backlog.queues)} backlog queues in {len(groups)} groups"
             with SparkJob(self._spark, work, words) as job:
                 self._watch(job, post)
             job.result()
+
+    def _at_rate(self, count: int) -> int:
+        """So many tasks, or fewer: the part of each must be a rate that there is."""
+        rate_per_s = self._task.rate_per_s
+        return count if rate_per_s is None else max(1, min(count, int(rate_per_s / LOWEST_PER_S)))
 
     def _watch(self, job: SparkJob, post: Post) -> None:
         """Stay beside the job until it ends; tell how it goes, and have it end when it shall."""
@@ -212,7 +233,7 @@ class _Drain:
                     self._slots = running
                     ending_since = now
                     post.release()
-        self._backlog.tell(())
+        self._backlog.tell((), is_over=True)
 
     def _failed(self, error: JobFailed, before: int | None) -> None:
         """A job failed: wait a little before the next, or give up."""
@@ -267,6 +288,14 @@ def _require_usable(spark: SparkSession) -> None:
             "spark.speculation is on: a second attempt beside a running one would send what that "
             "has received; set it to false"
         )
+
+
+def _require_rate(rate_per_s: float | None) -> None:
+    """SyphonError for a rate that no syphon can keep."""
+    try:
+        Rate(LOWEST_PER_S if rate_per_s is None else rate_per_s)
+    except ValueError as error:
+        raise SyphonError(str(error)) from error
 
 
 def _text_of(side: str, given: object) -> str:

@@ -22,6 +22,7 @@ from twinbus.syphon.bookkeeping import Ledger
 from twinbus.syphon.host import DrainProgress, SyphonHost
 from twinbus.syphon.host import drain as drain_here
 from twinbus.syphon.pump import Limits
+from twinbus.syphon.rate import Rate
 
 __all__ = ["SEPARATOR", "DrainTask"]
 
@@ -44,6 +45,12 @@ class DrainTask:
     ledger: str | None = None
     limits: Limits | None = None
     pump_factory: str | None = None
+    lease: bool | None = None
+    """Whether a queue is pumped under its lease only; None: if the order is strict."""
+    only: tuple[str, ...] | None = None
+    """The destinations to serve; None: all."""
+    rate_per_s: float | None = None
+    """This task's part of the rate; None: as fast as it can."""
     turn_s: float | None = None
     """How long it syphons; None: until its queues are empty."""
     tether: TetherAddress | None = None
@@ -97,6 +104,7 @@ class DrainTask:
             options=self.options,
             limits=self.limits,
             pump_factory=self.pump_factory,
+            **self._bounds(),
         )
 
     async def _for_a_turn(self, queues: Sequence[str], ledger: Ledger, tether: Tether) -> None:
@@ -109,6 +117,7 @@ class DrainTask:
             ledger,
             limits=self.limits,
             pump_factory=self.pump_factory,
+            **self._bounds(),
         )
         ends = time.monotonic() + self.turn_s
         await host.start()
@@ -118,6 +127,10 @@ class DrainTask:
                 await asyncio.sleep(min(TELL_S, left_s))
         finally:
             await host.close()
+
+    def _bounds(self) -> dict[str, Any]:
+        rate = None if self.rate_per_s is None else Rate(self.rate_per_s)
+        return {"lease": self.lease, "only": self.only, "rate": rate}
 
 
 def _problems(host: SyphonHost) -> tuple[str, ...]:
