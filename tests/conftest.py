@@ -21,7 +21,11 @@ settings.load_profile("test")
 # those that the tests stop with it would never hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SPARK_PROGRAMS = ("tests/spark/test_drain_", "tests/end_to_end/test_drill.py")
+SPARK_PROGRAMS = (
+    "tests/spark/test_drain_job.py",
+    "tests/spark/test_drain_kill.py",
+    "tests/end_to_end/test_drill.py",
+)
 """They start Sparks of their own, one after the other: a third at once would slow all down."""
 
 SPARK_TESTS = "tests/spark/"

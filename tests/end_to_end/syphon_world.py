@@ -77,6 +77,10 @@ class Places:
                     for entry in answer["messages"]:
                         self._add(path, entry["message"])
 
+    def forget(self) -> None:
+        """Begin anew with what comes after all that was seen."""
+        self.ids, self.sessions = {}, {}
+
     def _add(self, path: str, message: bytes) -> None:
         sections = split(message)
         assert sections.properties is not None

@@ -12,12 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, Self
 
 from tests.end_to_end.raw_client import RawClient, batch
+from tests.end_to_end.syphon_world import Places
 from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus.amqp.message import Properties, encode_message, join, split
@@ -30,13 +31,14 @@ QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(4)]
 SESSIONS = [f"session-{number}" for number in range(8)]
 KINDS = ("orders", "once", "events", "sessions")
 """A queue, one with duplicate detection, a topic, a queue with sessions."""
+PLACES = {kind: kind for kind in KINDS} | {"events": "events/Subscriptions/all"}
+"""Where messages for each of them arrive."""
 
 LOCK = timedelta(seconds=5)
 """Short, so that what a killed task had comes back while a test waits."""
 BATCH = 50
-QUIET_S = 1.0
 PATIENCE_S = 60.0
-CREDIT = 500
+LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class World:
 
     primary: str
     secondary: str
+    arrived: Places = field(default_factory=Places)
 
     def fill(self, name: str, each: int) -> None:
         """`each` messages for each kind of destination, over all backlog queues."""
@@ -61,15 +64,18 @@ class World:
         return asyncio.run(ask())
 
     def wait_until_below(self, limit: int, patience_s: float) -> int:
-        """What is left when it is no more than `limit`."""
-        ends = time.monotonic() + patience_s
+        """What is left when it is no more than `limit`; patient as long as some go."""
+        least, ends = sys.maxsize, 0.0
         while (waiting := self.waiting()) > limit:
+            if waiting < least:
+                least, ends = waiting, time.monotonic() + patience_s
             assert time.monotonic() < ends, f"{waiting} messages are left, of which none goes"
+            time.sleep(LOOK_S)
         return waiting
 
     def received(self) -> dict[str, list[str]]:
-        """All that has arrived, received and deleted: message ids by destination, in order."""
-        return asyncio.run(self._receive())
+        """All that has arrived since the last look: message ids by destination, in order."""
+        return asyncio.run(self._look())
 
     async def _fill(self, name: str, each: int) -> None:
         parts: dict[str, list[bytes]] = {queue: [] for queue in QUEUES}
@@ -96,27 +102,13 @@ class World:
             await asyncio.gather(*answers)
         await connection.close()
 
-    async def _receive(self) -> dict[str, list[str]]:
-        connection = await RawClient.open(self.primary)
-        places: list[tuple[str, str | None]] = [
-            ("orders", None),
-            ("once", None),
-            ("events/Subscriptions/all", None),
-            *(("sessions", session) for session in SESSIONS),
-        ]
-        found = await asyncio.gather(*(_all_of(connection, *place) for place in places))
-        await connection.close()
-        names = ["orders", "once", "events", *SESSIONS]
-        return dict(zip(names, found, strict=True))
-
-
-async def _all_of(connection: RawClient, path: str, session: str | None) -> list[str]:
-    receiver = await connection.receiver(path, credit=CREDIT, settled=True, session=session)
-    found = []
-    while delivery := await receiver.receive(QUIET_S):
-        found.append(delivery.key)
-    await receiver.close()
-    return found
+    async def _look(self) -> dict[str, list[str]]:
+        # Peeked at, not received: nobody has to guess from a silence that there is no more.
+        self.arrived.forget()
+        await self.arrived.look(self.primary, list(PLACES.values()))
+        found = {name: self.arrived.ids.get(path, []) for name, path in PLACES.items()}
+        del found["sessions"]
+        return found | {name: self.arrived.sessions.get(name, []) for name in SESSIONS}
 
 
 @contextmanager
@@ -205,9 +197,7 @@ class Driver:
         """The executor whose Python has written to the ledger last, and its name has its pid."""
         ends = time.monotonic() + PATIENCE_S
         while time.monotonic() < ends:
-            latest = max(
-                ledger.glob("*.jsonl*"), key=lambda path: path.stat().st_mtime, default=None
-            )
+            latest = max(ledger.glob("*.jsonl*"), key=_written_at, default=None)
             pid = int(latest.name.split("-")[-3]) if latest else 0
             for executor in self.executors:
                 if pid in descendants(executor):
@@ -255,6 +245,13 @@ def _is_java(pid: int) -> bool:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"java")
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # it has got another name meanwhile
+        return 0.0
 
 
 def duplicates(arrived: dict[str, list[str]]) -> Counter[str]:

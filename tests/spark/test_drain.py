@@ -60,16 +60,13 @@ def divert(secondary: str, queue: str, message_ids: list[str]) -> None:
 
 
 def received(primary: str) -> Counter[str | None]:
-    from tests.official_sdk import client
+    from tests.official_sdk import client, receive_all
 
-    found: Counter[str | None] = Counter()
     with (
         client(primary) as sdk,
         sdk.get_queue_receiver("orders", receive_mode="receiveanddelete") as receiver,
     ):
-        while more := receiver.receive_messages(500, max_wait_time=1):
-            found.update(message.message_id for message in more)
-    return found
+        return Counter(message.message_id for message in receive_all(receiver))
 
 
 def test_a_spark_job_empties_every_queue_and_its_tasks_write_the_ledger(

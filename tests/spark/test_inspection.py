@@ -37,7 +37,7 @@ def fill(text: str) -> None:
     from azure.servicebus import ServiceBusMessage
     from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-    from tests.official_sdk import administration, client
+    from tests.official_sdk import administration, client, receive_count
     from twinbus.transfer import to_backlog_message
 
     rich = ServiceBusMessage(
@@ -67,7 +67,7 @@ def fill(text: str) -> None:
             for name in ("deferred", "dead"):
                 sender.send_messages(ServiceBusMessage(name, message_id=name))
         with sdk.get_queue_receiver("orders") as receiver:
-            for message in receiver.receive_messages(4, max_wait_time=5):
+            for message in receive_count(receiver, 4):
                 if message.message_id == "deferred":
                     receiver.defer_message(message)
                 elif message.message_id == "dead":
@@ -166,7 +166,7 @@ def test_a_backlog_is_read_queue_by_queue_with_what_its_messages_were(
 
 
 def test_reading_settles_and_locks_nothing(session: SparkSession, text: str) -> None:
-    from tests.official_sdk import administration, client
+    from tests.official_sdk import administration, client, receive_count
 
     with administration(text) as admin:
         before = admin.get_queue_runtime_properties(BACKLOG[1])
@@ -175,7 +175,7 @@ def test_reading_settles_and_locks_nothing(session: SparkSession, text: str) -> 
         after = admin.get_queue_runtime_properties(BACKLOG[1])
     assert after.total_message_count == before.total_message_count == 2
     with client(text) as sdk, sdk.get_queue_receiver(BACKLOG[1]) as receiver:
-        got = receiver.receive_messages(2, max_wait_time=5)
+        got = receive_count(receiver, 2)
         assert [message.delivery_count for message in got] == [0, 0]
         for message in got:
             receiver.abandon_message(message)
