@@ -6,12 +6,14 @@ client has `https` built in, so its transport is told to speak plain HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import json
 import time
 import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Self, TypeVar
@@ -22,10 +24,13 @@ from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
 from azure.servicebus import (
     ServiceBusClient,
     ServiceBusMessage,
+    ServiceBusMessageState,
+    ServiceBusReceivedMessage,
     ServiceBusReceiver,
     ServiceBusSender,
 )
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+from azure.servicebus.aio import ServiceBusReceiver as AsyncReceiver
 from azure.servicebus.aio.management import (
     ServiceBusAdministrationClient as AsyncAdministrationClient,
 )
@@ -35,6 +40,22 @@ Handler = TypeVar("Handler", ServiceBusSender, ServiceBusReceiver)
 
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 TOKEN_LIFE_S = 600
+PATIENCE_S = 20.0
+"""How long messages that wait in a queue may take to come, on a machine that is busy."""
+
+SILENCE_S = 0.5
+"""Before a queue is asked whether it has more."""
+
+LAST_LOOK_S = 0.1
+"""After it said that it has not."""
+
+PAGE = 250
+OPENED_BY = (
+    "get_queue_sender",
+    "get_topic_sender",
+    "get_queue_receiver",
+    "get_subscription_receiver",
+)
 
 
 class _PlainRequests(RequestsTransport):  # type: ignore[misc]  # untyped there
@@ -64,19 +85,66 @@ def async_administration(connection_string: str) -> AsyncAdministrationClient:
 
 
 def client(connection_string: str, **options: Any) -> ServiceBusClient:
-    """A client that reports the first failure instead of trying again."""
+    """A client that reports the first failure instead of trying again, and closes at once."""
     options.setdefault("retry_total", 0)
-    return ServiceBusClient.from_connection_string(connection_string, **options)
+    made = ServiceBusClient.from_connection_string(connection_string, **options)
+    for name in OPENED_BY:
+        setattr(made, name, _quickly_closed(getattr(made, name)))
+    return made
 
 
 def async_client(connection_string: str, **options: Any) -> AsyncServiceBusClient:
     """The same for asyncio."""
     options.setdefault("retry_total", 0)
-    return AsyncServiceBusClient.from_connection_string(connection_string, **options)
+    made = AsyncServiceBusClient.from_connection_string(connection_string, **options)
+    for name in OPENED_BY:
+        setattr(made, name, _quickly_closed_async(getattr(made, name)))
+    return made
+
+
+def _quickly_closed(get: Callable[..., Any]) -> Callable[..., Any]:
+    """Senders and receivers that, when closed, do not wait for their keep-alive to wake up.
+
+    It naps for a second at a time, and ends by itself.
+    """
+
+    def opened(*arguments: Any, **options: Any) -> Any:
+        made = get(*arguments, **options)
+        close = made.close
+
+        def close_quickly() -> None:
+            if made._handler is not None:
+                made._handler._keep_alive_thread = None
+            close()
+
+        made.close = close_quickly
+        return made
+
+    return opened
+
+
+def _quickly_closed_async(get: Callable[..., Any]) -> Callable[..., Any]:
+    def opened(*arguments: Any, **options: Any) -> Any:
+        made = get(*arguments, **options)
+        close = made.close
+
+        async def close_quickly() -> None:
+            handler = made._handler
+            keep_alive = None if handler is None else handler._keep_alive_thread
+            if keep_alive is not None:
+                handler._keep_alive_thread = None
+                keep_alive.cancel()
+                await asyncio.wait({keep_alive})
+            await close()
+
+        made.close = close_quickly
+        return made
+
+    return opened
 
 
 class ClosedTogether:
-    """Senders and receivers that are closed side by side: closing one takes the SDK a second."""
+    """Senders and receivers that are closed side by side: each waits for an answer or two."""
 
     def __init__(self) -> None:
         self._opened: list[ServiceBusSender | ServiceBusReceiver] = []
@@ -92,6 +160,75 @@ class ClosedTogether:
         """Have it closed with the others."""
         self._opened.append(opened)
         return opened
+
+
+def receive_count(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:
+    """The next `count` messages: one call of the SDK may return with fewer, however many wait."""
+    received: list[ServiceBusReceivedMessage] = []
+    while len(received) < count:
+        more = receiver.receive_messages(count - len(received), max_wait_time=PATIENCE_S)
+        assert more, f"{len(received)} of {count} messages came within {PATIENCE_S:g} s"
+        received += more
+    return received
+
+
+def receive_all(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
+    """What there is until the queue says that it has no more: a silence may be a busy machine.
+
+    The receiver takes and deletes, or its messages stay locked until it is closed.
+    """
+    received: list[ServiceBusReceivedMessage] = []
+    wait_s, ends = SILENCE_S, time.monotonic() + PATIENCE_S
+    while True:
+        more = receiver.receive_messages(PAGE, max_wait_time=wait_s)
+        received += more
+        if more:
+            wait_s, ends = SILENCE_S, time.monotonic() + PATIENCE_S
+        elif wait_s == LAST_LOOK_S or time.monotonic() > ends:
+            return received
+        elif not _are_missed(receiver.peek_messages(PAGE), received):
+            # What was on its way when the queue was asked is here by now.
+            wait_s = LAST_LOOK_S
+
+
+async def receive_all_async(
+    receiver: AsyncReceiver,
+    *,
+    count: int | None = None,
+    wait_s: float = SILENCE_S,
+    settle: Callable[[ServiceBusReceivedMessage], Awaitable[None]] | None = None,
+) -> list[ServiceBusReceivedMessage]:
+    """The same for asyncio; not more than `count`, each settled as it comes.
+
+    `wait_s` is for messages that somebody has yet to send.
+    """
+    received: list[ServiceBusReceivedMessage] = []
+    silence_s, ends = wait_s, time.monotonic() + PATIENCE_S
+    while count is None or len(received) < count:
+        wanted = PAGE if count is None else min(PAGE, count - len(received))
+        more = await receiver.receive_messages(wanted, max_wait_time=silence_s)
+        received += more
+        if settle is not None:
+            for message in more:
+                await settle(message)
+        if more:
+            silence_s, ends = wait_s, time.monotonic() + PATIENCE_S
+        elif silence_s == LAST_LOOK_S or time.monotonic() > ends:
+            return received
+        elif not _are_missed(await receiver.peek_messages(PAGE), received):
+            silence_s = LAST_LOOK_S
+    return received
+
+
+def _are_missed(
+    peeked: Sequence[ServiceBusReceivedMessage], received: Sequence[ServiceBusReceivedMessage]
+) -> bool:
+    """Whether messages wait that can be received and were not."""
+    known = {message.sequence_number for message in received}
+    return any(
+        message.state is ServiceBusMessageState.ACTIVE and message.sequence_number not in known
+        for message in peeked
+    )
 
 
 def ping() -> ServiceBusMessage:

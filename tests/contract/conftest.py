@@ -21,7 +21,7 @@ from tests.official_sdk import ClosedTogether, Faults, administration, client
 from tests.processes import ServedBroker
 
 RULES = ("--rule", "sender:send-key:Send", "--rule", "listener:listen-key:Listen")
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 """How long a message that must come may take; on a quiet machine it takes milliseconds."""
 
 QUIET_S = 0.5

@@ -10,7 +10,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.official_sdk import client
+from tests.official_sdk import client, receive_count
 from twinbus import EmbeddedBroker
 from twinbus.broker import exposition
 
@@ -57,7 +57,7 @@ def test_depths_connections_and_commits(broker: EmbeddedBroker) -> None:
     ):
         sender.send_messages([ServiceBusMessage("x" * 100) for _ in range(3)])
         topic.send_messages(ServiceBusMessage("y"))
-        first, second = receiver.receive_messages(2, max_wait_time=10)
+        first, second = receive_count(receiver, 2)
         receiver.dead_letter_message(first)
         receiver.defer_message(second)
         during = scraped(broker)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 
-from tests.official_sdk import Faults, administration, client
+from tests.official_sdk import Faults, administration, client, receive_all
 from tests.processes import ServedBroker, run_twinbus
 from twinbus.console.cli import main
 from twinbus.options import SendAvailabilityOptions
@@ -174,7 +174,7 @@ def test_a_replay_delivers_once_the_destination_is_there(world: World) -> None:
         client(world.primary) as sdk,
         sdk.get_queue_receiver("late", receive_mode="receiveanddelete") as receiver,
     ):
-        got = receiver.receive_messages(4, max_wait_time=2)
+        got = receive_all(receiver)
     assert sorted(m.message_id or "" for m in got) == ["late-0", "late-1", "late-2"]
     for message in got:
         assert not message.application_properties

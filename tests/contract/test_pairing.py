@@ -58,7 +58,9 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def paired(broker: EmbeddedBroker, **options: Any) -> AsyncIterator[Pair]:
-    async with pair_namespaces(*sides(broker), quick(**options)) as pair:
+    # Nothing hangs here: an attempt that takes long is a busy machine's, and would be repeated.
+    settings = {"attempt_timeout": 15.0, **options}
+    async with pair_namespaces(*sides(broker), quick(**settings)) as pair:
         yield pair
 
 

@@ -17,7 +17,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from tests.contract.pairs import drain_all, nothing_left, quick, until
-from tests.official_sdk import administration, async_client
+from tests.official_sdk import administration, async_client, receive_all_async
 from tests.processes import ServedBroker
 from twinbus import Namespace, pair_namespaces
 from twinbus.ledger import read
@@ -30,11 +30,13 @@ TASKS = 12
 PAIRING_S = 10.0
 """Pairing with a secondary that works takes milliseconds; with one that does not, so long."""
 
-QUIET_S = 1.0
-"""A queue from which nothing comes for so long is empty."""
-
 GRACE_S = 0.5
 """How far past its timeout a call may return on a busy machine."""
+
+CLOSED_S = 15.0
+"""A close is bounded by an attempt's timeout and what it grants to each side; a hang is not."""
+
+LOOK_S = 0.01
 
 
 @dataclass
@@ -60,16 +62,13 @@ class Two:
 
 async def taken(text: str, queue: str) -> set[str]:
     """The ids of all messages of a queue, taken out of it without a word for each."""
-    ids: set[str] = set()
     async with (
         async_client(text) as client,
         client.get_queue_receiver(
             queue, receive_mode="receiveanddelete", prefetch_count=500
         ) as source,
     ):
-        while messages := await source.receive_messages(500, max_wait_time=QUIET_S):
-            ids |= {str(message.message_id) for message in messages}
-    return ids
+        return {str(message.message_id) for message in await receive_all_async(source)}
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +102,23 @@ class Load:
     accepted: set[str] = field(default_factory=set)
     raised: list[BaseException] = field(default_factory=list)
     longest_s: float = 0.0
+    lag_s: float = 0.0
+    """How late this process got its turn, at the worst: a call can be no more punctual."""
     _number: int = 0
     _stopping: bool = False
 
     async def run(self) -> None:
-        await asyncio.gather(*(self._send() for _ in range(TASKS)))
+        await asyncio.gather(self._watch(), *(self._send() for _ in range(TASKS)))
 
     def stop(self) -> None:
         self._stopping = True
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            due = loop.time() + LOOK_S
+            await asyncio.sleep(LOOK_S)
+            self.lag_s = max(self.lag_s, loop.time() - due)
 
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
@@ -199,7 +207,7 @@ def test_a_short_patience_is_kept_and_what_is_raised_carries_the_ids(two: Two, h
         ):
             queues = pair.backlog_queues
             load = await outage(two, pair, 1.0, hang=hang)
-        assert load.longest_s < 1.0 + GRACE_S
+        assert load.longest_s < 1.0 + GRACE_S + 2 * load.lag_s
         assert load.raised
         for error in load.raised:
             (message_id,) = error.message_ids  # type: ignore[attr-defined]
@@ -281,7 +289,7 @@ def test_closing_while_the_primary_hangs_is_bounded_and_leaves_nothing(two: Two)
                 hanging = asyncio.create_task(sender.send_messages(ServiceBusMessage("y")))
                 await asyncio.sleep(0.1)
                 began = loop.time()
-            assert loop.time() - began < 2.0 + 1.0 + 3.0 + GRACE_S
+            assert loop.time() - began < CLOSED_S
             with pytest.raises(Exception, match=r"closed|did not answer"):
                 await hanging
 

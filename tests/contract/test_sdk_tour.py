@@ -191,7 +191,8 @@ def test_a_scheduled_message_comes_when_due_and_a_cancelled_one_never(tour: Tour
     by_property = ServiceBusMessage("by property", scheduled_enqueue_time_utc=due)
     sender.send_messages(by_property)
     sender.cancel_scheduled_messages(numbers[1])
-    assert stays_empty(receiver)
+    if datetime.now(UTC) < due - timedelta(seconds=1):  # a busy machine may be late
+        assert stays_empty(receiver)
     received = receive(receiver, 2)
     assert sorted(texts(received)) == ["by property", "kept"]
     assert datetime.now(UTC) >= due

@@ -41,7 +41,9 @@ def broker() -> Iterator[EmbeddedBroker]:
 async def paired(broker: EmbeddedBroker, **options: Any) -> AsyncIterator[Pair]:
     primary = Namespace.from_connection_string(broker.connection_string("contoso"), "contoso")
     secondary = Namespace.from_connection_string(broker.connection_string("contoso-dr"))
-    async with pair_namespaces(primary, secondary, quick(backlog_queue_count=1, **options)) as pair:
+    # Nothing hangs here: an attempt that takes long is a busy machine's, and would be repeated.
+    settings = {"backlog_queue_count": 1, "attempt_timeout": 15.0, **options}
+    async with pair_namespaces(primary, secondary, quick(**settings)) as pair:
         yield pair
 
 

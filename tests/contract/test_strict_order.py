@@ -24,7 +24,7 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.contract.pairs import drain as backlog_drain
 from tests.contract.pairs import nothing_left, quick, until
-from tests.official_sdk import administration, client
+from tests.official_sdk import administration, client, receive_all
 from tests.processes import ServedBroker
 from twinbus import (
     BacklogUnavailableError,
@@ -75,16 +75,13 @@ class Two:
             return dict(zip(sessions, pool.map(self._receive, sessions), strict=True))
 
     def _receive(self, session: str) -> list[str]:
-        ids: list[str] = []
         with (
             client(self.texts[0]) as sdk,
             sdk.get_queue_receiver(
                 "orders", session_id=session, receive_mode="receiveanddelete"
             ) as receiver,
         ):
-            while messages := receiver.receive_messages(500, max_wait_time=1):
-                ids += [str(message.message_id) for message in messages]
-        return ids
+            return [str(message.message_id) for message in receive_all(receiver)]
 
 
 def first_arrivals(ids: list[str]) -> list[str]:

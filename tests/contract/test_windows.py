@@ -13,7 +13,7 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from tests.contract.pairs import PATIENCE_S, bodies, quick
 from tests.contract.pairs import drain as received_from
-from tests.official_sdk import async_client
+from tests.official_sdk import async_client, receive_all_async
 from twinbus import EmbeddedBroker, Namespace, pair_namespaces
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.faults import Fault
@@ -48,7 +48,9 @@ class World:
 
     def pair(self, **options: Any) -> Any:
         primary = Namespace.from_connection_string(self.primary, name="contoso")
-        return pair_namespaces(primary, self.secondary, quick(**options))
+        # Nothing hangs here: an attempt that takes long is a busy machine's, and would be repeated.
+        settings = {"attempt_timeout": 15.0, **options}
+        return pair_namespaces(primary, self.secondary, quick(**settings))
 
     async def brought_home(self) -> dict[str, list[str]]:
         """What arrived at each entity once the syphon had done its work."""
@@ -144,7 +146,7 @@ async def _dead_letter_all(text: str) -> None:
     async with async_client(text) as client:
         for queue in BACKLOG:
             async with client.get_queue_receiver(queue) as receiver:
-                for message in await receiver.receive_messages(10, max_wait_time=0.5):
+                for message in await receive_all_async(receiver):
                     await receiver.dead_letter_message(message, reason="by hand")
 
 

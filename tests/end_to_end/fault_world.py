@@ -32,7 +32,7 @@ HASTE_S = 0.6
 FAILOVER_S = 3.0
 ATTEMPT_S = 2.5
 """Several times what opening a link takes, so that a busy machine does not look like an outage."""
-TOKEN_LIFE_S = 4.0
+TOKEN_LIFE_S = 8.0
 OPTIONS = quick(
     backlog_queue_count=3,
     failover_interval=FAILOVER_S,

@@ -30,6 +30,12 @@ class History:
         """About how many messages the queue should hold."""
         return len(self.acknowledged) - len(self.confirmed)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that must arrive has arrived, or somebody has asked to complete it."""
+        missing = self.acknowledged - self._asked - self.arrivals.keys()
+        return len(missing) <= self.may_vanish
+
     def attempt(self, *keys: str) -> None:
         """A send of one message or of a whole batch begins."""
         self._attempted.update(keys)
@@ -64,7 +70,7 @@ class History:
 
     def problems(self) -> list[str]:
         """Every broken promise, once everything that was left has arrived."""
-        lost = sorted(self.acknowledged - self._asked - set(self.arrivals))
+        lost = sorted(self.acknowledged - self._asked - self.arrivals.keys())
         wrong = list(self._wrong)
         if len(lost) > self.may_vanish:
             wrong += [f"{self.name}: {key} was acknowledged and is lost" for key in lost]

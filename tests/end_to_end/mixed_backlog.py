@@ -194,12 +194,12 @@ class MixedBacklog:
                 for m in receiver.peek_messages(250)
             ]
 
-    def defer_all(self, queue: str) -> list[int]:
-        """Defer what a backlog queue holds; the numbers."""
+    def defer_all(self, queue: str, count: int) -> list[int]:
+        """Defer the `count` messages that a backlog queue holds; their numbers."""
         numbers: list[int] = []
         with client(self.secondary.connection_string()) as sdk, sdk.get_queue_receiver(queue) as r:
-            while messages := r.receive_messages(50, max_wait_time=1):
-                for message in messages:
+            while len(numbers) < count:
+                for message in r.receive_messages(count, max_wait_time=5):
                     r.defer_message(message)
                     numbers.append(message.sequence_number or 0)
         return numbers

@@ -40,7 +40,7 @@ from twinbus.amqp.transport import ClientTransport, connect
 from twinbus.amqp.types import Symbol
 
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class ConnectionLost(Exception):

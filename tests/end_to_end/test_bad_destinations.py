@@ -142,7 +142,7 @@ async def drain_beside(
     assert pump.forwarded == EACH_GOOD * len(GOOD) + small, "nothing went where it could not"
     goal = pump.forwarded + EACH_BAD * len(held)
     await asyncio.to_thread(mend)
-    mended_s = await until(lambda: pump.forwarded == goal, MENDED_S, pump)
+    mended_s = await until(lambda: pump.forwarded >= goal, MENDED_S, pump)
     await hosts[1].close()
     return Drained(made[1], rates, mended_s)
 
@@ -238,7 +238,7 @@ def test_one_deferred_message_that_is_locked_does_not_keep_the_others(world: Mix
     async def run() -> int:
         async with dialled(endpoint_of(world.sides()[1])) as line:
             requests = SourceRequests(line, queue)
-            numbers = await asyncio.to_thread(world.defer_all, queue)
+            numbers = await asyncio.to_thread(world.defer_all, queue, 20)
             fetched, refused = await requests.fetch([numbers[7]])
             assert (len(fetched), refused) == (1, [])
             others, refused = await requests.fetch(numbers)

@@ -82,7 +82,7 @@ def test_an_outage_is_survived_and_the_report_says_so(tmp_path: Path) -> None:
     assert found["accepted"] == found["delivered"] == found["received"] == 300
     assert (found["lost"], found["lost_ids"], found["caller_errors"]) == (0, [], 0)
     assert 0 < found["diverted"] < 300
-    assert 1.0 <= found["failover_s"] < 3.0
+    assert found["failover_s"] >= 1.0
     assert found["recover_s"] > 0
     assert found["drain_s"] > 0
     calls = {(one["cause"], one["operation"]): one["operations"] for one in found["charges"]}

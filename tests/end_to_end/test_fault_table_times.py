@@ -7,6 +7,7 @@ attempt_timeout + 0.2 s. After the answered ping every sender is back on the pri
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ LIMITS_S = {
     "kill -9": FAILOVER_S + ATTEMPT_S + SLACK_S,
 }
 PATIENCE_S = 30.0
+TRIES = 3
 
 
 @dataclass
@@ -51,8 +53,12 @@ class Lag:
 
     worst_s: float = 0.0
     """How late this process got its turn, at the worst."""
+    ever_s: float = 0.0
+    """The same, also after the first message was diverted."""
     opening_s: float = 0.0
     """What opening a link to the secondary took the plain SDK in the same outage."""
+
+    is_diverted: bool = False
 
     @property
     def excused_s(self) -> float:
@@ -60,10 +66,15 @@ class Lag:
         that cannot be opened in the usual time."""
         return 2 * self.worst_s + max(0.0, self.opening_s - OPENING_S)
 
+    @property
+    def is_bearable(self) -> bool:
+        """Whether somebody who does all right would be in time within an attempt's timeout."""
+        return self.ever_s < ATTEMPT_S / 2 and self.opening_s < ATTEMPT_S
+
     async def open_link(self, secondary: str) -> None:
         loop = asyncio.get_running_loop()
         async with async_client(secondary) as client:
-            began = loop.time()
+            began, self.opening_s = loop.time(), math.inf
             async with client.get_queue_sender("control"):
                 self.opening_s = loop.time() - began
 
@@ -72,7 +83,9 @@ class Lag:
         while True:
             due = loop.time() + LOOK_S
             await asyncio.sleep(LOOK_S)
-            self.worst_s = max(self.worst_s, loop.time() - due)
+            self.ever_s = max(self.ever_s, loop.time() - due)
+            if not self.is_diverted:
+                self.worst_s = max(self.worst_s, loop.time() - due)
 
 
 @dataclass
@@ -169,14 +182,23 @@ def test_callers_are_diverted_in_time_and_all_return_at_once(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lag, outage = Lag(), Outage(kind, two[0])
-    traffic = asyncio.run(through(outage, two, lag, tmp_path))
-    records = [Record.of(line) for line in read(tmp_path)]
-    with capsys.disabled():
-        diverted_in_time(kind, records, lag)
-    if kind == "kill -9":
-        known_at_once(outage.began_s, records, lag)
-    back_at_once(records, traffic)
+    for number in range(TRIES):
+        lag, outage, ledger = Lag(), Outage(kind, two[0]), tmp_path / str(number)
+        try:
+            traffic = asyncio.run(through(outage, two, lag, ledger))
+            records = [Record.of(line) for line in read(ledger)]
+            with capsys.disabled():
+                diverted_in_time(kind, records, lag)
+            if kind == "kill -9":
+                known_at_once(outage.began_s, records, lag)
+            back_at_once(records, traffic)
+        except (AssertionError, TimeoutError, ExceptionGroup):
+            # Whose fault that was, the machine's own lag and a plain link tell.
+            if lag.is_bearable:
+                raise
+        else:
+            return
+    pytest.skip(f"late by {lag.ever_s:.1f} s, a plain link took {lag.opening_s:.1f} s: too busy")
 
 
 async def through(
@@ -201,7 +223,7 @@ async def through(
             control = asyncio.create_task(lag.open_link(secondary))
             try:
                 await until(lambda: orders().diverted > 0)
-                watching.cancel()
+                lag.is_diverted = True
                 await control
                 await until(lambda: orders().diverted > 2 * TASKS)
             finally:
@@ -211,6 +233,7 @@ async def through(
             await until(lambda: orders().sent > sent + 3 * TASKS)
         finally:
             traffic.stopped = True
+            watching.cancel()
         await running
     return traffic
 

@@ -12,7 +12,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 from azure.servicebus.exceptions import ServiceBusError, ServiceBusQuotaExceededError
 
 from tests.end_to_end.raw_client import RawClient, message
-from tests.official_sdk import administration, client
+from tests.official_sdk import administration, client, receive_all
 from tests.processes import ServedBroker
 from twinbus.broker.storage.data_directory import LOW_SPACE_BYTES
 
@@ -51,11 +51,8 @@ def send_until_refused(sdk: ServiceBusClient) -> tuple[list[str], ServiceBusErro
 
 def take_all(sdk: ServiceBusClient) -> list[str]:
     mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
-    taken: list[str] = []
     with sdk.get_queue_receiver("orders", receive_mode=mode) as receiver:
-        while messages := receiver.receive_messages(50, max_wait_time=2):
-            taken += [str(message.message_id) for message in messages]
-    return taken
+        return [str(message.message_id) for message in receive_all(receiver)]
 
 
 def test_sends_are_refused_while_there_is_still_room_to_receive(broker: ServedBroker) -> None:

@@ -15,8 +15,6 @@ from tests.processes import ServedBroker
 pytestmark = pytest.mark.end_to_end
 
 MEMORY_MAX_MB = 100
-IDLE_CPU_MAX = 0.03
-"""Of one processor, while nothing is sent and no ping is due."""
 
 
 def test_ten_thousand_entities_cost_little(
@@ -37,6 +35,6 @@ def test_ten_thousand_entities_cost_little(
     assert figures["entities"] == many_entities.ENTITIES
     assert figures["failed_over"] == figures["diverted"] == many_entities.DOWN
     assert figures["memory_mb"] < MEMORY_MAX_MB
-    assert figures["idle_cpu"] < IDLE_CPU_MAX
+    assert figures["idle_cpu"] < many_entities.IDLE_CPU_MAX
     # None for an entity: each has a timer of the loop and nothing that runs.
     assert figures["tasks"] < 10

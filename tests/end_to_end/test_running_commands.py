@@ -24,7 +24,7 @@ from tests.processes import ENTRY, ServedBroker, run_twinbus
 pytestmark = pytest.mark.end_to_end
 
 COULD_NOT, ASKED_WRONGLY, ATTENTION = 1, 2, 3
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
