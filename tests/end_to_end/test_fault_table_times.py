@@ -182,6 +182,7 @@ def test_callers_are_diverted_in_time_and_all_return_at_once(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    lag = Lag()
     for number in range(TRIES):
         lag, outage, ledger = Lag(), Outage(kind, two[0]), tmp_path / str(number)
         try:

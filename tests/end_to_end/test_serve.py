@@ -159,7 +159,7 @@ def test_what_nobody_waits_for_is_on_disk_soon_all_the_same(tmp_path: Path) -> N
         await sender.room()
         sender.send_unasked(message("unasked"))
         # No answer comes and nothing else happens that would be committed with it.
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.5)
         broker.process.kill()
         with pytest.raises(ConnectionLost):
             await connection.sender("orders")
