@@ -48,7 +48,7 @@ KILLS = 3
 SOAK_KILLS = int(os.environ.get("TWINBUS_KILL_ROUNDS", "20"))
 SOAK_KILLS_EACH = 4
 """In one drain of the soak: Spark gives a task up that failed so often, and another job begins."""
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 END_S = 60.0
 """Executors of a dead driver, and their Python, have ended by then: in seconds, where there is a
 processor for them."""
