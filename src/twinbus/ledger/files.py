@@ -180,8 +180,10 @@ class LedgerFiles:
                 continue
             if not os.path.lexists(self._ended_path()):
                 break
-            # Asked only now: a file of this number is always there under one of its two names.
-            os.unlink(path)
+            # Asked only now: a file of this number is always there under one of its two names. An
+            # adopter may have been quicker than the question; then it is our own, and empty.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
             os.close(fd)
             self._number += 1
         with contextlib.suppress(OSError):
