@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark's world
+from pyspark.sql import functions as F
 
 from twinbus.console.cli import main
 from twinbus.cost.quantities import YEAR_S
