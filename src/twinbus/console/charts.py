@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
-__all__ = ["STYLE", "Band", "Bar", "Marker", "Timeline", "cause_bars", "timeline"]
+__all__ = [
+    "STYLE",
+    "WIDTH",
+    "Band",
+    "Bar",
+    "Marker",
+    "Timeline",
+    "cause_bars",
+    "nice",
+    "svg",
+    "timeline",
+]
 
 WIDTH: Final = 880
 LEFT: Final = 56
@@ -22,6 +34,17 @@ PANEL: Final = 170
 GAP: Final = 46
 CHAR_WIDTH: Final = 6.4
 """Of a letter at 12 px, to keep labels apart; fonts differ, so it is on the wide side."""
+
+CLOCK_MARKS: Final = 8
+"""Times that fit below a chart, at most."""
+
+_STEPS_S: Final = (
+    *(1, 2, 5, 10, 15, 30),
+    *(60, 120, 300, 600, 900, 1_800),
+    *(3_600, 7_200, 10_800, 21_600, 43_200),
+    *(86_400, 172_800, 604_800, 1_209_600, 2_592_000),
+)
+_DAY_S: Final = 86_400
 
 STYLE: Final = """
 .chart{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
@@ -74,32 +97,54 @@ class Timeline:
     bars: Sequence[Bar]
     depth: Sequence[tuple[float, int]]
     """Messages in the backlog at a time; it is flat up to the bucket in which it changed."""
-    outage: Band
+    bands: Sequence[Band]
     markers: Sequence[Marker]
     until_s: float
+    origin_s: int | None = None
+    """Unix time of second 0: the axis shows the clock, in UTC. None: it shows the seconds."""
+    ages: Sequence[tuple[float, int]] = ()
+    """Age in seconds of the oldest message in the backlog at a time: a third panel, if any."""
 
 
 def timeline(data: Timeline, *, alone: bool = False) -> str:
-    """Two panels over one axis: sends a second by where they went, and the backlog's depth."""
+    """Panels over one axis: sends by where they went, the backlog's depth, and its age if given."""
     top = LABELS_TOP + LABEL_ROW * (1 + max(_label_rows(data), default=0)) + 6
     sends = _Panel(data, top, max((b.to_primary + b.to_backlog for b in data.bars), default=0))
     below = top + PANEL + GAP
     depths = _Panel(data, below, max((depth for _, depth in data.depth), default=0))
-    height = below + PANEL + 40
-    per = "second" if data.bucket_s == 1 else f"{data.bucket_s:g} s"
+    tops = [top, below, *([below + PANEL + GAP] if data.ages else [])]
+    height = tops[-1] + PANEL + 40
+    per = {1: "second", 60: "minute"}.get(round(data.bucket_s), f"{data.bucket_s:g} s")
     parts = [
         f'<text class="title" x="{LEFT}" y="16">Sends per {per}</text>',
         *_legend(),
-        *_marks(data, [top, below]),
+        *_marks(data, tops),
         *sends.frame(),
         *(part for bar in data.bars for part in sends.bar(bar)),
         f'<text class="title" x="{LEFT}" y="{below - 12}">Messages in the backlog</text>',
         *depths.frame(),
         depths.area(data.depth),
-        *depths.seconds(),
+        *(_ages(data, tops[-1]) if data.ages else depths.axis()),
     ]
     label = "Sends to the primary and to the backlog over time, and the depth of the backlog"
-    return _svg(height, label, parts, alone=alone)
+    return svg(height, label, parts, alone=alone)
+
+
+def _ages(data: Timeline, top: float) -> list[str]:
+    oldest_s = max(age_s for _, age_s in data.ages)
+    unit, length_s = next(
+        (name, length_s)
+        for name, length_s in (("days", _DAY_S), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
+        if oldest_s >= 3 * length_s or length_s == 1
+    )
+    panel = _Panel(data, top, -(-oldest_s // length_s))
+    title = f"Age of the oldest message in the backlog, {unit}"
+    return [
+        f'<text class="title" x="{LEFT}" y="{top - 12}">{title}</text>',
+        *panel.frame(),
+        panel.area([(at_s, age_s / length_s) for at_s, age_s in data.ages]),
+        *panel.axis(),
+    ]
 
 
 def cause_bars(operations: Iterable[tuple[str, int]], *, alone: bool = False) -> str:
@@ -118,7 +163,7 @@ def cause_bars(operations: Iterable[tuple[str, int]], *, alone: bool = False) ->
             f'<text x="{names_width + width + 8:.1f}" y="{y + 15}">{count:,}</text>',
         ]
     label = "Operations by cause"
-    return _svg(16 + 28 * len(counted), label, parts, alone=alone)
+    return svg(16 + 28 * len(counted), label, parts, alone=alone)
 
 
 class _Panel:
@@ -127,7 +172,7 @@ class _Panel:
     def __init__(self, data: Timeline, top: float, most: int) -> None:
         self._data = data
         self._top = top
-        self._step = _nice(most / 4)
+        self._step = nice(most / 4)
         self._most = max(self._step * 4, 1)
         while self._most - self._step >= most > 0:
             self._most -= self._step
@@ -151,14 +196,28 @@ class _Panel:
             amount += self._step
         return parts
 
-    def seconds(self) -> list[str]:
-        step = _nice(self._data.until_s / 10)
+    def axis(self) -> list[str]:
+        """The time below the panel."""
         y = self._top + PANEL + 18
-        marks = range(0, int(self._data.until_s) + 1, step)
+        if self._data.origin_s is not None:
+            marks = _clock_marks(self._data.origin_s, self._data.until_s)
+        else:
+            step = nice(self._data.until_s / 10)
+            marks = [(at_s, f"{at_s} s") for at_s in range(0, int(self._data.until_s) + 1, step)]
         return [
-            f'<text x="{self.x(at_s):.1f}" y="{y}" text-anchor="middle">{at_s} s</text>'
-            for at_s in marks
+            f'<text x="{self.x(at_s):.1f}" y="{y}" text-anchor="{self._anchor(at_s)}">'
+            f"{words}</text>"
+            for at_s, words in marks
         ]
+
+    def _moment(self, at_s: float) -> str:
+        if self._data.origin_s is None:
+            return f"{at_s:.0f} s"
+        return datetime.fromtimestamp(self._data.origin_s + at_s, UTC).strftime("%d %b %H:%M:%S")
+
+    def _anchor(self, at_s: float) -> str:
+        """In the middle below its place, but for what would not fit into the picture."""
+        return "end" if self.x(at_s) > WIDTH - RIGHT - 20 else "middle"
 
     def bar(self, bar: Bar) -> list[str]:
         left = self.x(bar.at_s)
@@ -173,17 +232,17 @@ class _Panel:
                 high, low = self.y(floor + count), self.y(floor)
                 parts.append(
                     f'<rect class="{kind}" x="{left:.1f}" y="{high:.1f}" width="{width:.1f}"'
-                    f' height="{low - high:.1f}"><title>{bar.at_s:.0f} s: {count:,} {words}</title>'
-                    "</rect>"
+                    f' height="{low - high:.1f}">'
+                    f"<title>{self._moment(bar.at_s)}: {count:,} {words}</title></rect>"
                 )
                 floor += count
         return parts
 
-    def area(self, depth: Sequence[tuple[float, int]]) -> str:
+    def area(self, depth: Sequence[tuple[float, float]]) -> str:
         if not depth:
             middle = self._top + PANEL / 2
             return f'<text x="{WIDTH / 2}" y="{middle}" text-anchor="middle">none</text>'
-        points = [(0.0, 0)]
+        points: list[tuple[float, float]] = [(0.0, 0.0)]
         for at_s, amount in depth:
             if at_s - self._data.bucket_s > points[-1][0]:
                 points.append((at_s - self._data.bucket_s, points[-1][1]))
@@ -196,6 +255,21 @@ class _Panel:
             f'<polygon class="depth" points="{first:.1f},{floor:.1f} {path}'
             f' {last:.1f},{floor:.1f}"/><polyline class="line" points="{path}"/>'
         )
+
+
+def _clock_marks(origin_s: int, until_s: float) -> list[tuple[int, str]]:
+    """Round times in UTC, with the date where a day begins and on the first."""
+    step = next((step for step in _STEPS_S if until_s / step <= CLOCK_MARKS), _STEPS_S[-1])
+    form = "%H:%M:%S" if step < 60 else "%H:%M"
+    marks: list[tuple[int, str]] = []
+    for at_s in range(-(-origin_s // step) * step, int(origin_s + until_s) + 1, step):
+        moment = datetime.fromtimestamp(at_s, UTC)
+        is_new_day = at_s % _DAY_S == 0
+        words = f"{moment.day} {moment:%b}" if is_new_day else moment.strftime(form)
+        if not marks and not is_new_day:
+            words = f"{moment.day} {moment:%b} {words}"
+        marks.append((at_s - origin_s, words))
+    return marks
 
 
 def _x(data: Timeline, at_s: float) -> float:
@@ -233,11 +307,13 @@ def _label_left(x: float, label: str) -> float:
 
 
 def _marks(data: Timeline, tops: Sequence[float]) -> list[str]:
-    """The outage as a shade and each marker as a line, in every panel; labels above the first."""
-    left, right = _x(data, data.outage.from_s), _x(data, data.outage.to_s)
-    place = f'x="{left:.1f}" width="{max(1.0, right - left):.1f}" height="{PANEL}"'
-    title = f"<title>{escape(data.outage.label)}</title>"
-    parts = [f'<rect class="outage" {place} y="{top}">{title}</rect>' for top in tops]
+    """Bands as a shade and each marker as a line, in every panel; labels above the first."""
+    parts = []
+    for band in data.bands:
+        left, right = _x(data, band.from_s), _x(data, band.to_s)
+        place = f'x="{left:.1f}" width="{max(1.0, right - left):.1f}" height="{PANEL}"'
+        title = f"<title>{escape(band.label)}</title>"
+        parts += [f'<rect class="outage" {place} y="{top}">{title}</rect>' for top in tops]
     for marker, row in zip(data.markers, _label_rows(data), strict=True):
         x = _x(data, marker.at_s)
         y = LABELS_TOP + LABEL_ROW * (row + 1)
@@ -250,7 +326,8 @@ def _marks(data: Timeline, tops: Sequence[float]) -> list[str]:
     return parts
 
 
-def _svg(height: float, label: str, parts: Iterable[str], *, alone: bool) -> str:
+def svg(height: float, label: str, parts: Iterable[str], *, alone: bool = False) -> str:
+    """The parts as one picture of the usual width; `alone`: with its style inside."""
     style = f"<style>{STYLE}</style>" if alone else ""
     return (
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}"'
@@ -258,7 +335,7 @@ def _svg(height: float, label: str, parts: Iterable[str], *, alone: bool) -> str
     )
 
 
-def _nice(value: float) -> int:
+def nice(value: float) -> int:
     """The next number of the row 1, 2, 5, 10, 20, 50, ... that is not smaller."""
     power = 1
     while True:

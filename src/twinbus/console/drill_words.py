@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from twinbus.console.drill_result import DrillPlan, DrillResult
     from twinbus.pipeline.report import Bill
 
-__all__ = ["CAUSES", "Row", "cause_name", "headline", "missing", "money", "rate", "rows", "story"]
+__all__ = [
+    "CAUSES",
+    "WINDOWS",
+    "Row",
+    "cause_name",
+    "headline",
+    "missing",
+    "money",
+    "rate",
+    "rows",
+    "story",
+]
 
 IDS_SHOWN: Final = 20
 """Ids that a person reads; drill.json has more."""
@@ -32,7 +43,7 @@ CAUSES: Final = {
 }
 """The ledger's causes in the order in which a message meets them."""
 
-_WINDOWS: Final = {
+WINDOWS: Final = {
     "ambiguous": "a send that had no answer was done again elsewhere",
     "syphon": "the syphon forwarded it twice",
     "unexplained": "the ledger does not say why",
@@ -185,7 +196,7 @@ def _why_twice(result: DrillResult) -> str:
     if not result.tables.duplicates:
         return "received more than once"
     windows = result.tables.duplicate_windows.items()
-    return "; ".join(f"{count:,}: {_WINDOWS.get(name, name)}" for name, count in windows)
+    return "; ".join(f"{count:,}: {WINDOWS.get(name, name)}" for name, count in windows)
 
 
 def _bill(bill: Bill) -> Iterator[Row]:

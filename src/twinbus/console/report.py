@@ -7,47 +7,15 @@ pictures, then every number. Light and dark follow the reader's own setting.
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from twinbus.console import charts, drill_words
+from twinbus.console.page import listed, section, whole_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from twinbus.console.drill_result import DrillResult
 
 __all__ = ["page", "picture", "timeline_of"]
-
-_STYLE: Final = """
-:root{color-scheme:light dark;--ink:#1b2130;--soft:#51586a;--ground:#f4f6fa;--card:#fff;
---line:#d9dee8;--good:#14804a;--good-ground:#e5f5ec;--bad:#b3261e;--bad-ground:#fdeceb}
-@media (prefers-color-scheme:dark){:root{--ink:#eef1f7;--soft:#a9b2c6;--ground:#12161f;
---card:#1a202c;--line:#2c3444;--good:#5fd39a;--good-ground:#15301f;--bad:#ff8f8f;
---bad-ground:#3a1b1b}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--ground);color:var(--ink);
-font:16px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
-main{max-width:960px;margin:0 auto;padding:24px 16px 48px}
-.answer{border-radius:10px;padding:20px 24px;border-left:8px solid}
-.answer.good{background:var(--good-ground);border-color:var(--good)}
-.answer.bad{background:var(--bad-ground);border-color:var(--bad)}
-.answer h1{margin:0;font-size:30px;line-height:1.2}
-.answer.good h1{color:var(--good)}.answer.bad h1{color:var(--bad)}
-.answer p{margin:8px 0 0}.answer li{overflow-wrap:anywhere}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:12px;margin:16px 0}
-.tile,section{background:var(--card);border:1px solid var(--line);border-radius:10px}
-.tile{padding:12px 14px}.tile b{display:block;font-size:26px;line-height:1.2}
-.tile span{color:var(--soft);font-size:13px}.tile.bad b{color:var(--bad)}
-section{padding:16px 20px;margin:16px 0;overflow-x:auto}
-h2{font-size:17px;margin:0 0 10px}svg{display:block;width:100%;height:auto;min-width:560px}
-table{border-collapse:collapse;width:100%;font-size:15px}
-th,td{text-align:left;padding:6px 10px 6px 0;border-bottom:1px solid var(--line)}
-tr:last-child td{border-bottom:0}td.number,th.number{text-align:right;white-space:nowrap;
-font-variant-numeric:tabular-nums;padding-right:20px}
-td.soft,.note{color:var(--soft)}tr.bad td{color:var(--bad);font-weight:600}
-.note{font-size:14px;margin:10px 0 0}ol{margin:0;padding-left:22px}
-code{font:14px ui-monospace,Menlo,Consolas,monospace}
-"""
 
 
 def page(result: DrillResult) -> str:
@@ -57,20 +25,15 @@ def page(result: DrillResult) -> str:
         [
             _answer(result),
             _tiles(result),
-            _section("What happened", _list(drill_words.story(result))),
-            _section("The outage", charts.timeline(timeline_of(result))),
-            _section("Operations by cause", _operations(result)),
-            _section("Every number", _numbers(result)),
-            _section("The bill", _bill(result)),
-            _section("How it was run", _run(result)),
+            section("What happened", listed(drill_words.story(result))),
+            section("The outage", charts.timeline(timeline_of(result))),
+            section("Operations by cause", _operations(result)),
+            section("Every number", _numbers(result)),
+            section("The bill", _bill(result)),
+            section("How it was run", _run(result)),
         ]
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}{charts.STYLE}</style></head>\n"
-        f"<body><main>\n{body}\n</main></body></html>\n"
-    )
+    return whole_page(title, body)
 
 
 def picture(result: DrillResult) -> str:
@@ -110,7 +73,7 @@ def timeline_of(result: DrillResult) -> charts.Timeline:
             for sends in tables.sends
         ],
         depth=[(after((depth.at_s + bucket_s) * 1000), depth.depth) for depth in tables.backlog],
-        outage=charts.Band(after(moments.killed_ms), after(moments.back_ms), "primary down"),
+        bands=[charts.Band(after(moments.killed_ms), after(moments.back_ms), "primary down")],
         markers=sorted(markers, key=lambda marker: marker.at_s),
         until_s=max(ends, default=1.0) + 0.5,
     )
@@ -119,7 +82,7 @@ def timeline_of(result: DrillResult) -> charts.Timeline:
 def _answer(result: DrillResult) -> str:
     kind = "good" if result.passed else "bad"
     told = drill_words.missing(result)
-    lines = _list(told, ordered=False) if told else f"<p>{escape(_proof(result))}</p>"
+    lines = listed(told, ordered=False) if told else f"<p>{escape(_proof(result))}</p>"
     return (
         f'<div class="answer {kind}"><h1>{escape(drill_words.headline(result))}</h1>{lines}</div>'
     )
@@ -198,12 +161,3 @@ def _run(result: DrillResult) -> str:
         f" the ledger; {escape(took)}.</p>"
         + "".join(f'<p class="note">{escape(line)}</p>' for line in known)
     )
-
-
-def _section(title: str, inner: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{inner}</section>"
-
-
-def _list(lines: Iterable[str], *, ordered: bool = True) -> str:
-    kind = "ol" if ordered else "ul"
-    return f"<{kind}>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</{kind}>"
