@@ -73,8 +73,8 @@ def _lines(report: AvailabilityReport) -> Iterator[str]:
         yield f"the backlog was deepest at {clock(deepest.at_s * 1000)}: {deepest.depth:,} messages"
     if report.drain_per_s is not None:
         yield (
-            f"{counted(report.drained, 'message')} came home in {span(report.drain_ms)},"
-            f" {report.drain_per_s:,.0f} a second"
+            f"{counted(report.drained, 'message')} came home in {span(report.drain_ms)} (started"
+            f" minutes count whole): at least {report.drain_per_s:,.0f} a second"
         )
 
 
@@ -125,14 +125,14 @@ def _tables(report: AvailabilityReport) -> Iterator[Table]:
 
 
 def _windows(report: AvailabilityReport) -> Table:
-    names = ("entity", "from (UTC)", "to", "detected in", "lasted", "saved", "raised", "process")
+    names = ("entity", "from (UTC)", "to", "detected in", "lasted", "saved", "process")
     shown = report.windows[:ROWS_SHOWN]
     total = len(report.windows) + report.windows_left_out
     return Table(
         title="Failovers",
         columns=names,
         rows=tuple(_window(window) for window in shown),
-        numbers=figures("detected in", "lasted", "saved", "raised", of=names),
+        numbers=figures("detected in", "lasted", "saved", of=names),
         bad=frozenset(place for place, window in enumerate(shown) if window.recovered_ms is None),
         note=rest(len(shown), total),
     )
@@ -145,8 +145,7 @@ def _window(window: FailoverWindow) -> tuple[str, ...]:
         "not yet" if window.recovered_ms is None else clock(window.recovered_ms),
         span(window.detect_ms),
         "–" if window.lasted_ms is None else span(window.lasted_ms),
-        f"{window.sends_saved:,}",
-        f"{window.sends_raised:,}",
+        count(window.sends_saved),
         visible(window.process),
     )
 

@@ -103,7 +103,7 @@ _WINDOW_HEADER: Final = (
     "detect_ms",
     "lasted_ms",
     "sends_saved",
-    "sends_raised",
+    "reason",
 )
 
 
@@ -118,7 +118,7 @@ def _window(window: FailoverWindow) -> tuple[object, ...]:
         window.detect_ms,
         window.lasted_ms,
         window.sends_saved,
-        window.sends_raised,
+        window.reason,
     )
 
 

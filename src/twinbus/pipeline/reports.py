@@ -16,13 +16,14 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from twinbus.pipeline.report import Bill, Charge, Sends
 
 __all__ = [
     "AgedBacklog",
     "Agreement",
+    "Asked",
     "AvailabilityReport",
     "BacklogPoint",
     "Balance",
@@ -47,12 +48,39 @@ __all__ = [
 ]
 
 
+DAY_MS: Final = 86_400_000
+
+
 class Verdict(StrEnum):
     """The answer of a report in one word."""
 
     GOOD = "good"
     BAD = "bad"
     UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a report is to be about: unix time in ms, and one entity or all."""
+
+    since_ms: int | None = None
+    until_ms: int | None = None
+    entity: str | None = None
+
+    @property
+    def first_day(self) -> date | None:
+        """The day (UTC) in which the window begins."""
+        return None if self.since_ms is None else _day(self.since_ms)
+
+    @property
+    def last_day(self) -> date | None:
+        """The day in which it ends, itself a part of it."""
+        return None if self.until_ms is None else _day(self.until_ms - 1)
+
+    @property
+    def is_of_whole_days(self) -> bool:
+        """Whether both ends are midnights: what is kept by day can answer it exactly."""
+        return not any((end or 0) % DAY_MS for end in (self.since_ms, self.until_ms))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +241,9 @@ class FailoverWindow(NamedTuple):
     failed_over_ms: int
     recovered_ms: int | None
     """None: it has not come back by the last record."""
-    sends_saved: int
-    sends_raised: int
+    reason: str
+    sends_saved: int | None
+    """Messages that this process diverted meanwhile; None: nobody counted."""
 
     @property
     def detect_ms(self) -> int | None:
@@ -403,6 +432,10 @@ def iso(at_ms: int | None) -> str | None:
         return None
     moment = datetime.fromtimestamp(at_ms / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _day(at_ms: int) -> date:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).date()
 
 
 def _fields(whole: Any) -> dict[str, Any]:

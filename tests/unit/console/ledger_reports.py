@@ -168,10 +168,10 @@ AVAILABLE = AvailabilityReport(
     windows=(
         FailoverWindow(
             "orders", "contoso", "web-1", BEGAN_MS + 600_000, BEGAN_MS + 660_000,
-            BEGAN_MS + 1_560_000, 1_500, 3,
+            BEGAN_MS + 1_560_000, "no success for 60 s", 1_500,
         ),
         FailoverWindow(
-            "payments", "contoso", "web-1", None, BEGAN_MS + 720_000, BEGAN_MS + 1_560_000, 500, 0
+            "payments", "contoso", "web-1", None, BEGAN_MS + 720_000, BEGAN_MS + 1_560_000, "", 500
         ),
     ),
     detect=Percentiles(1, 60_000, 60_000, 60_000, 60_000),
