@@ -45,7 +45,11 @@ def story() -> Iterator[Line]:
         diverted = _message("orders", f"o-{second}", 1_100)
         yield second, "divert", {**diverted, "cause": "failover", "backlog_queue": BACKLOG}
     for minute in range(PINGS):
-        yield 720.0 + 60 * minute, "ping", {"entity": "orders", "cause": "ping", "outcome": "failed"}
+        yield (
+            720.0 + 60 * minute,
+            "ping",
+            {"entity": "orders", "cause": "ping", "outcome": "failed"},
+        )
     yield 1_500.0, "state", {"entity": "orders", "state": "healthy", "error": "ping answered"}
     yield from _moved()
 

@@ -17,6 +17,7 @@ from twinbus.console import (
     doctor_commands,
     plan_commands,
     prices_commands,
+    report_commands,
     running_commands,
     syphon_commands,
 )
@@ -154,6 +155,7 @@ running_commands.add_to(app)
 backlog_commands.app.add_typer(dead_letter_commands.app, name="dead-letters")
 app.add_typer(backlog_commands.app, name="backlog")
 app.add_typer(syphon_commands.app, name="syphon")
+app.add_typer(report_commands.app, name="report")
 app.add_typer(prices_commands.app, name="prices")
 app.add_typer(cost_commands.app, name="cost")
 plan_commands.add_to(app)

@@ -61,7 +61,7 @@ def conservation_sheet(report: ConservationReport) -> Sheet:
 
 def _headline(report: ConservationReport) -> str:
     total = report.total
-    sum_of = f"{total.accepted:,} accepted = {_sum(total)}"
+    sum_of = f"{total.accepted:,} accepted = {_sum(total._replace(lost=report.lost_at_least))}"
     match report.verdict:
         case Verdict.BAD:
             least = "" if total.lost is not None else "at least "

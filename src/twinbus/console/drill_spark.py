@@ -9,14 +9,20 @@ import importlib
 import importlib.util
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from twinbus.cost import prices
 from twinbus.pipeline import jobs
-from twinbus.pipeline.session import QUICK_START, SparkStartError, start_session, stop_session
+from twinbus.pipeline.session import (
+    LOCAL_MASTER,
+    QUICK_START,
+    SparkStartError,
+    start_session,
+    stop_session,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +65,10 @@ def _as_it_is(batches: Iterator[Any]) -> Iterator[Any]:
 class SparkThread:
     """A Spark session and the thread it lives on; a context manager that ends both."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, master: str = LOCAL_MASTER, settings: Mapping[str, str] = QUICK_START
+    ) -> None:
+        self._master, self._settings = master, settings
         self.said = ""
         """What the start said of itself: which Java it found."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -90,7 +99,9 @@ class SparkThread:
                 return
             try:
                 if self._session is None:
-                    self._session = start_session(announce=self._say, settings=QUICK_START)
+                    self._session = start_session(
+                        master=self._master, announce=self._say, settings=self._settings
+                    )
                 future.set_result(work(self._session))
             except BaseException as error:  # noqa: BLE001 - it goes to who waits for the future
                 future.set_exception(error)

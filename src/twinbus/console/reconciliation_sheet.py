@@ -67,10 +67,10 @@ def _tiles(report: ReconciliationReport) -> Iterator[Tile]:
 
 def _tables(report: ReconciliationReport) -> Iterator[Table]:
     if report.rows:
-        names = ("entity", "operation", "clients", "broker", "only clients", "only broker")
+        names = ("place", "operation", "clients", "broker", "only clients", "only broker")
         shown = report.rows[:ROWS_SHOWN]
         yield Table(
-            title="By entity and operation",
+            title="By place and operation",
             columns=names,
             rows=tuple(
                 (
@@ -87,7 +87,7 @@ def _tables(report: ReconciliationReport) -> Iterator[Table]:
             note=rest(len(shown), len(report.rows)),
         )
     if report.differences:
-        names = ("entity", "operation", "message id", "clients", "broker", "why")
+        names = ("place", "operation", "message id", "clients ahead by", "unanswered", "why")
         total = len(report.differences) + report.differences_left_out
         yield Table(
             title="Differences",
@@ -97,12 +97,12 @@ def _tables(report: ReconciliationReport) -> Iterator[Table]:
                     visible(one.entity),
                     visible(one.operation),
                     visible(one.message_id),
-                    f"{one.clients:,}",
-                    f"{one.broker:,}",
+                    f"{one.ahead:+,}",
+                    f"{one.unanswered:,}",
                     visible(one.explanation) or "not explained",
                 )
                 for one in report.differences[:ROWS_SHOWN]
             ),
-            numbers=figures("clients", "broker", of=names),
+            numbers=figures("clients ahead by", "unanswered", of=names),
             note=rest(min(len(report.differences), ROWS_SHOWN), total),
         )

@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Final, NamedTuple
 
 from twinbus.console.output import WrongUse
-from twinbus.cost.quantities import QuantityError, parse_duration
+from twinbus.cost.quantities import parse_duration
 
 __all__ = ["Window", "window_of"]
 
@@ -55,8 +55,6 @@ def _moment(text: str, option: str, now: datetime, *, is_end: bool) -> datetime:
         if "-" not in stripped.lstrip("-") or ":" not in stripped:
             raise WrongUse(_unread(text, option))
         moment = datetime.fromisoformat(stripped)
-    except QuantityError as error:
-        raise WrongUse(str(error)) from None
     except (ValueError, OverflowError):
         raise WrongUse(_unread(text, option)) from None
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

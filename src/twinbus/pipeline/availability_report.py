@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 
 from twinbus.pipeline.availability import backlog_over_time, drains
 from twinbus.pipeline.report import Sends
-from twinbus.pipeline.reporting import by_time, of_entity, scope_of
+from twinbus.pipeline.reporting import by_time, lines_of, of_entity, scope_of
 from twinbus.pipeline.reports import (
     AvailabilityReport,
     BacklogPoint,
@@ -37,7 +37,7 @@ ROWS_MAX: Final = 10_000
 
 def availability_report(tables: LedgerTables, asked: Asked) -> AvailabilityReport:
     """Failovers, what they saved, and the backlog over time."""
-    scope = scope_of(tables, asked)
+    scope = scope_of(tables, asked, lines_of(tables, asked))
     windows = _windows(tables, asked).cache()
     try:
         return _report(tables, asked, scope, windows)

@@ -18,7 +18,7 @@ from twinbus.pipeline.findings import (
     idle_model,
     quantities,
 )
-from twinbus.pipeline.reporting import by_day, of_entity, scope_of, whole_days
+from twinbus.pipeline.reporting import by_day, lines_of, of_entity, scope_of, whole_days
 from twinbus.pipeline.reports import (
     ChargeLine,
     ChargesReport,
@@ -62,7 +62,7 @@ def charges_report(
     tables: LedgerTables, asked: Asked, prices: PriceBook, rule: CountingRule
 ) -> ChargesReport:
     """What was done in the days that are asked for, and what it costs."""
-    scope = scope_of(tables, asked)
+    scope = scope_of(tables, asked, lines_of(tables, asked))
     deliveries = by_day(of_entity(tables.table("deliveries"), asked), asked)
     recorded = by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
     table = with_receives(recorded, deliveries).cache()

@@ -8,8 +8,22 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.buckets import day_of
-from twinbus.pipeline.journeys import DELIVERED_FATE, FATES_OF_ACCEPTED, looked_at
-from twinbus.pipeline.reporting import by_day, of_entity, scope_of, whole_days
+from twinbus.pipeline.conservation import (
+    aged,
+    in_backlog,
+    is_duplicate,
+    named_duplicates,
+    window_of,
+    witnessed,
+)
+from twinbus.pipeline.journeys import (
+    DELIVERED_FATE,
+    FATES_OF_ACCEPTED,
+    judged,
+    looked_at,
+    partial_journeys,
+)
+from twinbus.pipeline.reporting import by_day, lines_of, of_entity, scope_of, whole_days
 from twinbus.pipeline.reports import (
     AgedBacklog,
     Balance,
@@ -21,7 +35,7 @@ from twinbus.pipeline.reports import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from twinbus.pipeline.reporting import LedgerTables
     from twinbus.pipeline.reports import Asked, Scope
@@ -62,13 +76,13 @@ def conservation_report(
     ids_max: int = IDS_MAX,
 ) -> ConservationReport:
     """What became of every accepted message. `look` must be older than the tables, or None."""
-    scope = scope_of(tables, asked)
-    notable = _notable(tables, asked, look).cache()
+    lines = lines_of(tables, asked)
+    scope = scope_of(tables, asked, lines)
+    has_broker = lines.broker_records > 0
+    notable = _notable(tables, asked, look, has_broker=has_broker).cache()
     try:
         counted = _counted(tables, asked, notable)
-        sums = _Sums(
-            looked=look is not None, has_broker=_has_broker(tables), counted=_added(counted)
-        )
+        sums = _Sums(looked=look is not None, has_broker=has_broker, counted=_added(counted))
         named, left_out = _named(notable, ids_max)
         twice = sums.counted["repeated"]
         return ConservationReport(
@@ -82,16 +96,23 @@ def conservation_report(
             duplicates=_duplicates(notable, ids_max) if twice else (),
             aged=_aged(tables, asked, detection_s),
             peeked_ms=None if look is None else look.began_ms,
-            unknown=tuple(_unknown(scope, sums, counted, _nameless(tables, asked))),
+            unknown=tuple(_unknown(scope, sums, counted, lines.nameless)),
             assumed=(*whole_days(asked), *_assumed(detection_s), *_skewed(tables, asked)),
         )
     finally:
         notable.unpersist()
 
 
-def _notable(tables: LedgerTables, asked: Asked, look: Look | None) -> DataFrame:
+def _notable(
+    tables: LedgerTables, asked: Asked, look: Look | None, *, has_broker: bool
+) -> DataFrame:
     """Messages that are not delivered or were received twice, with the fate they have now."""
-    found = of_entity(tables.table("notable"), asked)
+    found = of_entity(tables.table("notable"), asked).where(~in_backlog(F.col("destination")))
+    if has_broker:
+        # The broker tells of a backlog queue's messages where they are, not where they belong.
+        inside = in_backlog(F.lower(F.col("entity")))
+        of_broker = tables.records().where((F.col("view") == "broker") & inside)
+        found = witnessed(found, judged(partial_journeys(of_broker)))
     found = by_day(found.withColumn("day", day_of(F.col("first_ms"))), asked).drop("messages")
     if look is None:
         return found.drop("day")
@@ -108,7 +129,7 @@ def _notable(tables: LedgerTables, asked: Asked, look: Look | None) -> DataFrame
 
 def _counted(tables: LedgerTables, asked: Asked, notable: DataFrame) -> list[Counts]:
     """For each entity: what the sums say, and the fates of those that are not delivered."""
-    told = of_entity(tables.table("fates"), asked)
+    told = of_entity(tables.table("fates"), asked).where(~in_backlog(F.col("destination")))
     sums = (
         by_day(told, asked)
         .groupBy("destination")
@@ -124,7 +145,7 @@ def _counted(tables: LedgerTables, asked: Asked, notable: DataFrame) -> list[Cou
     missing = [fate for fate in FATES_OF_ACCEPTED if fate != DELIVERED_FATE]
     others = notable.groupBy("destination").agg(
         *(F.count_if(F.col("accepted") & (F.col("fate") == fate)).alias(fate) for fate in missing),
-        F.count_if(F.col("repeats") > 0).alias("repeated"),
+        F.count_if(is_duplicate()).alias("repeated"),
     )
     rows = (
         sums.join(heard, "destination", "left")
@@ -179,15 +200,6 @@ class _Sums:
         return whole._replace(duplicates=self.counted["repeated"] if any_heard else None)
 
 
-def _has_broker(tables: LedgerTables) -> bool:
-    return bool(tables.table("lines").where("view = 'broker'").limit(1).collect())
-
-
-def _nameless(tables: LedgerTables, asked: Asked) -> int:
-    row = by_day(tables.table("lines"), asked).agg(F.sum("nameless").alias("nameless")).collect()
-    return row[0]["nameless"] or 0
-
-
 def _named(notable: DataFrame, ids_max: int) -> tuple[tuple[NamedMessage, ...], int]:
     """Messages that are not delivered, the worst first, and how many more there are."""
     rank = F.array_position(F.array(*(F.lit(fate) for fate in _WORST_FIRST)), F.col("fate"))
@@ -202,44 +214,25 @@ def _named(notable: DataFrame, ids_max: int) -> tuple[tuple[NamedMessage, ...], 
     return tuple(NamedMessage(*row) for row in rows[:ids_max]), left_out
 
 
-def _window() -> Column:
-    """Why a message was received twice: see `conservation.duplicates`."""
-    return (
-        F.when(F.col("forwards") > 1, F.lit("syphon"))
-        .when(F.col("ambiguous"), F.lit("ambiguous"))
-        .otherwise(F.lit("unexplained"))
-    )
-
-
 def _duplicate_windows(notable: DataFrame) -> dict[str, int]:
-    repeated = notable.where(F.col("repeats") > 0).groupBy(_window().alias("window"))
+    repeated = notable.where(is_duplicate()).groupBy(window_of().alias("window"))
     return {row["window"]: row["count"] for row in sorted(repeated.count().collect())}
 
 
 def _duplicates(notable: DataFrame, ids_max: int) -> tuple[DuplicateMessage, ...]:
-    rows = (
-        notable.where(F.col("repeats") > 0)
-        .select("repeated_at", "message_id", "times", _window().alias("window"))
-        .orderBy("repeated_at", "message_id")
-        .limit(ids_max)
-        .collect()
-    )
+    found = named_duplicates(notable).select(*DuplicateMessage._fields)
+    rows = found.orderBy("entity", "message_id").limit(ids_max).collect()
     return tuple(DuplicateMessage(*row) for row in rows)
 
 
 def _aged(tables: LedgerTables, asked: Asked, detection_s: int) -> tuple[AgedBacklog, ...]:
     """Entities whose messages were in the backlog for longer than duplicates are detected."""
-    rows = (
-        of_entity(tables.table("ages"), asked)
-        .where(F.col("age_s") > detection_s)
-        .groupBy("destination")
-        .agg(F.sum("messages").alias("messages"), F.max("age_s").alias("age_s"))
-        .orderBy(F.col("age_s").desc(), "destination")
-        .limit(ENTITIES_MAX)
-        .collect()
-    )
+    found = aged(of_entity(tables.table("ages"), asked), detection_s)
+    rows = found.orderBy(F.col("oldest_s").desc(), "destination").limit(ENTITIES_MAX).collect()
     return tuple(
-        AgedBacklog(row["destination"], row["messages"], row["age_s"] * 1000, detection_s * 1000)
+        AgedBacklog(
+            row["destination"], row["messages"], row["oldest_s"] * 1000, row["detection_s"] * 1000
+        )
         for row in rows
     )
 
@@ -273,6 +266,6 @@ def _skewed(tables: LedgerTables, asked: Asked) -> Iterator[str]:
     )
     if row["messages"]:
         yield (
-            f"clocks disagree: {row['messages']:,} messages left the backlog up to"
-            f" {row['up_to_ms']:,} ms before they came; counted as if they had not stayed"
+            f"clocks disagree: {row['messages']:,} messages have steps in the wrong order, by up to"
+            f" {row['up_to_ms']:,} ms; they are counted as all others"
         )

@@ -8,28 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from pyspark.sql import functions as F
 
 from twinbus.errors import TwinbusError
 from twinbus.pipeline import bronze
 from twinbus.pipeline.gold import BUCKET_S, gold_tables
+from twinbus.pipeline.increment import Increment, kept_tables, keyed, totals
 from twinbus.pipeline.journeys import destination_of, judged, partial_journeys
 from twinbus.pipeline.notable import NOTABLE
 from twinbus.pipeline.reports import Asked, Scope
+from twinbus.pipeline.store import BRONZE, TableStore
+from twinbus.pipeline.stream import tables_place, update
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = [
     "BatchTables",
     "LedgerTables",
+    "Lines",
+    "StoredTables",
     "UnknownEntityError",
     "by_day",
     "by_time",
+    "file_names",
+    "lines_of",
     "of_entity",
     "require_entity",
     "scope_of",
@@ -38,20 +44,20 @@ __all__ = [
 
 NAMES_SHOWN: Final = 5
 
+TRIES: Final = 5
+"""Of reading tables and tail as one: files are ended every few minutes, this takes seconds."""
+
 
 class UnknownEntityError(TwinbusError):
     """The ledger has no record of an entity that was asked for; the text names some that it has."""
 
 
 class LedgerTables(Protocol):
-    """The gold tables of one ledger, however they came to be."""
+    """The gold tables of one ledger, however they came to be. Close them after use."""
 
     bucket_s: int
     """The width of a point in the tables over time."""
-
-    @property
-    def ledger(self) -> str:
-        """Where the ledger is."""
+    ledger: str
 
     @property
     def set_aside(self) -> Mapping[str, int]:
@@ -60,9 +66,97 @@ class LedgerTables(Protocol):
     def table(self, name: str) -> DataFrame:
         """One of `gold.gold_tables`, or `notable`."""
 
+    def records(self) -> DataFrame:
+        """Every record: for what no sums can tell, and as expensive as the ledger is long."""
+
+    def close(self) -> None:
+        """Let go of what Spark keeps."""
+
+
+class StoredTables:
+    """The tables as they are kept (`stream`), and what has come since, without committing it.
+
+    It costs what the new records cost: files that were ended since are taken into the tables, those
+    that are still written are looked at.
+    """
+
+    bucket_s = BUCKET_S
+
+    def __init__(
+        self, spark: SparkSession, ledger: Path | str, tables: Path | str | None = None
+    ) -> None:
+        self.ledger = str(ledger)
+        self._kept: list[DataFrame] = []
+        self._store = TableStore(spark, tables_place(ledger, tables))
+        self._tables = {table.name: table for table in kept_tables()}
+        self._tail: DataFrame | None = None
+        self._step: Increment | None = None
+        for _ in range(TRIES):
+            open_before = file_names(spark, ledger, bronze.OPEN_FILES)
+            self._snapshot = update(spark, ledger, tables)
+            self._set_aside = dict(self._snapshot.set_aside)
+            if file_names(spark, ledger, bronze.OPEN_FILES):
+                self._take_tail(spark, ledger)
+            if open_before <= file_names(spark, ledger, bronze.OPEN_FILES):
+                return
+            # A file was ended in between: neither the update nor the tail may have it.
+            self.close()
+
+    @property
+    def set_aside(self) -> Mapping[str, int]:
+        """Lines that are no record, by reason."""
+        return self._set_aside
+
+    def table(self, name: str) -> DataFrame:
+        """One of the gold tables."""
+        table = self._tables[name]
+        change = None if self._step is None else self._step.change_of(table)
+        return totals(self._store, self._snapshot, table, change)
+
+    def records(self) -> DataFrame:
+        """Every record, in the tables or after them."""
+        parts = self._snapshot.parts_of(BRONZE)
+        stored = self._store.read(BRONZE, parts, bronze.STORED_RECORDS).drop("day")
+        return stored if self._tail is None else stored.unionByName(self._tail)
+
+    def close(self) -> None:
+        """Let go of what Spark keeps."""
+        if self._step is not None:
+            self._step.close()
+        for frame in self._kept:
+            frame.unpersist()
+        self._kept, self._step, self._tail = [], None, None
+
+    def _take_tail(self, spark: SparkSession, ledger: Path | str) -> None:
+        lines = self._keep(bronze.read_ledger(spark, ledger, files=bronze.OPEN_FILES))
+        counts = lines.agg(*bronze.line_counts(bronze.reason())).collect()[0].asDict()
+        for why, number in bronze.set_aside(counts).items():
+            # The last line of a file that is being written is no damage.
+            if why != "torn":
+                self._set_aside[why] = self._set_aside.get(why, 0) + number
+        if not counts["records"]:
+            return
+        self._tail = bronze.records_of(lines)
+        fresh = self._keep(keyed(partial_journeys(self._tail)))
+        told = fresh.agg(
+            F.count("*").alias("rows"), F.count_if(F.col("receiver") != "").alias("fanned")
+        ).collect()[0]
+        self._step = Increment(
+            self._store,
+            self._snapshot,
+            self._tail,
+            fresh,
+            messages=told["rows"],
+            fan_out=told["fanned"] > 0,
+        )
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        self._kept.append(frame.persist())
+        return frame
+
 
 class BatchTables:
-    """The tables worked out from all records at once. Close it after use."""
+    """The tables worked out from all records at once, for a ledger that is not to be written to."""
 
     def __init__(
         self, spark: SparkSession, ledger: Path | str, *, bucket_s: int = BUCKET_S
@@ -71,8 +165,7 @@ class BatchTables:
         self.bucket_s = bucket_s
         # Kept before they are counted: a query of a few columns does not see a damaged line.
         self._lines = bronze.read_ledger(spark, ledger).cache()
-        self._records = bronze.records_of(self._lines)
-        self._fates = judged(partial_journeys(self._records)).cache()
+        self._fates = judged(partial_journeys(self.records())).cache()
         self._tables = {table.name: table for table in (*gold_tables(bucket_s), NOTABLE)}
         self._set_aside: dict[str, int] | None = None
 
@@ -80,22 +173,38 @@ class BatchTables:
     def set_aside(self) -> Mapping[str, int]:
         """Lines that are no record, by reason."""
         if self._set_aside is None:
-            counts = self._lines.agg(*bronze.line_counts()).collect()[0]
-            self._set_aside = bronze.set_aside(counts)
+            counts = self._lines.agg(*bronze.line_counts(bronze.reason())).collect()[0]
+            self._set_aside = bronze.set_aside(counts.asDict())
         return self._set_aside
 
     def table(self, name: str) -> DataFrame:
         """One of the gold tables."""
         table = self._tables[name]
         if table.of_records is not None:
-            return table.of_records(self._records)
+            return table.of_records(self.records())
         assert table.of_journeys is not None, name
         return table.of_journeys(self._fates)
+
+    def records(self) -> DataFrame:
+        """Every record."""
+        return bronze.records_of(self._lines)
 
     def close(self) -> None:
         """Let go of what Spark keeps."""
         self._fates.unpersist()
         self._lines.unpersist()
+
+
+def file_names(spark: SparkSession, ledger: Path | str, files: str) -> set[str]:
+    """The files of a pattern that a ledger, in a directory or at a URL, has now."""
+    location = str(ledger)
+    if "://" not in location:
+        return {path.name for path in Path(location).glob(files)}
+    jvm: Any = spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(f"{location.rstrip('/')}/{files}")
+    context: Any = spark.sparkContext
+    system = path.getFileSystem(context._jsc.hadoopConfiguration())
+    return {status.getPath().getName() for status in system.globStatus(path) or ()}
 
 
 def by_day(table: DataFrame, asked: Asked) -> DataFrame:
@@ -142,30 +251,54 @@ def require_entity(tables: LedgerTables, asked: Asked) -> None:
     )
 
 
-def scope_of(tables: LedgerTables, asked: Asked) -> Scope:
+class Lines(NamedTuple):
+    """What the ledger says of itself, in scope."""
+
+    records: int
+    nameless: int
+    """Accepted messages without an id or an entity."""
+    unrecorded: int
+    broker_records: int
+    """Over the whole ledger: whether the broker's view is there."""
+
+
+def lines_of(tables: LedgerTables, asked: Asked) -> Lines:
+    """One pass over a small table: a row for each day and view."""
+    table = tables.table("lines")
+    is_asked = F.lit(True)
+    if asked.first_day is not None:
+        is_asked &= F.col("day") >= F.lit(asked.first_day)
+    if asked.last_day is not None:
+        is_asked &= F.col("day") <= F.lit(asked.last_day)
+    is_broker = F.col("view") == "broker"
+
+    def summed(name: str, condition: Column) -> Column:
+        return F.sum(F.when(condition, F.col(name)).otherwise(F.lit(0)))
+
+    row = table.agg(
+        *(summed(name, is_asked) for name in ("records", "nameless", "unrecorded")),
+        summed("records", is_broker),
+    ).collect()[0]
+    return Lines(*(number or 0 for number in row))
+
+
+def scope_of(tables: LedgerTables, asked: Asked, lines: Lines) -> Scope:
     """What the tables say they were made of, inside what was asked."""
-    counted = by_day(tables.table("lines"), asked).agg(
-        F.coalesce(F.sum("records"), F.lit(0)).alias("records"),
-        F.coalesce(F.sum("unrecorded"), F.lit(0)).alias("unrecorded"),
-        F.min("day").alias("first"),
-        F.max("day").alias("last"),
-    )
     traffic = by_time(tables.table("traffic"), asked, tables.bucket_s).select("at_s")
     changes = by_time(
         tables.table("states").select((F.floor(F.col("at_ms") / 1000)).alias("at_s")), asked, 1
     )
-    span = traffic.union(changes).agg(F.min("at_s").alias("first_s"), F.max("at_s").alias("last_s"))
-    row = counted.crossJoin(span).collect()[0]
+    row = traffic.union(changes).agg(F.min("at_s"), F.max("at_s")).collect()[0]
     return Scope(
         ledger=tables.ledger,
         since_ms=asked.since_ms,
         until_ms=asked.until_ms,
         entity=asked.entity,
-        first_ms=None if row["first_s"] is None else row["first_s"] * 1000,
-        last_ms=None if row["last_s"] is None else (row["last_s"] + tables.bucket_s) * 1000,
-        records=row["records"],
+        first_ms=None if row[0] is None else row[0] * 1000,
+        last_ms=None if row[1] is None else (row[1] + tables.bucket_s) * 1000,
+        records=lines.records,
         set_aside=dict(tables.set_aside),
-        unrecorded=row["unrecorded"],
+        unrecorded=lines.unrecorded,
     )
 
 

@@ -386,6 +386,7 @@ class Agreement(NamedTuple):
     broker: int
     only_clients: int
     """Messages that a client says it did this with, and the broker does not."""
+    """Neither counts what an unanswered call explains."""
     only_broker: int
 
 
@@ -395,8 +396,10 @@ class Difference(NamedTuple):
     entity: str
     operation: str
     message_id: str
-    clients: int
-    broker: int
+    ahead: int
+    """How much more often clients were told that it was done than the broker says it did it."""
+    unanswered: int
+    """How often a client had no answer."""
     explanation: str
     """Why that can be, where the ledger shows it: no answer, a record that was not written."""
 
@@ -416,8 +419,8 @@ class ReconciliationReport(LedgerReport):
 
     @property
     def unexplained(self) -> int:
-        told = sum(row.only_clients + row.only_broker for row in self.rows)
-        return max(0, told - self.explained)
+        """Messages that one view has and the other has not, without a reason in the ledger."""
+        return sum(row.only_clients + row.only_broker for row in self.rows)
 
     @property
     def verdict(self) -> Verdict:

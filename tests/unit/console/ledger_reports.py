@@ -204,16 +204,16 @@ AGREED = ReconciliationReport(
     scope=SCOPE,
     rows=(
         Agreement("orders", "send", 10_000, 10_000, 0, 0),
-        Agreement("orders", "divert", 1_500, 1_501, 0, 1),
+        Agreement("orders", "divert", 1_500, 1_501, 0, 0),
     ),
-    differences=(Difference("orders", "divert", "o-5", 0, 1, "the client had no answer"),),
+    differences=(Difference("orders", "divert", "o-5", -1, 1, "the client had no answer"),),
     explained=1,
     broker_records=11_501,
 )
 
 DIFFERENT = replace(
     AGREED,
-    rows=(AGREED.rows[0], Agreement("orders", "divert", 1_500, 1_500, 1, 1)),
+    rows=(AGREED.rows[0], Agreement("orders", "divert", 1_500, 1_500, 1, 0)),
     differences=(
         *AGREED.differences,
         Difference("orders", "divert", "o-6", 1, 0, ""),

@@ -48,7 +48,7 @@ def test_a_window(since: str | None, until: str | None, window: Window) -> None:
         ("20261116", None, "--since must be a day"),
         ("2026-13-45", None, "--since must be a day"),
         ("2026-11-16T25:00", None, "--since must be a day"),
-        ("3 fortnights", None, "--since must be a number and"),
+        ("3 fortnights", None, "--since must be a day like"),
         (None, "9999-12-31", "--until must be a day"),
         ("1" * 16 + "d", None, "--since must be"),
     ],

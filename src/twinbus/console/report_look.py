@@ -1,0 +1,74 @@
+"""A look into every backlog queue of a secondary, for `report conservation`: nothing is touched."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from twinbus.console.sides import side
+from twinbus.syphon.endpoint import endpoint_of
+from twinbus.syphon.peeking import backlog_queues_of, dialled, peek
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from twinbus.pipeline.conservation_report import Look
+
+__all__ = ["Looking"]
+
+PLACES: Final = {False: "waiting", True: "dead_lettered"}
+"""What a message is called by whether it lies among dead letters."""
+
+
+class Looking:
+    """What was seen, in a file until Spark reads it: a backlog can be longer than memory.
+
+    Tables must be read after the look: what was sent before it is then in them.
+    """
+
+    def __init__(self, secondary: str) -> None:
+        self._endpoint = endpoint_of(side(secondary, "secondary"))
+        self._directory = tempfile.TemporaryDirectory(prefix="twinbus-look-")
+        self._file = Path(self._directory.name) / "sightings.json"
+        self._began_ms = 0
+
+    async def peek(self) -> None:
+        """Look into every backlog queue and its dead letters; SyphonError, in one line, if not."""
+        self._began_ms = int(time.time() * 1000)
+        queues = await backlog_queues_of(self._endpoint, None)
+        with self._file.open("w") as file:
+            async with dialled(self._endpoint) as line:
+                for queue in queues:
+                    for dead_letters, place in PLACES.items():
+                        found = peek(line, queue, dead_letters=dead_letters)
+                        async with aclosing(found) as messages:
+                            async for message in messages:
+                                if message.message_id is not None:
+                                    row = [message.path or "", message.message_id, place]
+                                    file.write(json.dumps(_sighting(*row)) + "\n")
+
+    def look(self, spark: SparkSession) -> Look:
+        """What was seen, for Spark."""
+        from twinbus.pipeline.conservation_report import Look
+        from twinbus.pipeline.schemas import SIGHTINGS
+
+        if (spark.sparkContext.master or "").startswith("local"):
+            seen = spark.read.json(f"file:{self._file}", schema=SIGHTINGS)
+        else:
+            # Executors on other machines do not see the file.
+            lines = self._file.read_text().splitlines()
+            rows = [tuple(json.loads(line).values()) for line in lines]
+            seen = spark.createDataFrame(rows, SIGHTINGS)
+        return Look(seen, self._began_ms)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._directory.cleanup()
+
+
+def _sighting(destination: str, message_id: str, place: str) -> dict[str, str]:
+    return {"destination": destination, "message_id": message_id, "place": place}

@@ -1,0 +1,281 @@
+"""`twinbus report`: start Spark, have the report made, show it in the form that was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from twinbus.console.drill_spark import SparkThread, require_spark
+from twinbus.console.live_line import LiveLine, live_line
+from twinbus.console.output import ATTENTION, COULD_NOT, WrongUse
+from twinbus.console.report_page import page_of
+from twinbus.console.report_sheets import sheet_of
+from twinbus.console.report_text import csv_of, text_of
+from twinbus.console.sides import run_to_its_end
+from twinbus.cost import prices
+from twinbus.cost.arithmetic import CountingRule
+from twinbus.cost.prices import PriceBook, PriceBookError
+from twinbus.cost.quantities import QuantityError, parse_duration
+from twinbus.errors import TwinbusError
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.java import find_java
+from twinbus.pipeline.reports import Asked, Verdict
+from twinbus.pipeline.session import LOCAL_MASTER, QUICK_START
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from twinbus.console.report_look import Looking
+    from twinbus.pipeline.reporting import LedgerTables
+    from twinbus.pipeline.reports import LedgerReport
+
+__all__ = [
+    "ReportPlan",
+    "availability",
+    "charges",
+    "conservation",
+    "detection_s",
+    "price_book",
+    "reconciliation",
+]
+
+NO_TABLES: Final = "none"
+
+LONG_BYTES: Final = 500 << 20
+"""From this size of a ledger on Spark gets all of its compiler: a slower start, a faster run."""
+
+DETECTION_MAX_S: Final = 7 * 86_400
+"""The longest window of duplicate detection that Service Bus has."""
+
+SETTLE_S: Final = 1.0
+"""Writers flush their ledger five times a second: what was done before a look is on disk then."""
+
+_STATUS: Final = {Verdict.GOOD: 0, Verdict.BAD: COULD_NOT, Verdict.UNKNOWN: ATTENTION}
+
+Making = Callable[["SparkSession", "LedgerTables"], "LedgerReport"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportPlan:
+    """What was asked for, whatever the report."""
+
+    ledger: str
+    tables: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    entity: str | None = None
+    output: str = "text"
+    to: Path | None = None
+    master: str | None = None
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(since_ms=self.since_ms, until_ms=self.until_ms, entity=self.entity)
+
+
+def charges(plan: ReportPlan, book: PriceBook, *, settlement_counted: bool) -> int:
+    """Show the charges; the exit status."""
+
+    def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
+        from twinbus.pipeline.charges_report import charges_report
+
+        rule = CountingRule(count_settlement=settlement_counted)
+        return charges_report(tables, plan.asked, book, rule)
+
+    return _run(plan, make)
+
+
+def availability(plan: ReportPlan) -> int:
+    """Show the availability; the exit status."""
+
+    def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
+        from twinbus.pipeline.availability_report import availability_report
+
+        return availability_report(tables, plan.asked)
+
+    return _run(plan, make)
+
+
+def conservation(plan: ReportPlan, secondary: str | None, detection_window_s: int) -> int:
+    """Show what became of every message, after a look into the backlog if one is asked for."""
+    looking = None if secondary is None else _looking(secondary)
+
+    def make(spark: SparkSession, tables: LedgerTables) -> LedgerReport:
+        from twinbus.pipeline.conservation_report import conservation_report
+
+        look = None if looking is None else looking.look(spark)
+        return conservation_report(tables, plan.asked, look, detection_s=detection_window_s)
+
+    return _run(plan, make, looking)
+
+
+def reconciliation(plan: ReportPlan) -> int:
+    """Show both views beside each other; the exit status."""
+
+    def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
+        from twinbus.pipeline.reconciliation_report import reconciliation_report
+
+        return reconciliation_report(tables, plan.asked)
+
+    return _run(plan, make)
+
+
+def price_book(path: Path | None) -> PriceBook:
+    """The book in a file, or the newest of our own; WrongUse where it cannot be used."""
+    try:
+        return prices.standard() if path is None else prices.load(path)
+    except PriceBookError as error:
+        raise WrongUse(str(error)) from None
+
+
+def detection_s(text: str) -> int:
+    """The window of duplicate detection, in seconds; WrongUse where there is no such window."""
+    try:
+        return int(parse_duration(text, "--detection-window", most=DETECTION_MAX_S))
+    except QuantityError as error:
+        raise WrongUse(str(error)) from None
+
+
+def _looking(secondary: str) -> Looking:
+    from twinbus.console.report_look import Looking
+
+    return Looking(secondary)
+
+
+def _run(plan: ReportPlan, make: Making, looking: Looking | None = None) -> int:
+    """Check what can be checked without Spark, make the report, show it; the exit status."""
+    _require_place(plan)
+    require_spark()
+    _require_ledger(plan.ledger)
+    find_java()
+    settings = {} if _is_long(plan.ledger) else QUICK_START
+
+    async def work() -> int:
+        async with live_line() as line:
+            line.say("starting Spark")
+            with SparkThread(master=plan.master or LOCAL_MASTER, settings=settings) as spark:
+                try:
+                    await asyncio.wrap_future(spark.submit(lambda session: None))
+                    if looking is not None:
+                        line.say("looking into the backlog queues")
+                        await looking.peek()
+                        await asyncio.sleep(SETTLE_S)
+                    line.say("reading the ledger")
+                    made = spark.submit(lambda session: _made(session, plan, make, line))
+                    report = await asyncio.wrap_future(made)
+                except asyncio.CancelledError:
+                    spark.stop()
+                    raise
+        _show(plan, report)
+        return _STATUS[report.verdict]
+
+    try:
+        return run_to_its_end(work)
+    finally:
+        if looking is not None:
+            looking.close()
+
+
+def _made(spark: SparkSession, plan: ReportPlan, make: Making, line: LiveLine) -> LedgerReport:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    from twinbus.pipeline import reporting
+
+    try:
+        tables: LedgerTables = (
+            reporting.BatchTables(spark, plan.ledger)
+            if plan.tables == NO_TABLES
+            else reporting.StoredTables(spark, plan.ledger, plan.tables)
+        )
+        try:
+            line.say("working out the report")
+            reporting.require_entity(tables, plan.asked)
+            return make(spark, tables)
+        finally:
+            tables.close()
+    except reporting.UnknownEntityError as error:
+        raise WrongUse(str(error)) from None
+    except (PySparkException, Py4JError) as error:
+        raise ReportFailed(f"Spark could not work it out: {_first_line(error)}") from error
+
+
+class ReportFailed(TwinbusError):
+    """Spark gave up; the text has its first words."""
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = next((line for line in lines if "Exception: " in line), lines[0] if lines else "")
+    return said[:300]
+
+
+def _require_place(plan: ReportPlan) -> None:
+    """WrongUse where the answer could not be shown: better now than after a minute's work."""
+    if plan.to is None:
+        if plan.output == "html" and sys.stdout.isatty():
+            raise WrongUse("--output html makes a file: say --to report.html")
+        return
+    directory = plan.to.absolute().parent
+    if plan.to.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK):
+        raise WrongUse(f"--to {plan.to} cannot be written: name a file in a directory of yours")
+
+
+def _require_ledger(ledger: str) -> None:
+    if "://" in ledger:
+        return
+    if not Path(ledger).is_dir():
+        kind = "is a file" if Path(ledger).exists() else "is not there"
+        raise WrongUse(f"LEDGER must be a directory with a ledger in it; {ledger} {kind}")
+    from twinbus.pipeline.bronze import location_of
+
+    try:
+        location_of(ledger)
+    except LedgerError as error:
+        raise WrongUse(str(error)) from None
+
+
+def _is_long(ledger: str) -> bool:
+    if "://" in ledger:
+        return True
+    with suppress(OSError):
+        return sum(path.stat().st_size for path in Path(ledger).glob("*")) > LONG_BYTES
+    return False
+
+
+def _show(plan: ReportPlan, report: LedgerReport) -> None:
+    text = _rendered(plan.output, report)
+    if plan.to is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        plan.to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReportFailed(f"{plan.to} could not be written: {error.strerror}") from error
+    print(f"{sheet_of(report).headline}\nwritten to {plan.to}", flush=True)
+
+
+def _rendered(output: str, report: LedgerReport) -> str:
+    match output:
+        case "json":
+            return json.dumps(report.as_json(), indent=2 if sys.stdout.isatty() else None) + "\n"
+        case "csv":
+            return csv_of(report)
+        case "html":
+            import twinbus
+
+            now = datetime.fromtimestamp(time.time(), UTC)
+            made = f"made by Twinbus {twinbus.__version__} at {now:%Y-%m-%d %H:%M:%S} UTC"
+            return page_of(sheet_of(report), made)
+        case _:
+            return text_of(sheet_of(report))
