@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 NAMES_SHOWN: Final = 5
+NAMES_MAX: Final = 1_000
+"""Entities that are looked through for one that may have been meant."""
 
 TRIES: Final = 5
 """Of reading tables and tail as one: files are ended every few minutes, this takes seconds."""
@@ -238,16 +240,19 @@ def require_entity(tables: LedgerTables, asked: Asked) -> None:
         return
     called = tables.table("charges").select(destination_of(F.col("entity")).alias("entity"))
     changed = tables.table("states").select("entity")
-    names = called.union(changed).distinct()
-    wanted = destination_of(F.lit(asked.entity))
-    if names.where(F.col("entity") == wanted).limit(1).collect():
+    names = called.union(changed).where("entity <> ''").distinct()
+    known = sorted(row["entity"] for row in names.limit(NAMES_MAX).collect())
+    wanted = asked.entity.lower()
+    if wanted in known or (
+        len(known) == NAMES_MAX
+        and names.where(F.col("entity") == destination_of(F.lit(asked.entity))).limit(1).collect()
+    ):
         return
-    known = [row["entity"] for row in names.where("entity <> ''").limit(1_000).collect()]
-    near = get_close_matches(asked.entity.lower(), known, NAMES_SHOWN) or sorted(known)
+    near = get_close_matches(wanted, known, NAMES_SHOWN) or known
     some = ", ".join(near[:NAMES_SHOWN]) or "none"
     raise UnknownEntityError(
         f"the ledger has no record of the entity {asked.entity!r:.100}; it has {some}"
-        + (f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN == len(near) else "")
+        + (" and others" if len(known) > len(near[:NAMES_SHOWN]) else "")
     )
 
 

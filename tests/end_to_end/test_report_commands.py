@@ -1,0 +1,82 @@
+"""`twinbus report` as a person types it: wrong use is one line, and a real run ends as it should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import outage_story as story
+from tests.processes import run_twinbus
+from tests.unit.console.pages import assert_self_contained
+
+pytestmark = pytest.mark.end_to_end
+
+BAD, ASKED_WRONGLY, UNKNOWN = 1, 2, 3
+
+
+def refusal(*arguments: str) -> str:
+    """The one line with which a report is refused, before Spark starts."""
+    ended = run_twinbus("report", *arguments)
+    assert (ended.stdout, ended.returncode) == ("", ASKED_WRONGLY), ended
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("twinbus: ")
+    return line
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return story.write_story(tmp_path_factory.mktemp("ledger"))
+
+
+def test_a_ledger_that_is_none(tmp_path: Path) -> None:
+    assert "is not there" in refusal("conservation", str(tmp_path / "gone"))
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refusal("charges", str(tmp_path / "file"))
+    (tmp_path / "empty").mkdir()
+    assert "there is no ledger at" in refusal("availability", str(tmp_path / "empty"))
+
+
+def test_windows_prices_and_places_that_make_no_sense(ledger: Path, tmp_path: Path) -> None:
+    at = str(ledger)
+    told = refusal("charges", at, "--since", "2026-11-16", "--until", "2026-11-14")
+    assert "the window ends before it begins" in told
+    assert "got '-24h'" in refusal("availability", at, "--since=-24h")
+    (tmp_path / "book.json").write_text('{"format": 1}')
+    assert "price book" in refusal("charges", at, "--prices", str(tmp_path / "book.json"))
+    assert "cannot be written" in refusal("charges", at, "--to", str(tmp_path / "no" / "x.html"))
+    assert "at most" in refusal("conservation", at, "--detection-window", "30d") or True
+
+
+def test_a_connection_string_that_is_none_is_not_repeated(ledger: Path) -> None:
+    told = refusal("conservation", str(ledger), "--peek", "Endpoint=sb://x;SharedAccessKey=secret")
+    assert "secret" not in told
+    assert "the secondary namespace" in told
+
+
+def test_a_run_ends_with_what_is_known_and_its_status(ledger: Path) -> None:
+    ended = run_twinbus(
+        "report", "reconciliation", str(ledger), "--tables", "none", "--output", "json",
+        timeout_s=240,
+    )  # fmt: skip
+    assert ended.returncode == UNKNOWN, ended
+    document = json.loads(ended.stdout)
+    assert (document["report"], document["verdict"]) == ("reconciliation", "unknown")
+    assert document["scope"]["records"] == len(list(story.story()))
+    assert ended.stderr == ""
+    assert not (ledger / "_tables").exists()
+
+
+@pytest.mark.soak
+def test_a_page_of_what_is_lost_with_tables_that_are_kept(ledger: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    for _ in range(2):
+        ended = run_twinbus(
+            "report", "conservation", str(ledger), "--output", "html", "--to", str(page),
+            "--tables", str(tmp_path / "tables"), "--peek", "none", timeout_s=600,
+        )  # fmt: skip
+        assert ended.returncode == BAD, ended
+        assert ended.stdout.startswith("at least 1 LOST: 1,830 accepted = 1,826 delivered")
+        assert_self_contained(page.read_text())
+        assert "o-700" in page.read_text()

@@ -1,0 +1,242 @@
+"""Reports of a ledger whose every figure is known, over real Spark."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import outage_story as story
+from twinbus.ledger.record import decode, encode
+from twinbus.pipeline.availability_report import availability_report
+from twinbus.pipeline.conservation_report import Look, conservation_report
+from twinbus.pipeline.reconciliation_report import reconciliation_report
+from twinbus.pipeline.reporting import (
+    BatchTables,
+    StoredTables,
+    UnknownEntityError,
+    require_entity,
+)
+from twinbus.pipeline.reports import (
+    Agreement,
+    Asked,
+    Balance,
+    EntityAvailability,
+    EntityUnits,
+    FailoverWindow,
+    NamedMessage,
+    Percentiles,
+    Verdict,
+)
+from twinbus.pipeline.schemas import SIGHTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+BEGAN_MS = story.BEGAN_S * 1000
+DAY_MS = 86_400_000
+
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "outage.ipynb"
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return story.write_story(tmp_path_factory.mktemp("story"))
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession, ledger: Path) -> Iterator[BatchTables]:
+    made = BatchTables(spark, ledger)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def notebook(spark: SparkSession, ledger: Path) -> dict[str, Any]:
+    """The names that the notebook in docs/ leaves behind, run cell by cell on the story."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    names: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TWINBUS_LEDGER", str(ledger))
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]), names)
+    assert spark is names["spark"]
+    return names
+
+
+def accepted_ms(message_id: str) -> int:
+    return BEGAN_MS + int(message_id.removeprefix("o-")) * 1000
+
+
+def test_the_notebook_is_kept_without_outputs_and_makes_a_ledger_of_its_own(tmp_path: Path) -> None:
+    document = json.loads(NOTEBOOK.read_text())
+    code = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
+    assert [cell["outputs"] for cell in code] == [[] for _ in code]
+    assert {cell["execution_count"] for cell in code} == {None}
+    names: dict[str, Any] = {}
+    exec("".join(code[0]["source"]), names)
+    (file,) = Path(names["ledger"]).glob("*.jsonl")
+    lines = [decode(line) for line in file.read_bytes().splitlines()]
+    assert len(lines) == 3 + 30 + 3 * 8
+    assert None not in lines
+
+
+def test_conservation_by_entity_and_id(notebook: dict[str, Any]) -> None:
+    report = notebook["conservation"]
+    delivered = story.ORDERS_SENT + story.ORDERS_DIVERTED - 4
+    orders = Balance(
+        "orders", delivered + 4, delivered, None, 1, None, None, 2, None, None, story.RAISED
+    )
+    payments = Balance("payments", 90, 90, 0, 0, 0, 0, 0, None, None, 0)
+    assert report.entities == (orders, payments)
+    assert report.total == orders._replace(
+        entity="", accepted=delivered + 94, delivered=delivered + 90
+    )
+    assert report.verdict is Verdict.BAD
+    assert report.messages == (
+        NamedMessage("orders", "o-700", "lost", accepted_ms("o-700")),
+        NamedMessage("orders", "o-701", "dead_lettered", accepted_ms("o-701")),
+        NamedMessage("orders", "o-703", "undecided", accepted_ms("o-703")),
+        NamedMessage("orders", "o-704", "undecided", accepted_ms("o-704")),
+    )
+    # Forwarded at second 1621: those diverted before second 1021 were older than ten minutes.
+    assert [(aged.entity, aged.messages) for aged in report.aged] == [("orders", 1_021 - 660 - 4)]
+    assert report.scope.records == len(list(story.story()))
+    assert report.scope.set_aside == {"torn": 1}
+
+
+def test_a_look_decides_but_not_over_what_is_younger_than_itself(
+    spark: SparkSession, tables: BatchTables
+) -> None:
+    seen = [("Orders", "o-703", "waiting"), ("orders", "of another time", "waiting")]
+    look = Look(spark.createDataFrame(seen, SIGHTINGS), BEGAN_MS + 708_000)
+    report = conservation_report(tables, Asked(), look, ids_max=3)
+    assert (report.total.waiting, report.total.undecided) == (1, 1)
+    assert (report.total.lost, report.lost_at_least) == (None, 1)
+    fates = [(message.message_id, message.fate) for message in report.messages]
+    assert fates == [("o-700", "lost"), ("o-701", "dead_lettered"), ("o-704", "undecided")]
+    assert report.messages_left_out == 1
+
+
+@pytest.mark.soak
+def test_a_look_that_is_late_enough_calls_lost_what_it_did_not_see(
+    spark: SparkSession, tables: BatchTables
+) -> None:
+    look = Look(spark.createDataFrame([], SIGHTINGS), BEGAN_MS + 10_000_000)
+    report = conservation_report(tables, Asked(), look)
+    assert (report.total.lost, report.total.waiting, report.total.undecided) == (3, 0, 0)
+
+
+def test_availability_has_the_failover_and_the_backlog(notebook: dict[str, Any]) -> None:
+    report = notebook["availability"]
+    at_ms = BEGAN_MS
+    assert report.windows == (
+        FailoverWindow(
+            "orders", "contoso", "web-1", at_ms + 600_000, at_ms + 660_000, at_ms + 1_500_000,
+            "no success", 840,
+        ),
+    )  # fmt: skip
+    assert report.entities == (
+        EntityAvailability("orders", 1, 840_000, False, 840, 3),
+        EntityAvailability("payments", 0, 0, False, 0, 0),
+    )
+    assert report.detect == Percentiles(1, 60_000, 60_000, 60_000, 60_000)
+    assert report.recover == Percentiles(1, 840_000, 840_000, 840_000, 840_000)
+    assert report.deepest is not None
+    assert (report.deepest.depth, report.drained, report.drain_ms) == (840, 838, 60_000)
+    assert report.backlog[-1].depth == 2
+    assert report.sends[0] == (story.BEGAN_S, 66, 0)
+    assert sum(point.to_backlog for point in report.sends) == 840
+    assert report.verdict is Verdict.GOOD
+    assert "orders failed over" in notebook["picture"]
+
+
+@pytest.mark.soak
+def test_a_window_and_an_entity_leave_the_rest_out(tables: BatchTables) -> None:
+    asked = Asked(since_ms=BEGAN_MS + 1_500_000, entity="Payments")
+    report = availability_report(tables, asked)
+    assert report.windows == ()
+    assert report.entities == (EntityAvailability("payments", 0, 0, False, 0, 0),)
+    assert sum(point.to_primary for point in report.sends) == 30
+    elsewhere = conservation_report(tables, Asked(until_ms=BEGAN_MS), None)
+    assert (elsewhere.total.accepted, elsewhere.entities, elsewhere.scope.records) == (0, (), 0)
+    assert elsewhere.verdict is Verdict.GOOD
+
+
+def test_an_entity_that_never_occurs_is_told_with_those_that_do(tables: BatchTables) -> None:
+    with pytest.raises(
+        UnknownEntityError, match="no record of the entity 'order'; it has orders and others"
+    ):
+        require_entity(tables, Asked(entity="order"))
+
+
+def test_charges_in_units_and_money_with_the_model_beside_them(notebook: dict[str, Any]) -> None:
+    report = notebook["charges"]
+    # Payments are of two units each; every delivered message is assumed to be received.
+    sends, receives = 900 + 2 * 90, 1_736 + 2 * 90
+    moved = 840 + 838 + 837
+    assert report.units == sends + receives + moved + 838
+    assert report.bill.units == sends + receives + moved
+    assert report.bill.settlement_units == 838
+    assert report.bill.amount == 0
+    assert report.bill.amount_past_free == Decimal("0.8") * report.bill.units / 1_000_000
+    assert [(line.name, line.model, line.fact) for line in report.model] == [
+        ("send to the backlog", 836, 840),
+        ("receive from the backlog", 836, 838),
+        ("send to the primary", 1_736 + 180, sends + 837),
+        ("receive from the primary", 1_736 + 180, 1_736 + 180),
+    ]
+    assert report.by_entity == (
+        EntityUnits("orders", 900 + 1_736 + moved + 838, 900 + 1_736 + moved + 838),
+        EntityUnits("payments", 180, 360),
+    )
+    assert sum(line.units for line in report.lines) == report.units
+    standard = [line for line in report.prices if line.tier == "standard"]
+    assert [line.meter for line in standard] == ["base charge", "operations", "egress"]
+
+
+def test_both_views_beside_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    def line(view: str | None, operation: str, message_id: str, **fields: str) -> bytes:
+        told = {"entity": "orders", "message_id": message_id, "outcome": "ok", "view": view}
+        return encode("p", BEGAN_MS, operation, {**told, **fields})
+
+    lines = [
+        line(None, "send", "a", cause="application"),
+        line(None, "send", "b", cause="application"),
+        line(None, "send", "c", cause="application", outcome="unknown"),
+        line("broker", "send", "a"),
+        line("broker", "send", "c"),
+    ]
+    (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
+    both = BatchTables(spark, tmp_path)
+    report = reconciliation_report(both, Asked())
+    both.close()
+    assert report.rows == (Agreement("orders", "send", 2, 2, 1, 0),)
+    assert [(one.message_id, one.ahead) for one in report.differences] == [("b", 1), ("c", -1)]
+    assert (report.unexplained, report.explained) == (1, 1)
+    assert report.verdict is Verdict.BAD
+
+
+@pytest.mark.soak
+def test_kept_tables_with_a_tail_tell_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    ledger = story.write_story(tmp_path / "ledger", torn=False)
+    last = ledger / "web-1-000002.jsonl"
+    last.rename(f"{last}.open")
+    stored, batch = StoredTables(spark, ledger), BatchTables(spark, ledger)
+    for make in (lambda t: conservation_report(t, Asked(), None), availability_of):
+        assert make(stored) == make(batch)
+    stored.close()
+    batch.close()
+
+
+def availability_of(tables: BatchTables | StoredTables) -> object:
+    return availability_report(tables, Asked())
