@@ -1,4 +1,4 @@
-"""`twinbus report` as a person types it: wrong use is one line, and a real run ends as it should."""
+"""`twinbus report` as a person types it: wrong use is one line, a run ends as it should."""
 
 from __future__ import annotations
 
