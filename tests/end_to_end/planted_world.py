@@ -56,6 +56,15 @@ class Planted:
         gone = {self.dropped, self.expired, *self.dead_lettered, *self.waiting}
         return self.accepted - gone
 
+    @property
+    def diverted(self) -> int:
+        return len(self.accepted) - STRAIGHT
+
+    @property
+    def came_out(self) -> int:
+        """Deliveries out of the backlog queue: those given back came twice."""
+        return self.diverted - len(self.waiting) - 1 + len(self.twice)
+
 
 class PlantedWorld:
     """Runs the outage once; both namespaces stay up until the end."""
