@@ -163,6 +163,7 @@ def test_the_simulation_agrees_with_the_closed_forms(spark: SparkSession) -> Non
         # ping interval until the end is found out.
         "diverted": (quick.diverted, 500 * 2 * (beyond_s + longer * (11.2 + 0.5))),
         "diverted, slow pings": (usual.diverted, 500 * 2 * (beyond_s + longer * (11.2 + 30))),
+        "failovers": (usual.failovers, 2 * longer),
         "raised": (usual.raised, 500 * 2 * (60.8 - 11.2)),
         # Entities x clients x outage / interval, and half a ping for the one that is answered.
         "pings": (usual.pings, 40 * 20 * 2 * (beyond_s / 60 + longer / 2)),

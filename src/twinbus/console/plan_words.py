@@ -63,7 +63,10 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     currency = spent.paired.currency
     patterns = ", ".join(map(str, question.patterns))
     yield "outages", f"{patterns}: {amount(best.outages)} a year, {_long(best.outage_s)} in all"
-    yield "found out", f"after {best.detection_s:.1f} s on average"
+    yield (
+        "failed over",
+        f"{amount(best.failovers)} times a year, on average {best.detection_s:.1f} s after its begin",
+    )
     yield "back", f"{best.recovery_s:.1f} s after the primary, on average"
     yield (
         "raised",

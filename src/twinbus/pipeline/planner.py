@@ -37,10 +37,10 @@ __all__ = ["SimulationError", "drawn_years", "lived_years", "simulate", "totals"
 
 THOUSANDTHS: Final = 1_000
 
-_COUNTED: Final = ("outages", "outage", "raised", "refused", "diverted", "pings", "overhang")
+_COUNTED: Final = tuple("outages outage failovers raised refused diverted pings overhang".split())
 """Columns of a year that are added up, in thousandths."""
 
-_OF_AN_OUTAGE: Final = ("length_s", "raised", "diverted", "pings", "overhang_s")
+_OF_AN_OUTAGE: Final = ("length_s", "failed_over", "raised", "diverted", "pings", "overhang_s")
 
 _PURPOSE_COUNT, _PURPOSE_START, _PURPOSE_LENGTH, _PURPOSE_ANGLE = range(4)
 """So that the numbers of one outage have nothing to do with each other."""
@@ -113,6 +113,7 @@ def lived_years(years: DataFrame, question: Question) -> DataFrame:
         return F.struct(
             outage["length_s"].alias("length_s"),
             outage["peace_s"].alias("peace_s"),
+            found.failed_over.alias("failed_over"),
             (found.raised_s * rate).alias("raised"),
             (found.diverted_s * rate).alias("diverted"),
             (found.pings * traffic.links).alias("pings"),
@@ -156,6 +157,7 @@ def lived_years(years: DataFrame, question: Question) -> DataFrame:
         "queues",
         _thousandths(F.col("outage_count")).alias("outages"),
         _thousandths(F.col("length_s_sum")).alias("outage"),
+        _thousandths(F.col("failed_over_sum")).alias("failovers"),
         _thousandths(F.col("raised_sum")).alias("raised"),
         _thousandths(standing["refused"]).alias("refused"),
         _thousandths(F.col("diverted_sum") - standing["refused"]).alias("diverted"),
@@ -288,11 +290,12 @@ def _outcome(row: Row, question: Question) -> Outcome:
 
     setting = _setting(row)
     drains = row["drains"] or (0.0, 0.0)
-    outages = estimate("outages")
+    failovers = estimate("failovers")
     return Outcome(
         setting=setting,
-        outages=outages,
+        outages=estimate("outages"),
         outage_s=estimate("outage"),
+        failovers=failovers,
         raised=estimate("raised"),
         refused=estimate("refused"),
         diverted=estimate("diverted"),
@@ -301,7 +304,7 @@ def _outcome(row: Row, question: Question) -> Outcome:
         queue_full=Estimate.of_share(years, row["queue_full"]),
         polls=question.polls_a_year(setting.queues),
         detection_s=traffic.gap_s / 2 + traffic.failed_attempt_s + setting.failover_interval_s,
-        recovery_s=estimate("overhang").mean / outages.mean if outages.mean else 0.0,
+        recovery_s=estimate("overhang").mean / failovers.mean if failovers.mean else 0.0,
         peak_max=value("peak_max"),
         drain_p50_s=drains[0] / THOUSANDTHS,
         drain_p95_s=drains[1] / THOUSANDTHS,

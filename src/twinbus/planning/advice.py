@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from twinbus.cost.arithmetic import message_units, moved_message_units
 from twinbus.cost.quantities import QuantityError
-from twinbus.planning.money import operations_of
 
 if TYPE_CHECKING:
     from twinbus.planning.outcomes import Outcome, Question
@@ -55,11 +55,12 @@ def advise(outcomes: Sequence[Outcome], question: Question, limits: Limits) -> A
     fit = [one for one in outcomes if one.full.mean <= limits.full_share]
     is_fit = bool(fit)
     if not fit:
-        least = min(one.full.mean for one in outcomes)
-        fit = [one for one in outcomes if one.full.mean == least]
+        best = min((one.full for one in outcomes), key=lambda full: full.mean)
+        # Those that another seed might have found to be the best.
+        fit = [one for one in outcomes if one.full.mean <= best.mean + 2 * best.error]
         misses.append(
             f"no setting keeps the chance of a full backlog to {limits.full_share:.3g} a year, the"
-            f" best has {least:.3g}: compare more or larger backlog queues"
+            f" best has {best.mean:.3g}: compare more or larger backlog queues"
         )
     kept = [one for one in fit if raised_per_million(one, question) <= limits.raised_per_million]
     is_kept = bool(kept)
@@ -72,9 +73,22 @@ def advise(outcomes: Sequence[Outcome], question: Question, limits: Limits) -> A
         )
     longest = max(one.setting.failover_interval_s for one in kept)
     rest = [one for one in kept if one.setting.failover_interval_s == longest]
-    best = min(rest, key=lambda one: (sum(operations_of(one, question).values()), one.setting))
-    reason = _reason(best, question, is_fit=is_fit, is_kept=is_kept)
-    return Advice(outcome=best, reason=reason, misses=tuple(misses))
+    chosen = min(rest, key=lambda one: _burden(one, question))
+    reason = _reason(chosen, question, is_fit=is_fit, is_kept=is_kept)
+    return Advice(outcome=chosen, reason=reason, misses=tuple(misses))
+
+
+def _burden(outcome: Outcome, question: Question) -> tuple[float, int, float]:
+    """Operations that the pair adds; where they are equal fewer queues, then fewer pings.
+
+    What a full backlog refused counts as if it had been diverted: to refuse is not to save.
+    """
+    size, setting = question.traffic.size_bytes, outcome.setting
+    detours = (outcome.diverted.mean + outcome.refused.mean) * (
+        moved_message_units(size) - message_units(size)
+    )
+    added = detours + outcome.pings.mean + outcome.polls
+    return added, setting.queues, -setting.ping_interval_s
 
 
 def raised_per_million(outcome: Outcome, question: Question) -> float:
@@ -84,14 +98,17 @@ def raised_per_million(outcome: Outcome, question: Question) -> float:
 
 def _reason(best: Outcome, question: Question, *, is_fit: bool, is_kept: bool) -> str:
     setting = best.setting
-    raised, full = raised_per_million(best, question), best.full.mean
-    fewest = "the longest compared that raises few enough" if is_kept else "which raises the fewest"
-    enough = (
-        "the fewest that are seldom enough full" if is_fit else "which are the least often full"
+    raised = f"({raised_per_million(best, question):.3g} of a million sends)"
+    interval = (
+        f"the longest compared that raises few enough {raised}, because a longer one does not fail"
+        " over for a hiccup"
+        if is_kept
+        else f"which raises the fewest {raised}"
     )
+    queues = f"{setting.queues} backlog queue{'s' if setting.queues > 1 else ''}"
+    enough = "the fewest that are seldom enough full" if is_fit else "about the least often full"
     return (
-        f"Fail over after {setting.failover_interval_s:g} s, {fewest} ({raised:.3g} of a million"
-        f" sends), because a longer wait does not fail over for a hiccup; {setting.queues} backlog"
-        f" queues, {enough} (in {full:.2%} of years); ping every {setting.ping_interval_s:g} s,"
-        " where pings and messages diverted after the primary is back cost least together."
+        f"Fail over after {setting.failover_interval_s:g} s, {interval}; {queues}, {enough} (in"
+        f" {best.full.mean:.2%} of years); ping every {setting.ping_interval_s:g} s, where pings"
+        " and messages diverted after the primary is back cost least together."
     )

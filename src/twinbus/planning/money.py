@@ -41,7 +41,7 @@ class YearMoney:
     """Billed units of a year with the pair, by cause."""
     paired: MonthlyBill
     alone: MonthlyBill
-    """One Standard namespace, in which every send of an outage raises."""
+    """One Standard namespace with the same messages, had they all gone straight to it."""
     geo_replication: MonthlyBill
 
     @property
@@ -99,7 +99,9 @@ def year_money(
     # In an outage clients connect to the backlog as well: hours of a year, which are not counted.
     connections = traffic.links
     pumps = question.syphons * outcome.setting.queues * SYPHON_CONNECTIONS
-    alone = MonthUse(operation_units=_monthly(plain), connections_peak=connections)
+    taken = question.messages_a_year - outcome.raised_total
+    direct = max(0.0, taken) * message_units(traffic.size_bytes, rule)
+    alone = MonthUse(operation_units=_monthly(direct), connections_peak=connections)
     paired = MonthUse(
         operation_units=_monthly(sum(counted.values())),
         connections_peak=connections + pumps,

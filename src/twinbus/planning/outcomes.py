@@ -136,6 +136,8 @@ class Outcome:
     outages: Estimate
     outage_s: Estimate
     """The primary is down for so long."""
+    failovers: Estimate
+    """Outages in which an entity fails over, for an average client."""
     raised: Estimate
     """Sends that raise before the failover."""
     refused: Estimate
@@ -151,7 +153,7 @@ class Outcome:
     detection_s: float
     """From the begin of an outage to the failover, on average; the longest is one gap later."""
     recovery_s: float
-    """From the primary's return to the ping that is answered, over all outages."""
+    """From the primary's return to the ping that is answered, after a failover."""
     peak_max: float
     """The most messages that were in the backlog at once, in any year."""
     drain_p50_s: float

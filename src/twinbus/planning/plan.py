@@ -124,6 +124,7 @@ class Plan:
             "backlog_queues": setting.queues,
             "outages": _estimate(outcome.outages),
             "outage_s": _estimate(outcome.outage_s),
+            "failovers": _estimate(outcome.failovers),
             "raised": _estimate(outcome.raised),
             "raised_per_million": self.raised_per_million(outcome),
             "refused_full": _estimate(outcome.refused),

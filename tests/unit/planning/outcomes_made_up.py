@@ -27,6 +27,7 @@ def outcome(failover_s: float = 10, ping_s: float = 60, queues: int = 10, **more
         setting=Setting(float(failover_s), float(ping_s), queues),
         outages=sure(2),
         outage_s=sure(4_800),
+        failovers=sure(2),
         raised=sure(0),
         refused=sure(0),
         diverted=sure(2_000_000),

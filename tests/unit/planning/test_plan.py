@@ -115,6 +115,20 @@ def test_where_nothing_is_good_enough_the_best_is_advised_and_it_is_said() -> No
     assert "which raises the fewest" in advice.reason
 
 
+def test_a_setting_that_refuses_more_is_not_taken_for_a_cheap_one() -> None:
+    unsure = Estimate(0.2, 0.01)
+    found = [
+        outcome(ping_s=60, full=unsure, diverted=sure(2_000_000)),
+        outcome(ping_s=1800, full=unsure, diverted=sure(1_000_000), refused=sure(5_000_000)),
+    ]
+    assert advise(found, asked(), Limits()).outcome is found[0]
+
+
+def test_a_pair_never_costs_less_because_its_backlog_was_full() -> None:
+    spent = year_money(outcome(refused=sure(1e9)), asked(), prices.standard())
+    assert spent.added_year > 0
+
+
 def test_a_plan_is_json_with_every_setting() -> None:
     found = [outcome(10), outcome(60, raised=Estimate(50_000, 300))]
     plan = plan_of(asked(), found, prices.standard())
