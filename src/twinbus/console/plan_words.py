@@ -65,7 +65,7 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "outages", f"{patterns}: {amount(best.outages)} a year, {_long(best.outage_s)} in all"
     yield (
         "failed over",
-        f"{amount(best.failovers)} times a year, on average {best.detection_s:.1f} s after its begin",
+        f"{amount(best.failovers)} times a year, after {best.detection_s:.1f} s on average",
     )
     yield "back", f"{best.recovery_s:.1f} s after the primary, on average"
     yield (
