@@ -22,6 +22,9 @@ Row = tuple[str | None, int, int | None, int | None]
 """Message id, size in bytes, sequence number, and how long it took, which no broker knows."""
 
 
+_What = tuple[int, str, str, str | None, str | None, bool]
+
+
 class Sight(NamedTuple):
     """The same thing done to some messages of one entity at one time."""
 
@@ -38,10 +41,13 @@ class Sight(NamedTuple):
 class Witness:
     """Collects what is done until it is taken."""
 
-    __slots__ = ("_sights",)
+    __slots__ = ("_last", "_rows", "_sights")
 
     def __init__(self) -> None:
         self._sights: list[Sight] = []
+        self._last: _What | None = None
+        self._rows: list[Row] = []
+        """What the last sight is of, and its rows: the next is often the same thing again."""
 
     def note(
         self,
@@ -55,7 +61,8 @@ class Witness:
     ) -> None:
         """Something was done with stored messages, for which they keep the number they had then."""
         rows: list[Row] = [(m.message_id, m.size_bytes, m.sequence_number, None) for m in messages]
-        self._add(Sight(now_ms, operation, entity, state, error, True, rows))
+        if rows:
+            self._add((now_ms, operation, entity, state, error, True), rows)
 
     def sent(
         self,
@@ -68,36 +75,35 @@ class Witness:
     ) -> None:
         """A message was accepted, and `stored` where the entity keeps it itself."""
         if incoming.is_ping:
-            self._add(Sight(now_ms, "ping", entity, None, None, True, [_row_of(incoming)]))
+            self._add((now_ms, "ping", entity, None, None, True), (_row_of(incoming),))
             return
         number = None if stored is None else stored.sequence_number
         state = "duplicate" if is_duplicate else None
         if stored is not None and stored.scheduled_for_ms > now_ms:
             state = "scheduled"
         row = (incoming.message_id, incoming.size_bytes, number, None)
-        self._add(Sight(now_ms, "send", entity, state, None, True, [row]))
+        self._add((now_ms, "send", entity, state, None, True), (row,))
 
     def refused(self, entity: str, batch: Sequence[Incoming], error: str, now_ms: int) -> None:
         """Messages were not accepted; without any, one that could not even be read."""
         rows = [_row_of(incoming) for incoming in batch] or [(None, 0, None, None)]
-        self._add(Sight(now_ms, "send", entity, None, error, False, rows))
+        self._add((now_ms, "send", entity, None, error, False), rows)
 
     def deleted(self, entity: str, now_ms: int) -> None:
         """An entity is gone, with all that was in it."""
-        rows: list[Row] = [(None, 0, None, None)]
-        self._add(Sight(now_ms, "manage", entity, "deleted", None, True, rows))
+        self._add((now_ms, "manage", entity, "deleted", None, True), ((None, 0, None, None),))
 
     def take(self) -> list[Sight]:
         """All that was noted since the last time."""
-        sights, self._sights = self._sights, []
+        sights, self._sights, self._last = self._sights, [], None
         return sights
 
-    def _add(self, sight: Sight) -> None:
-        last = self._sights[-1] if self._sights else None
-        if last is not None and last[:6] == sight[:6]:
-            last.rows.extend(sight.rows)
-        elif sight.rows:
-            self._sights.append(sight)
+    def _add(self, what: _What, rows: Iterable[Row]) -> None:
+        if what == self._last:
+            self._rows.extend(rows)
+            return
+        self._last, self._rows = what, [*rows]
+        self._sights.append(Sight(*what, self._rows))
 
 
 def _row_of(incoming: Incoming) -> Row:

@@ -1,0 +1,108 @@
+"""The broker's view is written when what it tells of is on disk, and not at all if that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.broker.fakes import incoming
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.server import BrokerServer
+from twinbus.broker.storage.lmdb_store import LmdbStore
+from twinbus.broker.storage.store import Batch
+from twinbus.errors import StoreError
+from twinbus.ledger import LedgerWriter, read, writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NEVER_S = 3_600.0
+
+
+class Disk(LmdbStore):
+    """A store that can be told to fail."""
+
+    is_broken = False
+
+    def write(self, batch: Batch) -> None:
+        if self.is_broken:
+            raise StoreError("the disk is broken")
+        super().write(batch)
+
+
+async def served(ledger: LedgerWriter, disk: Disk) -> BrokerServer:
+    server = BrokerServer("contoso", disk, (), ledger=ledger)
+    server.namespace.create_queue("orders", QueueDescription(), server.now_ms())
+    await server.commit.durable()
+    return server
+
+
+def send(server: BrokerServer, *names: str) -> None:
+    target = server.namespace.send_target("orders")
+    batch = [incoming(message_id=name) for name in names]
+    server.namespace.send(target, batch, server.now_ms())
+    server.wake()
+
+
+def told(directory: Path) -> list[Any]:
+    return [record.get("message_id") or record.get("state") for record in read(directory)]
+
+
+def test_what_could_not_be_stored_is_not_told_of(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+            disk = Disk(tmp_path / "data")
+            server = await served(ledger, disk)
+            send(server, "a")
+            await asyncio.sleep(0)
+            await server.commit.durable()
+            disk.is_broken = True
+            send(server, "b")
+            await asyncio.sleep(0)
+            with pytest.raises(StoreError, match="broken"):
+                await server.commit.durable()
+            disk.is_broken = False
+            send(server, "c")
+            await server.close()
+
+    asyncio.run(scenario())
+    assert told(tmp_path) == ["serving", "a", "c", "stopped"]
+
+
+def test_nothing_is_told_before_it_is_on_disk(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+            server = await served(ledger, Disk(tmp_path / "data"))
+            send(server, "a")
+            ledger.flush()
+            assert told(tmp_path) == ["serving"]
+            await asyncio.sleep(0)
+            ledger.flush()
+            assert told(tmp_path) == ["serving"], "the tick is over, its commit is not"
+            await server.commit.durable()
+            ledger.flush()
+            assert told(tmp_path) == ["serving", "a"]
+            await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_records_that_there_is_no_room_for_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BUFFER_MAX", 2)
+
+    async def scenario() -> None:
+        with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+            server = await served(ledger, Disk(tmp_path / "data"))
+            send(server, "a", "b", "c")
+            await asyncio.sleep(0)
+            await server.commit.durable()
+            assert server.ledger_unrecorded == 3
+            await server.close()
+
+    asyncio.run(scenario())
+    (said,) = [record for record in read(tmp_path) if "unrecorded" in record]
+    assert said["unrecorded"] == 3
