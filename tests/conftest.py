@@ -24,6 +24,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SPARK_PROGRAMS = (
     "tests/spark/test_drain_job.py",
     "tests/spark/test_drain_kill.py",
+    "tests/spark/test_stream_kill.py",
     "tests/end_to_end/test_drill.py",
 )
 """They start Sparks of their own, one after the other: a third at once would slow all down."""

@@ -7,9 +7,10 @@ from collections import defaultdict
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-import pyspark.sql.functions as F
+from pyspark.sql import functions as F  # noqa: N812
 
 from tests.spark.ledgers import Line, rows
+from twinbus.pipeline.gold import merged
 from twinbus.pipeline.increment import kept_tables, totals
 from twinbus.pipeline.journeys import judged, partial_journeys
 from twinbus.pipeline.schemas import LEDGER
@@ -42,9 +43,9 @@ def batch_tables(spark: SparkSession, lines: list[Line]) -> Tables:
     frames = {}
     for table in kept_tables():
         if table.of_records is not None:
-            frames[table.name] = table.of_records(records)
+            frames[table.name] = merged(table, [table.of_records(records)])
         elif table.of_journeys is not None:
-            frames[table.name] = table.of_journeys(fates)
+            frames[table.name] = merged(table, [table.of_journeys(fates)])
     return as_rows(frames)
 
 

@@ -86,7 +86,8 @@ def check_stream_equals_batch(
     assert kept == batch_tables(spark, [record for record, _, _ in arrivals])
 
 
-@settings(max_examples=2)
+# One is some twenty messages in every state, and takes seconds; `soak` has more.
+@settings(max_examples=1)
 @given(arrivals=ARRIVALS)
 def test_a_stream_in_any_order_equals_the_batch(
     spark: SparkSession, arrivals: list[tuple[Line, int, int]]

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
@@ -89,7 +90,12 @@ def read_ledger(spark: SparkSession, ledger: Path | str, *, files: str = ALL_FIL
     others.
     """
     location = location_of(ledger, files)
-    return spark.read.json(location, schema=LINES, pathGlobFilter=files, **READING)
+    try:
+        return spark.read.json(location, schema=LINES, pathGlobFilter=files, **READING)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise LedgerError(f"there is no ledger at {ledger}: nothing is there") from None
 
 
 def location_of(ledger: Path | str, files: str = ALL_FILES) -> str:

@@ -52,6 +52,9 @@ TRIES: Final = 3
 _FEW_BYTES: Final = 10_000_000
 """Of open files: about `ONE_TASK_MAX` records."""
 
+_FEW_RECORDS: Final = 500_000
+"""Of a ledger whose sums are surely few: its tables are read without compiling anything."""
+
 
 @contextmanager
 def current_tables(
@@ -132,7 +135,9 @@ class CurrentTables:
 
     def _total(self, table: GoldTable) -> DataFrame:
         change = self._tail.step.change_of(table) if self._tail else None
-        return totals(self._store, self._snapshot, table, change)
+        few = self._snapshot.records <= _FEW_RECORDS
+        store = self._store.for_few() if few else self._store
+        return totals(store, self._snapshot, table, change)
 
 
 class _Tail:

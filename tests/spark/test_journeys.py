@@ -1,0 +1,154 @@
+"""The journeys of messages: facts that merge in any order, and what is made of them."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.ledgers import (
+    EPOCH_MS,
+    Line,
+    came_out,
+    completed,
+    diverted,
+    forwarded,
+    line,
+    moved,
+    received,
+    rows,
+    sent,
+)
+from twinbus.pipeline.journeys import judged, looked_at, merged, partial_journeys
+from twinbus.pipeline.schemas import FATES, JOURNEYS, LEDGER, SIGHTINGS
+from twinbus.pipeline.store import FOR_FEW
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SUBSCRIPTION = "news/Subscriptions/"
+
+LINES: list[Line] = [
+    *[sent("direct", 1), received("direct", 2)],
+    *moved("moved", 3, out_s=9),
+    # The syphon's clock is behind that of the sender: it leaves before it came.
+    *[diverted("skewed", 20), *moved("skewed", 20, out_s=15)[1:]],
+    *[sent("unsure", 4, outcome="unknown"), sent("unsure", 5, outcome="failed")],
+    *[diverted("unsure", 6), line("defer", "unsure", 7, cause="syphon")],
+    # One message, two subscriptions: no duplicate. A third receipt is one.
+    sent("fan", 1, entity="News"),
+    *[received("fan", 2, entity=SUBSCRIPTION + "a"), received("fan", 4, entity=SUBSCRIPTION + "b")],
+    received("fan", 3, entity=SUBSCRIPTION + "B"),
+    # The broker's view: of one without an answer, of one that ran out of time, of one it refused.
+    *[diverted("kept", 1), line("send", "kept", 1, view="broker")],
+    *[diverted("late", 1), line("expire", "late", 60, view="broker")],
+    *[diverted("poison", 1), line("dead_letter", "poison", 5, view="broker", error="bad")],
+    *[diverted("gone", 1), came_out("gone", 2), completed("gone", 3)],
+    # What a consumer settles is not what the syphon settles.
+    *[diverted("mine", 1), completed("mine", 2, cause="consumer")],
+    *[sent("nobody", entity=None), line("send", None)],
+]
+
+
+@pytest.fixture
+def quick(spark: SparkSession) -> SparkSession:
+    session = spark.newSession()
+    for name, value in FOR_FEW.items():
+        session.conf.set(name, value)
+    return session
+
+
+def journeys_of(session: SparkSession, lines: list[Line]) -> DataFrame:
+    records = session.createDataFrame(rows(lines), LEDGER).coalesce(1)
+    return partial_journeys(records, one_task=True)
+
+
+def by_id(table: DataFrame, *names: str) -> dict[str, Any]:
+    return {
+        row["message_id"]: row[names[0]] if len(names) == 1 else tuple(row[name] for name in names)
+        for row in table.collect()
+    }
+
+
+def test_every_message_has_the_facts_and_the_fate_that_its_lines_tell(quick: SparkSession) -> None:
+    journeys = journeys_of(quick, LINES)
+    assert [(field.name, field.dataType) for field in journeys.schema] == [
+        (field.name, field.dataType) for field in JOURNEYS
+    ]
+    facts = {(row["message_id"], row["receiver"]): row for row in journeys.collect()}
+    unsure = facts["unsure", ""].asDict()
+    told = [name for name, value in unsure.items() if value is True]
+    assert told == ["tried", "diverted", "ambiguous", "deferred"]
+    assert (unsure["failed_sends"], unsure["receipts"], unsure["size_bytes"]) == (1, 0, 150)
+    times = {
+        name: value - EPOCH_MS for name, value in unsure.items() if name[-3:] == "_ms" and value
+    }
+    assert times == {
+        "first_ms": 4_000,
+        "last_ms": 7_000,
+        "accepted_ms": 6_000,
+        "diverted_ms": 6_000,
+        "tried_ms": 6_000,
+    }
+    subscriptions = {key[1]: row["receipts"] for key, row in facts.items() if key[0] == "fan"}
+    assert subscriptions == {"": 0, "news/subscriptions/a": 1, "news/subscriptions/b": 2}
+    fates = judged(journeys)
+    assert fates.columns == FATES.fieldNames()
+    found = by_id(fates, "fate", "times", "repeats", "repeated_at")
+    assert found == {
+        "direct": ("delivered", 1, 0, None),
+        "moved": ("delivered", 0, 0, None),
+        "skewed": ("delivered", 0, 0, None),
+        "unsure": ("undecided", 0, 0, None),
+        "fan": ("delivered", 2, 1, "news/subscriptions/b"),
+        "kept": ("delivered", 0, 0, None),
+        "late": ("expired", 0, 0, None),
+        "poison": ("dead_lettered", 0, 0, None),
+        "gone": ("lost", 0, 0, None),
+        "mine": ("undecided", 0, 0, None),
+    }
+    seen = [
+        *[("orders", "late", "dead_lettered"), ("Orders", "unsure", "waiting")],
+        # A copy of each: it still waits. And one of another queue's message.
+        *[("orders", "poison", "dead_lettered"), ("orders", "poison", "waiting")],
+        ("other", "mine", "waiting"),
+    ]
+    looked = by_id(looked_at(fates, quick.createDataFrame(seen, SIGHTINGS)), "fate")
+    assert looked == {
+        **{name: fate[0] for name, fate in found.items()},
+        "unsure": "waiting",
+        "poison": "waiting",
+        "mine": "lost",
+    }
+
+
+def test_nothing_leaves_the_backlog_before_it_came(quick: SparkSession) -> None:
+    from twinbus.pipeline.conservation import backlog_depth
+
+    lines = [diverted("skewed", 20), *moved("skewed", 20, out_s=15)[1:], diverted("other", 16)]
+    depth = backlog_depth(judged(journeys_of(quick, lines)), 1)
+    second = EPOCH_MS // 1000
+    assert sorted(map(tuple, depth.collect())) == [(second + 16, 1), (second + 20, 1)]
+
+
+def test_facts_merge_in_any_order_and_any_lots(quick: SparkSession) -> None:
+    chance = random.Random(6)
+    whole = sorted(journeys_of(quick, LINES).collect())
+    for lots in (2, 5):
+        lines = chance.sample(LINES, len(LINES))
+        parts = [journeys_of(quick, lines[lot::lots]) for lot in range(lots)]
+        together = parts[0]
+        for part in parts[1:]:
+            together = together.unionAll(part)
+        assert sorted(merged(together.coalesce(1), one_task=True).collect()) == whole
+
+
+def test_without_a_fan_out_a_message_is_its_only_row(quick: SparkSession) -> None:
+    lines = [one for one in LINES if "/" not in (one["entity"] or "")]
+    lines += [received("twice", 1), received("twice", 2), forwarded("twice", 1)]
+    journeys = journeys_of(quick, lines)
+    folded, alone = judged(journeys), judged(journeys, fan_out=False)
+    assert sorted(map(str, folded.collect())) == sorted(map(str, alone.collect()))
