@@ -33,7 +33,7 @@ BAD = {
         json.dumps({**sent("a"), "v": 3, "at_ms": "soon"}),
     ],
     "foreign": [
-        *["not json", "[]", '"text"', "7", "{}", '{"v":0}', '{"v":"x"}', "\x00\x01"],
+        *["not json", '["a"]', '"text"', "7", "{}", '{"v":0}', '{"v":"x"}', "\x00\x01"],
         json.dumps({**sent("a"), "at_ms": "soon"}),
         json.dumps({**sent("a"), "process": None}),
         # Numbers that no sum would survive.
