@@ -14,7 +14,7 @@ from twinbus.pipeline.gold import merged
 from twinbus.pipeline.increment import kept_tables, totals
 from twinbus.pipeline.journeys import judged, partial_journeys
 from twinbus.pipeline.schemas import LEDGER
-from twinbus.pipeline.store import FOR_FEW, Snapshot, TableStore
+from twinbus.pipeline.store import Snapshot, TableStore, session_for_few
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +34,7 @@ def write_lines(directory: Path, name: str, lines: list[Line]) -> None:
 
 def batch_tables(spark: SparkSession, lines: list[Line]) -> Tables:
     """Every kept table of these records at once: no store, no stream."""
-    session = spark.newSession()
-    for name, value in FOR_FEW.items():
-        session.conf.set(name, value)
+    session = session_for_few(spark)
     records = session.createDataFrame(rows(lines), LEDGER).coalesce(1)
     # Kept by Spark as rows: or it would be planned again for each table.
     fates = judged(partial_journeys(records, one_task=True)).localCheckpoint()

@@ -22,7 +22,7 @@ from tests.spark.ledgers import (
 )
 from twinbus.pipeline.journeys import judged, looked_at, merged, partial_journeys
 from twinbus.pipeline.schemas import FATES, JOURNEYS, LEDGER, SIGHTINGS
-from twinbus.pipeline.store import FOR_FEW
+from twinbus.pipeline.store import session_for_few
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,10 +55,7 @@ LINES: list[Line] = [
 
 @pytest.fixture
 def quick(spark: SparkSession) -> SparkSession:
-    session = spark.newSession()
-    for name, value in FOR_FEW.items():
-        session.conf.set(name, value)
-    return session
+    return session_for_few(spark)
 
 
 def journeys_of(session: SparkSession, lines: list[Line]) -> DataFrame:

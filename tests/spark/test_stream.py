@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ from twinbus.pipeline import stream
 from twinbus.pipeline.current import current_tables
 from twinbus.pipeline.increment import kept_tables
 from twinbus.pipeline.schemas import SIGHTINGS
-from twinbus.pipeline.store import CommitConflict, TableStore
+from twinbus.pipeline.store import CommitConflict, Snapshot, TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +76,8 @@ def check_stream_equals_batch(
     files: dict[tuple[int, int], list[Line]] = {}
     for record, lot, file in arrivals:
         files.setdefault((min(lot, lots), file), []).append(record)
-    with tempfile.TemporaryDirectory() as place:
+    # From the second lot on the sums of all lots are written as one part.
+    with tempfile.TemporaryDirectory() as place, mock.patch.object(stream, "SUM_PARTS_MAX", 1):
         ledger = Path(place)
         for (lot, file), lines in sorted(files.items(), key=lambda item: item[0]):
             write_lines(ledger, f"p-{lot}{file}.jsonl{'.open' if lot == lots else ''}", lines)
@@ -115,14 +118,23 @@ def test_a_ledger_with_bad_files_is_taken_once_and_wrong_tables_are_told(
     (ledger / "foreign.jsonl").write_bytes(b"\x00\xff not ours\n" + b'{"v":1,"at_ms":176')
     (ledger / "notes.txt").write_text("no part of the ledger")
     (ledger / "folder.jsonl").mkdir()
-    snapshot = stream.update(spark, ledger)
+    stop = threading.Event()
+    stream.follow(spark, ledger, stop=stop, announce=lambda new: stop.set())
+    snapshot = stream.open_store(spark, ledger).latest()
     assert (snapshot.batch, snapshot.records) == (0, 3)
     assert snapshot.set_aside == {"torn": 1, "newer": 1, "foreign": 1}
     # A file that was adopted from a dead process is far older than what was taken.
     late = moved("b", 1, out_s=9)[1:]
     write_lines(ledger, "dead-0.jsonl", late)
     os.utime(ledger / "dead-0.jsonl", (1_000_000_000, 1_000_000_000))
-    snapshot = stream.update(spark, ledger)
+    commit_once = TableStore.commit
+
+    def commit_behind_a_rival(store: TableStore, snapshot: Snapshot) -> None:
+        commit_once(store, snapshot)
+        commit_once(store, snapshot)
+
+    with mock.patch.object(TableStore, "commit", commit_behind_a_rival):
+        snapshot = stream.update(spark, ledger)
     assert (snapshot.batch, snapshot.records) == (1, 6)
     assert stream.update(spark, ledger) == snapshot
     store = stream.open_store(spark, ledger)
@@ -130,19 +142,19 @@ def test_a_ledger_with_bad_files_is_taken_once_and_wrong_tables_are_told(
     with pytest.raises(CommitConflict):
         store.commit(snapshot)
     commit = ledger / "_tables" / "commits" / "1.json"
-    told = json.loads(commit.read_text())
+    written = json.loads(commit.read_text())
     for change, text in (
         ({"format": 2}, "made by a later version of Twinbus"),
         ({"gold": "other"}, "have other columns: rebuild them"),
     ):
-        commit.write_text(json.dumps({**told, **change}))
+        commit.write_text(json.dumps({**written, **change}))
         (commit.parent / ".1.json.crc").unlink(missing_ok=True)
         with pytest.raises(LedgerError, match=text):
             stream.update(spark, ledger)
     commit.write_text("{")
     with pytest.raises(LedgerError, match="no commit of these tables"):
         stream.update(spark, ledger)
-    commit.write_text(json.dumps(told))
+    commit.write_text(json.dumps(written))
     shutil.rmtree(ledger / "_tables" / "checkpoint")
     with pytest.raises(LedgerError, match="lost their directory checkpoint"):
         stream.update(spark, ledger)

@@ -21,7 +21,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
-from twinbus.ledger.record import FILE_SUFFIX, REQUIRED, VERSION, LedgerError
+from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, REQUIRED, VERSION, LedgerError
 from twinbus.pipeline.buckets import day_of
 from twinbus.pipeline.schemas import CORRUPT, LEDGER
 
@@ -44,8 +44,6 @@ __all__ = [
     "set_aside",
     "stored",
 ]
-
-OPEN_SUFFIX: Final = ".open"
 
 ENDED_FILES: Final = f"*{FILE_SUFFIX}"
 """They never change again: a stream takes each of them once."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import CountingRule
-from twinbus.pipeline.bronze import read_ledger, reason, records_of
+from twinbus.pipeline.bronze import read_ledger, reason
 from twinbus.pipeline.charges import assumed_receives, charges, counted, monthly
 from twinbus.pipeline.conservation import (
     FATES_OF_ACCEPTED,
@@ -42,7 +42,7 @@ from twinbus.pipeline.report import (
     Sighting,
     StateChange,
 )
-from twinbus.pipeline.schemas import SIGHTINGS
+from twinbus.pipeline.schemas import CORRUPT, SIGHTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,9 +73,10 @@ def tables(
     traffic ended; empty: they saw nothing; None: nobody looked. `ids_max` is how many ids of a
     kind (lost, not received, duplicated) the report names.
     """
-    lines = read_ledger(spark, ledger_directory).cache()
+    # Judged once: all tables read from these.
+    lines = read_ledger(spark, ledger_directory).withColumn("reason", reason()).cache()
     try:
-        records = records_of(lines)
+        records = lines.where(F.col("reason").isNull()).drop("reason", CORRUPT)
         table = _Tables(spark, lines, records, snapshot, ids_max)
         return table.report(prices, rule or CountingRule())
     finally:
@@ -167,7 +168,7 @@ class _Tables:
         )
 
     def _overview(self) -> Overview:
-        record = reason().isNull()
+        record = F.col("reason").isNull()
         client = record & (F.coalesce(F.col("view"), F.lit("client")) == "client")
         operation, at_ms = F.col("operation"), F.col("at_ms")
         ok = client & (F.coalesce(F.col("outcome"), F.lit("ok")) == "ok")

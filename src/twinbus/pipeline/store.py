@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["BRONZE", "FORMAT", "JOURNEYS", "SUMS", "CommitConflict", "Snapshot", "TableStore"]
+__all__ = [
+    "BRONZE",
+    "FORMAT",
+    "FOR_FEW",
+    "JOURNEYS",
+    "SUMS",
+    "CommitConflict",
+    "Snapshot",
+    "TableStore",
+    "session_for_few",
+]
 
 FORMAT: Final = 1
 """Goes up when a reader of today would misread tables of tomorrow."""
@@ -107,10 +117,7 @@ class TableStore:
 
     def for_few(self) -> TableStore:
         """The same tables by a session that is made for few rows: nothing is compiled for them."""
-        session = self._spark.newSession()
-        for name, value in FOR_FEW.items():
-            session.conf.set(name, value)
-        return TableStore(session, self._given)
+        return TableStore(session_for_few(self._spark), self._given)
 
     @property
     def checkpoint(self) -> str:
@@ -259,6 +266,14 @@ class TableStore:
             return
         for status in self._files.listStatus(path):
             yield status.getPath().getName(), status.getModificationTime()
+
+
+def session_for_few(spark: SparkSession) -> SparkSession:
+    """A session beside another one, of the same application, for work on few rows."""
+    session = spark.newSession()
+    for name, value in FOR_FEW.items():
+        session.conf.set(name, value)
+    return session
 
 
 def _address(place: str) -> str:
