@@ -110,8 +110,7 @@ def test_many_streams_in_any_order_equal_the_batch(
 def test_a_ledger_with_bad_files_is_taken_once_and_wrong_tables_are_told(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    # A name that would be a pattern to Hadoop, were it not escaped.
-    ledger = tmp_path / "a ledger [1] {x,y}*"
+    ledger = tmp_path / "a ledger, of two"
     first = [sent("a"), diverted("b", 1), received("a", 2)]
     write_lines(ledger, "p-0.jsonl", first)
     write_lines(ledger, "newer-0.jsonl", [{**sent("x"), "v": 2, "at_ms": "soon"}])
@@ -177,5 +176,8 @@ def test_a_report_reads_open_files_and_what_a_peek_saw(spark: SparkSession, tmp_
 
 
 def test_no_ledger_is_one_clear_line(spark: SparkSession, tmp_path: Path) -> None:
+    write_lines(tmp_path / "a*", "p-0.jsonl", [])
+    with pytest.raises(LedgerError, match="Spark takes . in its path for a pattern"):
+        stream.update(spark, tmp_path / "a*")
     with pytest.raises(LedgerError, match="there is no ledger at"):
         stream.update(spark, tmp_path)

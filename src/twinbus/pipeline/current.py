@@ -49,10 +49,10 @@ __all__ = ["CurrentTables", "current_tables"]
 TRIES: Final = 3
 """Looks at the open files of a ledger: one that is ended meanwhile could be missed twice."""
 
-_FEW_BYTES: Final = 10_000_000
+_FEW_BYTES: Final = 1_500_000
 """Of open files: about `ONE_TASK_MAX` records."""
 
-_FEW_RECORDS: Final = 500_000
+_FEW_RECORDS: Final = 20_000
 """Of a ledger whose sums are surely few: its tables are read without compiling anything."""
 
 

@@ -38,7 +38,7 @@ __all__ = [
 BROADCAST_MAX: Final = 1_000_000
 """Messages whose hashes are sent to every task of a look-up (16 MB): past that Spark decides."""
 
-ONE_TASK_MAX: Final = 50_000
+ONE_TASK_MAX: Final = 5_000
 """Messages of a step that one task does whole: to spread fewer costs more than the work itself."""
 
 STORED_JOURNEYS: Final = StructType(

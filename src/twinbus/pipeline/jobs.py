@@ -19,7 +19,6 @@ from twinbus.pipeline.conservation import (
     FATES_OF_ACCEPTED,
     backlog_depth,
     duplicates,
-    fates,
     in_backlog,
     sends_by_route,
     witnessed,
@@ -32,7 +31,7 @@ from twinbus.pipeline.findings import (
     charges_by_kind,
     unknown,
 )
-from twinbus.pipeline.journeys import looked_at
+from twinbus.pipeline.journeys import judged, looked_at, partial_journeys
 from twinbus.pipeline.report import (
     Charge,
     Depth,
@@ -116,7 +115,7 @@ class _Tables:
 
     def _judge(self, *, asks_broker: bool) -> DataFrame:
         """Every message with its fate, by all that is known."""
-        found = fates(self._all, None)
+        found = judged(partial_journeys(self._all), fan_out=self._fan_out)
         if asks_broker:
             there = in_backlog(F.col("destination"))
             found = witnessed(found.where(~there), found.where(there))
@@ -177,7 +176,9 @@ class _Tables:
         out = ok & (operation == "backlog_receive") & F.col("message_id").isNotNull()
         settled = ok & operation.isin("complete", "dead_letter")
         settled &= F.coalesce(F.col("cause"), F.lit("")) != "consumer"
+        at_subscription = F.lower("entity").contains("/subscriptions/")
         row = self._lines.agg(
+            F.count_if(ok & (operation == "receive") & at_subscription).alias("fanned"),
             F.count("*").alias("lines"),
             F.count_if(record).alias("records"),
             F.count_if(record & ~client).alias("broker_records"),
@@ -193,7 +194,9 @@ class _Tables:
                 "states"
             ),
         ).collect()[0]
-        return Overview(**row.asDict())
+        told = row.asDict()
+        self._fan_out = told.pop("fanned") > 0
+        return Overview(**told)
 
     def _told(self) -> dict[str, int]:
         """Counts of messages by what is known of them, and by fate."""

@@ -77,6 +77,8 @@ _FOR_EVER: Final = "100000d"
 """Spark would pass over files that are a week older than the newest, and a file that is adopted
 from a dead process keeps its age."""
 
+_PATTERN: Final = "*?[]{}\\"
+
 _GOT_AHEAD: Final = ("CONCURRENT_STREAM_LOG_UPDATE", "CONCURRENT_QUERY")
 
 
@@ -91,6 +93,7 @@ def open_store(
 ) -> TableStore:
     """The store of a ledger's tables; LedgerError where there is no ledger or no use of them."""
     location_of(ledger)
+    _require_plain_name(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
     snapshot = store.latest()
     store.require_checkpoint(snapshot)
@@ -291,6 +294,19 @@ class _Taking:
         with ThreadPoolExecutor(WRITES_AT_ONCE) as pool:
             list(pool.map(write, self._tables))
         return (part,) if whole else (*before.parts_of(SUMS), part)
+
+
+def _require_plain_name(ledger: Path | str) -> None:
+    """LedgerError for a name that Spark's file source takes for a pattern, even escaped.
+
+    It would then read every file as often as there are files.
+    """
+    found = sorted(set(str(ledger)) & set(_PATTERN))
+    if found:
+        raise LedgerError(
+            f"tables cannot be kept of the ledger at {ledger}: Spark takes {' '.join(found)} in its"
+            " path for a pattern; give the directory another name"
+        )
 
 
 def _require_columns(store: TableStore, snapshot: Snapshot) -> None:
