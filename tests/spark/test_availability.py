@@ -96,14 +96,16 @@ def test_windows_of_each_process_whatever_the_order_of_the_lines(spark: SparkSes
         spark,
         *STATES,
         # One that is in no window: the line of its state is missing.
-        diverted("early", 5, process="p"),
-        diverted("a", 20, process="p"),
-        diverted("b", 39.5, process="p"),
+        diverted("early", 5, process="p", pair="a+b"),
+        diverted("a", 20, process="p", pair="a+b"),
+        diverted("b", 39.5, process="p", pair="a+b"),
         # Begun in the window and ended after it.
-        diverted("c", 40.5, process="p", entity="ORDERS"),
-        diverted("d", 30, process="p", outcome="failed"),
-        diverted("e", 101, process="p"),
-        diverted("f", 500, process="p"),
+        diverted("c", 40.5, process="p", pair="a+b", entity="ORDERS"),
+        diverted("d", 30, process="p", pair="a+b", outcome="failed"),
+        diverted("e", 101, process="p", pair="a+b"),
+        diverted("f", 500, process="p", pair="a+b"),
+        # Another pair of the same process.
+        diverted("g", 21, process="p", pair="c+d"),
     )
     found = windows.failover_windows(
         availability.states(records), availability.diversions(records, bucket_s=1)

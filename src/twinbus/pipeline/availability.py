@@ -76,6 +76,7 @@ def diversions(records: DataFrame, *, bucket_s: int) -> DataFrame:
         .where((F.col("operation") == "divert") & F.col("entity").isNotNull())
         .groupBy(
             bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
+            _or_unnamed("pair"),
             F.lower("entity").alias("entity"),
             "process",
         )

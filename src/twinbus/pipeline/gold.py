@@ -80,7 +80,7 @@ def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
         GoldTable(
             name="diversions",
             schema=gold_schemas.DIVERSIONS,
-            keys=("at_s", "entity", "process"),
+            keys=("at_s", "pair", "entity", "process"),
             of_records=partial(availability.diversions, bucket_s=bucket_s),
         ),
         GoldTable(

@@ -70,6 +70,7 @@ TRAFFIC: Final = StructType(
 DIVERSIONS: Final = StructType(
     [
         StructField("at_s", LongType(), nullable=False),
+        StructField("pair", StringType(), nullable=False),
         StructField("entity", StringType(), nullable=False),
         StructField("process", StringType(), nullable=False),
         StructField("diverted", LongType(), nullable=False),

@@ -46,17 +46,14 @@ def failover_windows(
     if diversions is None:
         return windows.withColumn("saved", F.lit(None).cast("long")).select(*WINDOWS.fieldNames())
     began = windows.select(
-        "entity",
-        "process",
+        *_OF_ONE,
         (F.floor(F.col("failed_over_ms") / (1000 * bucket_s)) * bucket_s).alias("at_s"),
         "failed_over_ms",
         F.lit(0).alias("diverted"),
     )
-    diverted = diversions.select(
-        "entity", "process", "at_s", F.lit(None).cast("long"), F.col("diverted")
-    )
+    diverted = diversions.select(*_OF_ONE, "at_s", F.lit(None).cast("long"), F.col("diverted"))
     so_far = (
-        Window.partitionBy("entity", "process")
+        Window.partitionBy(*_OF_ONE)
         .orderBy("at_s", F.col("failed_over_ms").asc_nulls_last())
         .rowsBetween(Window.unboundedPreceding, 0)
     )
@@ -64,12 +61,10 @@ def failover_windows(
         began.unionAll(diverted)
         .withColumn("failed_over_ms", F.last("failed_over_ms", ignorenulls=True).over(so_far))
         .where(F.col("failed_over_ms").isNotNull())
-        .groupBy("entity", "process", "failed_over_ms")
+        .groupBy(*_OF_ONE, "failed_over_ms")
         .agg(F.sum("diverted").alias("saved"))
     )
-    return windows.join(saved, ["entity", "process", "failed_over_ms"]).select(
-        *WINDOWS.fieldNames()
-    )
+    return windows.join(saved, [*_OF_ONE, "failed_over_ms"]).select(*WINDOWS.fieldNames())
 
 
 def _windows(states: DataFrame) -> DataFrame:
