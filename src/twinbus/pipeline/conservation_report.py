@@ -182,7 +182,8 @@ class _Sums:
             entity=row["destination"],
             accepted=row["accepted"],
             delivered=row["delivered"],
-            waiting=row["waiting"] if self.looked else None if undecided else 0,
+            # Without a look the broker's view can have told of some.
+            waiting=row["waiting"] or (0 if self.looked or not undecided else None),
             dead_lettered=row["dead_lettered"] or (0 if self.looked or not undecided else None),
             expired=expired or (0 if is_settled else None),
             lost=None if undecided else lost,
