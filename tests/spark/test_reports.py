@@ -16,9 +16,10 @@ from twinbus.pipeline.conservation_report import Look, conservation_report
 from twinbus.pipeline.reconciliation_report import reconciliation_report
 from twinbus.pipeline.reporting import (
     BatchTables,
-    StoredTables,
     UnknownEntityError,
+    batch_tables,
     require_entity,
+    stored_tables,
 )
 from twinbus.pipeline.reports import (
     Agreement,
@@ -231,12 +232,7 @@ def test_kept_tables_with_a_tail_tell_the_same(spark: SparkSession, tmp_path: Pa
     ledger = story.write_story(tmp_path / "ledger", torn=False)
     last = ledger / "web-1-000002.jsonl"
     last.rename(f"{last}.open")
-    stored, batch = StoredTables(spark, ledger), BatchTables(spark, ledger)
-    for make in (lambda t: conservation_report(t, Asked(), None), availability_of):
-        assert make(stored) == make(batch)
-    stored.close()
-    batch.close()
-
-
-def availability_of(tables: BatchTables | StoredTables) -> object:
-    return availability_report(tables, Asked())
+    with stored_tables(spark, ledger) as stored, batch_tables(spark, ledger) as batch:
+        assert availability_report(stored, Asked()) == availability_report(batch, Asked())
+        told = conservation_report(stored, Asked(), None)
+        assert told == conservation_report(batch, Asked(), None)

@@ -192,17 +192,14 @@ def _made(spark: SparkSession, plan: ReportPlan, make: Making, line: LiveLine) -
     from twinbus.pipeline import reporting
 
     try:
-        tables: LedgerTables = (
-            reporting.BatchTables(spark, plan.ledger)
+        with (
+            reporting.batch_tables(spark, plan.ledger)
             if plan.tables == NO_TABLES
-            else reporting.StoredTables(spark, plan.ledger, plan.tables)
-        )
-        try:
+            else reporting.stored_tables(spark, plan.ledger, plan.tables)
+        ) as tables:
             line.say("working out the report")
             reporting.require_entity(tables, plan.asked)
             return make(spark, tables)
-        finally:
-            tables.close()
     except reporting.UnknownEntityError as error:
         raise WrongUse(str(error)) from None
     except (PySparkException, Py4JError) as error:

@@ -14,14 +14,11 @@ from twinbus.pipeline.conservation import (
     is_duplicate,
     named_duplicates,
     window_of,
-    witnessed,
 )
 from twinbus.pipeline.journeys import (
     DELIVERED_FATE,
     FATES_OF_ACCEPTED,
-    judged,
     looked_at,
-    partial_journeys,
 )
 from twinbus.pipeline.reporting import by_day, lines_of, of_entity, scope_of, whole_days
 from twinbus.pipeline.reports import (
@@ -79,7 +76,7 @@ def conservation_report(
     lines = lines_of(tables, asked)
     scope = scope_of(tables, asked, lines)
     has_broker = lines.broker_records > 0
-    notable = _notable(tables, asked, look, has_broker=has_broker).cache()
+    notable = _notable(tables, asked, look).cache()
     try:
         counted = _counted(tables, asked, notable)
         sums = _Sums(looked=look is not None, has_broker=has_broker, counted=_added(counted))
@@ -103,17 +100,10 @@ def conservation_report(
         notable.unpersist()
 
 
-def _notable(
-    tables: LedgerTables, asked: Asked, look: Look | None, *, has_broker: bool
-) -> DataFrame:
+def _notable(tables: LedgerTables, asked: Asked, look: Look | None) -> DataFrame:
     """Messages that are not delivered or were received twice, with the fate they have now."""
-    found = of_entity(tables.table("notable"), asked).where(~in_backlog(F.col("destination")))
-    if has_broker:
-        # The broker tells of a backlog queue's messages where they are, not where they belong.
-        inside = in_backlog(F.lower(F.col("entity")))
-        of_broker = tables.records().where((F.col("view") == "broker") & inside)
-        found = witnessed(found, judged(partial_journeys(of_broker)))
-    found = by_day(found.withColumn("day", day_of(F.col("first_ms"))), asked).drop("messages")
+    found = of_entity(tables.notable(), asked)
+    found = by_day(found.withColumn("day", day_of(F.col("first_ms"))), asked)
     if look is None:
         return found.drop("day")
     before = found.drop("day").withColumnRenamed("fate", "told")

@@ -20,6 +20,7 @@ from twinbus.pipeline.bronze import (
     OPEN_FILES,
     READING,
     REASONS,
+    STORED_RECORDS,
     line_counts,
     location_of,
     reason,
@@ -37,8 +38,8 @@ from twinbus.pipeline.increment import (
 )
 from twinbus.pipeline.journeys import judged, looked_at, merged, partial_journeys
 from twinbus.pipeline.notable import NOTABLE
-from twinbus.pipeline.schemas import FATES
-from twinbus.pipeline.store import JOURNEYS, Snapshot, TableStore
+from twinbus.pipeline.schemas import FATES, LEDGER
+from twinbus.pipeline.store import BRONZE, JOURNEYS, Snapshot, TableStore
 from twinbus.pipeline.stream import open_store, update
 
 if TYPE_CHECKING:
@@ -133,6 +134,12 @@ class CurrentTables:
             stored = stored.unionByName(self._tail.fresh)
         return judged(merged(stored))
 
+    def every_record(self) -> DataFrame:
+        """Every record, as `schemas.LEDGER`: this reads all there are."""
+        parts = self._snapshot.parts_of(BRONZE)
+        stored = self._store.read(BRONZE, parts, STORED_RECORDS).select(*LEDGER.fieldNames())
+        return stored if self._tail is None else stored.unionByName(self._tail.taken)
+
     def _total(self, table: GoldTable) -> DataFrame:
         change = self._tail.step.change_of(table) if self._tail else None
         few = self._snapshot.records <= _FEW_RECORDS
@@ -162,7 +169,7 @@ class _Tail:
         self.records: int = told["records"]
         # A line that is not whole is being written: it is no news.
         self.set_aside = {why: told[why] for why in REASONS if told[why] and why != "torn"}
-        records = records_of(self._lines)
+        self.taken = records = records_of(self._lines)
         few = few and self.records <= ONE_TASK_MAX
         self.fresh = keyed(partial_journeys(records, one_task=few)).persist()
         seen = self.fresh.agg(

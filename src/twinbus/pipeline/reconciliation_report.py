@@ -47,7 +47,7 @@ def reconciliation_report(tables: LedgerTables, asked: Asked) -> ReconciliationR
             broker_records=0,
             unknown=("what the broker saw: it wrote no view of its own into this ledger",),
         )
-    records = _in_scope(tables.records(), asked)
+    records = _in_scope(tables.every_record(), asked)
     # Clients call a namespace by its host, a broker by its name: paths are what they share.
     differing = of_entity(disagreements(records, by_namespace=False), asked, "place").cache()
     try:

@@ -6,22 +6,24 @@ ends inside one takes all of it, and the report says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pyspark.sql import functions as F
 
 from twinbus.errors import TwinbusError
 from twinbus.pipeline import bronze
+from twinbus.pipeline.conservation import in_backlog, witnessed
+from twinbus.pipeline.current import CurrentTables, current_tables
 from twinbus.pipeline.gold import BUCKET_S, gold_tables
-from twinbus.pipeline.increment import Increment, kept_tables, keyed, totals
 from twinbus.pipeline.journeys import destination_of, judged, partial_journeys
-from twinbus.pipeline.notable import NOTABLE
+from twinbus.pipeline.notable import notable
 from twinbus.pipeline.reports import Asked, Scope
-from twinbus.pipeline.store import BRONZE, TableStore
-from twinbus.pipeline.stream import tables_place, update
+from twinbus.pipeline.schemas import FATES
+from twinbus.pipeline.store import FOR_FEW
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -32,13 +34,14 @@ __all__ = [
     "Lines",
     "StoredTables",
     "UnknownEntityError",
+    "batch_tables",
     "by_day",
     "by_time",
-    "file_names",
     "lines_of",
     "of_entity",
     "require_entity",
     "scope_of",
+    "stored_tables",
     "whole_days",
 ]
 
@@ -46,8 +49,8 @@ NAMES_SHOWN: Final = 5
 NAMES_MAX: Final = 1_000
 """Entities that are looked through for one that may have been meant."""
 
-TRIES: Final = 5
-"""Of reading tables and tail as one: files are ended every few minutes, this takes seconds."""
+SMALL_BYTES: Final = 20_000_000
+"""Of a ledger that is worked out faster without compiling anything for it."""
 
 
 class UnknownEntityError(TwinbusError):
@@ -55,7 +58,7 @@ class UnknownEntityError(TwinbusError):
 
 
 class LedgerTables(Protocol):
-    """The gold tables of one ledger, however they came to be. Close them after use."""
+    """The gold tables of one ledger, however they came to be. DataFrames end when it is closed."""
 
     bucket_s: int
     """The width of a point in the tables over time."""
@@ -66,95 +69,49 @@ class LedgerTables(Protocol):
         """Lines that are no record, by reason."""
 
     def table(self, name: str) -> DataFrame:
-        """One of `gold.gold_tables`, or `notable`."""
+        """One of `gold.gold_tables`."""
 
-    def records(self) -> DataFrame:
-        """Every record: for what no sums can tell, and as expensive as the ledger is long."""
+    def notable(self) -> DataFrame:
+        """Messages that a report may have to name, as `schemas.FATES`."""
 
-    def close(self) -> None:
-        """Let go of what Spark keeps."""
+    def every_record(self) -> DataFrame:
+        """For what no sums can tell: as expensive as the ledger is long."""
 
 
 class StoredTables:
-    """The tables as they are kept (`stream`), and what has come since, without committing it.
-
-    It costs what the new records cost: files that were ended since are taken into the tables, those
-    that are still written are looked at.
-    """
+    """The tables as they are kept, and what has come since: a report costs what is new."""
 
     bucket_s = BUCKET_S
 
-    def __init__(
-        self, spark: SparkSession, ledger: Path | str, tables: Path | str | None = None
-    ) -> None:
+    def __init__(self, ledger: Path | str, current: CurrentTables) -> None:
         self.ledger = str(ledger)
-        self._kept: list[DataFrame] = []
-        self._store = TableStore(spark, tables_place(ledger, tables))
-        self._tables = {table.name: table for table in kept_tables()}
-        self._tail: DataFrame | None = None
-        self._step: Increment | None = None
-        for _ in range(TRIES):
-            open_before = file_names(spark, ledger, bronze.OPEN_FILES)
-            self._snapshot = update(spark, ledger, tables)
-            self._set_aside = dict(self._snapshot.set_aside)
-            if file_names(spark, ledger, bronze.OPEN_FILES):
-                self._take_tail(spark, ledger)
-            if open_before <= file_names(spark, ledger, bronze.OPEN_FILES):
-                return
-            # A file was ended in between: neither the update nor the tail may have it.
-            self.close()
+        self._current = current
 
     @property
     def set_aside(self) -> Mapping[str, int]:
         """Lines that are no record, by reason."""
-        return self._set_aside
+        return self._current.set_aside
 
     def table(self, name: str) -> DataFrame:
         """One of the gold tables."""
-        table = self._tables[name]
-        change = None if self._step is None else self._step.change_of(table)
-        return totals(self._store, self._snapshot, table, change)
+        return self._current.table(name)
 
-    def records(self) -> DataFrame:
+    def notable(self) -> DataFrame:
+        """Messages that a report may have to name."""
+        return self._current.notable()
+
+    def every_record(self) -> DataFrame:
         """Every record, in the tables or after them."""
-        parts = self._snapshot.parts_of(BRONZE)
-        stored = self._store.read(BRONZE, parts, bronze.STORED_RECORDS).drop("day")
-        return stored if self._tail is None else stored.unionByName(self._tail)
+        return self._current.every_record()
 
-    def close(self) -> None:
-        """Let go of what Spark keeps."""
-        if self._step is not None:
-            self._step.close()
-        for frame in self._kept:
-            frame.unpersist()
-        self._kept, self._step, self._tail = [], None, None
 
-    def _take_tail(self, spark: SparkSession, ledger: Path | str) -> None:
-        lines = self._keep(bronze.read_ledger(spark, ledger, files=bronze.OPEN_FILES))
-        counts = lines.agg(*bronze.line_counts(bronze.reason())).collect()[0].asDict()
-        for why, number in bronze.set_aside(counts).items():
-            # The last line of a file that is being written is no damage.
-            if why != "torn":
-                self._set_aside[why] = self._set_aside.get(why, 0) + number
-        if not counts["records"]:
-            return
-        self._tail = bronze.records_of(lines)
-        fresh = self._keep(keyed(partial_journeys(self._tail)))
-        told = fresh.agg(
-            F.count("*").alias("rows"), F.count_if(F.col("receiver") != "").alias("fanned")
-        ).collect()[0]
-        self._step = Increment(
-            self._store,
-            self._snapshot,
-            self._tail,
-            fresh,
-            messages=told["rows"],
-            fan_out=told["fanned"] > 0,
-        )
-
-    def _keep(self, frame: DataFrame) -> DataFrame:
-        self._kept.append(frame.persist())
-        return frame
+@contextmanager
+def stored_tables(
+    spark: SparkSession, ledger: Path | str, tables: Path | str | None = None
+) -> Iterator[StoredTables]:
+    """The tables that are kept of a ledger, brought up to date, for a `with` block."""
+    with current_tables(spark, ledger, tables) as current:
+        yield StoredTables(ledger, current)
 
 
 class BatchTables:
@@ -165,10 +122,11 @@ class BatchTables:
     ) -> None:
         self.ledger = str(ledger)
         self.bucket_s = bucket_s
+        session = _for_few(spark) if _is_small(ledger) else spark
         # Kept before they are counted: a query of a few columns does not see a damaged line.
-        self._lines = bronze.read_ledger(spark, ledger).cache()
-        self._fates = judged(partial_journeys(self.records())).cache()
-        self._tables = {table.name: table for table in (*gold_tables(bucket_s), NOTABLE)}
+        self._lines = bronze.read_ledger(session, ledger).cache()
+        self._fates = judged(partial_journeys(self.every_record())).cache()
+        self._tables = {table.name: table for table in gold_tables(bucket_s)}
         self._set_aside: dict[str, int] | None = None
 
     @property
@@ -183,11 +141,17 @@ class BatchTables:
         """One of the gold tables."""
         table = self._tables[name]
         if table.of_records is not None:
-            return table.of_records(self.records())
+            return table.of_records(self.every_record())
         assert table.of_journeys is not None, name
         return table.of_journeys(self._fates)
 
-    def records(self) -> DataFrame:
+    def notable(self) -> DataFrame:
+        """Messages that a report may have to name."""
+        rows = notable(self._fates).select(*FATES.fieldNames())
+        there = in_backlog(F.col("destination"))
+        return witnessed(rows.where(~there), rows.where(there))
+
+    def every_record(self) -> DataFrame:
         """Every record."""
         return bronze.records_of(self._lines)
 
@@ -197,16 +161,27 @@ class BatchTables:
         self._lines.unpersist()
 
 
-def file_names(spark: SparkSession, ledger: Path | str, files: str) -> set[str]:
-    """The files of a pattern that a ledger, in a directory or at a URL, has now."""
-    location = str(ledger)
-    if "://" not in location:
-        return {path.name for path in Path(location).glob(files)}
-    jvm: Any = spark._jvm
-    path = jvm.org.apache.hadoop.fs.Path(f"{location.rstrip('/')}/{files}")
-    context: Any = spark.sparkContext
-    system = path.getFileSystem(context._jsc.hadoopConfiguration())
-    return {status.getPath().getName() for status in system.globStatus(path) or ()}
+@contextmanager
+def batch_tables(spark: SparkSession, ledger: Path | str) -> Iterator[BatchTables]:
+    """The tables of all records at once, for a `with` block."""
+    tables = BatchTables(spark, ledger)
+    try:
+        yield tables
+    finally:
+        tables.close()
+
+
+def _for_few(spark: SparkSession) -> SparkSession:
+    session = spark.newSession()
+    for name, value in FOR_FEW.items():
+        session.conf.set(name, value)
+    return session
+
+
+def _is_small(ledger: Path | str) -> bool:
+    if "://" in str(ledger):
+        return False
+    return sum(path.stat().st_size for path in Path(ledger).glob("*.jsonl*")) <= SMALL_BYTES
 
 
 def by_day(table: DataFrame, asked: Asked) -> DataFrame:
