@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from twinbus.console.sides import side
+from twinbus.pipeline.report import Sighting
 from twinbus.syphon.endpoint import endpoint_of
 from twinbus.syphon.peeking import backlog_queues_of, dialled, peek
 
@@ -48,8 +50,14 @@ class Looking:
                         async with aclosing(found) as messages:
                             async for message in messages:
                                 if message.message_id is not None:
-                                    row = [message.path or "", message.message_id, place]
-                                    file.write(json.dumps(_sighting(*row)) + "\n")
+                                    row = Sighting(message.path or "", message.message_id, place)
+                                    file.write(json.dumps(row._asdict()) + "\n")
+
+    def seen(self) -> Iterator[Sighting]:
+        """Each message that was seen."""
+        with self._file.open() as file:
+            for line in file:
+                yield Sighting(**json.loads(line))
 
     def look(self, spark: SparkSession) -> Look:
         """What was seen, for Spark."""
@@ -60,15 +68,9 @@ class Looking:
             seen = spark.read.json(f"file:{self._file}", schema=SIGHTINGS)
         else:
             # Executors on other machines do not see the file.
-            lines = self._file.read_text().splitlines()
-            rows = [tuple(json.loads(line).values()) for line in lines]
-            seen = spark.createDataFrame(rows, SIGHTINGS)
+            seen = spark.createDataFrame(list(self.seen()), SIGHTINGS)
         return Look(seen, self._began_ms)
 
     def close(self) -> None:
         """Remove the file."""
         self._directory.cleanup()
-
-
-def _sighting(destination: str, message_id: str, place: str) -> dict[str, str]:
-    return {"destination": destination, "message_id": message_id, "place": place}

@@ -30,7 +30,7 @@ section ul{margin:0;padding-left:20px}section li{overflow-wrap:anywhere}
 @media (max-width:600px){main{padding:12px 10px 32px}.answer{padding:14px 16px}
 .answer h1{font-size:21px}.tiles{grid-template-columns:repeat(2,1fr);gap:8px}
 .tile b{font-size:20px}section{padding:12px 14px}table{font-size:14px}
-svg{min-width:640px}}
+svg{min-width:760px}}
 """
 
 _PROSE_LENGTH: Final = 40

@@ -1,0 +1,56 @@
+"""The look of `report conservation` into a real backlog: it sees all, and touches nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+
+from tests.official_sdk import administration, client
+from twinbus.broker.embedded import EmbeddedBroker
+from twinbus.console.report_look import Looking
+from twinbus.errors import SyphonError
+from twinbus.pipeline.report import Sighting
+from twinbus.transfer import to_backlog_message
+
+pytestmark = pytest.mark.contract
+
+BACKLOG = "contoso/x-servicebus-transfer/0"
+
+
+def test_what_waits_and_what_is_set_aside_is_seen_and_stays() -> None:
+    with EmbeddedBroker("contoso-dr") as broker:
+        text = broker.connection_string("contoso-dr")
+        with administration(text) as admin:
+            admin.create_queue(BACKLOG)
+            admin.create_queue("other")
+        with client(text) as sdk:
+            with sdk.get_queue_sender(BACKLOG) as sender:
+                for number in range(3):
+                    message = ServiceBusMessage("x", message_id=f"o-{number}")
+                    sender.send_messages(to_backlog_message(message, "Orders"))
+            with sdk.get_queue_sender("other") as sender:
+                sender.send_messages(ServiceBusMessage("x", message_id="not ours"))
+            with sdk.get_queue_receiver(BACKLOG, max_wait_time=5) as receiver:
+                (first,) = receiver.receive_messages(1)
+                receiver.dead_letter_message(first, reason="poison")
+        looking = Looking(text)
+        for _ in range(2):
+            asyncio.run(looking.peek())
+            assert sorted(looking.seen()) == [
+                Sighting("Orders", "o-0", "dead_lettered"),
+                Sighting("Orders", "o-1", "waiting"),
+                Sighting("Orders", "o-2", "waiting"),
+            ]
+        looking.close()
+
+
+def test_a_secondary_that_is_gone_is_one_line() -> None:
+    with EmbeddedBroker("contoso-dr") as broker:
+        text = broker.connection_string("contoso-dr")
+    looking = Looking(text)
+    with pytest.raises(SyphonError) as error:
+        asyncio.run(looking.peek())
+    looking.close()
+    assert "\n" not in str(error.value)
