@@ -219,7 +219,8 @@ def _charts(report: ConservationReport) -> Iterator[Figure]:
             "What became of the accepted messages",
             lambda: report_charts.shares(
                 [
-                    (row.entity, [(fate, _of_fate(row, fate)) for fate in FATE_WORDS])
+                    # The worst first: on a phone the end of a bar is out of sight.
+                    (row.entity, [(fate, _of_fate(row, fate)) for fate in reversed(FATE_WORDS)])
                     for row in rows
                 ],
                 FATE_WORDS,
