@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -13,21 +14,23 @@ import pytest
 from tests import outage_story as story
 from tests.processes import run_twinbus
 from tests.unit.console.pages import assert_self_contained
+from twinbus.console import report_run
 from twinbus.console.cli import main
+from twinbus.pipeline.java import JavaMissingError
 
 pytestmark = pytest.mark.end_to_end
 
 BAD, ASKED_WRONGLY, UNKNOWN = 1, 2, 3
 
 
-def refusal(*arguments: str) -> str:
+def refusal(*arguments: str, status: int = ASKED_WRONGLY) -> str:
     """The one line with which a report is refused before Spark starts; in this process."""
     output, errors = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
         patch.setattr(sys, "argv", ["twinbus", "report", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
-    assert (output.getvalue(), ended.value.code) == ("", ASKED_WRONGLY), errors.getvalue()
+    assert (output.getvalue(), ended.value.code) == ("", status), errors.getvalue()
     (line,) = errors.getvalue().splitlines()
     assert line.startswith("twinbus: ")
     return line
@@ -44,6 +47,23 @@ def test_a_ledger_that_is_none(tmp_path: Path) -> None:
     assert "is a file" in refusal("charges", str(tmp_path / "file"))
     (tmp_path / "empty").mkdir()
     assert "there is no ledger at" in refusal("availability", str(tmp_path / "empty"))
+
+
+def test_a_ledger_that_must_not_be_written_to(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write everywhere: the answer of the system is given here.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != ledger)
+    assert "say --tables DIR, or --tables none" in refusal("charges", str(ledger))
+
+
+def test_no_java_is_one_line(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise JavaMissingError("Spark needs Java 17 or newer and there is none")
+
+    monkeypatch.setattr(report_run, "find_java", none)
+    told = refusal("charges", str(ledger), status=BAD)
+    assert told == "twinbus: Spark needs Java 17 or newer and there is none"
 
 
 def test_windows_prices_and_places_that_make_no_sense(ledger: Path, tmp_path: Path) -> None:

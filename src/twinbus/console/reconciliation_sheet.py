@@ -55,7 +55,7 @@ def _headline(report: ReconciliationReport) -> str:
 
 def _lines(report: ReconciliationReport) -> Iterator[str]:
     if report.verdict is Verdict.UNKNOWN:
-        yield "the embedded broker writes its view where it is told to (docs/reports.md)"
+        yield "the embedded broker writes its view with: twinbus serve ... --ledger DIR"
 
 
 def _tiles(report: ReconciliationReport) -> Iterator[Tile]:

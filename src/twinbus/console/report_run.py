@@ -155,7 +155,7 @@ def _run(plan: ReportPlan, make: Making, looking: Looking | None = None) -> int:
     """Check what can be checked without Spark, make the report, show it; the exit status."""
     _require_place(plan)
     require_spark()
-    _require_ledger(plan.ledger)
+    _require_ledger(plan)
     find_java()
     settings = {} if _is_long(plan.ledger) else QUICK_START
 
@@ -227,7 +227,9 @@ def _require_place(plan: ReportPlan) -> None:
         raise WrongUse(f"--to {plan.to} cannot be written: name a file in a directory of yours")
 
 
-def _require_ledger(ledger: str) -> None:
+def _require_ledger(plan: ReportPlan) -> None:
+    """WrongUse where there is no ledger to read, or no place for its tables."""
+    ledger = plan.ledger
     if "://" in ledger:
         return
     if not Path(ledger).is_dir():
@@ -239,6 +241,11 @@ def _require_ledger(ledger: str) -> None:
         location_of(ledger)
     except LedgerError as error:
         raise WrongUse(str(error)) from None
+    if plan.tables is None and not os.access(ledger, os.W_OK):
+        raise WrongUse(
+            f"the tables of {ledger} cannot be kept in it, it must not be written to: say --tables"
+            " DIR, or --tables none to work everything out anew"
+        )
 
 
 def _is_long(ledger: str) -> bool:
