@@ -7,7 +7,7 @@ from collections import defaultdict
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from tests.spark.ledgers import Line, rows
 from twinbus.pipeline.gold import merged
