@@ -34,8 +34,9 @@ KINDS = ("orders", "once", "events", "sessions")
 PLACES = {kind: kind for kind in KINDS} | {"events": "events/Subscriptions/all"}
 """Where messages for each of them arrive."""
 
-LOCK = timedelta(seconds=5)
-"""Short, so that what a killed task had comes back while a test waits."""
+LOCK = timedelta(seconds=10)
+"""Short, so that what a killed task had comes back while a test waits, and not so short that one
+runs out while its task waits for a processor."""
 BATCH = 50
 PATIENCE_S = 60.0
 LOOK_S = 0.02
@@ -112,7 +113,7 @@ class World:
 
 
 @contextmanager
-def world(directory: Path) -> Iterator[World]:
+def world(directory: Path, *, lock: timedelta = LOCK) -> Iterator[World]:
     """Both namespaces, in one broker process that nobody kills."""
     with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True) as broker:
         made = World(broker.connection_string("contoso"), broker.connection_string("contoso-dr"))
@@ -124,9 +125,9 @@ def world(directory: Path) -> Iterator[World]:
             admin.create_subscription("events", "all")
         with administration(made.secondary) as admin:
             for queue in QUEUES:
-                admin.create_queue(queue, lock_duration=LOCK, max_delivery_count=2**31 - 1)
+                admin.create_queue(queue, lock_duration=lock, max_delivery_count=2**31 - 1)
             admin.create_queue(
-                lease_place(QUEUES[0]).queue, requires_session=True, lock_duration=LOCK
+                lease_place(QUEUES[0]).queue, requires_session=True, lock_duration=lock
             )
         yield made
 
