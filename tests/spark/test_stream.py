@@ -177,7 +177,7 @@ def test_a_report_reads_open_files_and_what_a_peek_saw(spark: SparkSession, tmp_
 
 def test_no_ledger_is_one_clear_line(spark: SparkSession, tmp_path: Path) -> None:
     write_lines(tmp_path / "a*", "p-0.jsonl", [])
-    with pytest.raises(LedgerError, match="Spark takes . in its path for a pattern"):
+    with pytest.raises(LedgerError, match=r"Spark takes . in its path for a pattern"):
         stream.update(spark, tmp_path / "a*")
     with pytest.raises(LedgerError, match="there is no ledger at"):
         stream.update(spark, tmp_path)

@@ -18,7 +18,7 @@ from tests.end_to_end.planted_world import ENTITY, LARGE, Planted, PlantedWorld
 from twinbus.console.report_look import Looking
 from twinbus.pipeline.conservation_report import conservation_report
 from twinbus.pipeline.reconciliation_report import reconciliation_report
-from twinbus.pipeline.reporting import StoredTables
+from twinbus.pipeline.reporting import StoredTables, stored_tables
 from twinbus.pipeline.reports import Asked
 
 if TYPE_CHECKING:
@@ -37,9 +37,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
 @pytest.fixture(scope="module")
 def tables(spark: SparkSession, planted: Planted) -> Iterator[StoredTables]:
     time.sleep(FLUSHED_S)
-    tables = StoredTables(spark, planted.ledger)
-    yield tables
-    tables.close()
+    with stored_tables(spark, planted.ledger) as tables:
+        yield tables
 
 
 def test_every_planted_fault_is_named_and_nothing_else(
