@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from twinbus.ledger.record import LedgerError
 
@@ -38,6 +38,7 @@ __all__ = [
     "JOURNEYS",
     "SUMS",
     "CommitConflict",
+    "PartSize",
     "Snapshot",
     "TableStore",
     "session_for_few",
@@ -64,6 +65,7 @@ FOR_FEW: Final = {
 
 _COMMITS: Final = "commits"
 _CHECKPOINT: Final = "checkpoint"
+_RAW_REMOVED: Final = "raw-removed"
 _COMMITS_KEPT: Final = 10
 _COMMIT: Final = re.compile(r"(\d+)\.json")
 _PART: Final = re.compile(r"batch=(\d+)-[0-9a-f]+")
@@ -99,6 +101,11 @@ class Snapshot:
     def parts_of(self, kind: str) -> tuple[str, ...]:
         """The names of the parts of a kind."""
         return self.parts.get(kind, ())
+
+
+class PartSize(NamedTuple):
+    files: int
+    size_bytes: int
 
 
 class TableStore:
@@ -204,6 +211,35 @@ class TableStore:
         for number in numbers[:-_COMMITS_KEPT]:
             self._files.delete(self._path(f"{self.place}/{_COMMITS}/{number}.json"), False)
 
+    def size_of(self, kind: str, part: str) -> PartSize:
+        """How much one part takes."""
+        told = self._files.getContentSummary(self._path(f"{self.place}/{kind}/{part}"))
+        return PartSize(told.getFileCount(), told.getLength())
+
+    def read_texts(self, directory: str) -> Iterator[str]:
+        """The text of each file in a directory of the tables: of small ones, as Spark keeps."""
+        for name in self._names(directory):
+            if not name.startswith("."):
+                yield self._read_text(f"{self.place}/{directory}/{name}").decode()
+
+    def remove_raw_file(self, address: str) -> bool:
+        """Remove a file of the ledger that a batch took; False: it has gone already."""
+        # The mark first: from the first file on, the tables are the only copy.
+        mark = self._path(f"{self.place}/{_RAW_REMOVED}")
+        if not self._files.exists(mark):
+            self._files.create(mark, True).close()
+        path = self._path(self._jvm.java.net.URI(address))
+        configuration = self._spark.sparkContext._jsc.hadoopConfiguration()
+        return bool(path.getFileSystem(configuration).delete(path, False))
+
+    def require_raw(self) -> None:
+        """LedgerError where the ledger's files cannot make the tables again."""
+        if self._files.exists(self._path(f"{self.place}/{_RAW_REMOVED}")):
+            raise LedgerError(
+                f"the tables at {self.place} cannot be rebuilt: they are the only copy of records"
+                " whose files were removed (compact --remove-raw)"
+            )
+
     def remove(self) -> None:
         """Remove the tables, and nothing else that may be at their place."""
         # The commits first: what is left after a crash counts for nothing.
@@ -239,12 +275,7 @@ class TableStore:
         return [int(match[1]) for match in found if match]
 
     def _read_commit(self, number: int) -> Snapshot:
-        path = self._path(f"{self.place}/{_COMMITS}/{number}.json")
-        stream = self._files.open(path)
-        try:
-            text = bytes(stream.readAllBytes())
-        finally:
-            stream.close()
+        text = self._read_text(f"{self.place}/{_COMMITS}/{number}.json")
         try:
             told = json.loads(text)
             if told["format"] > FORMAT:
@@ -256,6 +287,13 @@ class TableStore:
                 f"{self.place}/{_COMMITS}/{number}.json is no commit of these tables ({error}):"
                 " rebuild them"
             ) from None
+
+    def _read_text(self, place: str) -> bytes:
+        stream = self._files.open(self._path(place))
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
 
     def _names(self, directory: str) -> list[str]:
         return [name for name, _ in self._listed(directory)]

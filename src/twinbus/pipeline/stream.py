@@ -146,7 +146,9 @@ def follow(
 def rebuild(spark: SparkSession, ledger: Path | str, tables: Path | str | None = None) -> Snapshot:
     """Remove the tables and make them anew from the files of the ledger that are there."""
     location_of(ledger)
-    TableStore(spark, tables_place(ledger, tables)).remove()
+    store = TableStore(spark, tables_place(ledger, tables))
+    store.require_raw()
+    store.remove()
     return update(spark, ledger, tables)
 
 
