@@ -16,7 +16,7 @@ and a record's number by built-in expressions: the same plan makes the same reco
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -54,6 +54,7 @@ FAULTS: Final = LOST + DUPLICATED + DEAD_LETTERED + UNDECIDED + AMBIGUOUS
 _DAY_MS: Final = 86_400_000
 _OUTAGE_MS: Final = 10 * 3_600_000
 _BACK_MS: Final = 12 * 3_600_000
+_AGAIN_MS: Final = _BACK_MS + 1_800_000
 _ENTITIES: Final = 20
 """The last of them is a topic with one subscription, the others are queues."""
 _TOPIC: Final = _ENTITIES - 1
@@ -194,42 +195,48 @@ class _Segment:
     kind: str
     """Whose number a record's place in the run is: `s` straight, `m` moved, `x` none."""
     count: int
-    begins_ms: int = 0
-    """Into the day; the run goes on to `ends_ms`."""
-    ends_ms: int = _DAY_MS
+    span_ms: tuple[int, int] = (0, _DAY_MS)
+    """From when to when of the day its records are spread."""
     size_bytes: int | None = 700
     outcome: str = "ok"
     fault: int | None = None
     """The run is about this fault's message alone."""
 
+    @property
+    def begins_ms(self) -> int:
+        return self.span_ms[0]
+
+    @property
+    def length_ms(self) -> int:
+        return self.span_ms[1] - self.span_ms[0]
+
 
 def _segments(plan: Plan) -> list[_Segment]:
     straight, moved = plan.straight, plan.moved
-    drained = {"begins_ms": _BACK_MS, "ends_ms": _BACK_MS + 1_800_000}
-    outage = {"begins_ms": _OUTAGE_MS, "ends_ms": _BACK_MS}
+    outage, drained = (_OUTAGE_MS, _BACK_MS), (_BACK_MS, _AGAIN_MS)
+    again = (_AGAIN_MS, _DAY_MS)
     segments = [
         _Segment("send", "application", "app", "s", straight),
         _Segment("receive", "consumer", "worker", "s", straight),
-        _Segment("divert", "failover", "app", "m", moved, size_bytes=850, **outage),
-        _Segment("backlog_receive", "syphon", "syphon", "m", moved, size_bytes=850, **drained),
-        _Segment("forward", "syphon", "syphon", "m", moved, **drained),
-        _Segment("complete", "syphon", "syphon", "m", moved, size_bytes=None, **drained),
-        _Segment("receive", "consumer", "worker", "m", moved, **drained),
+        _Segment("divert", "failover", "app", "m", moved, outage, 850),
+        _Segment("backlog_receive", "syphon", "syphon", "m", moved, drained, 850),
+        _Segment("forward", "syphon", "syphon", "m", moved, drained),
+        _Segment("complete", "syphon", "syphon", "m", moved, drained, None),
+        _Segment("receive", "consumer", "worker", "m", moved, drained),
     ]
     for fault in range(LOST, LOST + DUPLICATED):
-        again = {"begins_ms": _BACK_MS + 1_900_000, "fault": fault}
-        segments.append(_Segment("forward", "syphon", "syphon", "m", 1, **again))
-        segments.append(_Segment("receive", "consumer", "worker", "m", 1, **again))
+        segments.append(_Segment("forward", "syphon", "syphon", "m", 1, again, fault=fault))
+        segments.append(_Segment("receive", "consumer", "worker", "m", 1, again, fault=fault))
+    ambiguous = _Segment("send", "application", "app", "m", AMBIGUOUS, outage, outcome="unknown")
     segments += [
-        _Segment("send", "application", "app", "m", AMBIGUOUS, _OUTAGE_MS, outcome="unknown",
-                 fault=FAULTS - 1),
-        _Segment("send", "application", "app", "r", RAISED, _OUTAGE_MS, outcome="failed"),
-        _Segment("state", "failover", "app", "x", 1, _OUTAGE_MS, size_bytes=None),
-        _Segment("state", "ping", "app", "x", 1, _BACK_MS, size_bytes=None),
-    ]  # fmt: skip
+        replace(ambiguous, fault=FAULTS - 1),
+        _Segment("send", "application", "app", "r", RAISED, outage, outcome="failed"),
+        _Segment("state", "failover", "app", "x", 1, outage, None),
+        _Segment("state", "ping", "app", "x", 1, drained, None),
+    ]
     left = plan.shard_records - sum(segment.count for segment in segments)
     segments += [
-        _Segment("ping", "ping", "app", "x", left // 2, size_bytes=0, **outage),
+        _Segment("ping", "ping", "app", "x", left // 2, outage, 0),
         _Segment("backlog_receive", "poll", "syphon", "x", left - left // 2, size_bytes=0),
     ]
     return segments
@@ -245,7 +252,7 @@ def _records(places: DataFrame, plan: Plan, *, faulty: bool = True) -> DataFrame
         found = found.when(place < end, F.lit(index))
 
     def of(values: Iterable[object]) -> Column:
-        """A value for each segment; looked up, for a chain of cases grows past what Java compiles."""
+        """A value for each segment: looked up, as Java does not compile long chains of cases."""
         return F.array(*map(F.lit, values))[segment]
 
     def each(name: str) -> Column:
@@ -253,24 +260,31 @@ def _records(places: DataFrame, plan: Plan, *, faulty: bool = True) -> DataFrame
 
     offset = place - of(end - one.count for end, one in zip(ends, segments, strict=True))
     number = F.coalesce(each("fault") * plan.fault_step, offset)
-    length_ms = each("ends_ms") - each("begins_ms")
-    laid_out = places.select("*", found.alias("segment")).select(
-        "shard",
-        number.alias("number"),
-        each("kind").alias("kind"),
-        each("operation").alias("planned"),
-        each("cause").alias("cause"),
-        each("process").alias("role"),
-        each("size_bytes").cast("long").alias("size_bytes"),
-        each("outcome").alias("outcome"),
-        (each("begins_ms") + F.floor(offset / each("count") * length_ms)).alias("of_day_ms"),
-    ).withColumns(
-        {
-            "fault": F.when(
-                F.lit(faulty) & (F.col("kind") == "m") & (F.col("number") % plan.fault_step == 0),
-                F.floor(F.col("number") / plan.fault_step),
-            )
-        }
+    laid_out = (
+        places.select("*", found.alias("segment"))
+        .select(
+            "shard",
+            number.alias("number"),
+            each("kind").alias("kind"),
+            each("operation").alias("planned"),
+            each("cause").alias("cause"),
+            each("process").alias("role"),
+            each("size_bytes").cast("long").alias("size_bytes"),
+            each("outcome").alias("outcome"),
+            (each("begins_ms") + F.floor(offset / each("count") * each("length_ms"))).alias(
+                "of_day_ms"
+            ),
+        )
+        .withColumns(
+            {
+                "fault": F.when(
+                    F.lit(faulty)
+                    & (F.col("kind") == "m")
+                    & (F.col("number") % plan.fault_step == 0),
+                    F.floor(F.col("number") / plan.fault_step),
+                )
+            }
+        )
     )
     text = F.concat_ws("/", F.lit(plan.seed), F.col("shard"), F.col("kind"), F.col("number"))
     # Columns of their own, as what is used more than once would else be worked out each time.
