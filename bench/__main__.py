@@ -22,6 +22,9 @@ BENCHMARKS = (
     "relay_vs_sdk_loop",
     "spark_drain_vs_relay",
     "ledger_overhead",
+    "audit_vs_duckdb",
+    "audit_growth_10x",
+    "incremental_vs_batch",
 )
 """Names of the entries and of the modules that measure them."""
 

@@ -65,7 +65,6 @@ _HEX: Final = (8, 4, 4, 4, 12)
 class Truth:
     """What an audit without a peek snapshot must find in a made ledger."""
 
-    records: int
     accepted: int
     delivered: int
     received: int
@@ -118,7 +117,6 @@ class Plan:
         messages = self.straight + self.moved
         missing = LOST + DEAD_LETTERED + UNDECIDED
         return Truth(
-            records=self.records,
             accepted=self.shards * messages,
             delivered=self.shards * (messages - missing),
             received=self.shards * (messages - missing),

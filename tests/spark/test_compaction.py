@@ -1,0 +1,155 @@
+"""Compaction and retention: the tables say the same afterwards, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.ledgers import Line, came_out, completed, diverted, moved, received, sent
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline import compaction
+from twinbus.pipeline.bronze import STORED_RECORDS
+from twinbus.pipeline.compaction import compact, remove_raw
+from twinbus.pipeline.increment import STORED_JOURNEYS, kept_tables, together, totals
+from twinbus.pipeline.journeys import merged
+from twinbus.pipeline.retention import retain
+from twinbus.pipeline.store import BRONZE, JOURNEYS, SUMS, Snapshot, TableStore
+from twinbus.pipeline.stream import open_store, rebuild, update
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+DAY_S = 86_400
+FIRST_DAY = date(2025, 10, 9)
+
+BATCHES: list[list[Line]] = [
+    # A message whose journey is in two batches, one that is complete, one that stays open.
+    [diverted("a", pair="x+y"), sent("b"), received("b", 1), diverted("open")],
+    [
+        *(came_out("a", 9), *moved("a", 0, 10)[2:], sent("t", 5, entity="news")),
+        *(received("t", 6, entity="news/Subscriptions/s"), sent("c", 2 * DAY_S)),
+    ],
+]
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, tmp_path: Path) -> Path:
+    """A ledger whose tables have a part for each of two batches."""
+    place = tmp_path / "ledger"
+    place.mkdir()
+    for number, lines in enumerate(BATCHES):
+        write(place, f"app-{number}", lines)
+        update(spark, place)
+    return place
+
+
+def write(place: Path, name: str, lines: list[Line]) -> None:
+    told = ({key: value for key, value in one.items() if value is not None} for one in lines)
+    (place / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
+
+
+def contents(store: TableStore) -> dict[str, list[str]]:
+    """All that the tables say, in an order of its own."""
+    snapshot = store.latest()
+    records = store.read(BRONZE, snapshot.parts_of(BRONZE), STORED_RECORDS)
+    rows = store.read(JOURNEYS, snapshot.parts_of(JOURNEYS), STORED_JOURNEYS)
+    sums = together({table.name: totals(store, snapshot, table) for table in kept_tables()})
+    return {
+        BRONZE: sorted(map(str, records.collect())),
+        JOURNEYS: sorted(map(str, merged(rows.drop("key_hash")).collect())),
+        SUMS: sorted(map(str, sums.collect())),
+    }
+
+
+def test_compacted_tables_say_the_same_whatever_happens_in_between(
+    spark: SparkSession, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(spark, ledger)
+    before, snapshot = contents(store), store.latest()
+    commit, write_records = compaction.commit_replacements, compaction.write_records
+
+    def dies(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    def cut(store: TableStore, records: DataFrame, part: str) -> None:
+        write_records(store, records.limit(3), part)
+
+    def late(*arguments: Any) -> Snapshot:
+        write(ledger, "app-9", [received("a", 20)])
+        update(spark, ledger)
+        return commit(*arguments)
+
+    monkeypatch.setattr(compaction, "commit_replacements", dies)
+    with pytest.raises(KeyboardInterrupt):
+        compact(store)
+    monkeypatch.setattr(compaction, "write_records", cut)
+    with pytest.raises(LedgerError, match="written anew and 3 were found"):
+        compact(store)
+    monkeypatch.undo()
+    # What the two attempts left goes, and what counts does not.
+    store.sweep(keep_s=-1)
+    assert len(list((ledger / "_tables" / BRONZE).glob("batch=*"))) == len(BATCHES)
+    assert store.latest() == snapshot
+    assert contents(store) == before
+
+    monkeypatch.setattr(compaction, "commit_replacements", late)
+    done = compact(store)
+    monkeypatch.undo()
+    assert done.parts_before == {BRONZE: 2, JOURNEYS: 2, SUMS: 2}
+    assert done.parts_after == {BRONZE: 2, JOURNEYS: 2, SUMS: 2}
+    compacted = contents(store)
+    assert len(compacted[BRONZE]) == 11
+    assert compact(store).parts_after == {BRONZE: 1, JOURNEYS: 1, SUMS: 1}
+    assert contents(store) == compacted
+    # A file for each day and pair, and nothing left to do.
+    [part] = store.latest().parts_of(BRONZE)
+    files = (ledger / "_tables" / BRONZE / part).glob("day=*/pair=*/*.parquet")
+    assert len(list(files)) == 3
+    assert compact(store).snapshot == store.latest()
+    rebuild(spark, ledger)
+    assert contents(store) == compacted
+
+
+def test_retention_and_removed_raw_files_leave_sums_and_open_journeys(
+    spark: SparkSession, ledger: Path
+) -> None:
+    store = open_store(spark, ledger)
+    before = contents(store)
+    # Three days are kept: the first is still one of them.
+    kept = retain(store, 3, today=FIRST_DAY + timedelta(days=2))
+    assert (kept.records_removed, kept.journeys_removed, kept.journeys_open) == (0, 0, 0)
+    assert kept.snapshot == store.latest()
+    done = retain(store, 2, today=FIRST_DAY + timedelta(days=2))
+    assert done.before == FIRST_DAY + timedelta(days=1)
+    # a, b and t are settled (t with two rows); "open" is of that day too, and is awaited.
+    assert (done.records_removed, done.journeys_removed, done.journeys_open) == (9, 3, 1)
+    after = contents(store)
+    assert after[SUMS] == before[SUMS]
+    assert len(after[BRONZE]) == 1
+    assert [re.findall(r"message_id='(\w+)'", row) for row in after[JOURNEYS]] == [["open"], ["c"]]
+
+    write(ledger, "app-9", [came_out("open", 3 * DAY_S), completed("open", 3 * DAY_S)])
+    removed = remove_raw(store)
+    assert [Path(one).name for one in removed] == ["app-0.jsonl"]
+    # The last batch's, and what no batch has taken, stay.
+    assert sorted(one.name for one in ledger.glob("*.jsonl")) == ["app-1.jsonl", "app-9.jsonl"]
+    assert remove_raw(store) == []
+    with pytest.raises(LedgerError, match="only copy"):
+        rebuild(spark, ledger)
+    # What was open is found again when it goes on.
+    update(spark, ledger)
+    [lost] = [row for row in contents(store)[SUMS] if "fate='lost'" in row]
+    assert "message_id='open'" in lost
+
+
+def test_no_tables_is_said_in_words(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path, "app-1", BATCHES[0])
+    with pytest.raises(LedgerError, match="there are no tables at"):
+        compact(open_store(spark, tmp_path))
