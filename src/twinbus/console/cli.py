@@ -15,6 +15,7 @@ from twinbus.console import (
     cost_commands,
     dead_letter_commands,
     doctor_commands,
+    ledger_commands,
     plan_commands,
     prices_commands,
     report_commands,
@@ -159,6 +160,7 @@ app.add_typer(report_commands.app, name="report")
 app.add_typer(prices_commands.app, name="prices")
 app.add_typer(cost_commands.app, name="cost")
 plan_commands.add_to(app)
+app.add_typer(ledger_commands.app, name="ledger")
 app.command(
     epilog="Exit status: 0 fit to be paired, also with warnings; 1 something fails."
     ' Example: twinbus doctor "$TWINBUS_PRIMARY" "$TWINBUS_SECONDARY"'

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 from twinbus.pipeline.bronze import STORED_RECORDS
-from twinbus.pipeline.increment import STORED_JOURNEYS, kept_tables, keyed, together, totals
+from twinbus.pipeline.increment import STORED_JOURNEYS, kept_tables, keyed, totals
 from twinbus.pipeline.journeys import merged
 from twinbus.pipeline.store import BRONZE, JOURNEYS, SUMS, CommitConflict, Snapshot, TableStore
 
@@ -125,6 +125,8 @@ def _small_parts(
     store: TableStore, snapshot: Snapshot, kind: str, large_bytes: int
 ) -> tuple[str, ...]:
     parts = snapshot.parts_of(kind)
+    if kind == SUMS:
+        return parts
     return tuple(part for part in parts if store.size_of(kind, part).size_bytes < large_bytes)
 
 
@@ -162,8 +164,9 @@ def write_journeys(store: TableStore, journeys: DataFrame, part: str) -> None:
 
 def _write_sums(store: TableStore, snapshot: Snapshot, parts: Sequence[str], new: str) -> None:
     only = replace(snapshot, parts={SUMS: tuple(parts)})
-    added_up = {table.name: totals(store, only, table) for table in kept_tables()}
-    store.write(together(added_up), SUMS, new, partition_by=("gold",))
+    for table in kept_tables():
+        # Few rows each: one file.
+        store.write(totals(store, only, table).coalesce(1), f"{SUMS}-{table.name}", new)
 
 
 _WRITERS: Final = {BRONZE: _write_records, JOURNEYS: _write_journeys, SUMS: _write_sums}

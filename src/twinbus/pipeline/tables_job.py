@@ -154,10 +154,14 @@ def _retain(store: Any, task: TablesTask, say: Callable[[str], None]) -> Documen
 
 
 def _status(store: Any) -> Document:
+    from twinbus.pipeline.increment import kept_tables
+    from twinbus.pipeline.store import SUMS
+
     snapshot = store.latest()
     kinds = {}
     for kind, parts in snapshot.parts.items():
-        sizes = [store.size_of(kind, part) for part in parts]
+        places = [f"{SUMS}-{table.name}" for table in kept_tables()] if kind == SUMS else [kind]
+        sizes = [store.size_of(place, part) for place in places for part in parts]
         kinds[kind] = {
             "parts": len(parts),
             "files": sum(size.files for size in sizes),
