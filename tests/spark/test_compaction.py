@@ -76,12 +76,22 @@ def contents(store: TableStore) -> dict[str, list[str]]:
     }
 
 
-def test_compacted_tables_say_the_same_whatever_happens_in_between(
+def test_the_life_of_tables(
     spark: SparkSession, ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One ledger for all of it: what is dear here is to make tables, not to look at them."""
     store = open_store(spark, ledger)
-    before, snapshot = contents(store), store.latest()
-    commit, write_records = compaction.commit_replacements, compaction.write_records
+    _nothing_changes_where_compaction_fails(store, ledger, monkeypatch)
+    _compaction_keeps_a_batch_that_comes_in_between(spark, store, ledger, monkeypatch)
+    _retention_leaves_sums_and_open_journeys(store)
+    _raw_files_go_and_the_stream_goes_on(spark, store, ledger)
+
+
+def _nothing_changes_where_compaction_fails(
+    store: TableStore, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = store.latest()
+    write_records = compaction.write_records
 
     def dies(*arguments: object) -> None:
         raise KeyboardInterrupt
@@ -89,65 +99,70 @@ def test_compacted_tables_say_the_same_whatever_happens_in_between(
     def cut(store: TableStore, records: DataFrame, part: str) -> None:
         write_records(store, records.limit(3), part)
 
-    def late(*arguments: Any) -> Snapshot:
-        write(ledger, "app-9", [received("a", 20)])
-        update(spark, ledger)
-        return commit(*arguments)
-
-    monkeypatch.setattr(compaction, "commit_replacements", dies)
-    with pytest.raises(KeyboardInterrupt):
-        compact(store)
-    monkeypatch.setattr(compaction, "write_records", cut)
-    with pytest.raises(LedgerError, match="written anew and 3 were found"):
-        compact(store)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction, "require_same", dies)
+        with pytest.raises(KeyboardInterrupt):
+            compact(store)
+        patch.undo()
+        patch.setattr(compaction, "write_records", cut)
+        with pytest.raises(LedgerError, match=r"10 records .* were written anew and 3 were found"):
+            compact(store)
+    assert store.latest() == snapshot
     # What the two attempts left goes, and what counts does not.
+    assert len(list((ledger / "_tables" / BRONZE).glob("batch=*"))) == 4
     store.sweep(keep_s=-1)
     assert len(list((ledger / "_tables" / BRONZE).glob("batch=*"))) == len(BATCHES)
-    assert store.latest() == snapshot
-    assert contents(store) == before
 
-    monkeypatch.setattr(compaction, "commit_replacements", late)
-    done = compact(store)
-    monkeypatch.undo()
+
+def _compaction_keeps_a_batch_that_comes_in_between(
+    spark: SparkSession, store: TableStore, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = compaction.commit_replacement
+    seen: list[dict[str, list[str]]] = []
+
+    def late(*arguments: Any) -> Snapshot:
+        if not seen:
+            write(ledger, "app-8", [received("a", 20)])
+            update(spark, ledger)
+            seen.append(contents(store))
+        return commit(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction, "commit_replacement", late)
+        done = compact(store)
     assert done.parts_before == {BRONZE: 2, JOURNEYS: 2, SUMS: 2}
+    # One that was compacted, and the one that came meanwhile.
     assert done.parts_after == {BRONZE: 2, JOURNEYS: 2, SUMS: 2}
-    compacted = contents(store)
-    assert len(compacted[BRONZE]) == 11
-    assert compact(store).parts_after == {BRONZE: 1, JOURNEYS: 1, SUMS: 1}
-    assert contents(store) == compacted
-    # A file for each day and pair, and nothing left to do.
-    [part] = store.latest().parts_of(BRONZE)
+    after = contents(store)
+    assert after == seen[0]
+    assert len(after[BRONZE]) == 11
+    # A file for each day and pair.
+    part = store.latest().parts_of(BRONZE)[0]
     files = (ledger / "_tables" / BRONZE / part).glob("day=*/pair=*/*.parquet")
     assert len(list(files)) == 3
-    assert compact(store).snapshot == store.latest()
-    rebuild(spark, ledger)
-    assert contents(store) == compacted
 
 
-def test_retention_and_removed_raw_files_leave_sums_and_open_journeys(
-    spark: SparkSession, ledger: Path
-) -> None:
-    store = open_store(spark, ledger)
+def _retention_leaves_sums_and_open_journeys(store: TableStore) -> None:
     before = contents(store)
-    # Three days are kept: the first is still one of them.
-    kept = retain(store, 3, today=FIRST_DAY + timedelta(days=2))
-    assert (kept.records_removed, kept.journeys_removed, kept.journeys_open) == (0, 0, 0)
-    assert kept.snapshot == store.latest()
     done = retain(store, 2, today=FIRST_DAY + timedelta(days=2))
     assert done.before == FIRST_DAY + timedelta(days=1)
     # a, b and t are settled (t with two rows); "open" is of that day too, and is awaited.
-    assert (done.records_removed, done.journeys_removed, done.journeys_open) == (9, 3, 1)
+    assert (done.records_removed, done.journeys_removed, done.journeys_open) == (10, 3, 1)
     after = contents(store)
     assert after[SUMS] == before[SUMS]
     assert len(after[BRONZE]) == 1
-    assert [re.findall(r"message_id='(\w+)'", row) for row in after[JOURNEYS]] == [["open"], ["c"]]
+    named = [re.findall(r"message_id='(\w+)'", row) for row in after[JOURNEYS]]
+    assert sorted(named) == [["c"], ["open"]]
 
+
+def _raw_files_go_and_the_stream_goes_on(
+    spark: SparkSession, store: TableStore, ledger: Path
+) -> None:
     write(ledger, "app-9", [came_out("open", 3 * DAY_S), completed("open", 3 * DAY_S)])
     removed = remove_raw(store)
-    assert [Path(one).name for one in removed] == ["app-0.jsonl"]
+    assert [Path(one).name for one in removed] == ["app-0.jsonl", "app-1.jsonl"]
     # The last batch's, and what no batch has taken, stay.
-    assert sorted(one.name for one in ledger.glob("*.jsonl")) == ["app-1.jsonl", "app-9.jsonl"]
+    assert sorted(one.name for one in ledger.glob("*.jsonl")) == ["app-8.jsonl", "app-9.jsonl"]
     assert remove_raw(store) == []
     with pytest.raises(LedgerError, match="only copy"):
         rebuild(spark, ledger)

@@ -2,9 +2,9 @@
 
 A stream writes a part for each batch. Compaction writes the small ones anew as one (records by day
 and pair, journeys with all rows of a message merged into one, sums added up), checks that nothing
-is missing, and commits a snapshot that names the new part in place of the old ones. A crash before
-that leaves the tables as they were, and remains that the next sweep removes; readers of an earlier
-snapshot keep their files for `store.KEEP_S`.
+is missing, and commits a snapshot that names the new part in place of the old ones, kind by kind. A
+crash before that leaves the tables as they were, and remains that the next sweep removes; readers
+of an earlier snapshot keep their files for `store.KEEP_S`.
 
 The ledger's own files are not needed by anyone once their records are in the tables:
 `remove_raw` takes away those that earlier batches than the last one took.
@@ -28,7 +28,7 @@ from twinbus.pipeline.store import BRONZE, JOURNEYS, SUMS, CommitConflict, Snaps
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Compacted", "Replacement", "commit_replacements", "compact", "remove_raw"]
+__all__ = ["Compacted", "Replacement", "commit_replacement", "compact", "remove_raw"]
 
 LARGE_BYTES: Final = 1 << 30
 """A part of this size is left alone: a record is then written anew only a few times in its life."""
@@ -62,16 +62,15 @@ def compact(
 ) -> Compacted:
     """Write the small parts of every kind as one; the tables say the same before and after."""
     say = announce or (lambda line: None)
-    before = latest_of(store)
-    replacements = []
+    before = after = latest_of(store)
     for kind, write in _WRITERS.items():
         small = _small_parts(store, before, kind, large_bytes)
         if len(small) > 1:
             say(f"compacting {len(small)} parts of {kind}")
             part = store.new_part(before.batch)
             write(store, before, small, part)
-            replacements.append(Replacement(kind, small, part))
-    after = commit_replacements(store, replacements) if replacements else before
+            # At once: a sweep takes what nobody has named for an hour.
+            after = commit_replacement(store, Replacement(kind, small, part))
     store.sweep()
     kinds = list(_WRITERS)
     return Compacted(
@@ -89,18 +88,17 @@ def latest_of(store: TableStore) -> Snapshot:
     return snapshot
 
 
-def commit_replacements(store: TableStore, replacements: Sequence[Replacement]) -> Snapshot:
+def commit_replacement(store: TableStore, one: Replacement) -> Snapshot:
     """Commit what was written, on top of whatever others have committed meanwhile.
 
-    A kind whose old parts another process has replaced is left as that one made it.
+    Where another process has replaced the same parts, it is left as that one made it.
     """
     for _ in range(COMMIT_TRIES):
         latest = latest_of(store)
-        parts = {**latest.parts}
-        for one in replacements:
-            there = latest.parts_of(one.kind)
-            if set(one.old) <= set(there):
-                parts[one.kind] = _replaced(there, one)
+        there = latest.parts_of(one.kind)
+        if not set(one.old) <= set(there):
+            return latest
+        parts = {**latest.parts, one.kind: _replaced(there, one)}
         after = replace(latest, number=latest.number + 1, parts=parts)
         try:
             store.commit(after)

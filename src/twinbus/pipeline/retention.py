@@ -17,7 +17,7 @@ from twinbus.pipeline.bronze import STORED_RECORDS
 from twinbus.pipeline.compaction import (
     Announce,
     Replacement,
-    commit_replacements,
+    commit_replacement,
     latest_of,
     require_same,
     write_journeys,
@@ -58,20 +58,16 @@ def retain(
     snapshot = latest_of(store)
     first = (today or datetime.now(UTC).date()) - timedelta(days=days - 1)
     say(f"removing records of before {first}")
-    records, records_removed = _old_records(store, snapshot, first)
+    records_removed = _remove_records(store, snapshot, first)
     say(f"removing journeys that were settled before {first}")
-    journeys, journeys_removed, journeys_open = _old_journeys(store, snapshot, first)
-    replacements = [*records, *journeys]
-    after = commit_replacements(store, replacements) if replacements else snapshot
+    journeys_removed, journeys_open = _remove_journeys(store, snapshot, first)
     store.sweep()
-    return Retained(after, first, records_removed, journeys_removed, journeys_open)
+    return Retained(store.latest(), first, records_removed, journeys_removed, journeys_open)
 
 
-def _old_records(
-    store: TableStore, snapshot: Snapshot, first: date
-) -> tuple[list[Replacement], int]:
+def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int:
     """Parts that are old altogether go; one that is old in part is written anew without it."""
-    done, removed = [], 0
+    removed = 0
     is_old = F.col("day") < F.lit(first)
     for part in snapshot.parts_of(BRONZE):
         records = store.read(BRONZE, [part], STORED_RECORDS)
@@ -85,17 +81,15 @@ def _old_records(
             write_records(store, records.where(~is_old), new)
             found = store.read(BRONZE, [new], STORED_RECORDS).count()
             require_same(kept, found, "records", store)
-        done.append(Replacement(BRONZE, (part,), new))
-    return done, removed
+        commit_replacement(store, Replacement(BRONZE, (part,), new))
+    return removed
 
 
-def _old_journeys(
-    store: TableStore, snapshot: Snapshot, first: date
-) -> tuple[list[Replacement], int, int]:
+def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tuple[int, int]:
     """All are written anew without the settled ones: a message can have rows in every part."""
     parts = snapshot.parts_of(JOURNEYS)
     if not parts:
-        return [], 0, 0
+        return 0, 0
     rows = merged(store.read(JOURNEYS, parts, STORED_JOURNEYS).drop("key_hash"))
     messages = judged(rows, fan_out=snapshot.fan_out)
     is_old = F.col("last_ms") < _ms(first)
@@ -106,15 +100,17 @@ def _old_journeys(
     ).collect()[0]
     settled, still_open = counted["settled"], counted["open"]
     if not settled:
-        return [], 0, still_open
+        return 0, still_open
     if settled == counted["all"]:
-        return [Replacement(JOURNEYS, parts, None)], settled, 0
+        commit_replacement(store, Replacement(JOURNEYS, parts, None))
+        return settled, 0
     new = store.new_part(snapshot.batch)
     going = messages.where(is_old & _is_settled()).select(*MESSAGE_KEY)
     write_journeys(store, rows.join(going, list(MESSAGE_KEY), "left_anti"), new)
     left = store.read(JOURNEYS, [new], STORED_JOURNEYS).select(*MESSAGE_KEY)
     require_same(counted["all"] - settled, _messages(left, snapshot), "journeys", store)
-    return [Replacement(JOURNEYS, parts, new)], settled, still_open
+    commit_replacement(store, Replacement(JOURNEYS, parts, new))
+    return settled, still_open
 
 
 def _messages(keys: DataFrame, snapshot: Snapshot) -> int:
