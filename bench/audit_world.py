@@ -7,6 +7,7 @@ find what was planted.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import tempfile
@@ -93,7 +94,7 @@ def spark_audit(spark: SparkSession, place: Path) -> Findings:
 
 def _balance(messages: DataFrame) -> DataFrame:
     """Counts by destination and fate; a message that is to be named has a row of its own."""
-    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import functions as F
 
     accepted, fate = F.col("accepted"), F.col("fate")
     named = (accepted & (fate != "delivered")) | (F.col("repeats") > 0)
@@ -112,7 +113,7 @@ def _balance(messages: DataFrame) -> DataFrame:
 def duckdb_connection() -> Any:
     """DuckDB on the same cores and memory; NotMeasured where it is not installed."""
     try:
-        import duckdb
+        duckdb: Any = importlib.import_module("duckdb")
     except ImportError as error:
         raise NotMeasured("DuckDB is not installed: pip install 'twinbus[dev]'") from error
     connection = duckdb.connect()

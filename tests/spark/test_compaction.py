@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from tests.spark.ledgers import Line, came_out, completed, diverted, moved, received, sent
 from twinbus.ledger.record import LedgerError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from twinbus.pipeline import maker
 from twinbus.pipeline.journeys import judged, merged, partial_journeys
