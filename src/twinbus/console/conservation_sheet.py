@@ -85,7 +85,20 @@ def _sum(total: Balance) -> str:
 
 def _of_fate(balance: Balance, fate: str) -> int:
     number: int | None = getattr(balance, fate)
+    if fate == "lost" and number is None:
+        # All fates together are the accepted ones: the rest of them is lost for certain.
+        return balance.accepted - sum(
+            _of_fate(balance, other) for other in FATE_WORDS if other != fate
+        )
     return number or 0
+
+
+def _cell(balance: Balance, name: str) -> str:
+    """A figure of a balance; of what is lost the least, where no more is known."""
+    number: int | None = getattr(balance, name)
+    if name == "lost" and number is None and _of_fate(balance, name) > 0:
+        return f"≥ {_of_fate(balance, name):,}"
+    return count(number)
 
 
 def _lines(report: ConservationReport) -> Iterator[str]:
@@ -173,7 +186,7 @@ def _balances(report: ConservationReport) -> Table:
     cells = [
         (
             visible(row.entity) if row is not report.total else "all",
-            *(count(getattr(row, name)) for name in columns),
+            *(_cell(row, name) for name in columns),
         )
         for row in rows
     ]
@@ -183,7 +196,7 @@ def _balances(report: ConservationReport) -> Table:
         columns=names,
         rows=tuple(cells),
         numbers=figures(*names[1:], of=names),
-        bad=frozenset(place for place, row in enumerate(rows) if row.lost),
+        bad=frozenset(place for place, row in enumerate(rows) if _of_fate(row, "lost") > 0),
         note=rest(min(len(report.entities), ROWS_SHOWN), len(report.entities), "more entities"),
     )
 

@@ -25,7 +25,7 @@ margin:0 0 10px}
 td,th{white-space:nowrap}td.prose{white-space:normal;min-width:12em;overflow-wrap:anywhere}
 th{color:var(--soft);font-weight:600;font-size:13px}
 section ul{margin:0;padding-left:20px}section li{overflow-wrap:anywhere}
-.tile b{overflow-wrap:anywhere;font-size:21px}
+.tile b{overflow-wrap:anywhere;font-size:19px}
 .answer.plain{background:var(--card);border-color:var(--soft)}
 @media (max-width:600px){main{padding:12px 10px 32px}.answer{padding:14px 16px}
 .answer h1{font-size:21px}.tiles{grid-template-columns:repeat(2,1fr);gap:8px}

@@ -164,6 +164,15 @@ def test_what_nobody_knows_is_called_unknown_and_not_0() -> None:
     assert "Unknown\n  waiting and dead-lettered: nobody peeked" in text
 
 
+def test_what_is_lost_for_certain_is_shown_where_more_may_be() -> None:
+    row = made.balance("orders", 40, waiting=None, lost=None, undecided=2, delivered=37)
+    report = replace(made.LOST, total=row._replace(entity=""), entities=(row,), lost_at_least=1)
+    text = text_of(conservation_sheet(report))
+    orders = next(line for line in text.splitlines() if line.startswith("  orders  "))
+    assert "≥ 1" in orders
+    assert "lost: 1 of 40" in page_of(conservation_sheet(report), "")
+
+
 def test_charges_put_model_and_assumptions_beside_the_figures() -> None:
     assert (
         text_of(charges_sheet(made.CHARGES))
