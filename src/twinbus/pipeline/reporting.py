@@ -264,18 +264,21 @@ def lines_of(tables: LedgerTables, asked: Asked) -> Lines:
 
 def scope_of(tables: LedgerTables, asked: Asked, lines: Lines) -> Scope:
     """What the tables say they were made of, inside what was asked."""
-    traffic = by_time(tables.table("traffic"), asked, tables.bucket_s).select("at_s")
-    changes = by_time(
-        tables.table("states").select((F.floor(F.col("at_ms") / 1000)).alias("at_s")), asked, 1
+    at_s = F.col("at_s")
+    traffic = by_time(tables.table("traffic"), asked, tables.bucket_s).select(
+        (at_s * 1000).alias("first_ms"), ((at_s + tables.bucket_s) * 1000).alias("last_ms")
     )
-    row = traffic.union(changes).agg(F.min("at_s"), F.max("at_s")).collect()[0]
+    # A change of state has its own moment, not only a bucket.
+    states = tables.table("states").withColumn("at_s", F.floor(F.col("at_ms") / 1000))
+    changes = by_time(states, asked, 1).select(F.col("at_ms"), F.col("at_ms"))
+    row = traffic.union(changes).agg(F.min("first_ms"), F.max("last_ms")).collect()[0]
     return Scope(
         ledger=tables.ledger,
         since_ms=asked.since_ms,
         until_ms=asked.until_ms,
         entity=asked.entity,
-        first_ms=None if row[0] is None else row[0] * 1000,
-        last_ms=None if row[1] is None else (row[1] + tables.bucket_s) * 1000,
+        first_ms=row[0],
+        last_ms=row[1],
         records=lines.records,
         set_aside=dict(tables.set_aside),
         unrecorded=lines.unrecorded,
