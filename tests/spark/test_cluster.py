@@ -31,7 +31,7 @@ def test_a_cluster_of_two_executors_keeps_the_tables(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
