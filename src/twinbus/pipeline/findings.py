@@ -195,4 +195,7 @@ def assumed(seen: Overview, told: Mapping[str, int]) -> Iterator[str]:
     if not seen.receives and told["delivered"]:
         yield "one receive for each delivered message"
     if seen.broker_records:
-        yield f"{seen.broker_records} records of the broker's own view: asked for what expired or waits, not counted again"
+        yield (
+            f"{seen.broker_records} records of the broker's own view are asked for what expired or"
+            " waits, and not counted again"
+        )
