@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ def test_a_cluster_of_two_executors_keeps_the_tables(tmp_path: Path) -> None:
             *(sys.executable, "-m", "twinbus.pipeline.tables_job", "update", str(tmp_path)),
             *("--master", EXECUTORS),
         ],
+        # For the executors too: what is short need not be compiled well.
+        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
         capture_output=True,
         text=True,
         timeout=280,
