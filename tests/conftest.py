@@ -22,6 +22,7 @@ settings.load_profile("test")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPARK_PROGRAMS = (
+    "tests/spark/test_cluster.py",
     "tests/spark/test_drain_job.py",
     "tests/spark/test_drain_kill.py",
     "tests/spark/test_stream_kill.py",
