@@ -143,6 +143,7 @@ def test_a_message_that_the_syphon_drops_is_named(tmp_path: Path) -> None:
     assert list((done.report / "ledger").iterdir())
 
 
+@pytest.mark.soak  # tests/contract/test_syphon.py has this pump in CI, without the drill
 def test_messages_completed_before_they_are_sent_are_named_when_the_syphon_is_killed(
     tmp_path: Path,
 ) -> None:

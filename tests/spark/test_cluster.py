@@ -20,6 +20,7 @@ from twinbus.pipeline import tables_job
 EXECUTORS = "local-cluster[2,1,1024]"
 
 
+@pytest.mark.soak  # CI has a cluster in the kill tests of the drain
 def test_a_cluster_of_two_executors_keeps_the_tables(tmp_path: Path) -> None:
     for number in range(4):
         ids = [f"m{number}-{index}" for index in range(25)]

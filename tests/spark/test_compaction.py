@@ -77,6 +77,7 @@ def contents(store: TableStore) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.soak  # a minute of Spark
 def test_the_life_of_tables(
     spark: SparkSession, ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
