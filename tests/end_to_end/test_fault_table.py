@@ -21,7 +21,7 @@ from twinbus.errors import BacklogUnavailableError
 
 pytestmark = pytest.mark.end_to_end
 
-GRACE_S = 1.5
+GRACE_S = 0.5
 """How far past its timeout a call may return on a busy machine."""
 
 
