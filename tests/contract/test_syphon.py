@@ -334,6 +334,33 @@ def test_locks_are_renewed_while_the_primary_is_slow(namespaces: Namespaces) -> 
     assert len(namespaces.receive("orders")) == 20
 
 
+def test_a_syphon_that_ends_leaves_nothing_locked(namespaces: Namespaces) -> None:
+    queue = "contoso/x-servicebus-transfer/long-locks"
+    with administration(namespaces.secondary) as admin:
+        admin.create_queue(queue, lock_duration=timedelta(minutes=5))
+
+    async def run() -> None:
+        host = SyphonHost(namespaces.primary, namespaces.secondary, [queue], limits=LIMITS)
+        await host.start()
+        relay = host.relays[0]
+        await until(lambda: relay.pump.credit > 0 and relay._secondary is not None)
+        # What the queue delivers now stays in the socket until the relay is about to end.
+        line = relay._secondary
+        assert line is not None
+        assert line._transport is not None
+        socket = line._transport._socket
+        assert socket is not None
+        socket.pause_reading()
+        await asyncio.to_thread(namespaces.divert, queue, "orders", numbered("m", 20))
+        asyncio.get_running_loop().call_later(0.2, socket.resume_reading)
+        await host.close()
+
+    asyncio.run(run())
+    assert len(namespaces.receive("orders")) == 20
+    with administration(namespaces.secondary) as admin:
+        assert counts(admin, queue) == (0, 0)
+
+
 def test_a_lost_secondary_costs_no_duplicates(namespaces: Namespaces) -> None:
     namespaces.divert(BACKLOG[0], "orders", numbered("m", 300))
 

@@ -193,8 +193,8 @@ def test_a_drain_that_is_stopped_in_the_middle_duplicates_nothing(
         if progress.waiting < count * 3 // 4:
             stop.set()
 
-    # What was on its way when the tasks ended stays locked for so long, and is waited for.
-    with drain_world.world(tmp_path, lock=timedelta(seconds=20)) as namespaces:
+    # What a stopped drain left locked would be waited for, longer than this test may take.
+    with drain_world.world(tmp_path, lock=timedelta(minutes=5)) as namespaces:
         sides = namespaces.primary, namespaces.secondary
         namespaces.fill("s", each)
         limits = Limits(messages=50)

@@ -176,6 +176,8 @@ class ReceiverLink(Link):
         super().__init__(session, name, handle)
         self.delivery_count = 0
         self.credit = 0
+        self.is_draining = False
+        """The peer was asked to drain and has not answered: what it had sent may be on its way."""
         self.limit_bytes = MAX_MESSAGE_BYTES
         self.partial: list[bytes] = []
         self.partial_bytes = 0
@@ -190,6 +192,7 @@ class ReceiverLink(Link):
     def grant(self, credit: int, *, drain: bool = False) -> None:
         """Let the peer send up to `credit` deliveries from now on."""
         self.credit = credit
+        self.is_draining = drain
         self.session.write_flow(
             handle=self.handle,
             delivery_count=self.delivery_count,
@@ -199,6 +202,8 @@ class ReceiverLink(Link):
 
     def take_flow(self, flow: Flow) -> None:
         """Follow a sender that gave credit back after a drain."""
+        if flow.drain:
+            self.is_draining = False
         if flow.delivery_count is not None:
             skipped = (flow.delivery_count - self.delivery_count) & SERIAL_MASK
             self.delivery_count = flow.delivery_count

@@ -11,11 +11,12 @@ reason, `lost` gets the reason and nothing else comes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from twinbus.amqp.connection import Connection
@@ -26,7 +27,7 @@ from twinbus.amqp.transport import ClientTransport, connect
 from twinbus.syphon.endpoint import Endpoint, Token
 from twinbus.syphon.node import LineLost, Node, RequestRefused
 
-__all__ = ["ANSWER_S", "Line", "LineLost", "RequestRefused"]
+__all__ = ["ANSWER_S", "Line", "LineLost", "RequestRefused", "despite_loss"]
 
 log = logging.getLogger("twinbus.syphon")
 
@@ -277,3 +278,9 @@ class Line:
 
 def _ignored(_: Event) -> None:
     """What is left to say when the line is lost."""
+
+
+async def despite_loss(work: Coroutine[Any, Any, None]) -> None:
+    """Do something that needs a line, or not: whoever lost it is told so by the line itself."""
+    with contextlib.suppress(LineLost):
+        await work

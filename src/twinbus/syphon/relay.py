@@ -12,7 +12,6 @@ connected again for as long as the relay runs; the pump knows what that means fo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
@@ -51,7 +50,7 @@ from twinbus.syphon.actions import (
 from twinbus.syphon.bookkeeping import Bookkeeper, Ledger
 from twinbus.syphon.endpoint import Endpoint
 from twinbus.syphon.errands import SourceErrands
-from twinbus.syphon.line import ANSWER_S, Line, LineLost, RequestRefused
+from twinbus.syphon.line import ANSWER_S, Line, LineLost, RequestRefused, despite_loss
 from twinbus.syphon.parcel import Parcel
 from twinbus.syphon.patience import Patience
 from twinbus.syphon.pump import Pump
@@ -68,10 +67,15 @@ LONGEST_TICK_S: Final = 1.0
 SETTLE_S: Final = 0.02
 """Between two looks at whether what is in flight has come to its end."""
 
+DRAINED_S: Final = 2.0
+"""A queue that was asked to send nothing more has answered by then, behind what it had sent."""
+
 LEASE: Final = "the lease is not held"
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
+COMPLETED: Final = disposition_of(Complete)
 
 _link_numbers = itertools.count(1)
+_now = time.monotonic
 
 
 class Relay:
@@ -174,9 +178,14 @@ class Relay:
     async def close(self, patience_s: float = 10.0) -> None:
         """Receive nothing more, wait for what is in flight, and let both sides go."""
         self._do(self.pump.pause(_now()))
-        ends = _now() + patience_s
-        while self._running:
-            if not self.pump.in_flight or _now() > ends:
+        source, began = self._source, _now()
+        if source is not None and self._secondary is not None:
+            source.grant(0, drain=True)
+            self._secondary.flush()
+        while self._running and _now() < began + patience_s:
+            # What was on its way would stay locked: the answer to a drain comes behind all of it.
+            is_coming = source is not None and source is self._source and source.is_draining
+            if not self.pump.in_flight and not (is_coming and _now() < began + DRAINED_S):
                 break
             await asyncio.sleep(SETTLE_S)
         if self._woken is not None:
@@ -272,8 +281,7 @@ class Relay:
 
     async def _keep_time(self) -> None:
         while True:
-            due = self.pump.timer_at
-            now = _now()
+            due, now = self.pump.timer_at, _now()
             wait_s = LONGEST_TICK_S if due is None else min(LONGEST_TICK_S, max(0.01, due - now))
             await asyncio.sleep(wait_s)
             self._do(self.pump.tick(_now()))
@@ -480,21 +488,8 @@ class Relay:
 
     def _errand(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that takes an answer, without waiting for it."""
-        task = asyncio.create_task(self._despite_loss(work))
+        task = asyncio.create_task(despite_loss(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # Cancelled before its first turn, the task leaves the work unbegun, which Python warns of.
         task.add_done_callback(lambda _: work.close())
-
-    @staticmethod
-    async def _despite_loss(work: Coroutine[Any, Any, None]) -> None:
-        # Whoever lost the line is told by the line itself; the pump asks again.
-        with contextlib.suppress(LineLost):
-            await work
-
-
-COMPLETED: Final = disposition_of(Complete)
-
-
-def _now() -> float:
-    return time.monotonic()
