@@ -206,16 +206,20 @@ def test_the_metrics_say_what_could_not_be_recorded(broker: EmbeddedBroker) -> N
     assert 'twinbus_broker_ledger_unrecorded_total{namespace="contoso"} 0\n' in text
 
 
-def test_a_killed_broker_leaves_what_it_had_flushed_and_the_next_ends_its_file(
+def test_a_killed_broker_has_told_all_that_it_acknowledged_and_the_next_ends_its_file(
     tmp_path: Path, ledger: Path
 ) -> None:
     with ServedBroker(tmp_path, "contoso", options=("--ledger", str(ledger))) as served:
         administration(served.connection_string("contoso")).create_queue("orders")
-        with client(served.connection_string("contoso")) as sdk:
-            with sdk.get_queue_sender("orders") as sender:
-                sender.send_messages(message("a"))
-            wait_until_told(ledger, {("send", "orders", "a", 1)})
-        served.kill9()
+        with (
+            client(served.connection_string("contoso")) as sdk,
+            sdk.get_queue_sender("orders") as sender,
+        ):
+            for number in range(50):
+                sender.send_messages(message(f"m{number}"))
+            served.kill9()
+        sent = [row[2] for row in told(ledger) if row[0] == "send"]
+        assert sent == [f"m{number}" for number in range(50)]
         assert [path.name[-11:] for path in ledger.iterdir()] == [".jsonl.open"]
         served.start()
         served.terminate()

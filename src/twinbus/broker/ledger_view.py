@@ -21,9 +21,9 @@ each message:
     state        without an entity: "serving" at the start, "stopped" at an orderly end
 
 A message given back (abandoned, released, lock lost) has no record of its own: its next `receive`
-tells. Records are written once the change is on disk, before the client is told. They survive the
-process when they are flushed (`ledger.writer`, 0.2 s): a "serving" without a "stopped" before it
-says that the last moments may be missing. What could not be written is counted, as everywhere.
+tells. Records are written once the change is on disk and before the client is told, so that a
+`kill -9` takes none of what a client knows; "serving" without a "stopped" before it tells of one.
+What could not be written is counted, as everywhere.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class BrokerView:
                 ("view", "broker"),
             )
             self._ledger.record_deliveries(operation, shared, at_ms, rows)
+        # Not by the writer's thread, later: a witness that knows less than the clients is none.
+        self._ledger.flush()
 
     def _tell(self, state: str) -> None:
         self._ledger.record("state", namespace=self._namespace, state=state, view="broker")
