@@ -60,6 +60,8 @@ LINES = [
     sent("not-done", outcome="unknown", **PRIMARY),
     *(sent("again", outcome="unknown", **PRIMARY), sent("again", **PRIMARY)),
     *(broker("send", "again"), broker("send", "again")),
+    # Handed out a second time: the first receiver closed with it in hand.
+    broker("receive", "m", at_s=64),
     # Refused, as both say.
     *(sent("refused", outcome="failed", **PRIMARY), broker("send", "refused", outcome="failed")),
     # About no message, or what the broker does by itself.
@@ -84,16 +86,17 @@ def test_both_views_are_counted_where_the_broker_says_it_was(spark: SparkSession
             ("contoso", "orders", "send", "done", -1, 1, "ambiguous_done"),
             ("contoso", "orders", "send", "not-done", 0, 1, "ambiguous_not_done"),
             ("contoso", "orders", "send", "again", -1, 1, "ambiguous_done"),
+            ("contoso", "orders", "receive", "m", -1, 0, "given_back"),
         ],
         gold_schemas.DISAGREEMENTS,
     )
     expected = [
-        ("contoso", "orders", "send", 3, 5, -2, 1, 1, 2, 1),
-        ("contoso", "orders", "receive", 1, 1, 0, 0, 0, 0, 0),
-        ("contoso", "orders", "complete", 1, 1, 0, 0, 0, 0, 0),
-        ("east", QUEUE, "send", 1, 1, 0, 0, 0, 0, 0),
-        ("east", QUEUE, "receive", 1, 1, 0, 0, 0, 0, 0),
-        ("east", QUEUE, "complete", 1, 1, 0, 0, 0, 0, 0),
+        ("contoso", "orders", "send", 3, 5, -2, 1, 1, 2, 1, 0),
+        ("contoso", "orders", "receive", 1, 2, -1, 0, 0, 0, 0, 1),
+        ("contoso", "orders", "complete", 1, 1, 0, 0, 0, 0, 0, 0),
+        ("east", QUEUE, "send", 1, 1, 0, 0, 0, 0, 0, 0),
+        ("east", QUEUE, "receive", 1, 1, 0, 0, 0, 0, 0, 0),
+        ("east", QUEUE, "complete", 1, 1, 0, 0, 0, 0, 0, 0),
     ]
     assert_rows(
         reconciliation.agreements(reconciliation.views(records), differing),
@@ -114,6 +117,7 @@ def test_namespaces_may_have_other_names_at_the_other_end(spark: SparkSession) -
     assert sorted(row["message_id"] for row in differing.collect()) == [
         "again",
         "done",
+        "m",
         "not-done",
         "phantom",
         "stranger",

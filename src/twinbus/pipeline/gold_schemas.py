@@ -304,5 +304,6 @@ AGREEMENTS: Final = StructType(
         StructField("only_broker", LongType(), nullable=False),
         StructField("ambiguous_done", LongType(), nullable=False),
         StructField("ambiguous_not_done", LongType(), nullable=False),
+        StructField("given_back", LongType(), nullable=False),
     ]
 )

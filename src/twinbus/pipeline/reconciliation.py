@@ -18,6 +18,9 @@ it was done than the broker says it did it; `unanswered` is how often a client h
     only_broker           ahead < 0, by more than unanswered calls explain
     ambiguous_done        ahead < 0, as unanswered calls explain: the broker did carry them out
     ambiguous_not_done    ahead = 0 with unanswered calls: the broker did not carry them out
+    given_back            a receive with ahead < 0: handed to a receiver that never showed it to its
+                          application. It was closed with messages in hand, or let a lock end, or
+                          keeps no ledger; what became of the message is told by what settled it
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "agreements", "disagreements", "named", "views"]
 
-KINDS: Final = ("only_clients", "only_broker", "ambiguous_done", "ambiguous_not_done")
+KINDS: Final = (
+    *("only_clients", "only_broker"),
+    *("ambiguous_done", "ambiguous_not_done", "given_back"),
+)
 
 _SETTLEMENTS: Final = ("complete", "defer", "dead_letter")
 _BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
@@ -151,6 +157,7 @@ def _kind() -> Column:
         F.when(ahead > 0, F.lit("only_clients"))
         .when(ahead == 0, F.lit("ambiguous_not_done"))
         .when(-ahead <= unanswered, F.lit("ambiguous_done"))
+        .when(F.col("operation") == "receive", F.lit("given_back"))
         .otherwise(F.lit("only_broker"))
     )
 

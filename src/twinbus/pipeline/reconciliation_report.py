@@ -31,8 +31,10 @@ EXPLANATIONS: Final = {
     "only_broker": "",
     "ambiguous_done": "the client had no answer, and the broker did it",
     "ambiguous_not_done": "the client had no answer, and the broker did not do it",
+    "given_back": "handed to a receiver, which gave it back or recorded nothing",
 }
 """Kinds of differences (`reconciliation`); those that the ledger explains say how."""
+EXPLAINED: Final = tuple(kind for kind, words in EXPLANATIONS.items() if words)
 
 
 def reconciliation_report(tables: LedgerTables, asked: Asked) -> ReconciliationReport:
@@ -62,7 +64,7 @@ def reconciliation_report(tables: LedgerTables, asked: Asked) -> ReconciliationR
             rows=tuple(told),
             differences=differences,
             differences_left_out=max(0, total - len(differences)),
-            explained=sum(row["ambiguous_done"] + row["ambiguous_not_done"] for row in rows),
+            explained=sum(row[kind] for row in rows for kind in EXPLAINED),
             broker_records=lines.broker_records,
             unknown=tuple(_unknown(scope)),
             assumed=whole_days(asked),
@@ -79,7 +81,7 @@ def _in_scope(records: DataFrame, asked: Asked) -> DataFrame:
 
 
 def _differences(differing: DataFrame) -> tuple[Difference, ...]:
-    unexplained_first = F.col("kind").isin("ambiguous_done", "ambiguous_not_done")
+    unexplained_first = F.col("kind").isin(*EXPLAINED)
     rows = (
         named(differing, IDS_MAX)
         .orderBy(unexplained_first, "place", "operation", "message_id")
