@@ -36,7 +36,10 @@ def sides(progress: Progress) -> Iterator[Sides]:
             shown = name if peaks or name == "small" else "small"
             progress(f"auditing {plans[shown].records:,} records")
             memory.reset()
-            took_ms = timed_ms(plans[shown], lambda: spark_audit(spark, place / shown))
+            plan = plans[shown]
+            took_ms = timed_ms(plan, lambda: spark_audit(spark, place / shown, plan))
+                plans[shown], lambda: spark_audit(spark, place / shown, plans[shown])
+            )
             peaks[shown] = memory.gigabytes()
             return took_ms
 

@@ -42,7 +42,7 @@ def sides(progress: Progress) -> Iterator[Sides]:
         make(spark, plan, place / "bronze", progress)
         version = connection.execute("select version()").fetchone()[0]
         yield Sides(
-            ours=lambda: timed_ms(plan, lambda: spark_audit(spark, place / "bronze")),
+            ours=lambda: timed_ms(plan, lambda: spark_audit(spark, place / "bronze", plan)),
             peer=lambda: timed_ms(plan, lambda: duckdb_audit(connection, place / "bronze")),
             note=f"{plan.records:,} records; Spark {spark.version}, DuckDB {version}, {CORES} cores"
             " each; both gave the planted truth",

@@ -82,12 +82,14 @@ def make(spark: SparkSession, plan: maker.Plan, place: Path, progress: Progress)
     maker.write_bronze(maker.made(spark, plan), str(place))
 
 
-def spark_audit(spark: SparkSession, place: Path) -> Findings:
+def spark_audit(spark: SparkSession, place: Path, plan: maker.Plan) -> Findings:
     """The audit by the tables' own transformations, in one pass."""
     from twinbus.pipeline.bronze import STORED_RECORDS
     from twinbus.pipeline.journeys import judged, partial_journeys
+    from twinbus.pipeline.scale import session_for_many
 
-    records = spark.read.schema(STORED_RECORDS).parquet(str(place))
+    session = session_for_many(spark, plan.records)
+    records = session.read.schema(STORED_RECORDS).parquet(str(place))
     rows = _balance(judged(partial_journeys(records))).collect()
     return _findings([row.asDict() for row in rows])
 

@@ -13,8 +13,9 @@ from tests.spark.ledgers import Line, rows
 from twinbus.pipeline.gold import merged
 from twinbus.pipeline.increment import kept_tables, totals
 from twinbus.pipeline.journeys import judged, partial_journeys
+from twinbus.pipeline.scale import session_for_few
 from twinbus.pipeline.schemas import LEDGER
-from twinbus.pipeline.store import Snapshot, TableStore, session_for_few
+from twinbus.pipeline.store import Snapshot, TableStore
 
 if TYPE_CHECKING:
     from pathlib import Path

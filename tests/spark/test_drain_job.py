@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.spark.drain_world import KINDS, QUEUES, duplicates, world
+from twinbus.ledger import read
 from twinbus.pipeline import drain_job
 
 EACH = 100
+SERVED = KINDS[:3]
+RATE = 100
 
 
 def test_spark_submit_runs_the_drain_and_prints_what_the_ledger_says(tmp_path: Path) -> None:
@@ -25,7 +28,8 @@ def test_spark_submit_runs_the_drain_and_prints_what_the_ledger_says(tmp_path: P
             [
                 *(submit, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false"),
                 *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
-                *(script(), *QUEUES, "--ledger", str(tmp_path / "ledger")),
+                *(script(), *QUEUES, "--ledger", str(tmp_path / "ledger"), "--lease"),
+                *("--rate", str(RATE), *(word for kind in SERVED for word in ("--only", kind))),
             ],
             env={
                 **os.environ,
@@ -41,14 +45,17 @@ def test_spark_submit_runs_the_drain_and_prints_what_the_ledger_says(tmp_path: P
             check=False,
         )
         assert ran.returncode == 0, ran.stderr
-        arrived = namespaces.received()
-    count = EACH * len(KINDS)
+        arrived, left = namespaces.received(), namespaces.waiting()
+    count = EACH * len(SERVED)
+    assert left == EACH * (len(KINDS) - len(SERVED))
     # spark-submit puts a script's standard error among its output.
     *progress, last = ran.stdout.splitlines()
     assert json.loads(last) == {"forwarded": count, "completed": count, "dead_lettered": 0}
-    assert "twinbus: 400 moved, 0 left" in progress
+    assert f"twinbus: {count} moved, 0 left" in progress
     assert sum(map(len, arrived.values())) == count
     assert not duplicates(arrived)
+    sent_at = [r["at_ms"] for r in read(tmp_path / "ledger") if r["operation"] == "forward"]
+    assert max(sent_at) - min(sent_at) > count / RATE * 1000 / 2, "nothing kept the rate"
     assert "SharedAccessKey" not in ran.stderr + ran.stdout
 
 

@@ -21,8 +21,8 @@ from tests.spark.ledgers import (
     sent,
 )
 from twinbus.pipeline.journeys import judged, looked_at, merged, partial_journeys
+from twinbus.pipeline.scale import session_for_few
 from twinbus.pipeline.schemas import FATES, JOURNEYS, LEDGER, SIGHTINGS
-from twinbus.pipeline.store import session_for_few
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -143,7 +143,8 @@ def write_records(store: TableStore, records: DataFrame, part: str) -> None:
 
 
 def _write_journeys(store: TableStore, snapshot: Snapshot, parts: Sequence[str], new: str) -> None:
-    rows = store.read(JOURNEYS, parts, STORED_JOURNEYS).drop("key_hash")
+    many = store.for_many(snapshot.records)
+    rows = many.read(JOURNEYS, parts, STORED_JOURNEYS).drop("key_hash")
     write_journeys(store, merged(rows), new)
     keys = ("destination", "message_id", "receiver")
     told = store.read(JOURNEYS, [new], STORED_JOURNEYS)

@@ -129,7 +129,8 @@ class CurrentTables:
 
     def every_message(self) -> DataFrame:
         """Every message of the ledger, as `schemas.FATES`: this reads all journeys there are."""
-        stored = self._store.read(JOURNEYS, self._snapshot.parts_of(JOURNEYS), STORED_JOURNEYS)
+        store = self._store.for_many(self._snapshot.records)
+        stored = store.read(JOURNEYS, self._snapshot.parts_of(JOURNEYS), STORED_JOURNEYS)
         if self._tail is not None:
             stored = stored.unionByName(self._tail.fresh)
         return judged(merged(stored))
@@ -137,7 +138,8 @@ class CurrentTables:
     def every_record(self) -> DataFrame:
         """Every record, as `schemas.LEDGER`: this reads all there are."""
         parts = self._snapshot.parts_of(BRONZE)
-        stored = self._store.read(BRONZE, parts, STORED_RECORDS).select(*LEDGER.fieldNames())
+        store = self._store.for_many(self._snapshot.records)
+        stored = store.read(BRONZE, parts, STORED_RECORDS).select(*LEDGER.fieldNames())
         return stored if self._tail is None else stored.unionByName(self._tail.taken)
 
     def _total(self, table: GoldTable) -> DataFrame:

@@ -22,8 +22,8 @@ from twinbus.pipeline.gold import BUCKET_S, gold_tables
 from twinbus.pipeline.journeys import destination_of, judged, partial_journeys
 from twinbus.pipeline.notable import notable
 from twinbus.pipeline.reports import Asked, Scope
+from twinbus.pipeline.scale import session_for_few, session_for_many
 from twinbus.pipeline.schemas import FATES
-from twinbus.pipeline.store import FOR_FEW
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -51,6 +51,9 @@ NAMES_MAX: Final = 1_000
 
 SMALL_BYTES: Final = 20_000_000
 """Of a ledger that is worked out faster without compiling anything for it."""
+
+LINE_BYTES: Final = 250
+"""Of one record, about."""
 
 
 class UnknownEntityError(TwinbusError):
@@ -122,7 +125,7 @@ class BatchTables:
     ) -> None:
         self.ledger = str(ledger)
         self.bucket_s = bucket_s
-        session = _for_few(spark) if _is_small(ledger) else spark
+        session = _session_for(spark, ledger)
         # Kept before they are counted: a query of a few columns does not see a damaged line.
         self._lines = bronze.read_ledger(session, ledger).cache()
         self._fates = judged(partial_journeys(self.every_record())).cache()
@@ -171,17 +174,14 @@ def batch_tables(spark: SparkSession, ledger: Path | str) -> Iterator[BatchTable
         tables.close()
 
 
-def _for_few(spark: SparkSession) -> SparkSession:
-    session = spark.newSession()
-    for name, value in FOR_FEW.items():
-        session.conf.set(name, value)
-    return session
-
-
-def _is_small(ledger: Path | str) -> bool:
+def _session_for(spark: SparkSession, ledger: Path | str) -> SparkSession:
+    """What suits the ledger's size, if it is a directory; a cluster has settings of its own."""
     if "://" in str(ledger):
-        return False
-    return sum(path.stat().st_size for path in Path(ledger).glob("*.jsonl*")) <= SMALL_BYTES
+        return spark
+    size_bytes = sum(path.stat().st_size for path in Path(ledger).glob("*.jsonl*"))
+    if size_bytes <= SMALL_BYTES:
+        return session_for_few(spark)
+    return session_for_many(spark, size_bytes // LINE_BYTES)
 
 
 def by_day(table: DataFrame, asked: Asked) -> DataFrame:

@@ -90,7 +90,8 @@ def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tupl
     parts = snapshot.parts_of(JOURNEYS)
     if not parts:
         return 0, 0
-    rows = merged(store.read(JOURNEYS, parts, STORED_JOURNEYS).drop("key_hash"))
+    many = store.for_many(snapshot.records)
+    rows = merged(many.read(JOURNEYS, parts, STORED_JOURNEYS).drop("key_hash"))
     messages = judged(rows, fan_out=snapshot.fan_out)
     is_old = F.col("last_ms") < _ms(first)
     counted = messages.agg(

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.scale import session_for_few, session_for_many
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,14 +35,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BRONZE",
     "FORMAT",
-    "FOR_FEW",
     "JOURNEYS",
     "SUMS",
     "CommitConflict",
     "PartSize",
     "Snapshot",
     "TableStore",
-    "session_for_few",
 ]
 
 FORMAT: Final = 1
@@ -54,14 +53,6 @@ SUMS: Final = "sums"
 
 KEEP_S: Final = 3600.0
 """How long a report may go on reading parts that a later snapshot has replaced."""
-
-FOR_FEW: Final = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "1",
-}
-"""For a step of some thousand rows Spark would take most of its time to compile and to plan."""
 
 _COMMITS: Final = "commits"
 _CHECKPOINT: Final = "checkpoint"
@@ -125,6 +116,11 @@ class TableStore:
     def for_few(self) -> TableStore:
         """The same tables by a session that is made for few rows: nothing is compiled for them."""
         return TableStore(session_for_few(self._spark), self._given)
+
+    def for_many(self, rows: int) -> TableStore:
+        """The same tables by a session that is made for so many rows; it may be this one."""
+        session = session_for_many(self._spark, rows)
+        return self if session is self._spark else TableStore(session, self._given)
 
     @property
     def checkpoint(self) -> str:
@@ -304,14 +300,6 @@ class TableStore:
             return
         for status in self._files.listStatus(path):
             yield status.getPath().getName(), status.getModificationTime()
-
-
-def session_for_few(spark: SparkSession) -> SparkSession:
-    """A session beside another one, of the same application, for work on few rows."""
-    session = spark.newSession()
-    for name, value in FOR_FEW.items():
-        session.conf.set(name, value)
-    return session
 
 
 def _address(place: str) -> str:

@@ -255,8 +255,9 @@ class _Taking:
         """Write the journeys and the sums of the batch that has just been written."""
         if part not in snapshot.parts_of(BRONZE):
             return snapshot
-        few = snapshot.records - before.records <= ONE_TASK_MAX
-        store = self._store.for_few() if few else self._store
+        count = snapshot.records - before.records
+        few = count <= ONE_TASK_MAX
+        store = self._store.for_few() if few else self._store.for_many(count)
         records = store.read(BRONZE, [part], STORED_RECORDS)
         source = records.coalesce(1) if few else records
         seen = Observation()
