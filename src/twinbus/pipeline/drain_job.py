@@ -86,6 +86,9 @@ def _drain(asked: argparse.Namespace, primary: str, secondary: str) -> None:
             ledger_directory=asked.ledger,
             tasks=asked.tasks,
             options=SendAvailabilityOptions(session_order=asked.session_order),
+            lease=True if asked.lease else None,
+            rate_per_s=asked.rate,
+            only=asked.only,
             continuous=asked.continuous,
             on_progress=_teller(),
             stop=stop,
@@ -116,6 +119,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tasks", type=int, help="how many tasks share the queues")
     parser.add_argument("--continuous", action="store_true", help="go on until stopped")
     parser.add_argument("--session-order", choices=("relaxed", "strict"), default="relaxed")
+    parser.add_argument("--lease", action="store_true", help="pump a queue under its lease only")
+    parser.add_argument("--rate", type=float, metavar="N", help="at most N messages a second")
+    parser.add_argument(
+        "--only", action="append", metavar="ENTITY", help="serve this queue or topic only; again"
+    )
     parser.add_argument("--where", action="store_true", help="print the path of this script")
     return parser
 
