@@ -42,7 +42,7 @@ async def queues(connection_string: str) -> list[str]:
 
 def test_a_namespace_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file where a directory should be")
-    namespace = NamespaceProcess("contoso", tmp_path)
+    namespace = NamespaceProcess("contoso", tmp_path, tmp_path / "views")
     with pytest.raises(DrillError, match=r"contoso did not start: twinbus: .*data"):
         namespace.start()
     namespace.stop()

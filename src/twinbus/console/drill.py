@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-import shutil
+import shlex
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -66,10 +66,7 @@ async def _hold(plan: DrillPlan, directory: Path) -> DrillResult:
         except BaseException as error:
             spark.stop()
             raise _reason(error) from error
-        if not result.passed:
-            # What a person needs to find out why.
-            shutil.rmtree(directory / "ledger", ignore_errors=True)
-            shutil.copytree(world.ledger, directory / "ledger")
+        await asyncio.to_thread(world.keep_ledger, directory / "ledger")
         return result
 
 
@@ -118,8 +115,8 @@ def _print(result: DrillResult, directory: Path) -> None:
     console.print(table)
     for line in drill_words.missing(result):
         console.print(line, style="red", markup=False, soft_wrap=True)
-    if not result.passed:
-        console.print(f"the ledger is kept in {directory / 'ledger'}", soft_wrap=True)
     console.print(
         f"\nreport: {directory / 'report.html'}, with drill.json and drill.log", soft_wrap=True
     )
+    report_command = f"twinbus report reconciliation {shlex.quote(str(directory / 'ledger'))}"
+    console.print(f"ledger: look further with, for example, {report_command}", soft_wrap=True)

@@ -65,10 +65,11 @@ ENTITIES: Final = (
 class NamespaceProcess:
     """`twinbus serve` for one namespace; started again it has the same port and the same data."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, views: Path) -> None:
         self.name = name
         self.connection_string = ""
         self._directory = directory
+        self._views = views
         self._port = 0
         self._process: subprocess.Popen[str] | None = None
 
@@ -86,6 +87,7 @@ class NamespaceProcess:
         self._directory.mkdir(parents=True, exist_ok=True)
         place = f"{self.name}:{self._port}"
         command = ["serve", place, "--data", str(self._directory / "data"), "--quiet"]
+        command += ["--ledger", str(self._views)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 [sys.executable, "-c", _ENTRY, *command],
@@ -153,16 +155,30 @@ class World:
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="twinbus-drill-"))
         self.ledger = self.directory / "ledger"
-        self.primary = NamespaceProcess(PRIMARY, self.directory / "primary")
-        self.secondary = NamespaceProcess(SECONDARY, self.directory / "secondary")
+        self.views = self.directory / "views"
+        """What the brokers themselves recorded. The drill does not need it: it proves that nothing
+        is lost from what its clients know, as a user of Azure has to."""
+        self.primary = NamespaceProcess(PRIMARY, self.directory / "primary", self.views)
+        self.secondary = NamespaceProcess(SECONDARY, self.directory / "secondary", self.views)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def stop(self) -> None:
+        """End both namespaces; their views are whole then."""
         self.primary.stop()
         self.secondary.stop()
-        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def keep_ledger(self, place: Path) -> None:
+        """Copy the ledger for reports to come, with the brokers' views in it."""
+        self.stop()
+        shutil.rmtree(place, ignore_errors=True)
+        for part in (self.ledger, self.views):
+            shutil.copytree(part, place, dirs_exist_ok=True)
 
 
 async def create_entities(connection_string: str) -> None:
