@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from twinbus.console import report_charts
-from twinbus.console.drill_words import CAUSES, cause_name, money
+from twinbus.console.drill_words import CAUSES, cause_name
 from twinbus.console.report_sheet import (
     ROWS_SHOWN,
     Figure,
@@ -19,7 +19,7 @@ from twinbus.console.report_sheet import (
     read_line,
     rest,
 )
-from twinbus.console.table import size, visible
+from twinbus.console.table import money, size, visible
 
 if TYPE_CHECKING:
     from twinbus.pipeline.reports import ChargesReport

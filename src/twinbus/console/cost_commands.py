@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from twinbus.console.output import Output, OutputOption
-from twinbus.console.prices_commands import PricesOption
+from twinbus.console.work_options import (
+    ClientsOption,
+    EntitiesOption,
+    MessagingUnitsOption,
+    PollOption,
+    PricesOption,
+    RateOption,
+    SettlementOption,
+    SizeOption,
+)
 
 __all__ = ["app"]
 
@@ -29,23 +38,17 @@ def cost() -> None:
     " `twinbus report charges`."
 )
 def estimate(
-    rate: Annotated[
-        str, typer.Option(metavar="RATE", help="Messages, like 500/s, 30000/min or 2M/day.")
-    ],
-    size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of one message, like 2KB or 64KiB.")
-    ] = "1KB",
-    entities: Annotated[
-        int, typer.Option(metavar="N", help="Queues and topics that are sent to.")
-    ] = 1,
-    clients: Annotated[int, typer.Option(metavar="N", help="Processes that send.")] = 1,
+    rate: RateOption,
+    size: SizeOption = "1KB",
+    entities: EntitiesOption = 1,
+    clients: ClientsOption = 1,
     queues: Annotated[
         int, typer.Option(metavar="N", help="Backlog queues, the option backlog_queue_count.")
     ] = 10,
     ping_interval: Annotated[
         str, typer.Option(metavar="TIME", help="The option ping_primary_interval.")
     ] = "60s",
-    poll: Annotated[str, typer.Option(metavar="TIME", help="The option syphon_poll.")] = "15min",
+    poll: PollOption = "15min",
     outages: Annotated[
         str, typer.Option(metavar="OFTEN", help="How often the primary is down.")
     ] = "2/year",
@@ -55,16 +58,8 @@ def estimate(
     tier: Annotated[
         str, typer.Option(metavar="TIER", help="Of both namespaces: basic, standard or premium.")
     ] = "standard",
-    settlement: Annotated[
-        str,
-        typer.Option(
-            metavar="RULE",
-            help="Whether complete is an operation: counted, or free as in the documented model.",
-        ),
-    ] = "free",
-    messaging_units: Annotated[
-        int, typer.Option(metavar="N", help="Of a Premium namespace: 1, 2, 4, 8 or 16.")
-    ] = 1,
+    settlement: SettlementOption = "free",
+    messaging_units: MessagingUnitsOption = 1,
     connections: Annotated[
         int | None,
         typer.Option(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.console.output import WrongUse, print_json
-from twinbus.console.price_books import book_of, money
-from twinbus.console.table import aligned, duration, paint
-from twinbus.cost.arithmetic import CountingRule
+from twinbus.console.price_books import book_of
+from twinbus.console.table import aligned, duration, money, paint
+from twinbus.console.work_options import counting_rule, require_messaging_units
 from twinbus.cost.bill import BillLine, ServiceTier
 from twinbus.cost.estimate import MONTH_DAYS, Estimate, Workload, estimate
 from twinbus.cost.quantities import (
@@ -27,9 +27,6 @@ __all__ = ["Asked", "run"]
 PING_INTERVAL_MAX_S: Final = 1_800
 POLL_MAX_S: Final = 900
 """As in the options of a pair."""
-
-MESSAGING_UNITS: Final = (1, 2, 4, 8, 16)
-"""What can be bought for one Premium namespace."""
 
 CONNECTIONS_MAX: Final = 10_000_000
 
@@ -69,13 +66,8 @@ def run(asked: Asked, prices: Path | None, *, as_json: bool) -> int:
 
 def _workload(asked: Asked) -> Workload:
     """What was asked, as numbers; WrongUse names the option that makes no sense."""
-    tier = _choice("--tier", asked.tier, tuple(ServiceTier))
-    settlement = _choice("--settlement", asked.settlement, ("free", "counted"))
-    if asked.messaging_units not in MESSAGING_UNITS:
-        raise WrongUse(
-            f"--messaging-units must be one of {', '.join(map(str, MESSAGING_UNITS))};"
-            f" got {asked.messaging_units}"
-        )
+    tier, rule = _tier(asked.tier), counting_rule(asked.settlement)
+    require_messaging_units(asked.messaging_units)
     if asked.connections is not None and asked.connections > CONNECTIONS_MAX:
         raise WrongUse(f"--connections must be at most {CONNECTIONS_MAX:,}")
     try:
@@ -91,8 +83,8 @@ def _workload(asked: Asked) -> Workload:
             poll_s=parse_duration(asked.poll, "--poll", least=1, most=POLL_MAX_S),
             outages_per_year=parse_frequency(asked.outages, "--outages"),
             outage_s=parse_duration(asked.outage_length, "--outage-length"),
-            tier=ServiceTier(tier),
-            rule=CountingRule(count_settlement=settlement == "counted"),
+            tier=tier,
+            rule=rule,
             messaging_units=asked.messaging_units,
             connections=asked.connections,
         )
@@ -101,11 +93,11 @@ def _workload(asked: Asked) -> Workload:
         raise WrongUse(f"--{str(error).removeprefix('--')}") from None
 
 
-def _choice(option: str, said: str, choices: tuple[str, ...]) -> str:
+def _tier(said: str) -> ServiceTier:
     word = said.strip().lower()
-    if word not in choices:
-        raise WrongUse(f"{option} must be {' or '.join(choices)}; got {said!r:.60}")
-    return word
+    if word not in tuple(ServiceTier):
+        raise WrongUse(f"--tier must be {' or '.join(ServiceTier)}; got {said!r:.60}")
+    return ServiceTier(word)
 
 
 def _lines(asked: Asked, work: Workload, made: Estimate, old: list[str]) -> Iterator[str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-if TYPE_CHECKING:
-    from decimal import Decimal
+from twinbus.console.table import money
 
+if TYPE_CHECKING:
     from twinbus.console.drill_result import DrillPlan, DrillResult
     from twinbus.pipeline.report import Bill
 
@@ -21,7 +21,6 @@ __all__ = [
     "cause_name",
     "headline",
     "missing",
-    "money",
     "rate",
     "rows",
     "story",
@@ -93,14 +92,6 @@ def cause_name(cause: str) -> str:
 def rate(plan: DrillPlan) -> str:
     """Messages a second, with a digit more where there are few."""
     return f"{plan.rate:.0f}" if plan.rate >= FEW else f"{plan.rate:.1f}"
-
-
-def money(amount: Decimal | None, currency: str) -> str:
-    """An amount with as many digits as it takes to see one that is small."""
-    if amount is None:
-        return "not priced"
-    digits = 2 if amount >= 1 or not amount else 6
-    return f"{amount:.{digits}f} {currency}"
 
 
 def _story(result: DrillResult) -> Iterator[str]:

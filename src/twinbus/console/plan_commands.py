@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from twinbus.console.prices_commands import PricesOption
+from twinbus.console.work_options import (
+    ClientsOption,
+    EntitiesOption,
+    MessagingUnitsOption,
+    PollOption,
+    PricesOption,
+    RateOption,
+    SettlementOption,
+    SizeOption,
+)
 
 __all__ = ["PlanOutput", "add_to"]
 
@@ -30,7 +39,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def plan(
-    rate: Annotated[str, typer.Option(metavar="RATE", help="Messages, like 500/s or 2M/day.")],
+    rate: RateOption,
     outages: Annotated[
         list[str],
         typer.Option(
@@ -39,13 +48,9 @@ def plan(
             " 40min is the median; also exponential or fixed, and 'exactly 2/year'. Repeatable.",
         ),
     ],
-    size: Annotated[str, typer.Option(metavar="SIZE", help="Of one message.")] = "1KB",
-    entities: Annotated[
-        int, typer.Option(metavar="N", help="Queues and topics that are sent to.")
-    ] = 1,
-    clients: Annotated[
-        int, typer.Option(metavar="N", help="Processes that send, each with its pair.")
-    ] = 1,
+    size: SizeOption = "1KB",
+    entities: EntitiesOption = 1,
+    clients: ClientsOption = 1,
     sigma: Annotated[
         float,
         typer.Option(metavar="X", help="How far lognormal lengths scatter: of their logarithm."),
@@ -90,7 +95,7 @@ def plan(
             " attempt_timeout if the primary hangs.",
         ),
     ] = "0s",
-    poll: Annotated[str, typer.Option(metavar="TIME", help="The option syphon_poll.")] = "15min",
+    poll: PollOption = "15min",
     syphons: Annotated[int, typer.Option(metavar="N", help="Programs that run a syphon.")] = 1,
     full_years: Annotated[
         float, typer.Option(metavar="X", help="Years with a full backlog that are good enough.")
@@ -98,16 +103,8 @@ def plan(
     raised_per_million: Annotated[
         float, typer.Option(metavar="X", help="Sends of a million that may raise in a year.")
     ] = 1.0,
-    settlement: Annotated[
-        str,
-        typer.Option(
-            metavar="RULE",
-            help="Whether complete is an operation: counted, or free as in the documented model.",
-        ),
-    ] = "free",
-    messaging_units: Annotated[
-        int, typer.Option(metavar="N", help="Of Premium with Geo-Replication: 1, 2, 4, 8 or 16.")
-    ] = 1,
+    settlement: SettlementOption = "free",
+    messaging_units: MessagingUnitsOption = 1,
     prices: PricesOption = None,
     years: Annotated[int, typer.Option(metavar="N", help="Years to simulate.")] = 4_000,
     seed: Annotated[

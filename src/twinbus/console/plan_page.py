@@ -8,7 +8,7 @@ from typing import Final
 
 from twinbus.console import page as pages
 from twinbus.console.plan_words import HEADINGS, cells, facts, interval, neighbours, plainly, queues
-from twinbus.console.price_books import money
+from twinbus.console.table import money
 from twinbus.planning.plan import Plan
 
 __all__ = ["page"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from twinbus.console.output import WrongUse
+from twinbus.console.work_options import counting_rule, require_messaging_units
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.cost.estimate import COUNT_MAX
 from twinbus.cost.quantities import (
@@ -25,9 +26,6 @@ from twinbus.planning.outcomes import QUEUE_MAX_BYTES, Question, grid
 __all__ = ["Asked", "Read", "read"]
 
 T = TypeVar("T")
-
-MESSAGING_UNITS: Final = (1, 2, 4, 8, 16)
-"""What can be bought for one Premium namespace."""
 
 MESSAGE_MAX_BYTES: Final = 256 * KB
 """Of a Standard namespace, which is what a pair is priced as."""
@@ -83,13 +81,8 @@ def read(asked: Asked) -> Read:
 
 
 def _read(asked: Asked) -> Read:
-    if asked.settlement not in ("free", "counted"):
-        raise WrongUse(f"--settlement must be free or counted; got {asked.settlement!r:.40}")
-    if asked.messaging_units not in MESSAGING_UNITS:
-        raise WrongUse(
-            f"--messaging-units must be one of {', '.join(map(str, MESSAGING_UNITS))};"
-            f" got {asked.messaging_units}"
-        )
+    rule = counting_rule(asked.settlement)
+    require_messaging_units(asked.messaging_units)
     if not 0 <= asked.seed <= SEED_MAX:
         raise WrongUse(f"--seed must be from 0 to {SEED_MAX}; got {asked.seed}")
     if not 1 <= len(asked.outages) <= PATTERNS_MAX:
@@ -119,7 +112,7 @@ def _read(asked: Asked) -> Read:
     return Read(
         question=question,
         limits=Limits(full_share=asked.full_years, raised_per_million=asked.raised_per_million),
-        rule=CountingRule(count_settlement=asked.settlement == "counted"),
+        rule=rule,
         messaging_units=asked.messaging_units,
     )
 

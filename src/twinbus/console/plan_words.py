@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
-from twinbus.console.price_books import money
-from twinbus.console.table import aligned, duration, paint
+from twinbus.console.table import aligned, duration, money, paint
 from twinbus.planning.outcomes import Estimate, Outcome
 from twinbus.planning.plan import Plan
 

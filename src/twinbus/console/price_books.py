@@ -8,27 +8,24 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
 from twinbus.console.output import WrongUse, print_json
-from twinbus.console.table import aligned, paint, visible
+from twinbus.console.table import UNPRICED, aligned, paint, visible
 from twinbus.cost import prices
 from twinbus.cost.bill import exact
 from twinbus.cost.price_documents import read_json
 from twinbus.cost.prices import Meter, PriceBook, PriceBookError
 from twinbus.cost.retail_prices import Imported, book_from
 
-__all__ = ["book_of", "import_files", "money", "show"]
+__all__ = ["book_of", "import_files", "show"]
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """All prices of Service Bus in all regions are 2 MB; a larger file is another one."""
 
 ASIDE_SHOWN: Final = 20
 """Items set aside that a person reads; `--output json` has all."""
-
-UNPRICED: Final = "not priced"
 
 
 def book_of(path: Path | None) -> PriceBook:
@@ -39,14 +36,6 @@ def book_of(path: Path | None) -> PriceBook:
         return prices.load(path, _today())
     except PriceBookError as error:
         raise WrongUse(visible(error)) from None
-
-
-def money(amount: Decimal | None, currency: str) -> str:
-    """An amount to read: two digits behind the point, more where a small one needs them."""
-    if amount is None:
-        return UNPRICED
-    digits = 2 if amount >= 1 or not amount else 6
-    return f"{amount:,.{digits}f} {currency}"
 
 
 def show(path: Path | None, *, as_json: bool) -> int:

@@ -8,25 +8,15 @@ from typing import Annotated
 import typer
 
 from twinbus.console.output import Output, OutputOption
+from twinbus.console.work_options import PricesOption
 
-__all__ = ["PricesOption", "app"]
+__all__ = ["app"]
 
 app = typer.Typer(
     help="Look at the price book that amounts are made with, or make one from Azure's prices.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-PricesOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--prices",
-        envvar="TWINBUS_PRICES",
-        metavar="FILE",
-        help="Price book to use; without it the newest that comes with Twinbus.",
-        show_default=False,
-    ),
-]
 
 
 @app.command(epilog="Example: twinbus prices show --prices our-prices.json --output json")

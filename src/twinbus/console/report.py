@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from twinbus.console import charts, drill_words
 from twinbus.console.page import listed, section, whole_page
+from twinbus.console.table import money
 
 if TYPE_CHECKING:
     from twinbus.console.drill_result import DrillResult
@@ -134,8 +135,8 @@ def _bill(result: DrillResult) -> str:
         "</tr>"
         for charge in sorted(result.tables.charges, key=lambda charge: -charge.operations)
     ]
-    used_up = drill_words.money(bill.amount_past_free, bill.currency)
-    free = drill_words.money(bill.amount, bill.currency)
+    used_up = money(bill.amount_past_free, bill.currency)
+    free = money(bill.amount, bill.currency)
     return (
         '<table><tr><th>cause</th><th>operation</th><th class="number">calls</th>'
         f'<th class="number">units of 64 KB</th></tr>{"".join(lines)}</table>'

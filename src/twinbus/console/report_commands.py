@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twinbus.console.output import WrongUse
+from twinbus.console.work_options import PricesOption, SettlementOption, counting_rule
 
 if TYPE_CHECKING:
     from twinbus.console.report_run import ReportPlan
@@ -31,13 +32,6 @@ class ReportOutput(StrEnum):
     JSON = "json"
     CSV = "csv"
     HTML = "html"
-
-
-class Settlement(StrEnum):
-    """Whether complete, defer and dead-letter are operations of their own."""
-
-    COUNTED = "counted"
-    NOT_COUNTED = "not-counted"
 
 
 LedgerArgument = Annotated[
@@ -109,19 +103,8 @@ def charges(
     since: SinceOption = None,
     until: UntilOption = None,
     entity: EntityOption = None,
-    prices: Annotated[
-        Path | None,
-        typer.Option(
-            "--prices",
-            metavar="FILE",
-            help="A price book; unset: the newest that comes with Twinbus.",
-            show_default=False,
-        ),
-    ] = None,
-    settlement: Annotated[
-        Settlement,
-        typer.Option("--settlement", help="Whether settlements are operations of their own."),
-    ] = Settlement.NOT_COUNTED,
+    prices: PricesOption = None,
+    settlement: SettlementOption = "free",
     output: OutputOption = ReportOutput.TEXT,
     to: ToOption = None,
     master: MasterOption = None,
@@ -134,8 +117,7 @@ def charges(
 
     book = report_run.price_book(prices)
     plan = _plan(ledger, tables, since, until, entity, output, to, master)
-    counted = settlement is Settlement.COUNTED
-    raise typer.Exit(report_run.charges(plan, book, settlement_counted=counted))
+    raise typer.Exit(report_run.charges(plan, book, counting_rule(settlement)))
 
 
 @app.command(

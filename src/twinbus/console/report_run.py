@@ -82,13 +82,12 @@ class ReportPlan:
         return Asked(since_ms=self.since_ms, until_ms=self.until_ms, entity=self.entity)
 
 
-def charges(plan: ReportPlan, book: PriceBook, *, settlement_counted: bool) -> int:
+def charges(plan: ReportPlan, book: PriceBook, rule: CountingRule) -> int:
     """Show the charges; the exit status."""
 
     def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
         from twinbus.pipeline.charges_report import charges_report
 
-        rule = CountingRule(count_settlement=settlement_counted)
         return charges_report(tables, plan.asked, book, rule)
 
     return _run(plan, make)

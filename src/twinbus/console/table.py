@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import IO, Final
 
-__all__ = ["aligned", "duration", "paint", "size", "visible"]
+__all__ = ["UNPRICED", "aligned", "duration", "money", "paint", "size", "visible"]
 
 GAP: Final = "  "
+UNPRICED: Final = "not priced"
 
 _CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
@@ -69,3 +71,11 @@ def paint(text: str, *styles: str, stream: IO[str] | None = None) -> str:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
         return text
     return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
+
+
+def money(amount: Decimal | None, currency: str) -> str:
+    """An amount to read: two digits behind the point, more where a small one needs them."""
+    if amount is None:
+        return UNPRICED
+    digits = 2 if amount >= 1 or not amount else 6
+    return f"{amount:,.{digits}f} {currency}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from decimal import Decimal
 
 from tests.unit.console.drill_results import PASSED, drilled
 from twinbus.console import drill_words
@@ -75,10 +74,3 @@ def test_errors_and_duplicates_are_told_with_their_reason() -> None:
     assert "1 send raised an error, so their callers know." in drill_words.story(result)
     (row,) = [row for row in drill_words.rows(result) if row.name == "duplicates"]
     assert row.meaning == "2: a send that had no answer was done again elsewhere"
-
-
-def test_money_is_exact_enough_to_see_and_unknown_is_not_nothing() -> None:
-    assert drill_words.money(Decimal("0.007232"), "USD") == "0.007232 USD"
-    assert drill_words.money(Decimal("12.3456"), "USD") == "12.35 USD"
-    assert drill_words.money(Decimal(0), "USD") == "0.00 USD"
-    assert drill_words.money(None, "USD") == "not priced"

@@ -195,7 +195,7 @@ By cause
 Money by tier
   tier      what                   quantity        amount
   Standard  Messaging Operations     25,100  0.020080 USD  past free
-  Premium   Messaging Unit        2 x 730 h   1354.15 USD  a month, 1 unit
+  Premium   Messaging Unit        2 x 730 h  1,354.15 USD  a month, 1 unit
 
 The documented arithmetic, and the fact
   what                            by the model  in the ledger
