@@ -26,7 +26,7 @@ STOP_LIMIT_S = 60.0
 """No promise, only an end of patience: with ten times the work it takes ten times as long."""
 
 HEALTH_POLL_S = 0.01
-BUSY_FACTOR = 8
+BUSY_FACTOR = 4
 """A start on a busy machine may take so many times its limit, if it does not work for longer."""
 
 
