@@ -34,12 +34,10 @@ def sides(progress: Progress) -> Iterator[Sides]:
         def audit(name: str) -> float:
             # The warm-up of the large one is that of the small one: its code is compiled then.
             shown = name if peaks or name == "small" else "small"
-            progress(f"auditing {plans[shown].records:,} records")
-            memory.reset()
             plan = plans[shown]
+            progress(f"auditing {plan.records:,} records")
+            memory.reset()
             took_ms = timed_ms(plan, lambda: spark_audit(spark, place / shown, plan))
-                plans[shown], lambda: spark_audit(spark, place / shown, plans[shown])
-            )
             peaks[shown] = memory.gigabytes()
             return took_ms
 
