@@ -1,6 +1,6 @@
 """How a process that is ours alone runs its event loop: commands, Spark tasks, benchmarks.
 
-An application chooses its loop, and tunes its collector, itself.
+An application chooses its loop, and tunes its collector, itself. A notebook has one running.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["fast_loop", "run_alone"]
+__all__ = ["fast_loop", "run_alone", "run_anywhere"]
 
 T = TypeVar("T")
 
@@ -21,6 +22,19 @@ def run_alone(work: Coroutine[Any, Any, T]) -> T:
     gc.freeze()
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         return runner.run(work)
+
+
+def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also where a loop runs already: a notebook's cell is inside one.
+
+    Whoever waits in that loop waits too.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

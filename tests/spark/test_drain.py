@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -16,7 +17,8 @@ from tests.processes import ServedBroker
 from tests.spark import drain_world
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerError, read
-from twinbus.pipeline.drain import DrainRun, DrainStatistics, drain, group_queues
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pipeline.drain import DrainRun, DrainStatistics, _turn_s, drain, group_queues
 from twinbus.syphon.actions import Action, Forward
 from twinbus.syphon.pump import Limits, Pump
 
@@ -49,7 +51,7 @@ def namespaces(tmp_path: Path) -> Iterator[tuple[str, str]]:
         yield primary, secondary
 
 
-def divert(secondary: str, queue: str, message_ids: list[str]) -> None:
+def divert(secondary: str, queue: str, message_ids: list[str], path: str = "orders") -> None:
     from azure.servicebus import ServiceBusMessage
 
     from tests.official_sdk import client
@@ -57,7 +59,7 @@ def divert(secondary: str, queue: str, message_ids: list[str]) -> None:
 
     messages = [ServiceBusMessage("x", message_id=message_id) for message_id in message_ids]
     with client(secondary) as sdk, sdk.get_queue_sender(queue) as sender:
-        sender.send_messages([to_backlog_message(m, "orders") for m in messages])
+        sender.send_messages([to_backlog_message(m, path) for m in messages])
 
 
 def received(primary: str) -> Counter[str | None]:
@@ -74,15 +76,19 @@ def test_a_spark_job_empties_every_queue_and_its_tasks_write_the_ledger(
     spark: SparkSession, namespaces: tuple[str, str], tmp_path: Path
 ) -> None:
     progress: list[DrainProgress] = []
-    done = drain(
-        spark,
-        *namespaces,
-        QUEUES,
-        ledger_directory=tmp_path / "ledger",
-        tasks=2,
-        on_progress=progress.append,
-    )
 
+    async def cell() -> DrainRun:
+        # As in a notebook, where a loop runs around every cell.
+        return drain(
+            spark,
+            *namespaces,
+            QUEUES,
+            ledger_directory=tmp_path / "ledger",
+            tasks=2,
+            on_progress=progress.append,
+        )
+
+    done = asyncio.run(cell())
     assert received(namespaces[0]) == Counter(f"{q[-1]}-{n}" for q in QUEUES for n in range(EACH))
     assert progress[-1].waiting == 0
     records = list(read(tmp_path / "ledger"))
@@ -205,6 +211,42 @@ def test_a_drain_that_is_stopped_in_the_middle_duplicates_nothing(
         arrived = namespaces.received()
     assert sum(map(len, arrived.values())) == count
     assert not drain_world.duplicates(arrived)
+
+
+def test_a_task_that_waits_for_a_destination_gives_others_its_slot(
+    spark: SparkSession, namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.official_sdk import administration
+
+    monkeypatch.setattr("twinbus.pipeline.drain.PROGRESS_S", 0.1)
+    monkeypatch.setattr("twinbus.pipeline.drain.STARVED_S", 1.0)
+    assert spark.sparkContext.defaultParallelism == 1
+    with administration(namespaces[0]) as admin:
+        admin.create_queue("closed", status="SendDisabled")
+    divert(namespaces[1], QUEUES[0], ["held"], path="closed")
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=drain, args=(spark, *namespaces, QUEUES), kwargs={"tasks": 3, "stop": stop}
+    )
+    thread.start()
+    came = Counter[str | None]()
+
+    def all_came() -> bool:
+        came.update(received(namespaces[0]))
+        return came.total() >= len(QUEUES) * EACH
+
+    try:
+        wait_for(all_came, 60.0)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert came == Counter(f"{q[-1]}-{n}" for q in QUEUES for n in range(EACH))
+
+
+def test_a_continuous_task_outlives_the_grace_of_a_missing_destination() -> None:
+    assert _turn_s(SendAvailabilityOptions()) > 21_600
+    assert _turn_s(SendAvailabilityOptions(undeliverable_grace=0)) == 3_600
 
 
 def wait_for(holds: Callable[[], bool], patience_s: float = 200.0) -> None:

@@ -54,7 +54,8 @@ PROGRESS_S: Final = 0.5
 """Between two looks at the counts, while the job runs."""
 
 TURN_POLLS: Final = 4
-"""Long polls of one continuous task: an hour, then jobs begin anew, on the executors of the day."""
+"""Long polls of one continuous task at the least; then jobs begin anew, on the executors of the
+day."""
 
 FAILURES_MAX: Final = 3
 """Jobs in a row that fail and leave no message less, before a batch is given up. Spark has by then
@@ -64,8 +65,8 @@ FIRST_AGAIN_S: Final = 1.0
 LONGEST_AGAIN_S: Final = 30.0
 
 STARVED_S: Final = 15.0
-"""Tasks of a continuous drain may wait so long for a slot: an executor that died comes back by
-then, or does not."""
+"""Tasks may wait so long for a slot: an executor that died comes back by then, or does not, and a
+task that is running may wait for a destination for ever."""
 
 STOP_S: Final = 30.0
 """Tasks that are told to end settle what is in flight; after this Spark kills them."""
@@ -124,7 +125,7 @@ def drain(
         lease=lease,
         only=None if served is None else tuple(sorted(served)),
         rate_per_s=rate_per_s,
-        turn_s=TURN_POLLS * options.syphon_poll_s if continuous else None,
+        turn_s=_turn_s(options) if continuous else None,
     )
     unique = list(dict.fromkeys(queues))
     backlog = Backlog(Endpoint.parse(task.secondary), unique, on_progress, served)
@@ -189,7 +190,7 @@ class _Drain:
 
     def _run_job(self) -> None:
         context = self._spark.sparkContext
-        count = self._tasks or self._slots or context.defaultParallelism
+        count = self._slots or self._tasks or context.defaultParallelism
         self._slots = None
         groups = group_queues(self._backlog.queues, self._at_rate(count))
         task = self._task
@@ -222,7 +223,7 @@ class _Drain:
             if ending_since is not None:
                 if now - ending_since > STOP_S:
                     job.cancel()
-            elif self._is_continuous:
+            else:
                 running, waiting = job.tasks()
                 if not (running and waiting):
                     starving_since = None
@@ -272,6 +273,15 @@ def _rows(spark: SparkSession, groups: Sequence[Sequence[str]]) -> DataFrame:
     # `parallelize` with as many slices as rows is what gives each group a task of its own.
     slices = spark.sparkContext.parallelize(rows, len(rows))
     return spark.createDataFrame(slices, GROUPS)
+
+
+def _turn_s(options: SendAvailabilityOptions) -> float:
+    """How long a continuous task works before jobs begin anew: what it knows ends with it.
+
+    A missing destination is given up after its grace, so a turn is longer than that.
+    """
+    poll_s, grace_s = options.syphon_poll_s, options.undeliverable_grace_s
+    return max(TURN_POLLS * poll_s, grace_s + poll_s)
 
 
 def _require_usable(spark: SparkSession) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from twinbus.errors import SyphonError
+from twinbus.loops import run_anywhere
 from twinbus.syphon.counts import CountsUnavailable, QueueCounts, counts_of
 from twinbus.syphon.endpoint import Endpoint
 from twinbus.syphon.host import PEEK_AGAIN_S, DrainProgress
@@ -41,7 +42,7 @@ class Backlog:
 
         Of some destinations only, what waits is counted by peeking.
         """
-        counts = asyncio.run(self._ask())
+        counts = run_anywhere(self._ask())
         self.waiting = sum(count.waiting for count in counts)
         if self._only is not None:
             self.waiting = self._peek(self._only)
@@ -52,7 +53,7 @@ class Backlog:
 
     def _peek(self, only: frozenset[str]) -> int:
         try:
-            return sum(asyncio.run(matching(self._endpoint, self.queues, only)).values())
+            return sum(run_anywhere(matching(self._endpoint, self.queues, only)).values())
         except SyphonError as error:
             if self._first is None:
                 # Before anything starts: most likely a right that is missing.
