@@ -39,6 +39,7 @@ from pyspark.sql.types import (
 )
 
 from twinbus.errors import SyphonError
+from twinbus.pipeline.shipping import ship_package
 from twinbus.syphon.endpoint import Endpoint
 from twinbus.syphon.peeked import Peeked
 from twinbus.syphon.peeking import backlog_queues_of, dialled, peek
@@ -102,7 +103,8 @@ MESSAGES: Final = StructType(
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("servicebus")` known to a session."""
+    """Make `spark.read.format("servicebus")` known to a session, and to its executors."""
+    ship_package(spark.sparkContext)
     spark.dataSource.register(ServiceBusSource)
 
 
