@@ -17,6 +17,8 @@ from twinbus.syphon.bookkeeping import Ledger
 from twinbus.syphon.counts import CountsUnavailable, QueueCounts, counts_of
 from twinbus.syphon.endpoint import Endpoint, endpoint_of
 from twinbus.syphon.lease import Leases
+from twinbus.syphon.patience import Patience
+from twinbus.syphon.peeking import Unreachable
 from twinbus.syphon.pump import Limits, Pump
 from twinbus.syphon.rate import Pace, Rate
 from twinbus.syphon.relay import Relay
@@ -276,7 +278,7 @@ async def drain(
     when no message to these destinations is left; queues that hold none are not touched.
     """
     if only is not None:
-        found = await matching(endpoint_of(secondary), queues, selected(only))
+        found = await _matching(endpoint_of(secondary), queues, selected(only))
         queues = [queue for queue, count in found.items() if count]
     host = SyphonHost(
         primary,
@@ -291,6 +293,19 @@ async def drain(
         only=only,
     )
     return await drain_host(host, idle_s=idle_s, on_progress=on_progress)
+
+
+async def _matching(
+    secondary: Endpoint, queues: Sequence[str], only: frozenset[str]
+) -> dict[str, int]:
+    """What the queues hold for these destinations, as soon as somebody answers."""
+    patience = Patience()
+    while True:
+        try:
+            return await matching(secondary, queues, only)
+        except Unreachable as error:
+            log.warning("looking for messages to %s: %s", ", ".join(sorted(only)), error)
+            await asyncio.sleep(patience.after(0.0))
 
 
 async def drain_host(
@@ -346,6 +361,8 @@ class _Stock:
         self._host = host
         self._found = self._moved = 0
         """Messages to the selected destinations at the last peek, and what was moved then."""
+        self._seen = 0
+        """What was moved at the last look."""
         self._peek_at = 0.0
 
     async def waiting(self) -> int | None:
@@ -355,6 +372,9 @@ class _Stock:
             return await _total(host.secondary, host.relays)
         expected = self._found - (host.moved - self._moved)
         now = time.monotonic()
+        if host.moved > self._seen:
+            # A peek looks at all that the queues hold: not while the numbers tell.
+            self._seen, self._peek_at = host.moved, now + PEEK_AGAIN_S
         if expected > 0 and now < self._peek_at:
             return expected
         try:

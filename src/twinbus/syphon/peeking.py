@@ -23,6 +23,7 @@ from twinbus.syphon.peeked import Peeked, read_peeked
 __all__ = [
     "DEAD_LETTERS",
     "ListingRefused",
+    "Unreachable",
     "backlog_queues_of",
     "dialled",
     "peek",
@@ -49,6 +50,10 @@ class ListingRefused(SyphonError):
     """The queues of a namespace must not be listed; those that are named can be used."""
 
 
+class Unreachable(SyphonError):
+    """Nobody answers now; that may change."""
+
+
 @asynccontextmanager
 async def dialled(endpoint: Endpoint) -> AsyncIterator[Line]:
     """A line to a namespace for a block; SyphonError, in one line, whatever goes wrong on it."""
@@ -72,7 +77,7 @@ class said_in_one_line:  # noqa: N801  # reads as a sentence where it is used
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, LineLost):
-            raise SyphonError(str(error)) from error
+            raise Unreachable(str(error)) from error
         if isinstance(error, RequestRefused):
             raise SyphonError(f"{self._endpoint.label} refuses: {error}") from error
 
