@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from tests.spark.ledgers import (
+    EPOCH_MS,
     Line,
     assert_rows,
     diverted,
@@ -91,12 +93,12 @@ def test_both_views_are_counted_where_the_broker_says_it_was(spark: SparkSession
         gold_schemas.DISAGREEMENTS,
     )
     expected = [
-        ("contoso", "orders", "send", 3, 5, -2, 1, 1, 2, 1, 0),
-        ("contoso", "orders", "receive", 1, 2, -1, 0, 0, 0, 0, 1),
-        ("contoso", "orders", "complete", 1, 1, 0, 0, 0, 0, 0, 0),
-        ("east", QUEUE, "send", 1, 1, 0, 0, 0, 0, 0, 0),
-        ("east", QUEUE, "receive", 1, 1, 0, 0, 0, 0, 0, 0),
-        ("east", QUEUE, "complete", 1, 1, 0, 0, 0, 0, 0, 0),
+        ("contoso", "orders", "send", 3, 5, -2, 1, 1, 2, 1, 0, 0),
+        ("contoso", "orders", "receive", 1, 2, -1, 0, 0, 0, 0, 1, 0),
+        ("contoso", "orders", "complete", 1, 1, 0, 0, 0, 0, 0, 0, 0),
+        ("east", QUEUE, "send", 1, 1, 0, 0, 0, 0, 0, 0, 0),
+        ("east", QUEUE, "receive", 1, 1, 0, 0, 0, 0, 0, 0, 0),
+        ("east", QUEUE, "complete", 1, 1, 0, 0, 0, 0, 0, 0, 0),
     ]
     assert_rows(
         reconciliation.agreements(reconciliation.views(records), differing),
@@ -126,6 +128,30 @@ def test_namespaces_may_have_other_names_at_the_other_end(spark: SparkSession) -
     assert {tuple(row)[:5] for row in table.where("operation = 'send'").collect()} == {
         ("", "orders", "send", 3, 5),
         ("", QUEUE, "send", 1, 1),
+    }
+
+
+def test_a_call_at_midnight_belongs_to_the_day_of_its_first_record(spark: SparkSession) -> None:
+    records = ledger(
+        spark, broker("send", "late", at_s=86_399.99), sent("late", 86_400.01, **PRIMARY)
+    )
+    first_day = F.col("first_ms") < F.lit(EPOCH_MS + 86_400_000)
+    for began in (first_day, ~first_day):
+        assert reconciliation.disagreements(records, began=began).count() == 0
+
+
+def test_what_is_just_done_may_not_be_written_yet(spark: SparkSession) -> None:
+    records = ledger(
+        spark,
+        *(broker("send", "old", at_s=1), broker("send", "young", at_s=9)),
+        sent("unknown to the broker", 9, **PRIMARY),
+    )
+    newest_ms = records.agg(F.max("at_ms")).collect()[0][0]
+    found = reconciliation.disagreements(records, newest_ms=newest_ms).collect()
+    assert {(row["message_id"], row["kind"]) for row in found} == {
+        ("old", "only_broker"),
+        ("young", "too_young"),
+        ("unknown to the broker", "only_clients"),
     }
 
 

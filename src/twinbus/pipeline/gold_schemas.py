@@ -305,5 +305,6 @@ AGREEMENTS: Final = StructType(
         StructField("ambiguous_done", LongType(), nullable=False),
         StructField("ambiguous_not_done", LongType(), nullable=False),
         StructField("given_back", LongType(), nullable=False),
+        StructField("too_young", LongType(), nullable=False),
     ]
 )

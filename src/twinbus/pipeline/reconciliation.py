@@ -21,6 +21,8 @@ it was done than the broker says it did it; `unanswered` is how often a client h
     given_back            a receive with ahead < 0: handed to a receiver that never showed it to its
                           application. It was closed with messages in hand, or let a lock end, or
                           keeps no ledger; what became of the message is told by what settled it
+    too_young             only_broker, in the last moments before `newest_ms`: a broker writes
+                          before it answers, its client a little after that
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ __all__ = ["KINDS", "agreements", "disagreements", "named", "views"]
 
 KINDS: Final = (
     *("only_clients", "only_broker"),
-    *("ambiguous_done", "ambiguous_not_done", "given_back"),
+    *("ambiguous_done", "ambiguous_not_done", "given_back", "too_young"),
 )
+
+YOUNG_MS: Final = 5_000
+"""A client has written what it was told by then, if it lives."""
 
 _SETTLEMENTS: Final = ("complete", "defer", "dead_letter")
 _BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
@@ -66,25 +71,35 @@ def views(records: DataFrame) -> DataFrame:
     )
 
 
-def disagreements(records: DataFrame, *, by_namespace: bool = True) -> DataFrame:
+def disagreements(
+    records: DataFrame,
+    *,
+    by_namespace: bool = True,
+    began: Column | None = None,
+    newest_ms: int | None = None,
+) -> DataFrame:
     """Messages on which the ends disagree, or of which a client had no answer.
 
     `by_namespace` is False where the two ends do not call the namespaces by the same names; then
-    places of the same path are taken for one.
+    places of the same path are taken for one. `began` is a condition on `first_ms`, when the first
+    of either end did it: the other may have told of it a day later. `newest_ms` is the time of the
+    newest record there is; None: all is told that ever will be.
     """
     ok, client = F.col("outcome") == "ok", F.col("view") == "client"
     one, less = F.lit(1).cast("long"), F.lit(-1).cast("long")
     placed = _placed(records).where(F.col("message_id").isNotNull())
     if not by_namespace:
         placed = placed.withColumn("namespace", F.lit(""))
+    told = placed.groupBy("namespace", "place", "operation", "message_id").agg(
+        F.sum(F.when(ok & client, one).when(ok, less).otherwise(0)).alias("ahead"),
+        F.count_if(client & (F.col("outcome") == "unknown")).alias("unanswered"),
+        F.min("at_ms").alias("first_ms"),
+        F.max("at_ms").alias("last_ms"),
+    )
     return (
-        placed.groupBy("namespace", "place", "operation", "message_id")
-        .agg(
-            F.sum(F.when(ok & client, one).when(ok, less).otherwise(0)).alias("ahead"),
-            F.count_if(client & (F.col("outcome") == "unknown")).alias("unanswered"),
-        )
+        told.where(F.lit(True) if began is None else began)
         .where((F.col("ahead") != 0) | (F.col("unanswered") > 0))
-        .withColumn("kind", _kind())
+        .withColumn("kind", _kind(newest_ms))
         .select(*DISAGREEMENTS.fieldNames())
     )
 
@@ -148,16 +163,19 @@ def _placed(records: DataFrame) -> DataFrame:
         view.alias("view"),
         F.coalesce(F.col("outcome"), F.lit("ok")).alias("outcome"),
         "message_id",
+        "at_ms",
     )
 
 
-def _kind() -> Column:
+def _kind(newest_ms: int | None) -> Column:
     ahead, unanswered = F.col("ahead"), F.col("unanswered")
+    young = F.lit(False) if newest_ms is None else F.col("last_ms") > newest_ms - YOUNG_MS
     return (
         F.when(ahead > 0, F.lit("only_clients"))
         .when(ahead == 0, F.lit("ambiguous_not_done"))
         .when(-ahead <= unanswered, F.lit("ambiguous_done"))
         .when(F.col("operation") == "receive", F.lit("given_back"))
+        .when(young, F.lit("too_young"))
         .otherwise(F.lit("only_broker"))
     )
 

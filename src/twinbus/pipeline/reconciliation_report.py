@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
@@ -14,7 +15,7 @@ from twinbus.pipeline.reports import Agreement, Difference, ReconciliationReport
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from twinbus.pipeline.reporting import LedgerTables
     from twinbus.pipeline.reports import Asked, Scope
@@ -32,6 +33,7 @@ EXPLANATIONS: Final = {
     "ambiguous_done": "the client had no answer, and the broker did it",
     "ambiguous_not_done": "the client had no answer, and the broker did not do it",
     "given_back": "handed to a receiver, which gave it back or recorded nothing",
+    "too_young": "just done: the client may not have written it yet",
 }
 """Kinds of differences (`reconciliation`); those that the ledger explains say how."""
 EXPLAINED: Final = tuple(kind for kind, words in EXPLANATIONS.items() if words)
@@ -50,13 +52,21 @@ def reconciliation_report(tables: LedgerTables, asked: Asked) -> ReconciliationR
             unknown=("what the broker saw: it wrote no view of its own into this ledger",),
         )
     records = _in_scope(tables.every_record(), asked)
-    # Clients call a namespace by its host, a broker by its name: paths are what they share.
-    differing = of_entity(disagreements(records, by_namespace=False), asked, "place").cache()
+    found_differing = disagreements(
+        records,
+        # Clients call a namespace by its host, a broker by its name: paths are what they share.
+        by_namespace=False,
+        began=_began(asked),
+        newest_ms=records.agg(F.max("at_ms")).collect()[0][0],
+    )
+    differing = of_entity(found_differing, asked, "place").cache()
     try:
         views = by_day(of_entity(tables.table("views"), asked, "place"), asked)
         found = agreements(views, differing, by_namespace=False)
-        rows = found.orderBy("place", "operation").limit(ROWS_MAX).collect()
-        told = [Agreement(*(row[name] for name in _COLUMNS)) for row in rows]
+        # Those that differ first: no difference may be among the rows that are left out.
+        differ = sum((F.col(kind) for kind in EXPLANATIONS), F.lit(0)) > 0
+        rows = found.orderBy(differ.desc(), "place", "operation").limit(ROWS_MAX).collect()
+        told = sorted(Agreement(*(row[name] for name in _COLUMNS)) for row in rows)
         differences = _differences(differing)
         total = sum(sum(row[kind] for kind in EXPLANATIONS) for row in rows)
         return ReconciliationReport(
@@ -77,7 +87,22 @@ _COLUMNS: Final = ("place", "operation", "clients", "broker", "only_clients", "o
 
 
 def _in_scope(records: DataFrame, asked: Asked) -> DataFrame:
-    return by_day(records.withColumn("day", day_of(F.col("at_ms"))), asked).drop("day")
+    """The records of the days that are asked for, and of a day before and after them."""
+    day = day_of(F.col("at_ms"))
+    if asked.first_day is not None:
+        records = records.where(day >= F.lit(asked.first_day - timedelta(days=1)))
+    if asked.last_day is not None:
+        records = records.where(day <= F.lit(asked.last_day + timedelta(days=1)))
+    return records
+
+
+def _began(asked: Asked) -> Column:
+    day, condition = day_of(F.col("first_ms")), F.lit(True)
+    if asked.first_day is not None:
+        condition &= day >= F.lit(asked.first_day)
+    if asked.last_day is not None:
+        condition &= day <= F.lit(asked.last_day)
+    return condition
 
 
 def _differences(differing: DataFrame) -> tuple[Difference, ...]:
