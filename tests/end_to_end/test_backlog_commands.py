@@ -121,14 +121,14 @@ def names(text: str) -> list[str]:
 
 def test_create_list_peek_and_prune(typed: Terminal, primary: str, secondary: str) -> None:
     created = typed(
-        primary, secondary, "backlog", "create", "--count", "3", "--label", "contoso", process=True
+        primary, secondary, "backlog", "create", "--queues", "3", "--label", "contoso", process=True
     )
     assert created.returncode == 0, created
     assert created.stdout.count("created  contoso/x-servicebus-transfer/") == 3
-    again = typed(primary, secondary, "backlog", "create", "--label", "contoso", "--count", "3")
+    again = typed(primary, secondary, "backlog", "create", "--label", "contoso", "--queues", "3")
     assert "3 of 3 can be used, 0 created" in again.stdout
     strict = typed(
-        primary, secondary, "backlog", "create", "--label", "contoso", "--count", "3", "--strict"
+        primary, secondary, "backlog", "create", "--label", "contoso", "--queues", "3", "--strict"
     )
     assert "3 of 3 can be used, 0 created" in strict.stdout
     with administration(secondary) as admin:
@@ -159,7 +159,7 @@ def test_create_list_peek_and_prune(typed: Terminal, primary: str, secondary: st
     )
     assert (message["body_bytes"], message["delivery_count"]) == (3, 0)
 
-    spare = ("backlog", "prune", "--label", "contoso", "--count", "1")
+    spare = ("backlog", "prune", "--label", "contoso", "--queues", "1")
     dry = typed(None, secondary, *spare, "--dry-run")
     assert "contoso/x-servicebus-transfer/1  kept: it holds 2 messages" in dry.stdout
     assert "contoso/x-servicebus-transfer/2  would be deleted" in dry.stdout
@@ -180,7 +180,7 @@ def test_create_list_peek_and_prune(typed: Terminal, primary: str, secondary: st
 def test_drift_is_shown_and_never_repaired(typed: Terminal, primary: str, secondary: str) -> None:
     with administration(secondary) as admin:
         admin.create_queue("contoso/x-servicebus-transfer/0", requires_session=True)
-    created = typed(primary, secondary, "backlog", "create", "--label", "contoso", "--count", "2")
+    created = typed(primary, secondary, "backlog", "create", "--label", "contoso", "--queues", "2")
     assert created.returncode == ATTENTION, created
     assert "UNSAFE   contoso/x-servicebus-transfer/0" in created.stdout
     assert "created  contoso/x-servicebus-transfer/1" in created.stdout
@@ -220,7 +220,7 @@ def test_a_missing_right_is_named(typed: Terminal, primary: str, secondary: str)
 def test_a_doctor_finds_a_good_pair_fit_and_leaves_nothing(
     typed: Terminal, primary: str, secondary: str
 ) -> None:
-    done = typed(primary, secondary, "doctor", "--count", "2", "--output", "json")
+    done = typed(primary, secondary, "doctor", "--queues", "2", "--output", "json")
     report = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, ""), report
     assert {finding["level"] for finding in report["findings"]} == {"ok"}, report
@@ -262,9 +262,9 @@ def test_a_doctor_without_rights_says_which_and_what_for(
 ) -> None:
     with administration(primary) as admin:
         admin.create_queue("orders")
-    typed(primary, secondary, "backlog", "create", "--count", "1")
+    typed(primary, secondary, "backlog", "create", "--queues", "1")
     sender = by_rule(primary, "sender"), by_rule(secondary, "sender")
-    arguments = ("doctor", "--count", "1", "--entity", "orders", "--output", "json")
+    arguments = ("doctor", "--queues", "1", "--entity", "orders", "--output", "json")
     done = typed(*sender, *arguments)
     assert done.returncode == 0, done
     assert {check: level for check, level in levels(done).items() if level != "ok"} == {

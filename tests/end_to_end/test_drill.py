@@ -75,7 +75,7 @@ def drill(directory: Path, *arguments: str, **more: str) -> Drilled:
 
 
 def test_an_outage_is_survived_and_the_report_says_so(tmp_path: Path) -> None:
-    done = drill(tmp_path, *SMALL, "--senders", "3", "--backlog-queues", "3", "--output", "json")
+    done = drill(tmp_path, *SMALL, "--senders", "3", "--queues", "3", "--output", "json")
     found = done.found
     assert done.status == 0
     assert found.keys() >= PROMISED
@@ -152,7 +152,7 @@ def test_messages_completed_before_they_are_sent_are_named_when_the_syphon_is_ki
         tmp_path,
         *SMALL,
         # One queue, so that the bad pump has all of the backlog and leaves no lock behind.
-        *("--backlog-queues", "1", "--output", "json"),
+        *("--queues", "1", "--output", "json"),
         TWINBUS_DRILL_PUMP="tests.end_to_end.bad_pumps:HastyPump",
         BAD_PUMP_FILE=str(culprit),
     )

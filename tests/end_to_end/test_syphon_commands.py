@@ -260,9 +260,9 @@ def test_without_the_manage_right_the_queues_are_named_by_their_count(
     refused = desk.types("run", "--label", "contoso")
     assert refused.returncode == COULD_NOT
     assert "needs the Manage right" in refused.stderr
-    assert "--count N" in refused.stderr
+    assert "--queues N" in refused.stderr
     assert "needs the Manage right" in desk.types("drain", "--label", "contoso").stderr
-    with desk.running("--count", "2") as process:
+    with desk.running("--queues", "2") as process:
         until(lambda: desk.arrived("orders") == 5)
         # What waits cannot be counted without the right; the rest of the status is there.
         assert desk.status()["waiting"] is None

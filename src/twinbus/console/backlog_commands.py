@@ -64,10 +64,10 @@ PathOption = Annotated[
     str | None,
     typer.Option("--path", metavar="PATH", help="Only messages that belong to this entity."),
 ]
-CountOption = Annotated[
+QueuesOption = Annotated[
     int,
     typer.Option(
-        "--count", min=1, max=100, metavar="N", help="The application's backlog_queue_count."
+        "--queues", min=1, max=100, metavar="N", help="The application's backlog_queue_count."
     ),
 ]
 
@@ -120,13 +120,13 @@ def peek(
 
 @app.command(
     epilog="Exit status: 0 all are there, 1 some could not be had, 3 some are there but unsafe"
-    " to use. Example: twinbus backlog create --count 10"
+    " to use. Example: twinbus backlog create --queues 10"
 )
 def create(
     primary: PrimaryOption = None,
     secondary: SecondaryOption = None,
     label: LabelOption = None,
-    count: CountOption = 10,
+    queues: QueuesOption = 10,
     strict: Annotated[
         bool, typer.Option("--strict", help="Also the queue of the leases of strict order.")
     ] = False,
@@ -137,15 +137,15 @@ def create(
     from twinbus.console.sides import side
 
     pair = side(primary, "primary", label), secondary_of(secondary)
-    raise typer.Exit(backlog.create(*pair, count, strict=strict, as_json=output is Output.JSON))
+    raise typer.Exit(backlog.create(*pair, queues, strict=strict, as_json=output is Output.JSON))
 
 
-@app.command(epilog="Example: twinbus backlog prune --count 4 --dry-run")
+@app.command(epilog="Example: twinbus backlog prune --queues 4 --dry-run")
 def prune(
     primary: PrimaryOption = None,
     secondary: SecondaryOption = None,
     label: LabelOption = None,
-    count: CountOption = 10,
+    queues: QueuesOption = 10,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would be deleted.")
     ] = False,
@@ -166,7 +166,7 @@ def prune(
         raise WrongUse("--dry-run looks and --yes deletes: say one of them")
     side = secondary_of(secondary)
     as_json = output is Output.JSON
-    raise typer.Exit(backlog.prune(side, name, count, dry_run=dry_run, yes=yes, as_json=as_json))
+    raise typer.Exit(backlog.prune(side, name, queues, dry_run=dry_run, yes=yes, as_json=as_json))
 
 
 def secondary_of(text: str | None) -> Namespace:

@@ -129,7 +129,7 @@ def drill(
     ping_interval: Annotated[
         float, typer.Option(min=1, max=1_800, help="Time between pings.", metavar="S")
     ] = 1.0,
-    backlog_queues: Annotated[
+    queues: Annotated[
         int, typer.Option(min=1, max=100, help="Backlog queues in the secondary.", metavar="N")
     ] = 4,
     report: Annotated[
@@ -147,7 +147,7 @@ def drill(
         outage_s=outage,
         failover_interval_s=failover_interval,
         ping_interval_s=ping_interval,
-        backlog_queues=backlog_queues,
+        backlog_queues=queues,
     )
     raise typer.Exit(run(plan, report, as_json=output is Output.JSON))
 

@@ -40,10 +40,10 @@ def doctor(
             "--label", metavar="LABEL", help="The primary's `name`, where the application says one."
         ),
     ] = None,
-    count: Annotated[
+    queues: Annotated[
         int,
         typer.Option(
-            "--count", min=1, max=100, metavar="N", help="The application's backlog_queue_count."
+            "--queues", min=1, max=100, metavar="N", help="The application's backlog_queue_count."
         ),
     ] = 10,
     output: OutputOption = Output.TEXT,
@@ -57,4 +57,4 @@ def doctor(
     from twinbus.console.sides import side
 
     sides = side(primary, "primary", label), side(secondary, "secondary")
-    raise typer.Exit(run(*sides, count=count, entity=entity, as_json=output is Output.JSON))
+    raise typer.Exit(run(*sides, count=queues, entity=entity, as_json=output is Output.JSON))

@@ -152,7 +152,7 @@ def _run(result: DrillResult) -> str:
     command = (
         f"twinbus drill --messages {plan.messages} --senders {plan.senders}"
         f" --outage {plan.outage_s:g} --failover-interval {plan.failover_interval_s:g}"
-        f" --ping-interval {plan.ping_interval_s:g} --backlog-queues {plan.backlog_queues}"
+        f" --ping-interval {plan.ping_interval_s:g} --queues {plan.backlog_queues}"
     )
     took = ", ".join(f"{step.phase} {step.seconds:.1f} s" for step in result.took)
     known = [*result.tables.unknown, *result.tables.assumed]

@@ -101,14 +101,15 @@ def run(
         float,
         typer.Option("--poll", min=1, max=900, metavar="S", help="Length of one idle poll."),
     ] = 900.0,
-    count: Annotated[
+    queues: Annotated[
         int | None,
         typer.Option(
-            "--count",
+            "--queues",
             min=1,
             max=100,
             metavar="N",
-            help="The application's backlog_queue_count; then no Manage right is needed.",
+            help="The application's backlog_queue_count: then the queues need not be listed, and"
+            " the Manage right is needed for --lease and --strict only.",
         ),
     ] = None,
     ledger: LedgerOption = None,
@@ -122,7 +123,7 @@ def run(
         rate=rate, only=only, lease=lease, strict=strict, grace=grace, ttl_policy=ttl_policy,
         poll=poll, ledger=ledger,
     )  # fmt: skip
-    raise typer.Exit(syphon_run.run(plan, count=count, as_json=output is Output.JSON))
+    raise typer.Exit(syphon_run.run(plan, count=queues, as_json=output is Output.JSON))
 
 
 @app.command(

@@ -132,7 +132,7 @@ class RunningSyphon:
             try:
                 found = await self._plan.find_queues()
             except ListingRefused as error:
-                raise SyphonError(f"{error} (--count N)") from None
+                raise SyphonError(f"{error} (--queues N)") from None
             except SyphonError as error:
                 self._say("waiting", f"looking for backlog queues: {error}")
                 return
