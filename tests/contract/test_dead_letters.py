@@ -112,7 +112,7 @@ def test_dead_letters_are_listed_by_what_is_asked(world: World) -> None:
     assert world.listed() == [*late, "other stray", "stray"]
     assert world.listed("--queue", "1") == ["other stray"]
     assert world.listed("--queue", BACKLOG[1]) == ["other stray"]
-    assert world.listed("--path", "LATE") == late
+    assert world.listed("--entity", "LATE") == late
     assert world.listed("--reason", "MissingDestination") == ["other stray", "stray"]
     assert world.listed("--since", "2099-01-01") == []
     assert len(world.listed("--since", "1h", "--label", "contoso")) == 5
@@ -148,7 +148,7 @@ def test_a_letter_whose_copy_is_refused_stays(world: World) -> None:
 
 
 def test_one_dead_letter_is_shown_whole(world: World) -> None:
-    one = world.json("list", "--path", "late")["messages"][0]
+    one = world.json("list", "--entity", "late")["messages"][0]
     document = world.json("show", "0", str(one["sequence_number"]))
     assert document["reason"] == "DestinationNotFound"
     assert "late" in document["description"]
@@ -165,7 +165,7 @@ def test_a_replay_delivers_once_the_destination_is_there(world: World) -> None:
     with administration(world.primary) as admin:
         admin.create_queue("late")
     (stray,) = world.json("list", "--queue", "0", "--reason", "MissingDestination")["messages"]
-    done = world.json("replay", "--path", "late")
+    done = world.json("replay", "--entity", "late")
     assert sorted(ids(done["replayed"])) == ["late-0", "late-1", "late-2"]
     assert (done["refused"], done["missed"]) == ([], [])
     assert world.dead(BACKLOG[0]) == 1

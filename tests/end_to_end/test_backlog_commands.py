@@ -150,7 +150,7 @@ def test_create_list_peek_and_prune(typed: Terminal, primary: str, secondary: st
     table = typed(None, secondary, "backlog", "list", "--label", "contoso").stdout
     assert "3 backlog queues, 2 messages to bring home" in table
 
-    peeked = typed(None, secondary, "backlog", "peek", "--path", "Orders", "--output", "json")
+    peeked = typed(None, secondary, "backlog", "peek", "--entity", "Orders", "--output", "json")
     (message,) = json.loads(peeked.stdout)["messages"]
     assert (message["path"], message["session_id"], message["message_id"]) == (
         "orders",

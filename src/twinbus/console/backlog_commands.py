@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from twinbus.pairing.namespaces import Namespace
 
 __all__ = [
+    "EntityOption",
     "LabelOption",
-    "PathOption",
     "PrimaryOption",
     "QueueOption",
     "SecondaryOption",
@@ -60,9 +60,9 @@ QueueOption = Annotated[
     str | None,
     typer.Option("--queue", metavar="QUEUE", help="One queue only: its index, or its path."),
 ]
-PathOption = Annotated[
+EntityOption = Annotated[
     str | None,
-    typer.Option("--path", metavar="PATH", help="Only messages that belong to this entity."),
+    typer.Option("--entity", metavar="PATH", help="Only messages that belong to this entity."),
 ]
 QueuesOption = Annotated[
     int,
@@ -91,13 +91,13 @@ def list_queues(
     raise typer.Exit(backlog.list_queues(side, name, as_json=output is Output.JSON))
 
 
-@app.command(epilog="Example: twinbus backlog peek --queue 3 --path orders --max 5")
+@app.command(epilog="Example: twinbus backlog peek --queue 3 --entity orders --max 5")
 def peek(
     primary: PrimaryOption = None,
     secondary: SecondaryOption = None,
     label: LabelOption = None,
     queue: QueueOption = None,
-    path: PathOption = None,
+    entity: EntityOption = None,
     count: Annotated[
         int, typer.Option("--max", min=1, max=10_000, metavar="N", help="Messages to show.")
     ] = 20,
@@ -111,7 +111,7 @@ def peek(
             secondary_of(secondary),
             label_of(primary, label),
             queue=queue,
-            entity=path,
+            entity=entity,
             count=count,
             as_json=output is Output.JSON,
         )

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from twinbus.console.backlog_commands import (
+    EntityOption,
     LabelOption,
-    PathOption,
     PrimaryOption,
     QueueOption,
     SecondaryOption,
@@ -56,13 +56,13 @@ def dead_letters(
         list_letters(primary, secondary, output=output)
 
 
-@app.command("list", epilog="Example: twinbus backlog dead-letters list --path orders --since 2h")
+@app.command("list", epilog="Example: twinbus backlog dead-letters list --entity orders --since 2h")
 def list_letters(
     primary: PrimaryOption = None,
     secondary: SecondaryOption = None,
     label: LabelOption = None,
     queue: QueueOption = None,
-    path: PathOption = None,
+    entity: EntityOption = None,
     reason: ReasonOption = None,
     since: SinceOption = None,
     count: MaximumOption = LISTED,
@@ -72,7 +72,7 @@ def list_letters(
     from twinbus.console import dead_letters as letters
 
     meant = letters.Meant(secondary_of(secondary), label_of(primary, label), queue)
-    wanted = letters.filter_of(path, reason, since)
+    wanted = letters.filter_of(entity, reason, since)
     raise typer.Exit(letters.list_letters(meant, wanted, count, as_json=output is Output.JSON))
 
 
@@ -102,7 +102,7 @@ def replay_letters(
     secondary: SecondaryOption = None,
     label: LabelOption = None,
     queue: QueueOption = None,
-    path: PathOption = None,
+    entity: EntityOption = None,
     reason: ReasonOption = None,
     since: SinceOption = None,
     number: Annotated[
@@ -123,12 +123,12 @@ def replay_letters(
     """
     from twinbus.console import dead_letters as letters
 
-    if not (everything or queue or path or reason or since or number):
+    if not (everything or queue or entity or reason or since or number):
         raise WrongUse(
-            "say which to replay: --queue, --path, --reason, --since, --number; or --all"
+            "say which to replay: --queue, --entity, --reason, --since, --number; or --all"
         )
     meant = letters.Meant(secondary_of(secondary), label_of(primary, label), queue)
-    wanted = letters.filter_of(path, reason, since, number)
+    wanted = letters.filter_of(entity, reason, since, number)
     as_json = output is Output.JSON
     raise typer.Exit(letters.replay_letters(meant, wanted, force=force, as_json=as_json))
 
@@ -139,7 +139,7 @@ def export_letters(
     secondary: SecondaryOption = None,
     label: LabelOption = None,
     queue: QueueOption = None,
-    path: PathOption = None,
+    entity: EntityOption = None,
     reason: ReasonOption = None,
     since: SinceOption = None,
     to: Annotated[
@@ -150,4 +150,4 @@ def export_letters(
     from twinbus.console import dead_letters as letters
 
     meant = letters.Meant(secondary_of(secondary), label_of(primary, label), queue)
-    raise typer.Exit(letters.export_letters(meant, letters.filter_of(path, reason, since), to))
+    raise typer.Exit(letters.export_letters(meant, letters.filter_of(entity, reason, since), to))

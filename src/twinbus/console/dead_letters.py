@@ -147,11 +147,11 @@ def export_letters(meant: Meant, wanted: DeadLetterFilter, to: Path | None) -> i
 
 
 def filter_of(
-    path: str | None, reason: str | None, since: str | None, number: int | None = None
+    entity: str | None, reason: str | None, since: str | None, number: int | None = None
 ) -> DeadLetterFilter:
     """The filter that a person typed; WrongUse if `since` is no time."""
     return DeadLetterFilter(
-        path=path,
+        path=entity,
         reason=reason,
         since_ms=None if since is None else since_ms(since, time.time()),
         sequence_number=number,

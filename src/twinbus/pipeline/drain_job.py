@@ -85,7 +85,7 @@ def _drain(asked: argparse.Namespace, primary: str, secondary: str) -> None:
             asked.queues,
             ledger_directory=asked.ledger,
             tasks=asked.tasks,
-            options=SendAvailabilityOptions(session_order=asked.session_order),
+            options=SendAvailabilityOptions(session_order="strict" if asked.strict else "relaxed"),
             lease=True if asked.lease else None,
             rate_per_s=asked.rate,
             only=asked.only,
@@ -118,7 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tasks", type=int, help="how many tasks share the queues")
     parser.add_argument("--continuous", action="store_true", help="go on until stopped")
-    parser.add_argument("--session-order", choices=("relaxed", "strict"), default="relaxed")
+    parser.add_argument(
+        "--strict", action="store_true", help="keep the order within sessions; takes leases"
+    )
     parser.add_argument("--lease", action="store_true", help="pump a queue under its lease only")
     parser.add_argument("--rate", type=float, metavar="N", help="at most N messages a second")
     parser.add_argument(

@@ -14,6 +14,8 @@ from twinbus.console.cli import app
 ONE_NAME = {
     "--count": "--queues",
     "--backlog-queues": "--queues",
+    "--path": "--entity",
+    "--session-order": "--strict",
 }
 """Names that an option must not have, and what it is called instead."""
 
