@@ -273,8 +273,8 @@ def test_without_the_manage_right_the_queues_are_named_by_their_count(
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("drain", "--rate", "fast"), ASKED_WRONGLY, "'fast' is no number"),
-        (("run", "--rate", "0"), ASKED_WRONGLY, "0.01 to 1,000,000 messages a second; got 0"),
+        (("drain", "--rate", "fast"), ASKED_WRONGLY, "like 500/s, 30000/min or 2M/day; got 'fast'"),
+        (("run", "--rate", "0"), ASKED_WRONGLY, "at most 1,000,000 a second; got '0'"),
         (("drain", "--only", "/"), ASKED_WRONGLY, "--only"),
         (("drain", "--master", "local[2]"), ASKED_WRONGLY, "--engine spark"),
         (("drain", "--engine", "spark", "--timeout", "5"), ASKED_WRONGLY, "--engine relay"),

@@ -41,9 +41,10 @@ RateOption = Annotated[
     str | None,
     typer.Option(
         "--rate",
-        metavar="N",
-        help="At most so many messages a second over all queues, or `standard`: 250, which leaves"
-        " the application half of a Standard namespace's 1,000 credits.",
+        metavar="RATE",
+        help="At most so many messages over all queues, like 500/s (or just 500) or 30000/min; or"
+        " `standard`: 250/s, which leaves the application half of a Standard namespace's 1,000"
+        " credits.",
     ),
 ]
 OnlyOption = Annotated[
@@ -128,7 +129,7 @@ def run(
 
 @app.command(
     epilog="Exit status: 0 drained, 1 it could not be (one line says why), 3 drained, but some are"
-    " dead-lettered, 130 stopped. Example: twinbus syphon drain --only orders --rate 500"
+    " dead-lettered, 130 stopped. Example: twinbus syphon drain --only orders --rate 500/s"
 )
 def drain(
     primary: PrimaryOption = None,

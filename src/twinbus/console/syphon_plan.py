@@ -9,6 +9,7 @@ from typing import Final
 
 from twinbus.console.output import WrongUse
 from twinbus.console.sides import Unreachable
+from twinbus.cost.quantities import QuantityError
 from twinbus.errors import MissingRightError, SyphonError
 from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
 from twinbus.options import SendAvailabilityOptions
@@ -16,15 +17,15 @@ from twinbus.pairing.administration import BacklogAdministration, SecondaryUnrea
 from twinbus.pairing.backlog import backlog_paths, lease_path
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.recording import Recorder
+from twinbus.pipeline.drain_rate import parse_drain_rate
 from twinbus.syphon.endpoint import endpoint_of
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.peeking import backlog_queues_of
-from twinbus.syphon.rate import STANDARD_PER_S, Rate
+from twinbus.syphon.rate import Rate
 from twinbus.syphon.selection import selected
 
 __all__ = ["SyphonPlan", "rate_of"]
 
-STANDARD: Final = "standard"
 CALL_S: Final = 20.0
 
 
@@ -110,16 +111,8 @@ class SyphonPlan:
 
 
 def rate_of(text: str | None) -> float | None:
-    """Messages a second of what a person wrote: a number, or `standard`."""
-    if text is None:
-        return None
-    if text.strip().lower() == STANDARD:
-        return STANDARD_PER_S
+    """Messages a second of what a person wrote; None: as fast as it goes."""
     try:
-        return Rate(float(text)).per_s
-    except ValueError as error:
-        said = str(error) if "messages a second" in str(error) else f"{text!r} is no number"
-        raise WrongUse(
-            f"--rate: {said}; say messages a second, like 500, or `{STANDARD}`"
-            f" ({STANDARD_PER_S:g}, what a Standard namespace has left)"
-        ) from None
+        return None if text is None else parse_drain_rate(text, "--rate")
+    except QuantityError as error:
+        raise WrongUse(str(error)) from None

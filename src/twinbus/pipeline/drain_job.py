@@ -51,11 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _wrong("put the connection strings into TWINBUS_PRIMARY and TWINBUS_SECONDARY")
     if not asked.queues:
         return _wrong("name at least one backlog queue")
+    from twinbus.cost.quantities import QuantityError
     from twinbus.errors import TwinbusError
+    from twinbus.pipeline.drain_rate import parse_drain_rate
 
+    try:
+        rate_per_s = None if asked.rate is None else parse_drain_rate(asked.rate, "--rate")
+    except QuantityError as error:
+        return _wrong(str(error))
     logging.basicConfig(level=logging.WARNING, format="twinbus: %(message)s")
     try:
-        _drain(asked, *sides)
+        _drain(asked, *sides, rate_per_s)
     except TwinbusError as error:
         print(f"twinbus: {error}", file=sys.stderr)
         return 1
@@ -64,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _drain(asked: argparse.Namespace, primary: str, secondary: str) -> None:
+def _drain(
+    asked: argparse.Namespace, primary: str, secondary: str, rate_per_s: float | None
+) -> None:
     from twinbus.options import SendAvailabilityOptions
     from twinbus.pipeline.session import LOCAL_MASTER, spark_session
 
@@ -87,7 +95,7 @@ def _drain(asked: argparse.Namespace, primary: str, secondary: str) -> None:
             tasks=asked.tasks,
             options=SendAvailabilityOptions(session_order="strict" if asked.strict else "relaxed"),
             lease=True if asked.lease else None,
-            rate_per_s=asked.rate,
+            rate_per_s=rate_per_s,
             only=asked.only,
             continuous=asked.continuous,
             on_progress=_teller(),
@@ -122,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         "--strict", action="store_true", help="keep the order within sessions; takes leases"
     )
     parser.add_argument("--lease", action="store_true", help="pump a queue under its lease only")
-    parser.add_argument("--rate", type=float, metavar="N", help="at most N messages a second")
+    parser.add_argument("--rate", help="at most so many messages, like 500/s; or standard: 250/s")
     parser.add_argument(
         "--only", action="append", metavar="ENTITY", help="serve this queue or topic only; again"
     )

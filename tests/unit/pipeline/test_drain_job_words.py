@@ -42,3 +42,16 @@ def test_strict_keeps_the_order_within_sessions(asked: dict[str, Any]) -> None:
     assert asked["options"].session_order == "relaxed"
     assert drain_job.main(["some/queue", "--strict"]) == 0
     assert asked["options"].session_order == "strict"
+
+
+def test_a_rate_is_read_as_the_console_reads_it(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for said, per_s in (("500", 500), ("30000/min", 500), ("standard", 250)):
+        assert drain_job.main(["some/queue", "--rate", said]) == 0
+        assert asked["rate_per_s"] == per_s
+    assert drain_job.main(["some/queue"]) == 0
+    assert asked["rate_per_s"] is None
+    assert drain_job.main(["some/queue", "--rate", "fast"]) == drain_job.WRONG_USE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("twinbus: --rate must be a number and a time, like 500/s")
