@@ -116,6 +116,7 @@ def test_dead_letters_are_listed_by_what_is_asked(world: World) -> None:
     assert world.listed("--reason", "MissingDestination") == ["other stray", "stray"]
     assert world.listed("--since", "2099-01-01") == []
     assert len(world.listed("--since", "1h", "--label", "contoso")) == 5
+    assert len(world.listed("--since", "90m")) == len(world.listed("--since", "90min")) == 5
     _, text, _ = world.run("list", "--max", "2")
     assert "2 dead letters; --max 2 was reached" in text
     _, text, _ = world.run()
@@ -242,3 +243,4 @@ def test_wrong_use_gets_one_clear_line(world: World) -> None:
     assert "gone/x-servicebus-transfer/0" in errors
     status, _, errors = world.run("list", "--since", "soon")
     assert (status, errors.count("\n")) == (2, 1)
+    assert "--since must be a day like" in errors

@@ -6,7 +6,7 @@ Exit status: 0 done, 1 it could not be done (one line on stderr says why), 2 ask
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -23,7 +23,12 @@ from twinbus.console import (
     syphon_commands,
 )
 from twinbus.console.output import COULD_NOT, WRONGLY_ASKED, Output, OutputOption, WrongUse
+from twinbus.console.seconds import seconds_of
 from twinbus.errors import BrokerStartError, TwinbusError
+from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S
+
+OUTAGE_MAX_S: Final = 3_600.0
+"""Of a drill: somebody waits for it."""
 
 app = typer.Typer(
     name="twinbus",
@@ -113,22 +118,21 @@ def serve(
     )
 
 
-@app.command(epilog="Example: twinbus drill --messages 5000 --outage 8 --output json")
+@app.command(epilog="Example: twinbus drill --messages 5000 --outage 8s --output json")
 def drill(
     messages: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Messages to send.", metavar="N")
     ] = 3_000,
     senders: Annotated[int, typer.Option(min=1, max=64, help="Senders at once.", metavar="N")] = 4,
     outage: Annotated[
-        float, typer.Option(min=0, max=3_600, help="How long the primary is down.", metavar="S")
-    ] = 8.0,
+        str, typer.Option(help="How long the primary is down, at most 1h.", metavar="TIME")
+    ] = "8s",
     failover_interval: Annotated[
-        float,
-        typer.Option(min=0, max=3_600, help="Failing so long, an entity fails over.", metavar="S"),
-    ] = 2.0,
+        str, typer.Option(help="Failing so long, an entity fails over.", metavar="TIME")
+    ] = "2s",
     ping_interval: Annotated[
-        float, typer.Option(min=1, max=1_800, help="Time between pings.", metavar="S")
-    ] = 1.0,
+        str, typer.Option(help="Time between pings, 1s to 30min.", metavar="TIME")
+    ] = "1s",
     queues: Annotated[
         int, typer.Option(min=1, max=100, help="Backlog queues in the secondary.", metavar="N")
     ] = 4,
@@ -144,9 +148,13 @@ def drill(
     plan = DrillPlan(
         messages=messages,
         senders=senders,
-        outage_s=outage,
-        failover_interval_s=failover_interval,
-        ping_interval_s=ping_interval,
+        outage_s=seconds_of(outage, "--outage", least=0, most=OUTAGE_MAX_S),
+        failover_interval_s=seconds_of(
+            failover_interval, "--failover-interval", least=0, most=FAILOVER_INTERVAL_MAX_S
+        ),
+        ping_interval_s=seconds_of(
+            ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
+        ),
         backlog_queues=queues,
     )
     raise typer.Exit(run(plan, report, as_json=output is Output.JSON))

@@ -34,7 +34,8 @@ SinceOption = Annotated[
     typer.Option(
         "--since",
         metavar="TIME",
-        help="Only diverted since: a time (2026-11-05T10:00, UTC), or an age (90m, 2h, 3d).",
+        help="Only diverted since this day or time (UTC), or since so long ago: 2026-11-05,"
+        " 2026-11-05T10:00, 90min, 2h.",
     ),
 ]
 MaximumOption = Annotated[

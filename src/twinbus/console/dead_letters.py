@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any
 
 from twinbus.console.backlog import queues_meant
-from twinbus.console.output import ATTENTION, WrongUse, print_json
+from twinbus.console.output import ATTENTION, print_json
 from twinbus.console.sides import run_to_its_end
 from twinbus.console.table import aligned, visible
+from twinbus.console.time_window import window_of
 from twinbus.errors import SyphonError
 from twinbus.syphon.dead_letters import REPLAYS_MAX, DeadLetterFilter
 from twinbus.syphon.endpoint import Endpoint, endpoint_of
@@ -35,10 +34,7 @@ __all__ = [
     "list_letters",
     "replay_letters",
     "show_letter",
-    "since_ms",
 ]
-
-UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,25 +149,9 @@ def filter_of(
     return DeadLetterFilter(
         path=entity,
         reason=reason,
-        since_ms=None if since is None else since_ms(since, time.time()),
+        since_ms=window_of(since, None, datetime.now(UTC)).since_ms,
         sequence_number=number,
     )
-
-
-def since_ms(text: str, now_s: float) -> int:
-    """The time that `--since` means, in unix milliseconds."""
-    age = re.fullmatch(r"(\d{1,9})\s*([smhd])", text.strip())
-    if age:
-        return int((now_s - int(age[1]) * UNITS_S[age[2]]) * 1000)
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise WrongUse(
-            f"--since is a time like 2026-11-05T10:00, or an age like 90m, 2h, 3d; got {text!r}"
-        ) from None
-    # Without a zone it is UTC, as all times here are.
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return int(aware.timestamp() * 1000)
 
 
 async def _write(meant: Meant, wanted: DeadLetterFilter, lines: IO[str]) -> int:

@@ -58,7 +58,8 @@ SinceOption = Annotated[
     typer.Option(
         "--since",
         metavar="TIME",
-        help="From this day or time (UTC) on, or so long ago: 2026-11-16, 2026-11-16T05:30, 24h.",
+        help="From this day or time (UTC) on, or so long ago: 2026-11-16, 2026-11-16T05:30, 90min,"
+        " 24h.",
         show_default=False,
     ),
 ]
@@ -224,7 +225,7 @@ def _plan(
 ) -> ReportPlan:
     """What was asked for; WrongUse, in one line and before Spark starts, where it cannot be."""
     from twinbus.console.report_run import ReportPlan
-    from twinbus.console.report_window import window_of
+    from twinbus.console.time_window import window_of
 
     if entity is not None and not entity.strip("/ "):
         raise WrongUse("--entity is empty: name a queue or a topic, or leave it out")

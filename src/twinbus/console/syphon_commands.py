@@ -10,6 +10,7 @@ import typer
 from twinbus.console.backlog_commands import LabelOption, PrimaryOption, SecondaryOption
 from twinbus.console.output import Output, OutputOption, WrongUse
 from twinbus.console.running_commands import PairOption
+from twinbus.console.seconds import seconds_of
 
 if TYPE_CHECKING:
     from twinbus.console.syphon_plan import SyphonPlan
@@ -65,12 +66,10 @@ StrictOption = Annotated[
     typer.Option("--strict", help="Keep the order of sessions (session_order='strict'); leases."),
 ]
 GraceOption = Annotated[
-    float,
+    str,
     typer.Option(
         "--grace",
-        min=0,
-        max=2_592_000,
-        metavar="S",
+        metavar="TIME",
         help="A destination that is missing for so long is given up: dead-lettered.",
     ),
 ]
@@ -96,12 +95,11 @@ def run(
     only: OnlyOption = None,
     lease: LeaseOption = False,
     strict: StrictOption = False,
-    grace: GraceOption = 21_600.0,
+    grace: GraceOption = "6h",
     ttl_policy: TtlOption = TimeToLive.FULL,
     poll: Annotated[
-        float,
-        typer.Option("--poll", min=1, max=900, metavar="S", help="Length of one idle poll."),
-    ] = 900.0,
+        str, typer.Option("--poll", metavar="TIME", help="Length of one idle poll, 1s to 15min.")
+    ] = "15min",
     queues: Annotated[
         int | None,
         typer.Option(
@@ -139,11 +137,10 @@ def drain(
     only: OnlyOption = None,
     lease: LeaseOption = False,
     strict: StrictOption = False,
-    grace: GraceOption = 21_600.0,
+    grace: GraceOption = "6h",
     ttl_policy: TtlOption = TimeToLive.FULL,
     timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", min=0.1, metavar="S", help="Give up after so long."),
+        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after so long.")
     ] = None,
     engine: Annotated[
         Engine, typer.Option("--engine", help="This process, or a Spark job.")
@@ -165,7 +162,7 @@ def drain(
     plan = _plan(
         primary, secondary, label,
         rate=rate, only=only, lease=lease, strict=strict, grace=grace, ttl_policy=ttl_policy,
-        poll=None, ledger=ledger,
+        poll="15min", ledger=ledger,
     )  # fmt: skip
     as_json = output is Output.JSON
     if engine is Engine.SPARK:
@@ -174,7 +171,8 @@ def drain(
         raise typer.Exit(syphon_drain.drain_on_spark(plan, master, as_json=as_json))
     if master is not None:
         raise WrongUse("--master is for --engine spark")
-    raise typer.Exit(syphon_drain.drain_here(plan, timeout, as_json=as_json))
+    timeout_s = None if timeout is None else seconds_of(timeout, "--timeout", least=0.1)
+    raise typer.Exit(syphon_drain.drain_here(plan, timeout_s, as_json=as_json))
 
 
 @app.command(epilog="Example: twinbus syphon pause --pair contoso")
@@ -215,20 +213,24 @@ def _plan(
     only: list[str] | None,
     lease: bool,
     strict: bool,
-    grace: float,
+    grace: str,
     ttl_policy: TimeToLive,
-    poll: float | None,
+    poll: str,
     ledger: str | None,
 ) -> SyphonPlan:
     from twinbus.console.sides import side
     from twinbus.console.syphon_plan import SyphonPlan, rate_of
-    from twinbus.options import SendAvailabilityOptions
+    from twinbus.options import (
+        SYPHON_POLL_MAX_S,
+        UNDELIVERABLE_GRACE_MAX_S,
+        SendAvailabilityOptions,
+    )
 
     options = SendAvailabilityOptions(
-        undeliverable_grace=grace,
+        undeliverable_grace=seconds_of(grace, "--grace", least=0, most=UNDELIVERABLE_GRACE_MAX_S),
         ttl_policy="remaining" if ttl_policy is TimeToLive.REMAINING else "full",
         session_order="strict" if strict else "relaxed",
-        syphon_poll=900.0 if poll is None else poll,
+        syphon_poll=seconds_of(poll, "--poll", least=1, most=SYPHON_POLL_MAX_S),
     )
     return SyphonPlan(
         primary=side(primary, "primary", label),

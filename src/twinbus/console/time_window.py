@@ -1,8 +1,8 @@
-"""From when to when a report looks: `--since` and `--until` as people write them. Pure.
+"""From when to when a command looks: `--since` and `--until` as people write them. Pure.
 
 2026-11-16              a day in UTC; as an end it counts whole
 2026-11-16T05:30        a time, in UTC unless it says otherwise: 05:30Z, 06:30+01:00
-24h, 7d, 90min          so long before now
+24h, 7d, 90min, 90m     so long before now
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From when to when a report looks, as people write it."""
+"""From when to when a command looks, as people write it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from twinbus.console.output import WrongUse
-from twinbus.console.report_window import Window, window_of
+from twinbus.console.time_window import Window, window_of
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
@@ -28,6 +28,7 @@ def ms(*moment: int) -> int:
         ("2026-11-15T06:30Z", None, Window(ms(2026, 11, 15, 6, 30), None)),
         ("24h", None, Window(ms(2026, 11, 15, 12), None)),
         ("7d", "90min", Window(ms(2026, 11, 9, 12), ms(2026, 11, 16, 10, 30))),
+        ("90m", None, Window(ms(2026, 11, 16, 10, 30), None)),
         (" 1h30min ", None, Window(ms(2026, 11, 16, 10, 30), None)),
     ],
 )
