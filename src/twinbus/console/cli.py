@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from twinbus import __version__
 from twinbus.console import (
     backlog_commands,
     cost_commands,
@@ -40,8 +41,21 @@ app = typer.Typer(
 )
 
 
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"twinbus {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def twinbus() -> None:
+def twinbus(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Keep sending while a Service Bus namespace is down."""
 
 
