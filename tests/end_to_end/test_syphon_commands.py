@@ -237,6 +237,12 @@ def test_only_one_syphon_at_a_time_where_leases_are_wanted(desk: Desk) -> None:
         until(lambda: desk.types("status").returncode == 0)
         desk.divert(QUEUES[0], "orders", 5)
         until(lambda: desk.arrived("orders") == 5)
+        with desk.running("--lease") as standby:
+            named = ("status", "--pair", f"contoso.{standby.pid}")
+            until(lambda: "another syphon has the lease" in desk.types(*named).stdout)
+            until(lambda: desk.types(*named).returncode == 0)
+            standby.send_signal(signal.SIGTERM)
+            assert standby.wait(PATIENCE_S) == 0
         desk.types("pause")
         desk.divert(QUEUES[0], "orders", 5, "more")
         waits = desk.types("drain", "--label", "contoso", "--lease", "--timeout", "5")

@@ -78,14 +78,8 @@ def show_status(name: str | None, *, as_json: bool) -> int:
         for syphon in syphons:
             title, *rest = syphon_words.status_lines(syphon.title, syphon.status)
             print("\n".join([paint(title, "bold"), *rest]))
-    needs = any(_needs_attention(syphon.status) for syphon in syphons)
+    needs = any(syphon_words.needs_attention(syphon.status) for syphon in syphons)
     return ATTENTION if needs or silent else 0
-
-
-def _needs_attention(status: Mapping[str, Any]) -> bool:
-    states = status["queues"].values()
-    is_troubled = any(s["held"] or s["problems"] or s["dead_lettered"] for s in states)
-    return bool(status.get("paused")) or is_troubled
 
 
 def _running() -> tuple[list[Found], list[Silent]]:

@@ -9,8 +9,9 @@ from typing import Any, Final
 from twinbus.console.table import aligned, duration, visible
 from twinbus.syphon.forecast import time_to_empty_s
 from twinbus.syphon.host import DrainProgress
+from twinbus.syphon.lease import WAITING
 
-__all__ = ["Standing", "outcome", "reasons", "standing_line", "status_lines"]
+__all__ = ["Standing", "needs_attention", "outcome", "reasons", "standing_line", "status_lines"]
 
 BAR_WIDTH: Final = 24
 STILL_S: Final = 5.0
@@ -115,6 +116,22 @@ def status_lines(title: str, document: Mapping[str, Any]) -> list[str]:
     if document.get("waiting") is not None:
         lines.append("  " + _forecast(document))
     return lines
+
+
+STANDING_BY: Final = (WAITING, "the lease is gone")
+"""How a problem begins that is none: another syphon serves the queue, and this one waits."""
+
+
+def needs_attention(document: Mapping[str, Any]) -> bool:
+    """Whether a syphon needs somebody; one that stands by for its lease does not."""
+    states = document["queues"].values()
+    is_troubled = any(
+        state["held"]
+        or state["dead_lettered"]
+        or not all(why.startswith(STANDING_BY) for why in state["problems"].values())
+        for state in states
+    )
+    return bool(document.get("paused")) or is_troubled
 
 
 def _forecast(document: Mapping[str, Any]) -> str:

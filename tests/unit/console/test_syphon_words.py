@@ -10,7 +10,13 @@ import pytest
 from twinbus.console.output import WrongUse
 from twinbus.console.syphon_drain import Display
 from twinbus.console.syphon_plan import rate_of
-from twinbus.console.syphon_words import Standing, outcome, standing_line, status_lines
+from twinbus.console.syphon_words import (
+    Standing,
+    needs_attention,
+    outcome,
+    standing_line,
+    status_lines,
+)
 from twinbus.syphon.host import DrainProgress
 
 
@@ -84,6 +90,32 @@ def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
     ]
     still = status_lines("a", {**document, "empty_in_s": None, "rate_per_s": 0.0})
     assert still[-1] == "  600 messages wait, 0/s, not moving"
+
+
+@pytest.mark.parametrize(
+    ("facts", "needs_somebody"),
+    [
+        ({}, False),
+        ({"problems": {"lease": "another syphon has the lease (session 0 of a)"}}, False),
+        (
+            {"problems": {"lease": "another syphon has the lease", "primary": "the lease is gone"}},
+            False,
+        ),
+        ({"problems": {"lease": "another syphon has the lease", "secondary": "refused"}}, True),
+        ({"problems": {"lease": "it was not asked for yet"}}, True),
+        ({"problems": {"lease": "there is no queue a to hold the lease on"}}, True),
+        ({"problems": {"primary": "it cannot be reached"}}, True),
+        ({"held": {"gone": "no such entity"}}, True),
+        ({"dead_lettered": 1}, True),
+    ],
+)
+def test_a_standby_is_well_unless_a_side_is_out_of_reach(
+    facts: dict[str, Any], needs_somebody: bool
+) -> None:
+    well = {"held": {}, "dead_lettered": 0, "problems": {}}
+    document = {"queues": {"a": well, "b": {**well, **facts}}, "paused": False}
+    assert needs_attention(document) is needs_somebody
+    assert needs_attention({**document, "paused": True})
 
 
 class Screen(io.StringIO):
