@@ -53,7 +53,7 @@ LabelOption = Annotated[
     typer.Option(
         "--label",
         metavar="LABEL",
-        help="What the backlog queues are called after, where the application says `name`.",
+        help="The `name` the application gave its primary, if any.",
     ),
 ]
 QueueOption = Annotated[

@@ -142,7 +142,7 @@ def drill(
         str, typer.Option(help="How long the primary is down, at most 1h.", metavar="TIME")
     ] = "8s",
     failover_interval: Annotated[
-        str, typer.Option(help="Failing so long, an entity fails over.", metavar="TIME")
+        str, typer.Option(help="Failing so long, at most 1h, an entity fails over.", metavar="TIME")
     ] = "2s",
     ping_interval: Annotated[
         str, typer.Option(help="Time between pings, 1s to 30min.", metavar="TIME")
@@ -185,7 +185,8 @@ plan_commands.add_to(app)
 app.add_typer(ledger_commands.app, name="ledger")
 app.command(
     epilog="Exit status: 0 fit to be paired, also with warnings; 1 something fails."
-    ' Example: twinbus doctor "$TWINBUS_PRIMARY" "$TWINBUS_SECONDARY"'
+    " Example: twinbus doctor, with the connection strings in TWINBUS_PRIMARY and"
+    " TWINBUS_SECONDARY: others can see a command line."
 )(doctor_commands.doctor)
 
 

@@ -37,7 +37,9 @@ def doctor(
     label: Annotated[
         str | None,
         typer.Option(
-            "--label", metavar="LABEL", help="The primary's `name`, where the application says one."
+            "--label",
+            metavar="LABEL",
+            help="The `name` the application gave its primary, if any.",
         ),
     ] = None,
     queues: Annotated[

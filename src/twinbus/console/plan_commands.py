@@ -53,7 +53,7 @@ def plan(
     clients: ClientsOption = 1,
     sigma: Annotated[
         float,
-        typer.Option(metavar="X", help="How far lognormal lengths scatter: of their logarithm."),
+        typer.Option(metavar="X", help="Spread of lognormal lengths (sigma)."),
     ] = 1.0,
     failover_interval: Annotated[
         str, typer.Option(metavar="TIMES", help="To compare, with commas between.")
@@ -98,7 +98,7 @@ def plan(
     poll: PollOption = "15min",
     syphons: Annotated[int, typer.Option(metavar="N", help="Programs that run a syphon.")] = 1,
     full_years: Annotated[
-        float, typer.Option(metavar="X", help="Years with a full backlog that are good enough.")
+        float, typer.Option(metavar="X", help="Accepted share of years with a full backlog.")
     ] = 0.01,
     raised_per_million: Annotated[
         float, typer.Option(metavar="X", help="Sends of a million that may raise in a year.")

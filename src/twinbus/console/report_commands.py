@@ -83,7 +83,10 @@ OutputOption = Annotated[
 ToOption = Annotated[
     Path | None,
     typer.Option(
-        "--to", metavar="FILE", help="Write it there instead of printing it.", show_default=False
+        "--to",
+        metavar="FILE",
+        help="Write the report into this file; its answer, one line, is printed as well.",
+        show_default=False,
     ),
 ]
 MasterOption = Annotated[

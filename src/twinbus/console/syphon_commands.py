@@ -63,14 +63,17 @@ LeaseOption = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option("--strict", help="Keep the order of sessions (session_order='strict'); leases."),
+    typer.Option(
+        "--strict", help="Keep the order within sessions (session_order='strict'); takes leases."
+    ),
 ]
 GraceOption = Annotated[
     str,
     typer.Option(
         "--grace",
         metavar="TIME",
-        help="A destination that is missing for so long is given up: dead-lettered.",
+        help="A destination that is missing for so long (at most 30d) is given up: its messages"
+        " are dead-lettered.",
     ),
 ]
 TtlOption = Annotated[
@@ -188,8 +191,9 @@ def resume(pair: PairOption = None, output: OutputOption = Output.TEXT) -> None:
 
 
 @app.command(
-    epilog="Exit status: 0 all is well, 1 no syphon answers, 3 one is paused, holds messages or has"
-    " dead-lettered some. Example: twinbus syphon status --output json"
+    epilog="Exit status: 0 all is well, also where one stands by for its lease; 1 no syphon"
+    " answers; 3 one is paused, cannot reach a side, holds messages, or has dead-lettered some"
+    " since it began. Example: twinbus syphon status --output json"
 )
 def status(pair: PairOption = None, output: OutputOption = Output.TEXT) -> None:
     """Show the running syphons: what they moved, how fast, what is in the way, when it is over."""
