@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import sys
 import time
+from dataclasses import replace
 from typing import IO, Any, Final
 
 from twinbus.console import syphon_words
@@ -155,7 +156,7 @@ def drain_on_spark(plan: SyphonPlan, master: str | None, *, as_json: bool) -> in
     began = time.monotonic()
     with spark_session(master=master or LOCAL_MASTER) as spark:
         try:
-            drain(
+            run = drain(
                 spark,
                 str(sides[0]),
                 str(sides[1]),
@@ -169,16 +170,23 @@ def drain_on_spark(plan: SyphonPlan, master: str | None, *, as_json: bool) -> in
             )
         finally:
             display.clear()
-    after = asyncio.run(_counts(plan, queues))
-    # By the queues' own counts: what tasks did is in the ledger, and not told to this process.
-    dead = after.dead_lettered - before.dead_lettered
+        took_s = time.monotonic() - began
+        statistics = run.statistics()
+    try:
+        after = asyncio.run(_counts(plan, queues))
+    except SyphonError:
+        # It is drained, as its tasks have seen, though nobody answers now.
+        after = replace(before, active=0, scheduled=0, total=before.dead_lettered)
+    # Without a ledger by the queues' own counts, which what comes meanwhile can hide.
+    dead = max(0, after.dead_lettered - before.dead_lettered)
+    forwarded = max(0, before.waiting - after.waiting - dead)
     done = {
         "drained": True,
         "queues": queues,
-        "forwarded": before.waiting - after.waiting - dead,
-        "dead_lettered": dead,
+        "forwarded": forwarded if statistics is None else statistics.forwarded,
+        "dead_lettered": dead if statistics is None else statistics.dead_lettered,
         "left_aside": max(0, _deferred(after) - _deferred(before)),
-        "seconds": round(time.monotonic() - began, 3),
+        "seconds": round(took_s, 3),
     }
     return _tell(plan, done, display.last, as_json=as_json)
 

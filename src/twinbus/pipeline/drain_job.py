@@ -37,6 +37,8 @@ TELL_S: Final = 5.0
 """Between two lines on how far it is."""
 
 WRONG_USE: Final = 2
+ATTENTION: Final = 3
+"""It is drained, and messages were dead-lettered on the way."""
 STOPPED: Final = 130
 
 
@@ -61,18 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _wrong(str(error))
     logging.basicConfig(level=logging.WARNING, format="twinbus: %(message)s")
     try:
-        _drain(asked, *sides, rate_per_s)
+        return _drain(asked, *sides, rate_per_s)
     except TwinbusError as error:
         print(f"twinbus: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return STOPPED
-    return 0
 
 
 def _drain(
     asked: argparse.Namespace, primary: str, secondary: str, rate_per_s: float | None
-) -> None:
+) -> int:
+    """Drain; print what the ledger says of it; the exit status."""
     from twinbus.options import SendAvailabilityOptions
     from twinbus.pipeline.session import LOCAL_MASTER, spark_session
 
@@ -113,6 +115,10 @@ def _drain(
                 ),
                 flush=True,
             )
+    if stop.is_set() and not asked.continuous:
+        # Told to end before it was done: whoever scheduled it must not take it for drained.
+        return STOPPED
+    return ATTENTION if statistics is not None and statistics.dead_lettered else 0
 
 
 def _parser() -> argparse.ArgumentParser:
