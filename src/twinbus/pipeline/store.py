@@ -17,6 +17,7 @@ A place is a directory or any Hadoop URL; all access goes through Hadoop's file 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 import uuid
@@ -109,7 +110,6 @@ class TableStore:
         self._is_local = "://" not in self._given
         jvm: Any = spark._jvm
         self._path: Any = jvm.org.apache.hadoop.fs.Path
-        self._options: Any = jvm.org.apache.hadoop.fs.Options
         self._jvm = jvm
         self._files = self._file_system(self.place)
 
@@ -175,9 +175,9 @@ class TableStore:
     def commit(self, snapshot: Snapshot) -> None:
         """Make a snapshot the latest, at once or not at all; CommitConflict: it is taken."""
         text = json.dumps(asdict(snapshot), indent=1)
-        target = f"{self.place}/{_COMMITS}/{snapshot.number}.json"
-        if self._files.exists(self._path(target)):
-            raise CommitConflict(target)
+        target = self._path(f"{self.place}/{_COMMITS}/{snapshot.number}.json")
+        if self._files.exists(target):
+            raise CommitConflict(target.toString())
         # Names with a dot in front are passed over by whoever lists.
         draft = self._path(f"{self.place}/{_COMMITS}/.{uuid.uuid4().hex}")
         stream = self._files.create(draft, False)
@@ -185,9 +185,11 @@ class TableStore:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
-        if not self._files.rename(draft, self._path(target)):
+        try:
+            if not self._give_name(draft, target):
+                raise CommitConflict(target.toString())
+        finally:
             self._files.delete(draft, False)
-            raise CommitConflict(target)
 
     def sweep(self, *, keep_s: float = KEEP_S) -> None:
         """Remove parts that no late snapshot names, and commits that nobody needs any more."""
@@ -249,6 +251,20 @@ class TableStore:
         path = self._path(_address(place))
         statuses = self._file_system(_address(place)).listStatus(path)
         return [(status.getPath().getName(), status.getLen()) for status in statuses]
+
+    def _give_name(self, draft: Any, target: Any) -> bool:
+        """Have a file under another name; False: something else has it."""
+        if self._files.getUri().getScheme() == "file":
+            # On a disk Hadoop's rename takes the place of what is there: both would have committed.
+            try:
+                os.link(draft.toUri().getPath(), target.toUri().getPath())
+            except FileExistsError:
+                return False
+            except OSError:
+                pass  # A disk that knows no links, as some that are mounted from elsewhere.
+            else:
+                return True
+        return bool(self._files.rename(draft, target))
 
     def _file_system(self, place: str) -> Any:
         settings: Any = self._spark.sparkContext._jsc
