@@ -75,9 +75,9 @@ class _World:
         maker.write_bronze(maker.made(self._spark, base), f"{store.place}/{BRONZE}/{part}")
         self._progress(f"making the tables of {base.records:,} records")
         began = time.perf_counter()
-        told = replace(before, number=before.number + 1, records=before.records + base.records)
+        told = replace(before, records=before.records + base.records)
         taking = _Taking(self._spark, store, lambda snapshot: None)
-        store.commit(taking._take_records(told.with_part(BRONZE, part), before, part))
+        store.commit(before, taking._take_records(told.with_part(BRONZE, part), before, part))
         return (time.perf_counter() - began) * 1000
 
     def report_ms(self) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twinbus.pipeline.store import CommitConflict, Snapshot, TableStore
+from twinbus.pipeline.store import BRONZE, KEEP_S, SUMS, CommitConflict, Snapshot, TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,11 +34,11 @@ def test_of_two_that_commit_at_once_the_first_wins(
     spark: SparkSession, tmp_path: Path, scheme: str
 ) -> None:
     first, second = (TableStore(spark, f"{scheme}{tmp_path}") for _ in range(2))
-    first.commit(Snapshot(number=0, batch=0, records=1))
+    first.commit(Snapshot(), Snapshot(records=1))
     # It looked before the first one had committed.
     Files(second, exists=lambda path: False)
     with pytest.raises(CommitConflict, match=r"0\.json"):
-        second.commit(Snapshot(number=0, batch=0, records=2))
+        second.commit(Snapshot(), Snapshot(records=2))
     assert second.latest().records == 1
     assert [path.name for path in (tmp_path / "commits").glob("*")] == ["0.json"]
 
@@ -49,7 +51,40 @@ def test_a_disk_without_links_is_committed_to_by_a_rename(
 
     monkeypatch.setattr(os, "link", refuse)
     store = TableStore(spark, tmp_path)
-    store.commit(Snapshot(number=0, batch=0))
+    store.commit(Snapshot(), Snapshot())
     assert store.latest().number == 0
     with pytest.raises(CommitConflict):
-        store.commit(Snapshot(number=0, batch=0))
+        store.commit(Snapshot(), Snapshot())
+
+
+def test_a_replaced_part_stays_as_long_as_a_reader_may_take(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, remains = "batch=0-0a", "batch=0-0b", "batch=0-0c"
+    places = [
+        tmp_path / kind / part for part in (old, new, remains) for kind in (BRONZE, "sums-fates")
+    ]
+    for place in places:
+        place.mkdir(parents=True)
+        os.utime(place, (1_000_000_000, 1_000_000_000))
+    store = TableStore(spark, tmp_path)
+
+    def left_after(at_s: float) -> set[str]:
+        monkeypatch.setattr("twinbus.pipeline.store._now_ms", lambda: int(at_s * 1000))
+        store.sweep()
+        return {place.name for place in places if place.exists()}
+
+    now_s = time.time()
+    before = store.commit(Snapshot(), Snapshot(batch=0, parts={BRONZE: (old,), SUMS: (old,)}))
+    # One kind after the other, as a compaction does it.
+    after = store.commit(before, replace(before, parts={BRONZE: (new,), SUMS: (old,)}))
+    after = store.commit(after, replace(after, parts={BRONZE: (new,), SUMS: (new,)}))
+    assert left_after(now_s + KEEP_S - 1) == {old, new}
+    # A commit that replaces nothing does not forget what others replaced.
+    store.commit(after, after)
+    assert left_after(now_s + KEEP_S - 1) == {old, new}
+    assert left_after(now_s + KEEP_S + 60) == {new}
+    # The name of a part counts for the kind that has it.
+    assert {place for place in places if place.exists()} == set(places[2:4])
+    last = store.commit(store.latest(), store.latest())
+    assert last.replaced_ms == {}

@@ -99,12 +99,10 @@ def commit_replacement(store: TableStore, one: Replacement) -> Snapshot:
         if not set(one.old) <= set(there):
             return latest
         parts = {**latest.parts, one.kind: _replaced(there, one)}
-        after = replace(latest, number=latest.number + 1, parts=parts)
         try:
-            store.commit(after)
+            return store.commit(latest, replace(latest, parts=parts))
         except CommitConflict:
             continue
-        return after
     raise LedgerError(
         f"other processes keep committing to the tables at {store.place}: nothing was changed; try"
         " again when they are done"

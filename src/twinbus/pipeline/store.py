@@ -8,8 +8,8 @@
 
 A part is written under a name that nobody had before, and counts once a commit names it. So a
 batch that died is done again beside its remains, two processes that do the same batch cannot mix
-their files (the first commit wins), and a reader keeps what its snapshot names. Remains, and parts
-that a later snapshot has replaced, are removed after `KEEP_S`.
+their files (the first commit wins), and a reader keeps what its snapshot names. Parts that a later
+snapshot replaced are removed `KEEP_S` after that, and so are remains that old.
 
 A place is a directory or any Hadoop URL; all access goes through Hadoop's file systems.
 """
@@ -84,6 +84,8 @@ class Snapshot:
     """A message was received at a subscription: its journey can have several rows."""
     gold: str = ""
     """The gold tables it has, with their columns, as a digest."""
+    replaced_ms: Mapping[str, int] = field(default_factory=dict)
+    """When parts (`<kind>/<part>`) were replaced that readers of earlier snapshots may have yet."""
     format: int = FORMAT
 
     def with_part(self, kind: str, part: str) -> Snapshot:
@@ -93,6 +95,20 @@ class Snapshot:
     def parts_of(self, kind: str) -> tuple[str, ...]:
         """The names of the parts of a kind."""
         return self.parts.get(kind, ())
+
+    def named(self) -> set[str]:
+        """All its parts, each as `<kind>/<part>`."""
+        return {f"{kind}/{part}" for kind, parts in self.parts.items() for part in parts}
+
+    def following(self, before: Snapshot, now_ms: int) -> Snapshot:
+        """This one as the next after `before`."""
+        still_read = {
+            part: at_ms
+            for part, at_ms in before.replaced_ms.items()
+            if at_ms > now_ms - KEEP_S * 1000
+        }
+        gone = dict.fromkeys(sorted(before.named() - self.named()), now_ms)
+        return replace(self, number=before.number + 1, replaced_ms={**still_read, **gone})
 
 
 class PartSize(NamedTuple):
@@ -172,10 +188,11 @@ class TableStore:
         plain = [self._path(self._jvm.java.net.URI(file)).toString() for file in files]
         return self._spark.read.schema(schema).parquet(*map(_literal, plain))
 
-    def commit(self, snapshot: Snapshot) -> None:
-        """Make a snapshot the latest, at once or not at all; CommitConflict: it is taken."""
-        text = json.dumps(asdict(snapshot), indent=1)
-        target = self._path(f"{self.place}/{_COMMITS}/{snapshot.number}.json")
+    def commit(self, before: Snapshot, after: Snapshot) -> Snapshot:
+        """Make `after` follow `before`, at once or not at all; CommitConflict: another one does."""
+        committed = after.following(before, _now_ms())
+        text = json.dumps(asdict(committed), indent=1)
+        target = self._path(f"{self.place}/{_COMMITS}/{committed.number}.json")
         if self._files.exists(target):
             raise CommitConflict(target.toString())
         # Names with a dot in front are passed over by whoever lists.
@@ -190,21 +207,24 @@ class TableStore:
                 raise CommitConflict(target.toString())
         finally:
             self._files.delete(draft, False)
+        return committed
 
     def sweep(self, *, keep_s: float = KEEP_S) -> None:
-        """Remove parts that no late snapshot names, and commits that nobody needs any more."""
+        """Remove parts that nobody reads any more, remains, and commits that nobody needs."""
         latest = self.latest()
         numbers = sorted(self._commits())
-        named = {part for parts in latest.parts.values() for part in parts}
-        limit_ms = (time.time() - keep_s) * 1000
+        limit_ms = _now_ms() - keep_s * 1000
+        replaced = (part for part, at_ms in latest.replaced_ms.items() if at_ms > limit_ms)
+        kept = latest.named().union(replaced)
         for name in self._names(""):
             if name in {_COMMITS, _CHECKPOINT}:
                 continue
+            kind = SUMS if name.startswith(f"{SUMS}-") else name
             for part, changed_ms in self._listed(name):
                 found = _PART.fullmatch(part)
                 # Of a later batch: another process may be writing it.
                 done = found is not None and int(found[1]) <= latest.batch
-                if done and part not in named and changed_ms < limit_ms:
+                if done and f"{kind}/{part}" not in kept and changed_ms < limit_ms:
                     self._files.delete(self._path(f"{self.place}/{name}/{part}"), True)
         for number in numbers[:-_COMMITS_KEPT]:
             self._files.delete(self._path(f"{self.place}/{_COMMITS}/{number}.json"), False)
@@ -316,6 +336,10 @@ class TableStore:
             return
         for status in self._files.listStatus(path):
             yield status.getPath().getName(), status.getModificationTime()
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _address(place: str) -> str:

@@ -223,16 +223,11 @@ class _Taking:
                 f" one is {batch}: commits are missing; rebuild them"
             )
         part = self._store.new_part(batch)
-        after = replace(
-            snapshot,
-            number=snapshot.number + 1,
-            batch=batch,
-            gold=signature_of(self._tables),
-        )
+        after = replace(snapshot, batch=batch, gold=signature_of(self._tables))
         after = self._take_records(self._take_lines(after, lines, part), snapshot, part)
-        self._store.commit(after)
+        committed = self._store.commit(snapshot, after)
         self._store.sweep()
-        self._announce(after)
+        self._announce(committed)
 
     def _take_lines(self, snapshot: Snapshot, lines: DataFrame, part: str) -> Snapshot:
         """Write the records among the lines, and count the others: in one pass."""
