@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.increment import kept_tables, signature_of
 from twinbus.pipeline.store import BRONZE, KEEP_S, SUMS, CommitConflict, Snapshot, TableStore
+from twinbus.pipeline.stream import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,3 +91,51 @@ def test_a_replaced_part_stays_as_long_as_a_reader_may_take(
     assert {place for place in places if place.exists()} == set(places[2:4])
     last = store.commit(store.latest(), store.latest())
     assert last.replaced_ms == {}
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, tmp_path: Path) -> Path:
+    """A ledger whose tables have two batches, as far as `open_store` looks."""
+    (tmp_path / "app-0.jsonl").touch()
+    store = TableStore(spark, tmp_path / "_tables")
+    snapshot = Snapshot(gold=signature_of(kept_tables()))
+    for batch in range(2):
+        snapshot = store.commit(snapshot, replace(snapshot, batch=batch))
+        for noted in ("offsets", "commits"):
+            place = tmp_path / "_tables" / "checkpoint" / noted / str(batch)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+    (tmp_path / "_tables" / BRONZE).mkdir()
+    assert open_store(spark, tmp_path).latest() == snapshot
+    return tmp_path
+
+
+@pytest.mark.parametrize("commits", [["0.json", "1.json"], ["1.json"]])
+def test_tables_without_their_commits_are_not_taken_for_empty_ones(
+    spark: SparkSession, ledger: Path, commits: list[str]
+) -> None:
+    for name in commits:
+        (ledger / "_tables" / "commits" / name).unlink()
+    with pytest.raises(LedgerError, match=r"have lost commits.* twinbus ledger rebuild LEDGER"):
+        open_store(spark, ledger)
+
+
+@pytest.mark.parametrize("survived", range(3))
+def test_a_rebuild_that_dies_half_way_leaves_no_tables(
+    spark: SparkSession, ledger: Path, survived: int
+) -> None:
+    store = TableStore(spark, ledger / "_tables")
+    hadoop, left = store._files, iter(range(survived))
+
+    def dies(path: Any, recursive: bool) -> bool:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return bool(hadoop.delete(path, recursive))
+
+    Files(store, delete=dies)
+    with pytest.raises(KeyboardInterrupt):
+        store.remove()
+    with pytest.raises(LedgerError, match=r"was broken off.* twinbus ledger rebuild LEDGER"):
+        open_store(spark, ledger)
+    TableStore(spark, ledger / "_tables").remove()
+    assert open_store(spark, ledger).latest() == Snapshot()

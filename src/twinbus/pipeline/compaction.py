@@ -84,7 +84,10 @@ def latest_of(store: TableStore) -> Snapshot:
     """The last snapshot; LedgerError where there is none."""
     snapshot = store.latest()
     if snapshot.number < 0:
-        raise LedgerError(f"there are no tables at {store.place}: make a report or an update first")
+        raise LedgerError(
+            f"there are no tables at {store.place} yet: make a report, or twinbus ledger update"
+            " LEDGER"
+        )
     return snapshot
 
 

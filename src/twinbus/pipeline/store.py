@@ -37,6 +37,7 @@ __all__ = [
     "BRONZE",
     "FORMAT",
     "JOURNEYS",
+    "REBUILD",
     "SUMS",
     "CommitConflict",
     "PartSize",
@@ -58,9 +59,14 @@ KEEP_S: Final = 3600.0
 _COMMITS: Final = "commits"
 _CHECKPOINT: Final = "checkpoint"
 _RAW_REMOVED: Final = "raw-removed"
+_BEING_REMOVED: Final = "being-removed"
+"""A mark: to remove directories is no single step, and what is left half-way looks like tables."""
 _COMMITS_KEPT: Final = 10
 _COMMIT: Final = re.compile(r"(\d+)\.json")
 _PART: Final = re.compile(r"batch=(\d+)-[0-9a-f]+")
+
+REBUILD: Final = "rebuild them (twinbus ledger rebuild LEDGER)"
+"""What helps where tables are not whole: the ledger's files have all that was in them."""
 
 
 class CommitConflict(Exception):
@@ -152,14 +158,28 @@ class TableStore:
         self._require_usable(found)
         return found
 
-    def require_checkpoint(self, snapshot: Snapshot) -> None:
-        """LedgerError where the tables have batches and the stream would begin anew."""
+    def require_whole(self) -> Snapshot:
+        """The last snapshot; LedgerError where a stream would miss files, or take some twice."""
+        if self._files.exists(self._path(f"{self.place}/{_BEING_REMOVED}")):
+            raise LedgerError(
+                f"a rebuild of the tables at {self.place} is at work, or was broken off: wait for"
+                f" it, or {REBUILD}"
+            )
+        # Spark's word first: a process that commits meanwhile does so before Spark notes it.
+        noted = [int(name) for name in self._names(f"{_CHECKPOINT}/commits") if name.isdecimal()]
+        snapshot = self.latest()
+        if max(noted, default=-1) > snapshot.batch:
+            raise LedgerError(
+                f"the tables at {self.place} have lost commits: they end at batch"
+                f" {snapshot.batch}, and batch {max(noted)} was committed; {REBUILD}"
+            )
         # Spark makes the directory first and its parts as it goes.
         if snapshot.number >= 0 and not self._names(f"{_CHECKPOINT}/offsets"):
             raise LedgerError(
                 f"the tables at {self.place} have lost their directory {_CHECKPOINT}, so nobody"
-                " knows which files of the ledger they hold: rebuild them"
+                f" knows which files of the ledger they hold: {REBUILD}"
             )
+        return snapshot
 
     def new_part(self, batch: int) -> str:
         """A name for what one attempt at a batch writes."""
@@ -260,11 +280,12 @@ class TableStore:
 
     def remove(self) -> None:
         """Remove the tables, and nothing else that may be at their place."""
-        # The commits first: what is left after a crash counts for nothing.
-        names = sorted(self._names(""), key=lambda name: name != _COMMITS)
-        for name in names:
+        mark = self._path(f"{self.place}/{_BEING_REMOVED}")
+        self._files.create(mark, True).close()
+        for name in self._names(""):
             if name in {_COMMITS, _CHECKPOINT, BRONZE, JOURNEYS} or name.startswith(f"{SUMS}-"):
                 self._files.delete(self._path(f"{self.place}/{name}"), True)
+        self._files.delete(mark, False)
 
     def files_at(self, place: str) -> list[tuple[str, int]]:
         """Names and sizes of the files in a directory or at a URL, as Hadoop tells them."""
@@ -317,7 +338,7 @@ class TableStore:
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(
                 f"{self.place}/{_COMMITS}/{number}.json is no commit of these tables ({error}):"
-                " rebuild them"
+                f" {REBUILD}"
             ) from None
 
     def _read_text(self, place: str) -> bytes:

@@ -49,6 +49,7 @@ from twinbus.pipeline.schemas import CORRUPT
 from twinbus.pipeline.store import (
     BRONZE,
     JOURNEYS,
+    REBUILD,
     SUMS,
     CommitConflict,
     Snapshot,
@@ -95,9 +96,7 @@ def open_store(
     location_of(ledger)
     _require_plain_name(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
-    snapshot = store.latest()
-    store.require_checkpoint(snapshot)
-    _require_columns(store, snapshot)
+    _require_columns(store, store.require_whole())
     return store
 
 
@@ -220,7 +219,7 @@ class _Taking:
         if batch != snapshot.batch + 1:
             raise LedgerError(
                 f"the tables at {self._store.place} end at batch {snapshot.batch}, and the next"
-                f" one is {batch}: commits are missing; rebuild them"
+                f" one is {batch}: commits are missing; {REBUILD}"
             )
         part = self._store.new_part(batch)
         after = replace(snapshot, batch=batch, gold=signature_of(self._tables))
@@ -311,5 +310,5 @@ def _require_columns(store: TableStore, snapshot: Snapshot) -> None:
     if snapshot.number >= 0 and snapshot.gold != signature_of(kept_tables()):
         raise LedgerError(
             f"the tables at {store.place} were made by another version of Twinbus and have other"
-            " columns: rebuild them"
+            f" columns: {REBUILD}"
         )
