@@ -30,6 +30,7 @@ from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.java import find_java
 from twinbus.pipeline.reports import Asked, Verdict
 from twinbus.pipeline.session import LOCAL_MASTER, QUICK_START
+from twinbus.pipeline.spark_failure import spark_in_words
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -185,34 +186,26 @@ def _run(plan: ReportPlan, make: Making, looking: Looking | None = None) -> int:
 
 
 def _made(spark: SparkSession, plan: ReportPlan, make: Making, line: LiveLine) -> LedgerReport:
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
     from twinbus.pipeline import reporting
 
     try:
         with (
-            reporting.batch_tables(spark, plan.ledger)
-            if plan.tables == NO_TABLES
-            else reporting.stored_tables(spark, plan.ledger, plan.tables)
-        ) as tables:
+            spark_in_words(),
+            (
+                reporting.batch_tables(spark, plan.ledger)
+                if plan.tables == NO_TABLES
+                else reporting.stored_tables(spark, plan.ledger, plan.tables)
+            ) as tables,
+        ):
             line.say("working out the report")
             reporting.require_entity(tables, plan.asked)
             return make(spark, tables)
     except reporting.UnknownEntityError as error:
         raise WrongUse(str(error)) from None
-    except (PySparkException, Py4JError) as error:
-        raise ReportFailed(f"Spark could not work it out: {_first_line(error)}") from error
 
 
 class ReportFailed(TwinbusError):
-    """Spark gave up; the text has its first words."""
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = next((line for line in lines if "Exception: " in line), lines[0] if lines else "")
-    return said[:300]
+    """The report was made and cannot be shown where it was asked for."""
 
 
 def _require_place(plan: ReportPlan) -> None:

@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _wrong("--remove-raw is for compact")
     from twinbus.errors import TwinbusError
     from twinbus.pipeline.session import LOCAL_MASTER, spark_session
+    from twinbus.pipeline.spark_failure import spark_in_words
 
     task = TablesTask(
         verb=asked.verb,
@@ -78,7 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         remove_raw=asked.remove_raw,
     )
     try:
-        with spark_session(master=asked.master or LOCAL_MASTER, announce=_say) as spark:
+        with (
+            spark_in_words(),
+            spark_session(master=asked.master or LOCAL_MASTER, announce=_say) as spark,
+        ):
             print(json.dumps(perform(spark, task, _say)), flush=True)
     except TwinbusError as error:
         _say(str(error))
