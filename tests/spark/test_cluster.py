@@ -1,7 +1,8 @@
-"""The tables' jobs on executors that are processes of their own, and what wrong use gets."""
+"""The tables' jobs on executors that are processes of their own, and by `spark-submit`."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,11 +11,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from typer.testing import CliRunner
 
 from tests.spark.ledgers import moved, received, sent
 from tests.spark.test_compaction import write
-from twinbus.console.cli import app
 from twinbus.pipeline import tables_job
 
 EXECUTORS = "local-cluster[2,1,1024]"
@@ -44,6 +43,50 @@ def test_a_cluster_of_two_executors_keeps_the_tables(tmp_path: Path) -> None:
     assert pq.read_table(journeys).num_rows == 104
 
 
+@pytest.mark.soak  # CI has spark-submit in the drain's job
+def test_spark_submit_keeps_the_tables_and_says_in_one_line_what_fails(tmp_path: Path) -> None:
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    home = Path(spec.origin).parent
+    where = [sys.executable, "-m", "twinbus.pipeline.tables_job", "--where"]
+    script = subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip()
+    ledger = tmp_path / "ledger"
+    ledger.mkdir()
+    write(ledger, "app-0", [sent("a"), received("a", 1)])
+
+    def submitted(*arguments: str) -> tuple[int, str]:
+        ran = subprocess.run(
+            [
+                *(str(home / "bin" / "spark-submit"), "--master", "local[2]"),
+                *("--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR"),
+                *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+                *(script, *arguments),
+            ],
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_HOME": str(home),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        # spark-submit puts a script's standard error among its output.
+        return ran.returncode, ran.stdout
+
+    code, told = submitted("update", str(ledger))
+    assert code == 0, told
+    assert json.loads(told) == {"commit": 0, "batch": 0, "records": 2, "set_aside": {}}
+    code, told = submitted("status", "nofs://host/ledger")
+    assert code == 1
+    assert told.startswith("twinbus: Spark could not work it out: ")
+    assert told.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -65,10 +108,3 @@ def test_wrong_use_is_one_line(
 def test_where_prints_the_script_for_spark_submit(capsys: pytest.CaptureFixture[str]) -> None:
     assert tables_job.main(["--where"]) == 0
     assert Path(capsys.readouterr().out.strip()).name == "tables_job.py"
-
-
-@pytest.mark.parametrize("verb", ["status", "compact", "retain"])
-def test_the_commands_have_help_with_an_example(verb: str) -> None:
-    shown = CliRunner().invoke(app, ["ledger", verb, "--help"])
-    assert shown.exit_code == 0
-    assert f"Example: twinbus ledger {verb}" in shown.output

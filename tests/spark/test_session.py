@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,4 +63,6 @@ def test_a_session_that_is_there_is_used_and_left_running(spark: SparkSession) -
     with spark_session(announce=pytest.fail) as same:
         assert same is spark
     assert start_session(announce=pytest.fail) is spark
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(start_session, announce=pytest.fail).result() is spark
     assert spark.range(1).count() == 1

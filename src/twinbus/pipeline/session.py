@@ -112,9 +112,13 @@ def _active() -> SparkSession | None:
     # Without pyspark loaded nobody can have made a session; loading it to ask would cost 0.2 s.
     if "pyspark.sql" not in sys.modules:
         return None
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    return SparkSession.getActiveSession()
+    if SparkContext._active_spark_context is None:
+        return None
+    # A thread that has none of its own shares the process's: there can be no second Spark in it.
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
 def _settings(master: str) -> dict[str, str]:

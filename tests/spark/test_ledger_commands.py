@@ -1,0 +1,101 @@
+"""`twinbus ledger` on the session that is there already: every verb, in text and JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.ledgers import diverted, received, sent
+from tests.spark.test_compaction import write
+from tests.unit.console.commands import run
+from twinbus.console.output import COULD_NOT
+from twinbus.pipeline import tables_job
+from twinbus.pipeline.store import BRONZE, JOURNEYS, SUMS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+KINDS = (BRONZE, JOURNEYS, SUMS)
+
+
+def test_a_file_system_that_is_not_there_is_one_line(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tables_job.main(["update", "nofs://host/ledger"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("twinbus: Spark could not work it out: ")
+    assert 'No FileSystem for scheme "nofs"' in line
+
+
+def test_the_commands_from_an_update_to_a_rebuild(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = datetime.now(UTC).date()
+
+    def asked(verb: str, *more: str) -> list[str]:
+        ran = run(capsys, "ledger", verb, str(tmp_path), *more)
+        assert (ran.status, ran.err) == (0, "")
+        return ran.out.splitlines()
+
+    def told(verb: str, *more: str) -> dict[str, Any]:
+        [line] = asked(verb, "--output", "json", *more)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    write(tmp_path, "app-0", [sent("a"), received("a", 1), diverted("waits")])
+    (tmp_path / "foreign.jsonl").write_text("no record\n")
+    place = f"file:{tmp_path}/_tables"
+    assert asked("status") == [
+        f"{place}: no tables yet; make a report, or twinbus ledger update LEDGER"
+    ]
+    assert asked("update") == ["3 records, 1 lines set aside, 1 foreign", "commit 0, batch 0"]
+    write(tmp_path, "app-1", [received("a", 2)])
+    aside = {"set_aside": {"foreign": 1}}
+    assert told("rebuild") == {"commit": 0, "batch": 0, "records": 4, **aside}
+    write(tmp_path, "app-2", [received("a", 3)])
+    assert told("update") == {"commit": 1, "batch": 1, "records": 5, **aside}
+
+    head, commit, titles, *kinds = asked("status")
+    assert head == f"{place}: 5 records, 1 lines set aside, 1 foreign"
+    assert (commit, titles.split()) == ("commit 1, batch 1", ["parts", "files", "size"])
+    assert [line.split()[:2] for line in kinds] == [[kind, "2"] for kind in KINDS]
+    assert asked("compact", "--remove-raw") == [
+        *(f"{kind}: 2 parts -> 1" for kind in KINDS),
+        "files of the ledger removed: 3",
+    ]
+    one_each = dict.fromkeys(KINDS, 1)
+    compacted = {"commit": 4, "batch": 1, "records": 5, **aside}
+    assert told("compact") == {
+        **compacted,
+        "parts_before": one_each,
+        "parts_after": one_each,
+        "raw_files_removed": None,
+    }
+    status = told("status")
+    sizes = status.pop("kinds")
+    assert status == {**compacted, "place": place}
+    assert {kind: one["parts"] for kind, one in sizes.items()} == one_each
+    assert all(one["files"] and one["bytes"] for one in sizes.values())
+
+    removed, still_open = asked("retain", "--days", "1")
+    assert removed.endswith(" on; removed: 5 records and 1 settled journeys")
+    assert still_open == "1 older journeys are still open, and stay"
+    retained = told("retain", "--days", "1")
+    assert date.fromisoformat(retained.pop("first_day_kept")) >= began
+    assert retained == {
+        **compacted,
+        "commit": 6,
+        "records_removed": 0,
+        "journeys_removed": 0,
+        "journeys_open": 1,
+    }
+    refused = run(capsys, "ledger", "rebuild", str(tmp_path))
+    assert refused.status == COULD_NOT
+    assert "they are the only copy of records" in refused.err
