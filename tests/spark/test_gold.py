@@ -1,4 +1,4 @@
-"""What makes a gold table additive: parts are added up, and a message's old part is taken back."""
+"""What makes a gold table additive: its parts are added up."""
 
 from __future__ import annotations
 
@@ -21,26 +21,6 @@ def test_parts_are_added_up_and_what_came_to_nothing_is_left_out(spark: SparkSes
     parts = [[(60, "a", 2), (60, "b", 1)], [(60, "a", 3), (120, "a", 1)], [(60, "b", -1)]]
     frames = [spark.createDataFrame(part, gold_schemas.RAISED) for part in parts]
     assert_rows(gold.merged(RAISED, frames), [(60, "a", 5), (120, "a", 1)], gold_schemas.RAISED)
-
-
-def test_a_batch_takes_back_what_its_messages_counted_for_before(spark: SparkSession) -> None:
-    before = [("x", "1", 60), ("x", "2", 60)]
-    after = [("x", "1", 60), ("x", "2", 120), ("y", "3", 120)]
-    frames = (
-        spark.createDataFrame(lot, "destination string, message_id string, at_s long")
-        for lot in (before, after)
-    )
-    table = gold.GoldTable(
-        name="messages",
-        schema=gold_schemas.RAISED,
-        keys=("at_s", "destination"),
-        of_journeys=lambda journeys: (
-            journeys.groupBy("at_s", "destination").count().withColumnRenamed("count", "messages")
-        ),
-    )
-    # That of the message which did not change is neither taken nor added.
-    expected = [(60, "x", -1), (120, "x", 1), (120, "y", 1)]
-    assert_rows(gold.change(table, *frames), expected, gold_schemas.RAISED)
 
 
 def test_every_table_has_the_columns_of_its_schema(spark: SparkSession) -> None:

@@ -21,6 +21,7 @@ from twinbus.ledger import LedgerError
 from twinbus.pipeline import stream
 from twinbus.pipeline.current import current_tables
 from twinbus.pipeline.increment import kept_tables
+from twinbus.pipeline.journeys import looked_at
 from twinbus.pipeline.schemas import SIGHTINGS
 from twinbus.pipeline.store import Snapshot, TableStore
 
@@ -167,7 +168,8 @@ def test_a_report_reads_open_files_and_what_a_peek_saw(spark: SparkSession, tmp_
         # The line that is being written is no news.
         assert (now.records, now.set_aside) == (3, {})
         blind = {row["message_id"]: row["fate"] for row in now.notable().collect()}
-        looked = {row["message_id"]: row["fate"] for row in now.notable(seen).collect()}
+        found = looked_at(now.notable(), seen).collect()
+        looked = {row["message_id"]: row["fate"] for row in found}
     assert blind == {"b": "undecided", "c": "undecided"}
     assert looked == {"b": "waiting", "c": "lost"}
 

@@ -15,7 +15,6 @@ from twinbus.pipeline.buckets import bucket_of, day_of
 from twinbus.pipeline.gold_schemas import (
     AGED,
     AGES,
-    DUPLICATE_SUMS,
     FATE_SUMS,
     LINES,
     SKEWS,
@@ -39,7 +38,6 @@ __all__ = [
     "ages",
     "backlog_depth",
     "destination_of",
-    "duplicate_sums",
     "duplicates",
     "fate_sums",
     "fates",
@@ -235,18 +233,8 @@ def window_of() -> Column:
     )
 
 
-def duplicate_sums(journeys: DataFrame) -> DataFrame:
-    """Messages that are there more than once, by the window that each fell into."""
-    return (
-        journeys.where(_is_followed() & is_duplicate())
-        .groupBy(day_of(F.col("first_ms")).alias("day"), "destination", window_of().alias("window"))
-        .agg(F.count("*").alias("messages"), F.sum(_copies()).alias("copies"))
-        .select(*DUPLICATE_SUMS.fieldNames())
-    )
-
-
 def named_duplicates(journeys: DataFrame) -> DataFrame:
-    """The same messages by name, at the entity that had them most often."""
+    """Messages that are there more than once, at the entity that had them most often."""
     return (
         journeys.where(_is_followed() & is_duplicate())
         .select(

@@ -30,16 +30,15 @@ from twinbus.pipeline.conservation import in_backlog, witnessed
 from twinbus.pipeline.gold import GoldTable
 from twinbus.pipeline.increment import (
     ONE_TASK_MAX,
-    STORED_JOURNEYS,
     Increment,
     kept_tables,
     keyed,
     totals,
 )
-from twinbus.pipeline.journeys import judged, looked_at, merged, partial_journeys
+from twinbus.pipeline.journeys import partial_journeys
 from twinbus.pipeline.notable import NOTABLE
 from twinbus.pipeline.schemas import FATES, LEDGER
-from twinbus.pipeline.store import BRONZE, JOURNEYS, Snapshot, TableStore
+from twinbus.pipeline.store import BRONZE, Snapshot, TableStore
 from twinbus.pipeline.stream import open_store, update
 
 if TYPE_CHECKING:
@@ -59,21 +58,13 @@ _FEW_RECORDS: Final = 20_000
 
 @contextmanager
 def current_tables(
-    spark: SparkSession,
-    ledger: Path | str,
-    tables: Path | str | None = None,
-    *,
-    refresh: bool = True,
+    spark: SparkSession, ledger: Path | str, tables: Path | str | None = None
 ) -> Iterator[CurrentTables]:
-    """The tables of a ledger for a `with` block, up to its last whole line.
-
-    Without `refresh` the files that were ended since the last commit are left out: for a reader
-    beside a process that follows the ledger.
-    """
+    """The tables of a ledger for a `with` block, up to its last whole line."""
     store = open_store(spark, ledger, tables)
     for tries_left in reversed(range(TRIES)):
         before = _open_files(store, ledger)
-        snapshot = update(spark, ledger, tables) if refresh else store.latest()
+        snapshot = update(spark, ledger, tables)
         found = _open_files(store, ledger)
         if tries_left and before.keys() - found.keys():
             # Ended before the update looked, or after it: the next one will have it.
@@ -115,25 +106,15 @@ class CurrentTables:
         assert found, f"no such table: {name}"
         return self._total(found[0])
 
-    def notable(self, sightings: DataFrame | None = None) -> DataFrame:
+    def notable(self) -> DataFrame:
         """The messages that can be named (`notable`), as `schemas.FATES`.
 
         Their fates are better known than in the sums: the broker's view of the backlog is asked
-        too. With what peeks into all backlog queues and their dead-letter queues saw, none of them
-        is undecided any more.
+        too.
         """
         rows = self._total(NOTABLE).select(*FATES.fieldNames())
         there = in_backlog(F.col("destination"))
-        fates = witnessed(rows.where(~there), rows.where(there))
-        return fates if sightings is None else looked_at(fates, sightings)
-
-    def every_message(self) -> DataFrame:
-        """Every message of the ledger, as `schemas.FATES`: this reads all journeys there are."""
-        store = self._store.for_many(self._snapshot.records)
-        stored = store.read(JOURNEYS, self._snapshot.parts_of(JOURNEYS), STORED_JOURNEYS)
-        if self._tail is not None:
-            stored = stored.unionByName(self._tail.fresh)
-        return judged(merged(stored))
+        return witnessed(rows.where(~there), rows.where(there))
 
     def every_record(self) -> DataFrame:
         """Every record, as `schemas.LEDGER`: this reads all there are."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["BUCKET_S", "GoldTable", "change", "gold_tables", "merged"]
+__all__ = ["BUCKET_S", "GoldTable", "gold_tables", "merged"]
 
 BUCKET_S: Final = 60
 """The width of a point in time of the kept tables: a year of one entity is half a million rows."""
@@ -132,12 +132,6 @@ def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
             of_journeys=conservation.ages,
         ),
         GoldTable(
-            name="duplicates",
-            schema=gold_schemas.DUPLICATE_SUMS,
-            keys=("day", "destination", "window"),
-            of_journeys=conservation.duplicate_sums,
-        ),
-        GoldTable(
             name="skews",
             schema=gold_schemas.SKEWS,
             keys=("destination", "step", "up_to_ms"),
@@ -152,17 +146,3 @@ def merged(table: GoldTable, parts: Sequence[DataFrame]) -> DataFrame:
     summed = together.groupBy(*table.keys).agg(*(F.sum(name).alias(name) for name in table.sums))
     something = reduce(lambda left, right: left | right, (F.col(name) != 0 for name in table.sums))
     return summed.where(something).select(*table.schema.fieldNames())
-
-
-def change(table: GoldTable, before: DataFrame, after: DataFrame) -> DataFrame:
-    """What a batch adds to a table of journeys: its messages as they are now, less as they were.
-
-    `before` has only the messages that the batch speaks of; so has `after`.
-    """
-    assert table.of_journeys is not None, f"{table.name} is counted from records"
-    taken_back = table.of_journeys(before)
-    negative = [(-F.col(name)).alias(name) for name in table.sums]
-    return merged(
-        table,
-        [table.of_journeys(after), taken_back.select(*table.keys, *negative)],
-    )

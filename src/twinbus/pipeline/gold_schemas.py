@@ -23,7 +23,6 @@ __all__ = [
     "DIVERSIONS",
     "DOWNTIMES",
     "DRAINS",
-    "DUPLICATE_SUMS",
     "FATE_SUMS",
     "LINES",
     "PERCENTILES",
@@ -238,19 +237,6 @@ STAGES: Final = StructType(
         StructField("assumed_units", LongType(), nullable=False),
         StructField("model_operations", LongType(), nullable=False),
         StructField("model_units", LongType(), nullable=False),
-    ]
-)
-
-DUPLICATE_SUMS: Final = StructType(
-    [
-        # Of the first record of the message.
-        StructField("day", DateType(), nullable=False),
-        StructField("destination", StringType(), nullable=False),
-        # See `conservation.window_of`.
-        StructField("window", StringType(), nullable=False),
-        StructField("messages", LongType(), nullable=False),
-        # Copies past the first.
-        StructField("copies", LongType(), nullable=False),
     ]
 )
 
