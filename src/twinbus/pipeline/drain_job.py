@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _wrong(str(error))
     logging.basicConfig(level=logging.WARNING, format="twinbus: %(message)s")
     try:
-        return _drain(asked, *sides, rate_per_s)
+        return _drain(asked, *sides, rate_per_s=rate_per_s)
     except TwinbusError as error:
         print(f"twinbus: {error}", file=sys.stderr)
         return 1
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drain(
-    asked: argparse.Namespace, primary: str, secondary: str, rate_per_s: float | None
+    asked: argparse.Namespace, primary: str, secondary: str, *, rate_per_s: float | None
 ) -> int:
     """Drain; print what the ledger says of it; the exit status."""
     from twinbus.options import SendAvailabilityOptions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Described, Float32, Int, Symbol, Timestamp, ULong, encode
-from twinbus.console.dead_letters import since_ms
+from twinbus.console.dead_letters import filter_of
 from twinbus.console.output import WrongUse
 from twinbus.syphon.dead_letters import DeadLetterFilter, for_replay
 from twinbus.syphon.peeked import Peeked, read_peeked
@@ -168,9 +169,11 @@ def test_a_time_that_is_no_date_stays_a_number() -> None:
 
 
 def test_since_is_a_time_or_an_age() -> None:
-    assert since_ms("2h", 10_000.0) == 2_800_000
-    assert since_ms("90 m", 10_000.0) == 4_600_000
-    assert since_ms("1970-01-01T00:01", 0.0) == 60_000
-    assert since_ms("1970-01-01T01:00+01:00", 0.0) == 0
+    assert filter_of(None, None, "1970-01-01T00:01").since_ms == 60_000
+    assert filter_of(None, None, "1970-01-01T01:00+01:00").since_ms == 0
+    for minutes in ("90m", "90 min"):
+        since_ms = filter_of(None, None, minutes).since_ms
+        assert since_ms is not None
+        assert time.time() * 1000 - since_ms == pytest.approx(5_400_000, abs=60_000)
     with pytest.raises(WrongUse, match="'soon'"):
-        since_ms("soon", 0.0)
+        filter_of(None, None, "soon")
