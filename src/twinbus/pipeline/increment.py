@@ -96,8 +96,9 @@ class Increment:
         earlier = _earlier(store, snapshot, fresh, messages)
         if earlier is None:
             self._before = None
-            # One row for each message by now: nothing to merge, nothing to keep.
-            self._after = judged(plain, fan_out=fan_out)
+            # Nothing to merge. Where topics are, rows are folded: once, and not for each table.
+            told = judged(plain, fan_out=fan_out)
+            self._after = self._keep(told) if fan_out and not one_task else told
             return
         # The session of a union is that of its first part.
         earlier = plain.limit(0).unionByName(earlier)
