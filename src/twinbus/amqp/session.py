@@ -417,6 +417,11 @@ class Session:
     def _on_attach(self, attach: Attach, payload: bytes, events: list[Event]) -> None:
         # The peer's role names its own end: a peer that receives makes us the sender.
         link = self._attaching.pop((attach.name, bool(attach.role)), None)
+        if link is not None and link.state is LinkState.CLOSED:
+            # Given up before this answer came. Its handle may be another link's by now, so that
+            # nothing more is said about it: the peer answers the DETACH that it was sent.
+            self._by_remote_handle[attach.handle] = link
+            return
         if link is not None:
             link.state = LinkState.OPEN
         else:

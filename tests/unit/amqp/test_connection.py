@@ -240,6 +240,28 @@ def test_a_sender_blocked_by_the_window_hears_of_a_flow_for_the_session_alone(
     assert not link.session.is_blocked
 
 
+def test_an_attach_that_is_answered_after_it_was_given_up_does_not_touch_the_next_link(
+    pair: Pair,
+) -> None:
+    ours, _ = pair.session()
+    source, target = Source(address="me"), Target(address="q")
+    slow = ours.attach_sender("slow", source=source, target=target)
+    _, at_server = pair.exchange()
+    (offered,) = of(Attached, at_server)
+    slow.detach()
+    following = ours.attach_sender("next", source=source, target=target)
+    assert following.handle == slow.handle
+    offered.link.accept()
+    at_client, at_server = pair.exchange()
+    assert of(Attached, at_client) == []
+    (attached,) = of(Attached, at_server)
+    attached.link.accept()
+    at_client, at_server = pair.exchange()
+    assert [event.link for event in of(Attached, at_client)] == [following]
+    assert (slow.state, following.state) == (LinkState.CLOSED, LinkState.OPEN)
+    assert attached.link.state is LinkState.OPEN
+
+
 def test_detach_end_and_close_are_answered(pair: Pair) -> None:
     link, _ = pair.sender()
     link.detach()
