@@ -51,6 +51,8 @@ class Decisions:
         self._grace_s = undeliverable_grace_s
         self._poll_s = poll_s
         self._primary = False
+        self._heard_at = float("-inf")
+        """When the primary last answered anything, for whichever destination."""
         self._paused: set[str] = set()
         """Why nothing is received now; empty: it is."""
         self._destinations: dict[str, Destination] = {}

@@ -103,12 +103,16 @@ class Line:
             self._lose(text)
             raise LineLost(text) from error
 
-    async def authorize(self, path: str) -> None:
-        """Have links to `path` allowed: put a token for it, and again before it expires."""
+    async def authorize(self, path: str) -> bool:
+        """Have links to `path` allowed: put a token for it, and again before it expires.
+
+        Whether the namespace was asked: a token that it has already needs no other.
+        """
         if path in self._authorized:
-            return
+            return False
         await self._put_token(path)
         self._authorized.add(path)
+        return True
 
     def is_unauthorized(self, path: str) -> None:
         """Have the next `authorize` put a new token: what the last one was worth is not enough."""

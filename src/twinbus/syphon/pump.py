@@ -76,6 +76,11 @@ class Pump(Decisions):
             if destination.missing_since is not None
         }
 
+    def attaches_to(self, path: str) -> bool:
+        """Whether a link to a destination is waited for."""
+        destination = self._destinations.get(path.lower())
+        return destination is not None and destination.attach_at is not None
+
     @property
     def is_paused(self) -> bool:
         """Whether somebody asked for a pause."""
@@ -108,6 +113,7 @@ class Pump(Decisions):
     def primary_up(self, now: float) -> list[Action]:
         """The primary can be reached."""
         self._primary = True
+        self._heard_at = now
         actions: list[Action] = []
         for destination in self._destinations.values():
             if destination.waiting:
@@ -240,6 +246,7 @@ class Pump(Decisions):
 
     def attached(self, path: str, limit_bytes: int, now: float) -> list[Action]:
         """The link to a destination is open; credit comes by itself."""
+        self._heard_at = now
         destination = self._destinations.get(path.lower())
         if destination is not None and destination.attach_at is not None:
             destination.attach_at = None
@@ -247,6 +254,18 @@ class Pump(Decisions):
             destination.limit_bytes = limit_bytes
             destination.missing_since = None
         return []
+
+    def authorized(self, now: float) -> list[Action]:
+        """The primary allowed a link that it was asked for; the attach comes next."""
+        self._heard_at = now
+        return []
+
+    def unanswered(self, path: str, text: str, now: float) -> list[Action]:
+        """Nobody said whether a destination may be attached to, in the time there is for that."""
+        destination = self._destinations.get(path.lower())
+        if destination is None or destination.attach_at is None:
+            return []
+        return self._give_up_attach(destination, text, now)
 
     def granted(self, path: str, credit: int, now: float) -> list[Action]:
         """The destination takes `credit` messages from now on."""
@@ -258,6 +277,7 @@ class Pump(Decisions):
 
     def detached(self, path: str, condition: str | None, text: str, now: float) -> list[Action]:
         """A destination refused the link, or closed it; what was in flight may have arrived."""
+        self._heard_at = now
         destination = self._destinations.get(path.lower())
         if destination is None or not (destination.attached or destination.attach_at is not None):
             return []
@@ -275,6 +295,7 @@ class Pump(Decisions):
 
     def accepted(self, parcels: list[Parcel], now: float) -> list[Action]:
         """The primary has these: now, and not before, they may be completed."""
+        self._heard_at = now
         taken: list[Parcel] = []
         served: dict[str, Destination] = {}
         for parcel in parcels:
@@ -298,6 +319,7 @@ class Pump(Decisions):
 
     def refused(self, parcel: Parcel, condition: str | None, text: str, now: float) -> list[Action]:
         """The destination did not take a parcel: for what the parcel is, or for what it is."""
+        self._heard_at = now
         destination = self._destinations.get(parcel.destination)
         if destination is None or destination.sent.pop(parcel.lock_token, None) is None:
             return []
@@ -378,14 +400,22 @@ class Pump(Decisions):
                 self._held.discard(destination.path.lower())
             return self._serve(destination, now)
         if destination.attach_at is not None and now >= destination.attach_at + answer_s:
-            destination.attach_at = None
             text = f"an attach to {destination.path} was not answered for {answer_s:g} s"
-            return [Reconnect("primary", text), *self._hold(destination, text, now)]
+            return self._give_up_attach(destination, text, now)
         if destination.sent and now >= (destination.due_at(answer_s) or 0.0):
             destination.drop_link()
             text = f"a message was not answered for {answer_s:g} s"
             return [Detach(destination.path), *self._hold(destination, text, now)]
         return self._serve(destination, now) if self._has_aside(destination) else []
+
+    def _give_up_attach(self, destination: Destination, text: str, now: float) -> list[Action]:
+        """One entity that hangs costs its own link; a line on which nobody answers is dead."""
+        asked_at = destination.attach_at
+        assert asked_at is not None
+        destination.drop_link()
+        is_heard = self._heard_at > asked_at
+        ended = Detach(destination.path) if is_heard else Reconnect("primary", text)
+        return [ended, *self._hold(destination, text, now)]
 
     def _tick_locks(self, now: float) -> list[Action]:
         renewed: list[Parcel] = []

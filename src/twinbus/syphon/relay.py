@@ -26,7 +26,7 @@ from twinbus.amqp.events import (
     Disposed,
     Event,
 )
-from twinbus.amqp.link import ReceiverLink, SenderLink
+from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
 from twinbus.syphon.actions import (
     Action,
@@ -51,6 +51,7 @@ from twinbus.syphon.bookkeeping import Bookkeeper, Ledger
 from twinbus.syphon.endpoint import Endpoint
 from twinbus.syphon.errands import SourceErrands
 from twinbus.syphon.line import ANSWER_S, Line, LineLost, RequestRefused, despite_loss
+from twinbus.syphon.outbound import UNAUTHORIZED, Outbound
 from twinbus.syphon.parcel import Parcel
 from twinbus.syphon.patience import Patience
 from twinbus.syphon.pump import Pump
@@ -71,7 +72,6 @@ DRAINED_S: Final = 2.0
 """A queue that was asked to send nothing more has answered by then, behind what it had sent."""
 
 LEASE: Final = "the lease is not held"
-UNAUTHORIZED: Final = "amqp:unauthorized-access"
 COMPLETED: Final = disposition_of(Complete)
 
 _link_numbers = itertools.count(1)
@@ -117,9 +117,7 @@ class Relay:
         self._source: ReceiverLink | None = None
         self._source_gone: asyncio.Future[str] | None = None
         self._errands = SourceErrands(pump, self._books, self._do, self._unpacker.unpack, queue)
-        self._links: dict[str, SenderLink] = {}
-        self._in_flight: dict[int, Parcel] = {}
-        """Sent and not answered, by delivery id on the primary's session."""
+        self._outbound = Outbound(pump, self._books, self._do)
         self._deliveries: dict[int, Parcel] = {}
         """Received and not settled, by delivery id of this epoch's source link."""
         self._epoch = 0
@@ -134,8 +132,8 @@ class Relay:
             Forward: self._forward,
             Complete: self._complete,
             Grant: self._grant,
-            Attach: self._attach,
-            Detach: self._detach,
+            Attach: lambda action: self._errand(self._outbound.attach(action.path)),
+            Detach: lambda action: self._outbound.detach(action.path),
             DeadLetter: self._settle,
             Defer: self._settle,
             Release: self._settle,
@@ -217,7 +215,7 @@ class Relay:
             await line.open()
             if not self._leased.is_set():
                 return "the lease is gone"
-            self._primary = line
+            self._primary = self._outbound.line = line
             self.problems.pop("primary", None)
             self._do(self.pump.primary_up(_now()))
             return await asyncio.shield(line.lost)
@@ -225,10 +223,7 @@ class Relay:
             if self._primary is line:
                 self._primary = None
                 reason = line.lost.result() if line.lost.done() else "the relay was closed"
-                for parcel in self._in_flight.values():
-                    self._books.not_forwarded(parcel, reason, is_known=False)
-                self._in_flight.clear()
-                self._links.clear()
+                self._outbound.lost(reason)
                 self._do(self.pump.primary_down(_now()))
             await line.close()
 
@@ -350,13 +345,13 @@ class Relay:
             text = (event.error.description if event.error else None) or "the link was closed"
             if condition == UNAUTHORIZED and self._primary is not None:
                 self._primary.is_unauthorized(path)
-            if self._forget_link(path, text, is_known=False):
+            if self._outbound.forget(path, text):
                 self._do(self.pump.detached(path, condition, text, _now()))
 
     def _answered(self, event: Disposed) -> None:
         """The primary took a range of messages, or did not."""
         taken = event.session.take_unsettled(event.first, event.last)
-        in_flight = self._in_flight.pop
+        in_flight = self._outbound.in_flight.pop
         parcels = [p for number, _, _ in taken if (p := in_flight(number, None)) is not None]
         now = _now()
         if isinstance(event.state, Accepted):
@@ -408,8 +403,9 @@ class Relay:
             # come here before its timers run. The line's end tells the pump what was not sent.
             self.lease_changed(False)
             return
-        link = self._links[parcel.destination]
-        self._in_flight[link.send(parcel.wire, parcel.lock_token)] = parcel
+        outbound = self._outbound
+        link = outbound.links[parcel.destination]
+        outbound.in_flight[link.send(parcel.wire, parcel.lock_token)] = parcel
 
     def _complete(self, action: Complete) -> None:
         for parcel in action.parcels:
@@ -447,44 +443,6 @@ class Relay:
         line = self._primary if action.side == "primary" else self._secondary
         if line is not None:
             line.drop(action.reason)
-
-    def _attach(self, action: Attach) -> None:
-        assert self._primary is not None
-        self._errand(self._attach_to(self._primary, action.path))
-
-    async def _attach_to(self, line: Line, path: str) -> None:
-        try:
-            await line.authorize(path)
-        except RequestRefused as error:
-            if line is self._primary:
-                self._do(self.pump.detached(path, UNAUTHORIZED, str(error), _now()))
-            return
-        except LineLost as error:
-            line.drop(str(error))
-            return
-        if line is not self._primary or path.lower() in self._links:
-            return
-        name = f"{path}-syphon-{next(_link_numbers)}"
-        link = line.session.attach_sender(
-            name, source=Source(address=name), target=Target(address=path)
-        )
-        link.owner = path
-        self._links[path.lower()] = link
-        line.flush()
-
-    def _detach(self, action: Detach) -> None:
-        link = self._links.get(action.path.lower())
-        if self._forget_link(action.path, "no answer", is_known=False) and link is not None:
-            link.detach()
-
-    def _forget_link(self, path: str, reason: str, *, is_known: bool) -> bool:
-        """Drop a link; whether there was one. What it carried is recorded as not answered."""
-        if self._links.pop(path.lower(), None) is None:
-            return False
-        lost = [n for n, p in self._in_flight.items() if p.destination == path.lower()]
-        for number in lost:
-            self._books.not_forwarded(self._in_flight.pop(number), reason, is_known=is_known)
-        return True
 
     def _errand(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that takes an answer, without waiting for it."""

@@ -72,6 +72,8 @@ class World:
         self.polls = 0
         self.surveyed_from: list[int] = []
         self.reconnects: list[str] = []
+        self.detached: list[str] = []
+        """Links that the pump gave up."""
         self._tokens = itertools.count(1)
         self._numbers = itertools.count(1)
 
@@ -320,7 +322,9 @@ class World:
                 assert action.path not in self.attached
                 self.attaching.append(action.path)
             case Detach():
-                self.attached.pop(action.path)
+                self.detached.append(action.path)
+                if self.attached.pop(action.path, None) is None:
+                    self.attaching.remove(action.path)
                 self.sent = [parcel for parcel in self.sent if parcel.path != action.path]
             case Forward():
                 self.attached[action.parcel.path] -= 1
