@@ -57,6 +57,7 @@ class Decisions:
         """Why nothing is received now; empty: it is."""
         self._destinations: dict[str, Destination] = {}
         self._held: set[str] = set()
+        """Destinations that took nothing when last tried, those on trial included."""
         self._poll_at = 0.0
         self._aside = Aside()
         self._ahead = Ahead()
@@ -72,9 +73,13 @@ class Decisions:
 
     def _serve(self, destination: Destination, now: float) -> list[Action]:
         """Send a destination what waits for it, as far as it may; or have it wait elsewhere."""
+        actions: list[Action] = []
         if destination.held_until is not None:
-            return self._set_waiting_aside(destination, now)
-        actions = self._fetch(destination, now) if self._has_aside(destination) else []
+            actions += self._set_waiting_aside(destination, now)
+            if not destination.is_on_trial:
+                return actions
+        if self._has_aside(destination):
+            actions += self._fetch(destination, now)
         if not self._primary or not destination.waiting:
             return actions
         if not destination.attached:
@@ -122,11 +127,12 @@ class Decisions:
         return actions
 
     def _set_waiting_aside(self, destination: Destination, now: float) -> list[Action]:
+        """Have what waits for a held destination wait elsewhere, but for one that is tried."""
         if not self._is_waited_for(destination):
             return []
         if not destination.is_selected:
             return self._settlements.defer(self._take_waiting(destination), now)
-        if destination.gave_up(self._grace_s, now):
+        if destination.gave_up(self._grace_s, now) and not destination.is_on_trial:
             text = (
                 f"{destination.path} does not exist in the primary, and did not for "
                 f"{self._grace_s:g} s (undeliverable_grace): {destination.reason}"
@@ -138,7 +144,11 @@ class Decisions:
             ]
         if not self._others_go_on(now):
             return self._grant(now)
-        return self._settlements.defer(self._take_waiting(destination), now)
+        is_to_try = destination.is_on_trial and destination.waiting and not destination.sent
+        tried = [destination.next_waiting()] if is_to_try else []
+        actions = self._settlements.defer(self._take_waiting(destination), now)
+        destination.waiting.extend(tried)
+        return actions
 
     def _missing(self, destination: Destination, text: str, now: float) -> list[Action]:
         if destination.missing_since is None:
@@ -184,25 +194,36 @@ class Decisions:
 
     def _grant(self, now: float) -> list[Action]:
         """Change the source's credit where that is worth a frame."""
-        intake, receives = self._intake, self._receives(now)
+        intake, most = self._intake, self._receives(now)
         if self.pace is not None:
             self.pace.is_working = bool(intake)
             intake.narrow(self.pace.share)
-        wanted = intake.wanted() if receives else 0
-        if intake.is_worth_a_frame(wanted) if receives else intake.credit:
+        wanted = intake.wanted() if most else 0
+        if most < ANY_NUMBER:
+            # Few, and exactly so many: an eighth of the window would be worth a frame.
+            wanted = min(wanted, most)
+            is_worth_it = wanted != intake.credit
+        else:
+            is_worth_it = intake.is_worth_a_frame(wanted)
+        if is_worth_it:
             intake.credit = wanted
             return [Grant(wanted)]
         return []
 
-    def _receives(self, now: float) -> bool:
-        """Whether anything could be delivered: while nothing can, nothing is received (SPEC 6)."""
+    def _receives(self, now: float) -> int:
+        """How many messages may come: none while nothing can be delivered (SPEC 6)."""
         if not (self._primary and self._settlements.is_open) or self._paused:
-            return False
-        if not self._held:
-            return True
-        if self._others_go_on(now):
-            return True
-        return all(self._destinations[key].gave_up(self._grace_s, now) for key in self._held)
+            return 0
+        if not self._held or self._others_go_on(now):
+            return ANY_NUMBER
+        held = [self._destinations[key] for key in self._held]
+        given_up = [each for each in held if each.gave_up(self._grace_s, now)]
+        if len(given_up) == len(held):
+            return ANY_NUMBER
+        if not all(each.is_on_trial for each in held if each not in given_up):
+            return 0
+        # One will do to find out.
+        return 0 if self._intake or self._intake.fetching else 1
 
     def _others_go_on(self, now: float) -> bool:
         """Whether messages arrive somewhere, or could if those of held ones were out of the way."""
@@ -232,7 +253,7 @@ class Decisions:
 
     def _fetch(self, destination: Destination, now: float) -> list[Action]:
         """Receive deferred messages of a destination that takes them again, as room allows."""
-        if not self._has_aside(destination) or destination.held_until is not None:
+        if not self._has_aside(destination) or destination.is_held:
             return []
         if not (self._primary and self._settlements.is_open) or self._paused:
             return []
@@ -244,6 +265,17 @@ class Decisions:
         numbers = self._take_aside(destination, room)
         self._intake.fetching += len(numbers)
         return [Fetch(numbers)] if numbers else []
+
+    def _is_worth_finding(self, sighting: Sighting) -> bool:
+        """Whether a message that was seen could be delivered, or find out whether others can."""
+        if sighting.is_deferred or not self._is_selected(sighting.path):
+            return False
+        if sighting.path.lower() not in self._held:
+            return True
+        destination = self._destinations[sighting.path.lower()]
+        if not destination.is_on_trial or destination.sent:
+            return False
+        return not self._is_waited_for(destination) and not self._has_aside(destination)
 
     def _may_look(self) -> bool:
         is_quiet = not self._intake and not self._intake.fetching

@@ -1,7 +1,7 @@
 """One destination on the primary as a pump sees it, and what its refusals mean (SPEC 6).
 
-unattached --attach--> attached --refusal of the entity--> held --back-off--> one message as a
-                          ^                                  ^                probe
+unattached --attach--> attached --refusal of the entity--> held --back-off--> on trial, with
+                          ^                                  ^                one message
                           '-------- it was accepted ---------+--- it was not ---'
 """
 
@@ -71,6 +71,7 @@ class Destination:
         "deferred",
         "held_until",
         "is_careful",
+        "is_on_trial",
         "is_selected",
         "limit_bytes",
         "missing_since",
@@ -100,6 +101,9 @@ class Destination:
         self.deferred: dict[int, None] = {}
         """Numbers of messages that were set aside in the backlog queue."""
         self.held_until: float | None = None
+        """None: it takes what it is sent, as far as is known."""
+        self.is_on_trial = False
+        """It was held, and one message is to find out whether it still has to be."""
         self.is_selected = True
         """It is one of those that the syphon is to serve."""
         self.reason = ""
@@ -112,7 +116,7 @@ class Destination:
         """The link was detached for what some message is: one at a time, until it is found."""
 
     def __repr__(self) -> str:
-        state = f"held: {self.reason}" if self.held_until is not None else "open"
+        state = "open" if self.held_until is None else f"held: {self.reason}"
         return f"<{self.path}, {state}, {len(self.sent)} sent, {len(self.waiting)} waiting>"
 
     def goes_on(self, now: float) -> bool:
@@ -122,9 +126,14 @@ class Destination:
         return bool(self.sent or self.waiting) or now - self.accepted_at < RECENT_S
 
     @property
+    def is_held(self) -> bool:
+        """Whether it is to be sent nothing at all."""
+        return self.held_until is not None and not self.is_on_trial
+
+    @property
     def ready(self) -> int:
         """How many messages could be sent to it at once."""
-        if not self.attached or self.held_until is not None:
+        if not self.attached or self.is_held:
             return 0
         return max(0, min(len(self.waiting), self.credit, self.window - len(self.sent)))
 
@@ -140,14 +149,14 @@ class Destination:
 
     def lets_go(self, parcel: Parcel, *, is_up: bool) -> bool:
         """Take a parcel out that waits here in vain; false if it is sent, or will be soon."""
-        if parcel.lock_token in self.sent or (is_up and self.held_until is None):
+        if parcel.lock_token in self.sent or (is_up and not self.is_held):
             return False
         self.waiting.remove(parcel)
         return True
 
     def due_at(self, answer_s: float) -> float | None:
         """When its back-off, or the time for an answer, is over; None: nothing is waited for."""
-        if self.held_until is not None:
+        if self.is_held:
             return self.held_until
         if self.attach_at is not None:
             return self.attach_at + answer_s
@@ -155,9 +164,10 @@ class Destination:
 
     def hold(self, reason: str, now: float) -> None:
         """Send it nothing for a while; each time in a row for longer."""
-        if self.held_until is None:
+        if not self.is_held:
             self.backoff_s = min(max(FIRST_BACKOFF_S, self.backoff_s * 2), LONGEST_BACKOFF_S)
             self.held_until = now + self.backoff_s
+            self.is_on_trial = False
         self.reason = reason
         self.window = 1
 
@@ -168,7 +178,7 @@ class Destination:
 
     def probe(self) -> None:
         """Let one message find out whether it takes them again."""
-        self.held_until = None
+        self.is_on_trial = True
         self.window = 1
 
     def succeeded(self, now: float) -> None:
@@ -177,6 +187,9 @@ class Destination:
         self.progressed = True
         self.backoff_s = 0.0
         self.missing_since = None
+        if self.is_on_trial:
+            self.is_on_trial = False
+            self.held_until = None
         if not self.is_careful or not self.waiting:
             self.is_careful = False
             self.window = ANY_NUMBER

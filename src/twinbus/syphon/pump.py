@@ -65,7 +65,9 @@ class Pump(Decisions):
     @property
     def held(self) -> dict[str, str]:
         """The destinations that take nothing now, and why."""
-        return {self._destinations[key].path: self._destinations[key].reason for key in self._held}
+        held = (self._destinations[key] for key in self._held)
+        # One on trial without a message to be tried with may be well again: nobody knows.
+        return {d.path: d.reason for d in held if d.is_held or d.sent or d.waiting}
 
     @property
     def given_up_at(self) -> dict[str, float]:
@@ -313,6 +315,8 @@ class Pump(Decisions):
         actions = self._settlements.complete(taken, now) if taken else []
         for destination in served.values():
             destination.succeeded(now)
+            if destination.held_until is None:
+                self._held.discard(destination.path.lower())
             if destination.waiting or self._has_aside(destination):
                 actions += self._serve(destination, now)
         return actions
@@ -359,8 +363,7 @@ class Pump(Decisions):
             self._ahead.cut_off(now)
             return []
         for sighting in page:
-            is_other = self._is_selected(sighting.path) and sighting.path.lower() not in self._held
-            if is_other and not sighting.is_deferred:
+            if self._is_worth_finding(sighting):
                 self._ahead.found(sighting.number, now)
                 return self._make_way(now)
         self._ahead.nothing(page[-1].number if page else None, now)
@@ -394,10 +397,9 @@ class Pump(Decisions):
 
     def _tick_destination(self, destination: Destination, now: float) -> list[Action]:
         answer_s = self.limits.answer_s
-        if destination.held_until is not None:
+        if destination.held_until is not None and not destination.is_on_trial:
             if now >= destination.held_until:
                 destination.probe()
-                self._held.discard(destination.path.lower())
             return self._serve(destination, now)
         if destination.attach_at is not None and now >= destination.attach_at + answer_s:
             text = f"an attach to {destination.path} was not answered for {answer_s:g} s"
@@ -406,7 +408,9 @@ class Pump(Decisions):
             destination.drop_link()
             text = f"a message was not answered for {answer_s:g} s"
             return [Detach(destination.path), *self._hold(destination, text, now)]
-        return self._serve(destination, now) if self._has_aside(destination) else []
+        if destination.is_on_trial or self._has_aside(destination):
+            return self._serve(destination, now)
+        return []
 
     def _give_up_attach(self, destination: Destination, text: str, now: float) -> list[Action]:
         """One entity that hangs costs its own link; a line on which nobody answers is dead."""

@@ -198,7 +198,7 @@ class StrictPump(Pump):
     def _lets_go(self, parcel: Parcel, destination: Destination) -> bool:
         if not self._lanes.is_behind(parcel):
             return super()._lets_go(parcel, destination)
-        if self._primary and destination.held_until is None:
+        if self._primary and not destination.is_held:
             return False
         return self._lanes.withdraw(parcel)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.unit.syphon.pump_world import World
 from tests.unit.syphon.test_pump import FULL, running
+from twinbus.syphon.pump import Limits
 
 
 def behind_a_held_one(count: int) -> World:
@@ -54,12 +55,61 @@ def test_while_nothing_can_be_delivered_nothing_is_received_however_long_it_take
         world.tick(1.0)
         received += world.deliver(100)
     assert world.pump.deferred == 0
-    # A message finds out, once a minute; as its lock ends meanwhile, a window of them comes anew.
-    assert received <= 30 * 70
+    # A message finds out, once a minute; as its lock ends meanwhile, another one comes for that.
+    assert received <= 30 + 70
     # A queue of 67 pages of three messages, seen in two looks; looks become a minute apart.
     assert peeks <= 68 * 60 * 2
     world.settle_everything()
     assert sorted(world.in_primary) == list(range(1, 201))
+
+
+def stored_and_refused(world: World, minutes: int) -> tuple[int, int, int]:
+    """Messages received at first and in some minutes of refusals, and how often one was tried."""
+    first, received, tries = world.deliver(10_000), 0, 0
+    answer_peeks(world)
+    world.attach("orders")
+    while world.sent:
+        world.refuse(FULL)
+    for _ in range(60 * minutes):
+        while world.sent:
+            tries += 1
+            world.refuse(FULL)
+        world.grant("orders")
+        answer_peeks(world)
+        world.renew()
+        world.confirm(10_000)
+        world.tick(1.0)
+        received += world.deliver(10_000)
+    return first, received, tries
+
+
+def test_a_held_destination_is_tried_with_one_message_and_not_with_a_window() -> None:
+    world = running(limits=Limits())
+    world.store("orders", 5_000)
+    first, received, tries = stored_and_refused(world, minutes=10)
+    assert first > 1_000
+    assert 10 <= tries <= 20
+    assert received <= tries, "only where those in hand were given back, and then one"
+
+
+def test_a_held_destination_of_sessions_in_order_is_tried_with_few_messages() -> None:
+    world = running(limits=Limits(messages=400), strict=True)
+    for number in range(100):
+        world.store("orders", 6, session=f"s{number}")
+    first, received, tries = stored_and_refused(world, minutes=10)
+    assert first == 300
+    assert received <= 20
+    world.settle_everything()
+    assert sorted(world.in_primary) == list(range(1, 601))
+
+
+def answer_peeks(world: World) -> None:
+    while world.surveys:
+        world.answer_survey()
+    while world.looks:
+        world.answer_look()
+    while world.fetches:
+        world.answer_fetch()
 
 
 def test_a_message_that_was_found_ahead_and_went_elsewhere_is_not_waited_for() -> None:
