@@ -23,6 +23,10 @@ to the second."""
 ANY_NUMBER: Final = 1 << 30
 """Messages in flight to a destination that takes what it gets: the pump's own bound holds."""
 
+ATTACHED_SOON_S: Final = 2.0
+"""An attach usually takes milliseconds. One that takes longer may take for ever, and what waits for
+it must not be in the way of others."""
+
 RECENT_S: Final = 10.0
 """A destination that took a message within this time is going on."""
 
@@ -159,7 +163,8 @@ class Destination:
         if self.is_held:
             return self.held_until
         if self.attach_at is not None:
-            return self.attach_at + answer_s
+            is_late = self.held_until is not None
+            return self.attach_at + (answer_s if is_late else min(answer_s, ATTACHED_SOON_S))
         return next((oldest.sent_at + answer_s for oldest in self.sent.values()), None)
 
     def hold(self, reason: str, now: float) -> None:
@@ -175,6 +180,18 @@ class Destination:
         """Never send it anything: somebody asked for others only."""
         self.is_selected = False
         self.held_until = float("inf")
+
+    def is_late(self, now: float) -> bool:
+        """Whether an attach takes so long that it had better be doubted."""
+        if self.attach_at is None or self.held_until is not None:
+            return False
+        return now >= self.attach_at + ATTACHED_SOON_S
+
+    def doubt(self, now: float) -> None:
+        """Send it one message, once that can be done, before any more."""
+        self.held_until = now
+        self.reason = f"an attach to {self.path} was not answered for {ATTACHED_SOON_S:g} s so far"
+        self.probe()
 
     def probe(self) -> None:
         """Let one message find out whether it takes them again."""

@@ -381,6 +381,10 @@ class Pump(Decisions):
     def tick(self, now: float) -> list[Action]:
         """Do what is due."""
         actions: list[Action] = []
+        for key, destination in self._destinations.items():
+            if destination.is_late(now):
+                destination.doubt(now)
+                self._held.add(key)
         for destination in self._destinations.values():
             actions += self._tick_destination(destination, now)
         actions += self._tick_locks(now)
