@@ -19,6 +19,10 @@ from twinbus.syphon.pump import Pump
 __all__ = ["UNAUTHORIZED", "Outbound"]
 
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
+NOT_FOUND: Final = "amqp:not-found"
+MISSING_STATUS: Final = 404
+"""What Azure's `$cbs` answers to a token for an entity that does not exist. Twinbus's own broker
+takes the token and refuses the attach."""
 
 _link_numbers = itertools.count(1)
 
@@ -46,8 +50,9 @@ class Outbound:
         try:
             is_answer = await line.authorize(path)
         except RequestRefused as error:
+            condition = NOT_FOUND if error.status == MISSING_STATUS else UNAUTHORIZED
             if line is self.line:
-                self._do(self._pump.detached(path, UNAUTHORIZED, str(error), time.monotonic()))
+                self._do(self._pump.detached(path, condition, str(error), time.monotonic()))
             return
         except LineLost as error:
             # The line may be well, and only this answer missing: the pump knows of the others.

@@ -96,7 +96,7 @@ def test_a_held_destination_of_sessions_in_order_is_tried_with_few_messages() ->
     world = running(limits=Limits(messages=400), strict=True)
     for number in range(100):
         world.store("orders", 6, session=f"s{number}")
-    first, received, tries = stored_and_refused(world, minutes=10)
+    first, received, _ = stored_and_refused(world, minutes=10)
     assert first == 300
     assert received <= 20
     world.settle_everything()

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.unit.syphon.test_pump import running
-from twinbus.syphon.actions import Action, Detach, Reconnect
+from twinbus.syphon.actions import Action, DeadLetter, Detach, Grant, Reconnect
 from twinbus.syphon.bookkeeping import Bookkeeper
-from twinbus.syphon.line import LineLost
+from twinbus.syphon.line import LineLost, RequestRefused
 from twinbus.syphon.outbound import Outbound
 
 
@@ -46,6 +48,7 @@ def attach(
     *,
     heard_s_later: float | None = None,
     is_lost: bool = False,
+    grace_s: float = 3_600.0,
 ) -> tuple[list[Action], list[str]]:
     """What the pump then wants of one attach to orders, and the links that are asked for.
 
@@ -53,7 +56,7 @@ def attach(
     """
 
     async def scenario() -> tuple[list[Action], list[str]]:
-        world = running()
+        world = running(grace_s=grace_s)
         world.store("orders")
         world.deliver()
         if heard_s_later is not None:
@@ -67,6 +70,13 @@ def attach(
         return wanted, line.asked
 
     return asyncio.run(scenario())
+
+
+def refused(status: int) -> Callable[[], bool]:
+    def refuse() -> bool:
+        raise RequestRefused("$cbs: because", status, "")
+
+    return refuse
 
 
 def no_answer() -> bool:
@@ -83,6 +93,20 @@ def test_a_token_that_is_not_answered_holds_its_destination_if_others_are() -> N
     wanted, _ = attach(no_answer, heard_s_later=1.0)
     assert Detach("orders") in wanted
     assert not any(isinstance(action, Reconnect) for action in wanted)
+
+
+def test_a_token_for_a_missing_entity_says_that_it_is_missing() -> None:
+    wanted, asked = attach(refused(404), grace_s=0.0)
+    assert [a.reason for a in wanted if isinstance(a, DeadLetter)] == ["DestinationNotFound"]
+    assert asked == []
+
+
+@pytest.mark.parametrize("status", [0, 401, 403, 500, 503])
+def test_any_other_refusal_of_a_token_holds_the_destination(status: int) -> None:
+    wanted, asked = attach(refused(status), grace_s=0.0)
+    assert not any(isinstance(action, DeadLetter) for action in wanted)
+    assert Grant(0) in wanted
+    assert asked == []
 
 
 def test_a_line_that_is_lost_meanwhile_is_no_fault_of_the_destination() -> None:
