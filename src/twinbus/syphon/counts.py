@@ -7,21 +7,18 @@ deferred must all be 0 (SPEC 6).
 from __future__ import annotations
 
 import asyncio
-import http.client
 import re
-import ssl
 import time
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
 from twinbus.errors import SyphonError
+from twinbus.syphon.administration import ANSWER_S, NotAnswered, asked
 from twinbus.syphon.endpoint import Endpoint, Token
 
 __all__ = ["CountsUnavailable", "QueueCounts", "counts_of"]
 
-API_VERSION: Final = "2021-05"
-ANSWER_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 
 _COUNT: Final = re.compile(r"<(?:\w+:)?(\w*MessageCount)>(\d+)<")
@@ -62,25 +59,10 @@ async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
 
 
 def _ask(endpoint: Endpoint, queue: str, token: Token) -> QueueCounts:
-    host, port, tls = endpoint.administration
-    connection: http.client.HTTPConnection
-    if tls:
-        context = endpoint.certificates or ssl.create_default_context()
-        connection = http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=context)
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
     try:
-        headers = {"Authorization": token.header}
-        connection.request("GET", f"/{quote(queue)}?api-version={API_VERSION}", headers=headers)
-        response = connection.getresponse()
-        status, text = response.status, response.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
-        if response.length:
-            # Less came than was announced. Half an answer would say that the queue is not there.
-            raise CountsUnavailable(f"{endpoint.label} hung up in the middle of its answer")
-    except (OSError, http.client.HTTPException) as error:
+        status, text = asked(endpoint, quote(queue), token, bytes_max=ANSWER_BYTES_MAX)
+    except NotAnswered as error:
         raise CountsUnavailable(f"{endpoint.label} does not answer: {error}") from error
-    finally:
-        connection.close()
     return _read(endpoint, queue, status, text)
 
 

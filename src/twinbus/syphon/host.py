@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from twinbus.errors import SyphonError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.bookkeeping import Ledger
-from twinbus.syphon.counts import CountsUnavailable, QueueCounts, counts_of
+from twinbus.syphon.counts import CountsUnavailable, counts_of
 from twinbus.syphon.endpoint import Endpoint, endpoint_of
 from twinbus.syphon.lease import Leases
 from twinbus.syphon.patience import Patience
@@ -274,8 +274,9 @@ async def drain(
     """Move everything out of these backlog queues; returns when each holds nothing more.
 
     What cannot be delivered yet keeps it running; cancel it to stop, nothing is lost by that.
-    SyphonError if a queue is not there, or its counts must not be seen. With `only`, it is done
-    when no message to these destinations is left; queues that hold none are not touched.
+    SyphonError if a queue is not there, if its counts must not be seen, or if a pump fails. With
+    `only`, it is done when no message to these destinations is left; queues that hold none are not
+    touched.
     """
     if only is not None:
         found = await _matching(endpoint_of(secondary), queues, selected(only))
@@ -338,6 +339,8 @@ async def _until_empty(
     stock = _Stock(host)
     known = 0
     while True:
+        if fault := next((relay.fault for relay in host.relays if relay.fault), None):
+            raise SyphonError(fault)
         waiting = await stock.waiting()
         if on_progress is not None:
             # While nobody answers the last number stands, and the problems say why.
@@ -419,11 +422,7 @@ async def _total(secondary: Endpoint, relays: Sequence[Relay]) -> int | None:
     except CountsUnavailable as error:
         log.warning("counting what is left: %s", error)
         return None
-    return sum(map(_waiting, counts))
-
-
-def _waiting(counts: QueueCounts) -> int:
-    return counts.waiting
+    return sum(each.waiting for each in counts)
 
 
 def _factory(given: PumpFactory | str) -> PumpFactory:

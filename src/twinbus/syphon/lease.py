@@ -107,6 +107,11 @@ class Leases:
                 reason = str(errors.exceptions[0])
                 for lease in self._leases.values():
                     self._lose(lease, reason)
+            except* Exception as errors:
+                # Whatever it was, the pumps stand still until somebody holds the leases.
+                log.exception("the leases could not be kept")
+                for lease in self._leases.values():
+                    self._lose(lease, f"{errors.exceptions[0]!r}")
             finally:
                 for lease in self._leases.values():
                     if lease.is_announced:

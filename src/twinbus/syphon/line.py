@@ -98,7 +98,8 @@ class Line:
                     on_deliveries=self._take_deliveries,
                 )
                 await self._unless_lost(self._begun.wait())
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, UnicodeError) as error:
+            # UnicodeError: no name of a host, such as contoso..example.
             text = f"{self.endpoint.label} cannot be reached: {str(error) or 'no answer'}"
             self._lose(text)
             raise LineLost(text) from error

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import re
-import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +14,7 @@ from xml.sax.saxutils import unescape
 from twinbus.amqp.events import Event
 from twinbus.amqp.types import Int
 from twinbus.errors import SyphonError
+from twinbus.syphon.administration import ANSWER_S, NotAnswered, asked
 from twinbus.syphon.endpoint import Endpoint, Token
 from twinbus.syphon.line import Line, LineLost, RequestRefused
 from twinbus.syphon.peeked import Peeked, read_peeked
@@ -37,8 +36,6 @@ PEEK_COUNT: Final = 100
 """Messages that one peek asks for: at the most, 26 MB of them are in memory at once."""
 
 LIST_PAGE: Final = 100
-API_VERSION: Final = "2021-05"
-ANSWER_S: Final = 10.0
 PAGE_BYTES_MAX: Final = 16 << 20
 
 _TITLE: Final = re.compile(r"<title[^>]*>([^<]+)</title>")
@@ -148,25 +145,12 @@ def _queue_names(endpoint: Endpoint, token: Token) -> list[str]:
 
 
 def _page(endpoint: Endpoint, token: Token, skip: int) -> str:
-    host, port, tls = endpoint.administration
-    connection: http.client.HTTPConnection
-    if tls:
-        context = endpoint.certificates or ssl.create_default_context()
-        connection = http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=context)
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
-    query = f"$skip={skip}&$top={LIST_PAGE}&api-version={API_VERSION}"
+    query = f"$skip={skip}&$top={LIST_PAGE}&"
+    queues = quote("$Resources/queues")
     try:
-        headers = {"Authorization": token.header}
-        connection.request("GET", f"/{quote('$Resources/queues')}?{query}", headers=headers)
-        response = connection.getresponse()
-        status, text = response.status, response.read(PAGE_BYTES_MAX).decode("utf-8", "replace")
-        if response.length:
-            raise OSError("it hung up in the middle of its answer")
-    except (OSError, http.client.HTTPException) as error:
+        status, text = asked(endpoint, queues, token, query=query, bytes_max=PAGE_BYTES_MAX)
+    except NotAnswered as error:
         raise SyphonError(f"{endpoint.label} cannot be reached: {error}") from error
-    finally:
-        connection.close()
     if status in (401, 403):
         raise ListingRefused(
             f"listing the queues of {endpoint.label} needs the Manage right, and "

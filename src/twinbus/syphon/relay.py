@@ -101,6 +101,8 @@ class Relay:
         self.pump = pump
         self.problems: dict[str, str] = {}
         """Side (primary, secondary) and why it cannot be used, while it cannot."""
+        self.fault: str | None = None
+        """What went wrong in the syphon itself; nothing can be relied on then, but the backlog."""
         self._primary_at, self._secondary_at = primary, secondary
         self._books = Bookkeeper(ledger, primary.label, secondary.label, queue)
         self._remaining_ttl = remaining_ttl
@@ -204,6 +206,10 @@ class Relay:
                 reason = await serve()
             except (LineLost, RequestRefused) as error:
                 reason = str(error)
+            except Exception as error:
+                # Nobody waits for this task: what ended it would never be heard of.
+                log.exception("%s: %s", self.queue, side)
+                reason = repr(error)
             self.problems[side] = reason
             log.warning("%s: %s: %s", self.queue, side, reason)
             await asyncio.sleep(patience.after(_now() - began))
@@ -276,10 +282,18 @@ class Relay:
 
     async def _keep_time(self) -> None:
         while True:
-            due, now = self.pump.timer_at, _now()
-            wait_s = LONGEST_TICK_S if due is None else min(LONGEST_TICK_S, max(0.01, due - now))
-            await asyncio.sleep(wait_s)
-            self._do(self.pump.tick(_now()))
+            try:
+                due, now = self.pump.timer_at, _now()
+                await asyncio.sleep(_until(due, now))
+                self._do(self.pump.tick(_now()))
+            except Exception as error:
+                log.exception("%s: the pump failed", self.queue)
+                self.fault = (
+                    f"{self.queue}: the syphon itself failed, {error!r}; the backlog keeps what "
+                    "was not moved. Start it again, and report this with what the log says"
+                )
+                self.problems["pump"] = self.fault
+                await asyncio.sleep(LONGEST_TICK_S)
 
     # What happened
 
@@ -451,3 +465,13 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
         # Cancelled before its first turn, the task leaves the work unbegun, which Python warns of.
         task.add_done_callback(lambda _: work.close())
+        task.add_done_callback(self._errand_ended)
+
+    def _errand_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: an errand failed", self.queue, exc_info=error)
+
+
+def _until(due: float | None, now: float) -> float:
+    """How long to sleep before the next look at the time."""
+    return LONGEST_TICK_S if due is None else min(LONGEST_TICK_S, max(0.01, due - now))
