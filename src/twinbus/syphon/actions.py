@@ -104,6 +104,9 @@ class Fetch:
 class LookForDeferred:
     """Peek for deferred messages, of whichever process deferred them."""
 
+    to_the_end: bool = True
+    """False: as far as they lie together at the front, for the queue is busy and may be long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:

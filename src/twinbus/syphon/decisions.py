@@ -223,7 +223,7 @@ class Decisions:
         if not all(each.is_on_trial for each in held if each not in given_up):
             return 0
         # One will do to find out.
-        return 0 if self._intake or self._intake.fetching else 1
+        return 1 if self._is_quiet else 0
 
     def _others_go_on(self, now: float) -> bool:
         """Whether messages arrive somewhere, or could if those of held ones were out of the way."""
@@ -277,9 +277,16 @@ class Decisions:
             return False
         return not self._is_waited_for(destination) and not self._has_aside(destination)
 
-    def _may_look(self) -> bool:
-        is_quiet = not self._intake and not self._intake.fetching
-        return is_quiet and self._primary and self._settlements.is_open and not self._paused
+    def _look_at(self) -> float | None:
+        """When to look for deferred messages, as things are; None: that cannot be done."""
+        if not (self._primary and self._settlements.is_open) or self._paused:
+            return None
+        return self._aside.due_at if self._is_quiet else self._aside.latest_at
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether nothing is in hand, nor asked for by number."""
+        return not self._intake and not self._intake.fetching
 
     def _destination(self, path: str) -> Destination:
         destination = self._destinations.get(path.lower())

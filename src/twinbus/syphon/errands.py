@@ -122,14 +122,16 @@ class SourceErrands:
             failed = True
         self._do(self._pump.looked_ahead(page, time.monotonic(), failed=failed))
 
-    async def look(self) -> None:
+    async def look(self, *, to_the_end: bool = True) -> None:
         """Peek for deferred messages."""
         if self.line is None:
             return
         self._books.managed()
         try:
             requests = SourceRequests(self.line, self._queue)
-            found, is_all = await requests.find_deferred(time.time_ns() // 1_000_000)
+            found, is_all = await requests.find_deferred(
+                time.time_ns() // 1_000_000, to_the_end=to_the_end
+            )
         except RequestRefused as error:
             log.warning("%s: looking for deferred messages: %s", self._queue, error)
             return

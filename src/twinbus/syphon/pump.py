@@ -104,8 +104,8 @@ class Pump(Decisions):
             moments.append(self._poll_at)
         if (ahead_at := self._ahead.due_at) is not None and self._held:
             moments.append(ahead_at)
-        if self._may_look():
-            moments.append(self._aside.due_at)
+        if (look_at := self._look_at()) is not None:
+            moments.append(look_at)
         if self.pace is not None and self.pace.wake_at is not None:
             moments.append(self.pace.wake_at)
         return min(moments, default=None)
@@ -132,6 +132,7 @@ class Pump(Decisions):
     def secondary_up(self, now: float) -> list[Action]:
         """The backlog queue can be received from; what was decided meanwhile is settled now."""
         self._intake.credit = 0
+        self._aside.begin(now)
         self._poll_at = now + self._poll_s
         actions = self._settlements.open(now)
         # Their locks may be gone, and then they are delivered once more: both would be sent.
@@ -348,8 +349,10 @@ class Pump(Decisions):
     def found_deferred(self, found: list[Sighting], now: float, *, is_all: bool) -> list[Action]:
         """A look ended, with these deferred messages. The next look is for the rest."""
         self._aside.looked(now, is_all=is_all)
+        # Of a queue that was not quiet some are in hand already.
+        in_hand = {parcel.sequence_number for parcel in self._intake}
         for sighting in found:
-            if self._is_selected(sighting.path):
+            if self._is_selected(sighting.path) and sighting.number not in in_hand:
                 self._found(sighting, now)
         return self._fetch_all(now)
 
@@ -393,9 +396,9 @@ class Pump(Decisions):
             actions.append(EmptyPoll())
         if self.pace is not None:
             actions += self._serve_in_line(self.pace, now)
-        if now >= self._aside.due_at and self._may_look():
-            self._aside.looked(now, is_all=False)
-            actions.append(LookForDeferred())
+        if (look_at := self._look_at()) is not None and now >= look_at:
+            self._aside.looking(now)
+            actions.append(LookForDeferred(to_the_end=self._is_quiet))
         self._ahead.tick(now)
         return actions + self._grant(now) + self._look_ahead(now)
 

@@ -141,7 +141,9 @@ class Relay:
             Release: self._settle,
             Renew: lambda action: self._errand(self._errands.renew(action.parcels)),
             Fetch: lambda action: self._errand(self._errands.fetch(action.numbers)),
-            LookForDeferred: lambda _: self._errand(self._errands.look()),
+            LookForDeferred: lambda action: self._errand(
+                self._errands.look(to_the_end=action.to_the_end)
+            ),
             Survey: lambda action: self._errand(self._errands.survey(action.start)),
             LookAhead: lambda action: self._errand(self._errands.look_ahead(action.start)),
             EmptyPoll: self._poll,

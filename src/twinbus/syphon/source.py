@@ -146,8 +146,14 @@ class SourceRequests:
                 ]
         return fetched, refused
 
-    async def find_deferred(self, now_ms: int) -> tuple[list[Sighting], bool]:
-        """Deferred messages, and whether these are all."""
+    async def find_deferred(
+        self, now_ms: int, *, to_the_end: bool = True
+    ) -> tuple[list[Sighting], bool]:
+        """Deferred messages, and whether these are all.
+
+        Unless `to_the_end`, only as far as each page has some: what a syphon deferred before it
+        died lies before all that nobody received yet.
+        """
         found: list[Sighting] = []
         start = 1
         for _ in range(PEEKS_MAX):
@@ -155,8 +161,9 @@ class SourceRequests:
             if not page:
                 return found, True
             start = max(start, page[-1].number + 1)
-            found += [sighting for sighting in page if sighting.is_deferred]
-            if len(found) >= FOUND_MAX:
+            deferred = [sighting for sighting in page if sighting.is_deferred]
+            found += deferred
+            if len(found) >= FOUND_MAX or not (deferred or to_the_end):
                 break
         return found, False
 
