@@ -90,7 +90,5 @@ class Aside:
     @staticmethod
     def take(destination: Destination, count: int) -> list[int]:
         """The next numbers to receive, which are then known no more."""
-        numbers = list(destination.deferred)[: max(0, count)]
-        for number in numbers:
-            del destination.deferred[number]
-        return numbers
+        known = destination.deferred
+        return [known.popitem(last=False)[0] for _ in range(min(count, len(known)))]

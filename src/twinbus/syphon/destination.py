@@ -7,7 +7,7 @@ unattached --attach--> attached --refusal of the entity--> held --back-off--> on
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from enum import Enum
 from typing import Final
 
@@ -102,8 +102,9 @@ class Destination:
         """Parcels came back to `waiting` out of order."""
         self.sent: dict[bytes, Parcel] = {}
         """In flight, the oldest first, by lock token."""
-        self.deferred: dict[int, None] = {}
-        """Numbers of messages that were set aside in the backlog queue."""
+        self.deferred: OrderedDict[int, None] = OrderedDict()
+        """Numbers of messages that were set aside in the backlog queue; taken from the front, with
+        each message that comes or is accepted, which a plain dict would make slow."""
         self.held_until: float | None = None
         """None: it takes what it is sent, as far as is known."""
         self.is_on_trial = False

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import pytest
+
 from tests.unit.syphon.pump_world import World
 from tests.unit.syphon.test_pump import running
+from twinbus.syphon.aside import KNOWN_MAX, Aside
+from twinbus.syphon.destination import Destination
 
 HOUR = 3_600
 
@@ -85,3 +92,25 @@ def test_the_look_of_a_quiet_queue_is_made_at_once() -> None:
     assert look_and_fetch(world) == 1
     world.accept(3)
     assert world.in_primary == [1, 2, 3]
+
+
+class Walked(OrderedDict[int, None]):
+    """Counts the numbers that are walked over."""
+
+    walked = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in super().__iter__():
+            self.walked += 1
+            yield number
+
+
+@pytest.mark.parametrize("count", [-1, 0, 1, 50])
+def test_taking_some_of_many_deferred_messages_does_not_walk_over_all(count: int) -> None:
+    destination, aside = Destination("orders"), Aside()
+    destination.deferred = known = Walked()
+    for number in range(KNOWN_MAX):
+        aside.add(destination, number, 0.0)
+    assert aside.take(destination, count) == list(range(max(0, count)))
+    assert len(known) == KNOWN_MAX - max(0, count)
+    assert known.walked <= 50
