@@ -56,22 +56,29 @@ class SourceErrands:
         self._books.managed()
         requests = SourceRequests(self.line, self._queue)
         arguments = dict(zip(DEAD_LETTER_ARGUMENTS, words, strict=False))
-        done, failed = await requests.settle(parcels, status, arguments)
-        self._books.settled(done)
-        self._books.settled(failed, LOCK_LOST)
+        told = await requests.settle(parcels, status, arguments)
+        self._books.settled(told.done)
+        self._books.settled(told.lost, LOCK_LOST)
+        if told.refusal is not None:
+            self._books.settled(told.rest, _said(told.refusal))
+            log.warning("%s: %d not %s: %s", self._queue, len(told.rest), status, told.refusal)
         now = time.monotonic()
-        self._do(self._pump.settled(done, now))
-        self._do(self._pump.settle_failed(failed, now))
+        self._do(self._pump.settled(told.done, now))
+        # Nobody asks again for the rest: they are delivered anew when their locks end.
+        self._do(self._pump.settle_failed(told.lost + told.rest, now))
 
     async def renew(self, parcels: list[Parcel]) -> None:
         """Renew locks before they end."""
         if self.line is None:
             return
-        renewed, lost = await SourceRequests(self.line, self._queue).renew(parcels)
-        self._books.renewed()
+        told = await SourceRequests(self.line, self._queue).renew(parcels)
+        self._books.renewed(None if told.refusal is None else _said(told.refusal))
+        if told.refusal is not None:
+            # Their locks run on, and the pump asks again before they end.
+            log.warning("%s: %d not renewed: %s", self._queue, len(told.rest), told.refusal)
         now = time.monotonic()
-        self._do(self._pump.renewed(renewed, now))
-        self._do(self._pump.lock_lost(lost, now))
+        self._do(self._pump.renewed(told.done, now))
+        self._do(self._pump.lock_lost(told.lost, now))
 
     async def fetch(self, numbers: list[int]) -> None:
         """Receive deferred messages by number."""
@@ -136,3 +143,8 @@ class SourceErrands:
             log.warning("%s: looking for deferred messages: %s", self._queue, error)
             return
         self._do(self._pump.found_deferred(found, time.monotonic(), is_all=is_all))
+
+
+def _said(refusal: RequestRefused) -> str:
+    """A refusal as the ledger has it."""
+    return refusal.condition or f"status {refusal.status}"

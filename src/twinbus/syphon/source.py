@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from twinbus.amqp.message import decode_map, split
 from twinbus.amqp.performatives import (
@@ -22,7 +22,7 @@ from twinbus.syphon.node import RequestRefused, uuid_of_token
 from twinbus.syphon.parcel import Parcel
 from twinbus.syphon.unpacking import unpack
 
-__all__ = ["SourceRequests", "by_token", "disposition_of", "joined"]
+__all__ = ["SourceRequests", "Told", "by_token", "disposition_of", "joined"]
 
 TOKENS_MAX: Final = 100
 """Lock tokens or numbers in one request."""
@@ -33,6 +33,11 @@ PEEKS_MAX: Final = 400
 
 FOUND_MAX: Final = 10_000
 DEFERRED_STATE: Final = 1
+ABOUT_ONE: Final = (404, 410)
+"""Statuses of a refusal for one of the messages that a request is about: it is gone, locked by
+somebody else, or its lock has ended. All others (busy, unauthorized, an internal error) would be
+the answer for each of them."""
+
 REASON_MAX: Final = 4_096
 """Characters of a reason or description that Service Bus keeps."""
 
@@ -78,6 +83,17 @@ def joined(numbers: list[int]) -> Iterator[tuple[int, int]]:
     yield first, last
 
 
+class Told(NamedTuple):
+    """What became of a request about many messages."""
+
+    done: list[Parcel]
+    lost: list[Parcel]
+    """Their locks are gone."""
+    rest: list[Parcel]
+    """Not done, for a reason that has nothing to do with them: `refusal`."""
+    refusal: RequestRefused | None
+
+
 class SourceRequests:
     """What is asked of a backlog queue's `$management` node."""
 
@@ -85,23 +101,21 @@ class SourceRequests:
         self._line = line
         self._queue = queue
 
-    async def settle(
-        self, parcels: list[Parcel], status: str, arguments: dict[str, Any]
-    ) -> tuple[list[Parcel], list[Parcel]]:
-        """Settle by lock token: those that are, and those that the queue refused."""
+    async def settle(self, parcels: list[Parcel], status: str, arguments: dict[str, Any]) -> Told:
+        """Settle by lock token."""
         return await self._for_each_group(
             parcels, "update-disposition", {"disposition-status": status, **arguments}
         )
 
-    async def renew(self, parcels: list[Parcel]) -> tuple[list[Parcel], list[Parcel]]:
-        """Renew locks: those that run anew, and those that are lost."""
+    async def renew(self, parcels: list[Parcel]) -> Told:
+        """Renew locks."""
         return await self._for_each_group(parcels, "renew-lock", {})
 
     async def _for_each_group(
         self, parcels: list[Parcel], operation: str, arguments: dict[str, Any]
-    ) -> tuple[list[Parcel], list[Parcel]]:
+    ) -> Told:
         done: list[Parcel] = []
-        failed: list[Parcel] = []
+        lost: list[Parcel] = []
         groups = [parcels[at : at + TOKENS_MAX] for at in range(0, len(parcels), TOKENS_MAX)]
         while groups:
             group = groups.pop()
@@ -110,16 +124,19 @@ class SourceRequests:
                 await self._line.request(
                     self._queue, operation, {**arguments, "lock-tokens": tokens}
                 )
-            except RequestRefused:
+            except RequestRefused as refusal:
+                if refusal.status not in ABOUT_ONE:
+                    rest = [parcel for each in (group, *groups) for parcel in each]
+                    return Told(done, lost, rest, refusal)
                 if len(group) == 1:
-                    failed += group
+                    lost += group
                 else:
                     # One bad token spoils the answer for all: halve until it is alone.
                     middle = len(group) // 2
                     groups += [group[:middle], group[middle:]]
             else:
                 done += group
-        return done, failed
+        return Told(done, lost, [], None)
 
     async def fetch(self, numbers: list[int]) -> tuple[list[tuple[bytes, bytes]], list[int]]:
         """Receive deferred messages by number: each with its lock token; refused numbers."""
@@ -133,7 +150,10 @@ class SourceRequests:
                 answer = await self._line.request(
                     self._queue, "receive-by-sequence-number", arguments
                 )
-            except RequestRefused:
+            except RequestRefused as refusal:
+                if refusal.status not in ABOUT_ONE:
+                    refused += [number for each in (group, *groups) for number in each]
+                    break
                 # One that is locked or gone spoils the answer for all: halve until it is alone.
                 middle = len(group) // 2
                 halves = [group[:middle], group[middle:]] if middle else []
