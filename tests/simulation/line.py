@@ -91,10 +91,12 @@ class SimLine:
             self._lose(text)
             raise LineLost(text) from error
 
-    async def authorize(self, path: str) -> None:
-        if path not in self._authorized:
-            await self._ask(lambda: None)
-            self._authorized.add(path)
+    async def authorize(self, path: str) -> bool:
+        if path in self._authorized:
+            return False
+        await self._ask(lambda: None)
+        self._authorized.add(path)
+        return True
 
     def is_unauthorized(self, path: str) -> None:
         self._authorized.discard(path)

@@ -19,6 +19,7 @@ import twinbus.pairing.administration
 import twinbus.pairing.client
 import twinbus.pairing.outgoing
 import twinbus.syphon.errands
+import twinbus.syphon.outbound
 import twinbus.syphon.relay
 from tests.simulation.line import sim_line
 from tests.simulation.namespace import EPOCH_MS
@@ -84,6 +85,7 @@ def tied_to(world: World) -> Iterator[None]:
         (twinbus.syphon.relay, "Line", sim_line(world)),
         (twinbus.syphon.relay, "time", time),
         (twinbus.syphon.errands, "time", time),
+        (twinbus.syphon.outbound, "time", time),
     ]
     if importlib.util.find_spec("twinbus.syphon.lease") is not None:
         lease = importlib.import_module("twinbus.syphon.lease")
