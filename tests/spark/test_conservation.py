@@ -21,7 +21,7 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pipeline import conservation, gold_schemas, journeys, schemas
+from twinbus.pipeline import availability, conservation, gold, gold_schemas, journeys, schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,7 +96,7 @@ def test_the_broker_tells_what_became_of_a_message_in_a_backlog_queue(spark: Spa
     fates = at_hand(journeys.judged(partial))
     known = {row["message_id"]: row["fate"] for row in _of(fates, "orders")}
     assert known == {**dict.fromkeys(ids, "undecided"), "moved": "delivered"}
-    asked = at_hand(conservation.witnessed(fates, partial))
+    asked = at_hand(conservation.witnessed(fates, partial, availability.states(records)))
     assert {row["message_id"]: row["fate"] for row in _of(asked, "orders")} == {
         "waits": "waiting",
         "expired": "expired",
@@ -109,6 +109,46 @@ def test_the_broker_tells_what_became_of_a_message_in_a_backlog_queue(spark: Spa
     }
     # Rows about the backlog queue itself are about no accepted message.
     assert {row["fate"] for row in _of(asked, QUEUE)} == {None}
+
+
+def asked_of_the_broker(records: DataFrame) -> DataFrame:
+    """Fates after the broker's view was asked."""
+    partial = at_hand(journeys.partial_journeys(records))
+    states = availability.states(records)
+    return at_hand(conservation.witnessed(journeys.judged(partial), partial, states))
+
+
+def test_what_a_deleted_queue_held_is_undecided_until_somebody_looks(spark: SparkSession) -> None:
+    def deleted(at_s: float, entity: str = QUEUE) -> Line:
+        return line("manage", None, at_s, entity=entity, state="deleted", view="broker", cause=None)
+
+    other = QUEUE.replace("/3", "/4")
+    records = ledger(
+        spark,
+        *(diverted(each, 1) for each in ("swept", "anew", "elsewhere", "expired", "two")),
+        *(broker("send", "swept", at_s=1), broker("receive", "swept", at_s=2)),
+        *(broker("send", "expired", at_s=1), broker("expire", "expired", at_s=2)),
+        deleted(10, QUEUE.upper()),
+        # Stored in the queue of that name that was made afterwards; and in one that is still there.
+        broker("send", "anew", at_s=11),
+        broker("send", "elsewhere", other, at_s=1),
+        *(broker("send", "two", at_s=1), broker("send", "two", other, at_s=1)),
+        deleted(0.5, other),
+    )
+    asked = asked_of_the_broker(records)
+    known = {
+        "swept": "undecided",
+        "anew": "waiting",
+        "elsewhere": "waiting",
+        "expired": "expired",
+        "two": "waiting",
+    }
+    assert {row["message_id"]: row["fate"] for row in _of(asked, "orders")} == known
+    # A look that finds one of them: what should be there and is not is lost.
+    seen = spark.createDataFrame([("orders", "anew", "waiting")], schemas.SIGHTINGS)
+    looked = journeys.looked_at(asked, seen)
+    lost = dict.fromkeys(("swept", "elsewhere", "two"), "lost")
+    assert {row["message_id"]: row["fate"] for row in _of(looked, "orders")} == {**known, **lost}
 
 
 def _of(fates: DataFrame, destination: str) -> list[Any]:

@@ -137,6 +137,27 @@ def test_a_look_that_is_late_enough_calls_lost_what_it_did_not_see(
     assert (report.total.lost, report.total.waiting, report.total.undecided) == (3, 0, 0)
 
 
+def test_a_look_overrules_the_broker_that_says_it_waits(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lines: list[bytes] = []
+    for second, name in ((0, "old"), (100, "young")):
+        told = {"message_id": name, "outcome": "ok"}
+        divert = {**told, "entity": "orders", "cause": "failover"}
+        stored = {**told, "entity": story.BACKLOG, "view": "broker"}
+        at_ms = BEGAN_MS + second * 1000
+        lines += [encode("p", at_ms, "divert", divert), encode("b", at_ms, "send", stored)]
+    (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
+    with batch_tables(spark, tmp_path) as tables:
+        told_by_broker = conservation_report(tables, Asked(), None)
+        look = Look(spark.createDataFrame([], SIGHTINGS), BEGAN_MS + 102_000)
+        report = conservation_report(tables, Asked(), look)
+    assert (told_by_broker.total.waiting, told_by_broker.verdict) == (2, Verdict.GOOD)
+    assert (report.lost_at_least, report.total.waiting) == (1, 1)
+    assert report.verdict is Verdict.BAD
+    assert report.messages[0] == NamedMessage("orders", "old", "lost", BEGAN_MS)
+
+
 def test_availability_has_the_failover_and_the_backlog(notebook: dict[str, Any]) -> None:
     report = notebook["availability"]
     at_ms = BEGAN_MS

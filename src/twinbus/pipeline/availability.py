@@ -14,6 +14,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.buckets import bucket_of
+from twinbus.pipeline.conservation import DELETED
 from twinbus.pipeline.gold_schemas import (
     BACKLOG,
     DIVERSIONS,
@@ -86,10 +87,12 @@ def diversions(records: DataFrame, *, bucket_s: int) -> DataFrame:
 
 
 def states(records: DataFrame) -> DataFrame:
-    """Every change of state, as it was recorded."""
+    """Every change of state, as it was recorded; and what the broker says was deleted."""
+    operation = F.col("operation")
+    client = F.coalesce(F.col("view"), F.lit("client")) == "client"
+    deleted = ~client & (operation == "manage") & (F.col("state") == DELETED)
     return (
-        _of_clients(records)
-        .where((F.col("operation") == "state") & F.col("entity").isNotNull())
+        records.where(((client & (operation == "state")) | deleted) & F.col("entity").isNotNull())
         .groupBy(
             "at_ms",
             _or_unnamed("pair"),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 __all__ = [
+    "DELETED",
     "DELIVERED_FATE",
     "FATES_OF_ACCEPTED",
     "aged",
@@ -57,6 +58,9 @@ ANSWER_MAX_MS: Final = 60_000
 """The longest that one attempt may last (SPEC 1, `attempt_timeout`)."""
 
 BACKLOG_PATH: Final = "%/x-servicebus-transfer/%"
+
+DELETED: Final = "deleted"
+"""The broker's word for an entity that is gone with all that was in it."""
 
 
 def fates(records: DataFrame, sightings: DataFrame | None) -> DataFrame:
@@ -107,21 +111,37 @@ def fate_sums(journeys: DataFrame) -> DataFrame:
     )
 
 
-def witnessed(fates: DataFrame, backlog: DataFrame) -> DataFrame:
+def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFrame:
     """The same messages after the broker was asked what became of them in its backlog queues.
 
     `backlog` are rows of journeys (or fates) about messages in backlog queues, which in the
     broker's view are where they are and not where they belong: `in_backlog` tells them. What the
-    broker knows nothing of stays as it is.
+    broker knows nothing of stays as it is. `states` has the queues that were deleted
+    (`availability.states`): what was in one then has ended, and nobody says of it how.
     """
-    copies, ended = F.sum("broker_copies"), F.sum("broker_ended")
     path = F.col("destination")
+    deleted = (
+        states.where(F.col("state") == DELETED)
+        .groupBy(F.col("entity").alias("destination"))
+        .agg(F.max("at_ms").alias("deleted_ms"))
+    )
+    open_copies = F.greatest(F.col("broker_copies") - F.col("broker_ended"), F.lit(0))
+    # What was stored after the queue was made anew has a later record.
+    is_swept = F.coalesce(F.col("last_ms") <= F.col("deleted_ms"), F.lit(False))
     found = (
         # What is taken out of a dead-letter queue was set aside before.
         backlog.where(in_backlog(path) & ~path.endswith("$deadletterqueue"))
+        .join(F.broadcast(deleted), "destination", "left")
+        .withColumns(
+            {
+                "standing": F.when(~is_swept, open_copies).otherwise(F.lit(0)),
+                "swept": F.when(is_swept, open_copies).otherwise(F.lit(0)),
+            }
+        )
         .groupBy("message_id")
         .agg(
-            F.when(copies > ended, F.lit("waiting"))
+            F.when(F.sum("standing") > 0, F.lit("waiting"))
+            .when(F.sum("swept") > 0, F.lit(None))
             .when(F.max("broker_expired"), F.lit("expired"))
             .when(F.max("broker_dead_lettered"), F.lit("dead_lettered"))
             .when(F.max("broker_completed"), F.lit("lost"))

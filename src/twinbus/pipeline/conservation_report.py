@@ -18,6 +18,7 @@ from twinbus.pipeline.conservation import (
 from twinbus.pipeline.journeys import (
     DELIVERED_FATE,
     FATES_OF_ACCEPTED,
+    UNSEEN,
     looked_at,
 )
 from twinbus.pipeline.reporting import by_day, lines_of, of_entity, scope_of, whole_days
@@ -112,7 +113,7 @@ def _notable(tables: LedgerTables, asked: Asked, look: Look | None) -> DataFrame
     too_young = F.col("last_ms") >= look.began_ms - MARGIN_MS
     told = before.select("destination", "message_id", "told")
     fate = F.when(
-        (F.col("told") == "undecided") & (F.col("fate") == "lost") & too_young, F.col("told")
+        F.col("told").isin(*UNSEEN) & (F.col("fate") == "lost") & too_young, F.col("told")
     ).otherwise(F.col("fate"))
     return now.join(told, ["destination", "message_id"]).withColumn("fate", fate).drop("told")
 

@@ -114,7 +114,7 @@ class CurrentTables:
         """
         rows = self._total(NOTABLE).select(*FATES.fieldNames())
         there = in_backlog(F.col("destination"))
-        return witnessed(rows.where(~there), rows.where(there))
+        return witnessed(rows.where(~there), rows.where(there), self.table("states"))
 
     def every_record(self) -> DataFrame:
         """Every record, as `schemas.LEDGER`: this reads all there are."""

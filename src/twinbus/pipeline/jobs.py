@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import CountingRule
+from twinbus.pipeline.availability import states
 from twinbus.pipeline.bronze import read_ledger, reason
 from twinbus.pipeline.charges import assumed_receives, charges, counted, monthly
 from twinbus.pipeline.conservation import (
@@ -118,7 +119,7 @@ class _Tables:
         found = judged(partial_journeys(self._all), fan_out=self._fan_out)
         if asks_broker:
             there = in_backlog(F.col("destination"))
-            found = witnessed(found.where(~there), found.where(there))
+            found = witnessed(found.where(~there), found.where(there), states(self._all))
         return looked_at(found, self._sightings) if self._looked else found
 
     def _report(self, seen: Overview, prices: PriceBook, rule: CountingRule) -> Report:

@@ -23,6 +23,9 @@ A message was *accepted* when a send or a divert of it was acknowledged; then it
                      syphon completed it there
     undecided        it was diverted and nobody looked since: waiting, or lost
 
+Without a peek the broker's view can tell that a message waits (`conservation.witnessed`): a peek
+that does not see it there overrules that.
+
 A receipt counts as a delivery because the line that says "forwarded" can die with its process
 (`ledger.writer`), and the message cannot have come from elsewhere.
 """
@@ -43,6 +46,7 @@ __all__ = [
     "DELIVERED_FATE",
     "FATES_OF_ACCEPTED",
     "MESSAGE_KEY",
+    "UNSEEN",
     "destination_of",
     "judged",
     "looked_at",
@@ -61,6 +65,9 @@ FATES_OF_ACCEPTED: Final = (
 )
 
 MESSAGE_KEY: Final = ("destination", "message_id")
+
+UNSEEN: Final = ("undecided", "waiting")
+"""Fates of messages that should be in the backlog, and are lost if a look does not find them."""
 
 _KEY: Final = (*MESSAGE_KEY, "receiver")
 _ANY: Final = (
@@ -232,7 +239,8 @@ def looked_at(fates: DataFrame, sightings: DataFrame) -> DataFrame:
         # Where an expired message is kept, it is kept among the dead letters.
         .when(fate == "expired", fate)
         .when(place.isNotNull(), place)
-        .when(fate == "undecided", F.lit("lost"))
+        # Stored and not ended, by the broker's records: a queue can go without a word of each.
+        .when(fate.isin(*UNSEEN), F.lit("lost"))
         .otherwise(fate)
     )
     return (

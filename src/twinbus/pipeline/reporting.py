@@ -152,7 +152,7 @@ class BatchTables:
         """Messages that a report may have to name."""
         rows = notable(self._fates).select(*FATES.fieldNames())
         there = in_backlog(F.col("destination"))
-        return witnessed(rows.where(~there), rows.where(there))
+        return witnessed(rows.where(~there), rows.where(there), self.table("states"))
 
     def every_record(self) -> DataFrame:
         """Every record."""

@@ -72,7 +72,8 @@ def _windows(states: DataFrame) -> DataFrame:
     in_order = Window.partitionBy(*_OF_ONE).orderBy("at_ms", rank)
     down = F.col("state").isin(*DOWN)
     turns = (
-        states.withColumn("down", down)
+        states.where(F.col("state").isin(*STATES))
+        .withColumn("down", down)
         .withColumn("before", F.lag("state").over(in_order))
         .withColumn("before_ms", F.lag("at_ms").over(in_order))
         .withColumn("was_down", F.coalesce(F.lag("down").over(in_order), F.lit(False)))
