@@ -158,6 +158,25 @@ def test_a_look_overrules_the_broker_that_says_it_waits(
     assert report.messages[0] == NamedMessage("orders", "old", "lost", BEGAN_MS)
 
 
+def test_nothing_lost_is_not_known_of_a_ledger_with_holes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    told = {"entity": "orders", "message_id": "a", "cause": "application", "outcome": "ok"}
+    lines = [
+        encode("p", BEGAN_MS, "send", told),
+        encode("p", BEGAN_MS, "send", {**told, "message_id": None}),
+        encode("p", BEGAN_MS, "state", {"state": "unrecorded", "unrecorded": 7}),
+        b'{"v":99,"at_ms":1,"operation":"send","process":"p"}\nno line of ours\n{"v":1,"at_ms":17',
+    ]
+    (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
+    with batch_tables(spark, tmp_path) as tables:
+        report = conservation_report(tables, Asked(), None)
+    assert (report.total.delivered, report.total.lost) == (1, 0)
+    assert (report.nameless, report.scope.unrecorded) == (1, 7)
+    assert report.scope.set_aside == {"torn": 1, "newer": 1, "foreign": 1}
+    assert report.verdict is Verdict.UNKNOWN
+
+
 def test_availability_has_the_failover_and_the_backlog(notebook: dict[str, Any]) -> None:
     report = notebook["availability"]
     at_ms = BEGAN_MS

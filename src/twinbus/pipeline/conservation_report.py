@@ -94,6 +94,7 @@ def conservation_report(
             duplicates=_duplicates(notable, ids_max) if twice else (),
             aged=_aged(tables, asked, detection_s),
             peeked_ms=None if look is None else look.began_ms,
+            nameless=lines.nameless,
             unknown=tuple(_unknown(scope, sums, counted, lines.nameless)),
             assumed=(*whole_days(asked), *_assumed(detection_s), *_skewed(tables, asked)),
         )

@@ -101,6 +101,15 @@ class Scope:
     unrecorded: int = 0
     """Records that processes say they could not write."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was to be recorded could be read.
+
+        A torn line is what a crash leaves, or a writer at work: whoever wrote it told nobody yet.
+        """
+        unread = self.set_aside.get("newer", 0) + self.set_aside.get("foreign", 0)
+        return not self.unrecorded and not unread
+
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerReport:
@@ -368,13 +377,16 @@ class ConservationReport(LedgerReport):
     aged: tuple[AgedBacklog, ...] = ()
     peeked_ms: int | None = None
     """When somebody looked into the backlog queues; None: nobody did."""
+    nameless: int = 0
+    """Accepted messages without an id or an entity, which nobody can follow."""
 
     @property
     def verdict(self) -> Verdict:
-        """Good only where it is known that nothing is lost."""
+        """Good only where it is known that nothing is lost: of every message that was accepted."""
         if self.lost_at_least:
             return Verdict.BAD
-        return Verdict.GOOD if self.total.lost == 0 else Verdict.UNKNOWN
+        is_known = self.total.lost == 0 and self.scope.is_whole and not self.nameless
+        return Verdict.GOOD if is_known else Verdict.UNKNOWN
 
 
 class Agreement(NamedTuple):

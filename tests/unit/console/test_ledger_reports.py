@@ -43,6 +43,19 @@ EVERY = [
             Verdict.GOOD,
             "nothing lost: 12,034 accepted = 12,030 delivered + 4 waiting",
         ),
+        *(
+            (
+                holed,
+                Verdict.UNKNOWN,
+                made.NOT_KNOWN,
+            )
+            for holed in (
+                replace(made.CONSERVED, nameless=1),
+                replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={"foreign": 1})),
+                replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={"newer": 1})),
+                replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={}, unrecorded=7)),
+            )
+        ),
         (
             made.LOST,
             Verdict.BAD,
