@@ -213,8 +213,9 @@ def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
     minute = SECOND - SECOND % 60
     found = availability.traffic(records, bucket_s=60)
     expected = [
-        (minute, "orders", 1, 0, 1, 1, 0, 0, 0, 1),
-        (minute + 60, "orders", 0, 1, 1, 0, 1, 1, 1, 0),
+        (minute, "orders", 1, 0, 1, 1, 0, 0, 0, 1, 0),
+        (minute, "", 0, 0, 0, 0, 0, 0, 0, 0, 1),
+        (minute + 60, "orders", 0, 1, 1, 0, 1, 1, 1, 0, 0),
     ]
     assert_rows(found, expected, gold_schemas.TRAFFIC)
     errors = availability.raised(conservation.fates(records, None), bucket_s=60)

@@ -24,9 +24,14 @@ from tests.spark.ledgers import (
 from twinbus.cost import arithmetic, prices
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.pipeline import charges, conservation, gold_schemas, schemas
+from twinbus.pipeline.charges_report import charges_report
 from twinbus.pipeline.findings import MonthlySum, bill, idle_model, ping_model
+from twinbus.pipeline.reporting import batch_tables
+from twinbus.pipeline.reports import Asked
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
@@ -36,6 +41,7 @@ KB = 1024
 HOUR_MS = 3_600_000
 MIDNIGHT_MS = 1_760_054_400_000
 """2025-10-10 00:00:00 UTC."""
+POLLED = "polls that found nothing"
 
 
 def ledger(spark: SparkSession, *lines: Line) -> DataFrame:
@@ -137,6 +143,25 @@ def test_an_idle_syphon_is_40_960_and_28800_as_documented(spark: SparkSession) -
     for fact, period_s in ((40, 3600), (960, 86_400), (28_800, 30 * 86_400)):
         told = idle_model(fact, queue_count=10, poll_s=900, period_s=period_s)
         assert (told.stage, told.units, told.model_units) == ("poll", fact, fact)
+
+
+def test_the_report_of_an_idle_month_has_the_model_beside_the_fact(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    idle_polls(spark, days=30).coalesce(1).write.json(str(ledger))
+    for part in ledger.glob("*.json"):
+        part.rename(ledger / "syphon-000001.jsonl")
+    rule, book = CountingRule(), prices.standard()
+    with batch_tables(spark, ledger) as tables:
+        month = charges_report(tables, Asked(), book, rule)
+        # Kept by day: the window takes the whole of its first day, the model and the fact alike.
+        asked = Asked(since_ms=MIDNIGHT_MS + 28 * 24 * HOUR_MS + 12 * HOUR_MS)
+        days = charges_report(tables, asked, book, rule)
+    assert [tuple(line)[:3] for line in month.model] == [(POLLED, 28_800, 28_800)]
+    assert [tuple(line)[:3] for line in days.model] == [(POLLED, 1_920, 1_920)]
+    assert month.scope.first_ms == MIDNIGHT_MS
+    assert month.scope.last_ms == MIDNIGHT_MS + (30 * 96 - 1) * 900_000 + 60_000
 
 
 def test_spark_counts_units_as_the_arithmetic_does(spark: SparkSession) -> None:

@@ -41,25 +41,27 @@ __all__ = [
 
 
 def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
-    """What the clients did with messages of each entity, by time."""
+    """What the clients did with messages of each entity, by time; and polls, of none."""
     operation, outcome = F.col("operation"), F.coalesce(F.col("outcome"), F.lit("ok"))
     ok = outcome == "ok"
     mine = F.coalesce(F.col("cause"), F.lit("")) != "consumer"
-    found_none = (operation == "backlog_receive") & F.col("message_id").isNull()
+    came_out = operation == "backlog_receive"
+    polled = came_out & F.coalesce(F.col("cause") == "poll", F.lit(False))
     counts = {
         "sent": (operation == "send") & ok,
         "diverted": (operation == "divert") & ok,
         "failed": (operation == "send") & (outcome == "failed"),
         "unanswered": (operation == "send") & (outcome == "unknown"),
-        "came_out": (operation == "backlog_receive") & ok,
+        "came_out": came_out & ok & ~polled,
         "forwarded": (operation == "forward") & ok,
         "settled": operation.isin("complete", "dead_letter") & ok & mine,
         "received": (operation == "receive") & ok,
+        "polls": polled,
     }
     about_messages = ("send", "divert", "backlog_receive", "forward", "complete", "dead_letter")
     return (
         _of_clients(records)
-        .where(operation.isin(*about_messages, "receive") & ~found_none)
+        .where(operation.isin(*about_messages, "receive"))
         .groupBy(
             bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
             F.coalesce(destination_of(F.col("entity")), F.lit("")).alias("entity"),

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule
 from twinbus.cost.bill import MonthUse, ServiceTier
 from twinbus.cost.bill import bill as month_bill
+from twinbus.pipeline.buckets import day_of
 from twinbus.pipeline.charges import MESSAGE_STAGES, beside_model, monthly, with_receives
 from twinbus.pipeline.findings import (
     MonthlySum,
@@ -85,7 +86,7 @@ def charges_report(
             lines_left_out=left_out,
             bill=money,
             prices=tuple(_prices(quantities(sums, rule), prices)),
-            model=tuple(_model(table, deliveries, scope)),
+            model=tuple(_model(table, deliveries, _polled_s(tables, asked))),
             unknown=tuple(_unknown(scope, money)),
             assumed=(*whole_days(asked), *_assumed(sums, prices)),
         )
@@ -137,7 +138,16 @@ def _prices(months: Sequence[MonthQuantities], prices: PriceBook) -> Iterator[Pr
             yield PriceLine(tier.value, name, f"{quantity:,} {unit}", amount, note)
 
 
-def _model(table: DataFrame, deliveries: DataFrame, scope: Scope) -> Iterator[ModelLine]:
+def _polled_s(tables: LedgerTables, asked: Asked) -> int:
+    """From the beginning of the first poll that found nothing to the end of the last one."""
+    polled = tables.table("traffic").where("polls > 0")
+    days = polled.withColumn("day", day_of(F.col("at_s") * 1000))
+    row = by_day(days, asked).agg(F.min("at_s"), F.max("at_s")).collect()[0]
+    # A poll is recorded when it is over.
+    return 0 if row[0] is None else row[1] - row[0] + POLL_S
+
+
+def _model(table: DataFrame, deliveries: DataFrame, polled_s: int) -> Iterator[ModelLine]:
     """The documented arithmetic beside the ledger: the stages of messages, and idle polls."""
     found = {row["stage"]: row for row in beside_model(table, deliveries).collect()}
     for stage in MESSAGE_STAGES:
@@ -151,12 +161,9 @@ def _model(table: DataFrame, deliveries: DataFrame, scope: Scope) -> Iterator[Mo
         )
         .collect()[0]
     )
-    if polls["polls"] and scope.first_ms is not None and scope.last_ms is not None:
+    if polls["polls"]:
         told = idle_model(
-            polls["polls"],
-            queue_count=polls["queues"],
-            poll_s=POLL_S,
-            period_s=(scope.last_ms - scope.first_ms) // 1000,
+            polls["polls"], queue_count=polls["queues"], poll_s=POLL_S, period_s=polled_s
         )
         yield ModelLine("polls that found nothing", told.model_units, told.units, told.note)
 

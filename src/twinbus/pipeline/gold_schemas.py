@@ -63,6 +63,8 @@ TRAFFIC: Final = StructType(
         # Completed or set aside in a backlog queue.
         StructField("settled", LongType(), nullable=False),
         StructField("received", LongType(), nullable=False),
+        # Receives from a backlog queue that found nothing: about no entity.
+        StructField("polls", LongType(), nullable=False),
     ]
 )
 
