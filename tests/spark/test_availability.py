@@ -22,6 +22,7 @@ from tests.spark.ledgers import (
 )
 from twinbus.pairing.events import SendFailed, State
 from twinbus.pairing.failover import EntityFailover
+from twinbus.pairing.recording import CLOSED
 from twinbus.pipeline import availability, conservation, gold_schemas, schemas, windows
 
 if TYPE_CHECKING:
@@ -75,6 +76,15 @@ STATES = [
     state("healthy", 25, "r", entity="news"),
     state("failed over", 20, "r", entity="news"),
     state("suspect", 20, "r", entity="news"),
+    # The pair was closed while it was failed over; another of the same process is well, and a
+    # suspicion that ended with its pair is none of the next failover.
+    state("suspect", 5, "u", entity="mail"),
+    state("failed over", 6, "u", entity="mail"),
+    state("closed", 16, "u", entity="mail"),
+    state("suspect", 20, "u", entity="mail"),
+    state("closed", 21, "u", entity="mail"),
+    state("failed over", 22, "u", entity="mail", error="forced"),
+    state("healthy", 24, "u", entity="mail"),
     # The broker's view and the pair's own news are no states of an entity.
     state("failed over", 60, "s", view="broker"),
     state("failed over", 60, "s", entity=None),
@@ -82,13 +92,24 @@ STATES = [
 
 
 WINDOWS = [
-    ("a+b", "orders", "p", ms(10), ms(20), ms(40), "failed over now", 3),
-    ("a+b", "orders", "q", ms(15), ms(30), ms(50), "failed over now", 0),
-    ("a+b", "orders", "p", None, ms(100), ms(103), "forced", 1),
-    ("a+b", "orders", "p", ms(110), ms(112), None, "failed over now", 1),
-    ("a+b", "news", "r", ms(20), ms(20), ms(25), "failed over now", 0),
-    ("a+b", "audit", "t", ms(7), ms(7), ms(9), windows.AT_ONCE, 0),
+    ("a+b", "orders", "p", ms(10), ms(20), ms(40), None, "failed over now", 3),
+    ("a+b", "orders", "q", ms(15), ms(30), ms(50), None, "failed over now", 0),
+    ("a+b", "orders", "p", None, ms(100), ms(103), None, "forced", 1),
+    ("a+b", "orders", "p", ms(110), ms(112), None, None, "failed over now", 1),
+    ("a+b", "news", "r", ms(20), ms(20), ms(25), None, "failed over now", 0),
+    ("a+b", "audit", "t", ms(7), ms(7), ms(9), None, windows.AT_ONCE, 0),
+    ("a+b", "mail", "u", ms(5), ms(6), None, ms(16), "failed over now", 0),
+    ("a+b", "mail", "u", None, ms(22), ms(24), None, "forced", 0),
 ]
+
+
+def windows_of(records: DataFrame, bucket_s: int = 1) -> DataFrame:
+    return windows.failover_windows(
+        availability.states(records),
+        availability.diversions(records, bucket_s=bucket_s),
+        availability.traffic(records, bucket_s=bucket_s),
+        bucket_s=bucket_s,
+    )
 
 
 def test_windows_of_each_process_whatever_the_order_of_the_lines(spark: SparkSession) -> None:
@@ -107,10 +128,43 @@ def test_windows_of_each_process_whatever_the_order_of_the_lines(spark: SparkSes
         # Another pair of the same process.
         diverted("g", 21, process="p", pair="c+d"),
     )
-    found = windows.failover_windows(
-        availability.states(records), availability.diversions(records, bucket_s=1)
+    assert_rows(windows_of(records), WINDOWS, gold_schemas.WINDOWS)
+
+
+def test_a_window_ends_with_its_process_once_the_entity_is_well(spark: SparkSession) -> None:
+    silence = windows.SILENCE_S
+    mine: dict[str, Any] = {"pair": "a+b", "entity": "orders"}
+    records = ledger(
+        spark,
+        # Killed: its last signs are a divert and a ping.
+        *(state("suspect", 10, "a"), state("failed over", 20, "a")),
+        diverted("1", 25, process="a", **mine),
+        line("ping", None, 80, process="a", cause="ping", outcome="failed", **mine),
+        # Another process fails over too, and sees it return when the silence is long enough.
+        *(state("suspect", 30, "b"), state("failed over", 40, "b")),
+        state("healthy", 80 + silence + 2, "b"),
+        # One that is still failed over: nothing was sent for so long after its last ping.
+        state("failed over", 10, "c", entity="news", error="forced"),
+        line("ping", None, 1_000, process="c", cause="ping", pair="a+b", entity="news"),
+        sent("2", 1_000 + silence, process="d", pair="a+b", entity="News"),
+        # Killed; the process that came after it never failed over, and sends.
+        state("failed over", 10, "e", entity="mail", error="forced"),
+        sent("3", 10 + silence + 2, process="f", pair="a+b", entity="mail"),
     )
-    assert_rows(found, WINDOWS, gold_schemas.WINDOWS)
+    expected = [
+        ("a+b", "orders", "a", ms(10), ms(20), None, ms(80), "failed over now", 1),
+        ("a+b", "orders", "b", ms(30), ms(40), ms(82 + silence), None, "failed over now", 0),
+        ("a+b", "news", "c", None, ms(10), None, None, "forced", 0),
+        ("a+b", "mail", "e", None, ms(10), None, ms(10), "forced", 0),
+    ]
+    found = at_hand(windows_of(records))
+    assert_rows(found, expected, gold_schemas.WINDOWS)
+    open_now = {row["entity"]: row["open"] for row in _downtimes(found)}
+    assert open_now == {"orders": False, "news": True, "mail": False}
+
+
+def _downtimes(found: DataFrame) -> list[Any]:
+    return windows.downtimes(found, until_ms=ms(10_000)).collect()
 
 
 def test_the_words_of_states_and_of_a_failover_at_once_are_those_of_the_machine() -> None:
@@ -118,6 +172,7 @@ def test_the_words_of_states_and_of_a_failover_at_once_are_those_of_the_machine(
     entity.handle(SendFailed(counts=True), 1.0)
     assert (entity.state, entity.reason) == (State.FAILED_OVER, windows.AT_ONCE)
     assert set(windows.STATES) == {state.value for state in State}
+    assert windows.CLOSED == CLOSED
 
 
 def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: SparkSession) -> None:
@@ -128,6 +183,7 @@ def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: Spark
         ("orders", 3, 4, 30_000 + 3_000 + 8_000, True),
         ("news", 1, 1, 5_000, False),
         ("audit", 1, 1, 2_000, False),
+        ("mail", 2, 2, 10_000 + 2_000, False),
     ]
     assert_rows(found, expected, gold_schemas.DOWNTIMES)
 
@@ -135,10 +191,10 @@ def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: Spark
 def test_percentiles_are_times_that_occurred(spark: SparkSession) -> None:
     table = given(spark, WINDOWS, gold_schemas.WINDOWS)
     found = windows.percentiles(table)
-    # detect: 0, 0, 2, 10, 15 s; recover: 2, 3, 5, 20, 20 s.
+    # detect: 0, 0, 1, 2, 10, 15 s; recover: 2, 2, 3, 5, 20, 20 s.
     expected = [
-        ("", "detect", 5, 2_000, 15_000, 15_000, 15_000),
-        ("", "recover", 5, 5_000, 20_000, 20_000, 20_000),
+        ("", "detect", 6, 1_000, 15_000, 15_000, 15_000),
+        ("", "recover", 6, 3_000, 20_000, 20_000, 20_000),
     ]
     assert_rows(found, expected, gold_schemas.PERCENTILES)
     of_news = windows.percentiles(table, by=("entity",)).where("entity = 'news'")

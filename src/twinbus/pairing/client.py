@@ -266,7 +266,15 @@ class PairedClient:
         """Leave no timer and no ping behind; calls that wait see that the pair was closed."""
         if self.census is not None:
             await self.census.close()
+        for entity in self.entities:
+            self._leave(entity)
         await asyncio.gather(*(entity.close() for entity in self.entities))
+
+    def _leave(self, entity: WatchedEntity) -> None:
+        """Tell the ledger, once, that an entity that is not healthy is watched no more."""
+        failover = entity.failover
+        if not failover.closed and failover.state is not State.HEALTHY:
+            self.recorder.left(entity.path, failover.state)
 
     async def close_primary(self) -> None:
         """Let calls to the primary end, within a bound, and close what they used."""

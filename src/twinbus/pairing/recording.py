@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from twinbus.pairing.events import State
     from twinbus.pairing.namespaces import Namespace
 
-__all__ = ["Ledger", "Recorder", "open_recorder"]
+__all__ = ["CLOSED", "Ledger", "Recorder", "open_recorder"]
 
 Outcome = Literal["ok", "failed", "unknown"]
 
 NEVER_LEFT: Final = "Failed to initiate the connection"
 """What the SDK says when there was no connection to send on."""
+
+CLOSED: Final = "closed"
+"""In a state record: the pair was closed, and the entity had not come back."""
 
 ERROR_LENGTH_MAX: Final = 300
 """Of an error's text; the service's own can be pages."""
@@ -144,10 +147,17 @@ class Recorder:
 
     def changed(self, entity: str, state: State, reason: str) -> None:
         """An entity's new state, with the reason where an error would be."""
+        self._state(entity, state.value, reason)
+
+    def left(self, entity: str, state: State) -> None:
+        """The pair was closed while the entity was in this state: nobody watches it any more."""
+        self._state(entity, CLOSED, f"the pair was closed, the entity was {state.value}")
+
+    def _state(self, entity: str, word: str, reason: str) -> None:
         if self.is_on:
             self.ledger.record(
                 "state", pair=self._pair, namespace=self._labels["primary"], side="primary",
-                entity=entity, state=state.value, error=reason[:ERROR_LENGTH_MAX], view="client",
+                entity=entity, state=word, error=reason[:ERROR_LENGTH_MAX], view="client",
             )  # fmt: skip
 
     def _write(

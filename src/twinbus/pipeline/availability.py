@@ -72,18 +72,23 @@ def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
 
 
 def diversions(records: DataFrame, *, bucket_s: int) -> DataFrame:
-    """Diverts of each process, which say what its failover windows saved."""
+    """Diverts and pings of each process: what its failover windows saved, and that it lives."""
     ok = F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
+    diverts = F.col("operation") == "divert"
     return (
         _of_clients(records)
-        .where((F.col("operation") == "divert") & F.col("entity").isNotNull())
+        .where(F.col("operation").isin("divert", "ping") & F.col("entity").isNotNull())
         .groupBy(
             bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
             _or_unnamed("pair"),
             F.lower("entity").alias("entity"),
             "process",
         )
-        .agg(F.count_if(ok).alias("diverted"), F.count_if(~ok).alias("not_diverted"))
+        .agg(
+            F.count_if(diverts & ok).alias("diverted"),
+            F.count_if(diverts & ~ok).alias("not_diverted"),
+            F.count_if(~diverts).alias("pings"),
+        )
         .select(*DIVERSIONS.fieldNames())
     )
 

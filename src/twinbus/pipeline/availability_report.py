@@ -16,7 +16,7 @@ from twinbus.pipeline.reports import (
     FailoverWindow,
     Percentiles,
 )
-from twinbus.pipeline.windows import downtimes, failover_windows, percentiles
+from twinbus.pipeline.windows import SILENCE_S, downtimes, failover_windows, percentiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +67,7 @@ def _report(
                 recovered_ms=row["recovered_ms"],
                 reason=row["reason"],
                 sends_saved=row["saved"],
+                process_ended_ms=row["process_ended_ms"],
             )
             for row in found[:ROWS_MAX]
         ),
@@ -88,10 +89,11 @@ def _windows(tables: LedgerTables, asked: Asked) -> DataFrame:
     found = failover_windows(
         of_entity(tables.table("states"), asked, "entity"),
         of_entity(tables.table("diversions"), asked, "entity"),
+        of_entity(tables.table("traffic"), asked, "entity"),
         bucket_s=tables.bucket_s,
     )
     if asked.since_ms is not None:
-        ended = F.col("recovered_ms")
+        ended = F.coalesce("recovered_ms", "process_ended_ms")
         found = found.where(ended.isNull() | (ended > asked.since_ms))
     if asked.until_ms is not None:
         found = found.where(F.col("failed_over_ms") < asked.until_ms)
@@ -187,4 +189,7 @@ def _unknown(scope: Scope) -> Iterator[str]:
 def _assumed(tables: LedgerTables, asked: Asked) -> Iterator[str]:
     if asked.since_ms is not None or asked.until_ms is not None:
         yield f"sends are kept in steps of {tables.bucket_s} s: a step that is cut counts whole"
-    yield "what a process that was killed while failed over left open counts up to the last record"
+    yield (
+        "a process that ended while failed over counts up to its last sign; one that was killed up"
+        f" to the last record, until the entity takes messages {SILENCE_S // 60} minutes later"
+    )

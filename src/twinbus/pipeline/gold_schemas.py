@@ -76,6 +76,8 @@ DIVERSIONS: Final = StructType(
         StructField("process", StringType(), nullable=False),
         StructField("diverted", LongType(), nullable=False),
         StructField("not_diverted", LongType(), nullable=False),
+        # Signs of life while it diverts nothing.
+        StructField("pings", LongType(), nullable=False),
     ]
 )
 
@@ -196,8 +198,10 @@ WINDOWS: Final = StructType(
         # When the first attempt failed; null where none did: a person's command.
         StructField("suspect_ms", LongType()),
         StructField("failed_over_ms", LongType(), nullable=False),
-        # Null: the window is open.
+        # Null: this process did not see it return.
         StructField("recovered_ms", LongType()),
+        # Of a window that ended with its process; null in both: it is open.
+        StructField("process_ended_ms", LongType()),
         StructField("reason", StringType(), nullable=False),
         # Messages that this process diverted meanwhile; null where nobody counted.
         StructField("saved", LongType()),

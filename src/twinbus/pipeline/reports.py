@@ -249,10 +249,17 @@ class FailoverWindow(NamedTuple):
     """When its first send failed; None: not in the ledger."""
     failed_over_ms: int
     recovered_ms: int | None
-    """None: it has not come back by the last record."""
+    """None: this process did not see it come back by the last record."""
     reason: str
     sends_saved: int | None
     """Messages that this process diverted meanwhile; None: nobody counted."""
+    process_ended_ms: int | None = None
+    """When the process ended while it was failed over: as it said, or its last sign of life."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the process is failed over still, for all that is known."""
+        return self.recovered_ms is None and self.process_ended_ms is None
 
     @property
     def detect_ms(self) -> int | None:

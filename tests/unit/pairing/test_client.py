@@ -337,6 +337,24 @@ def test_closing_ends_calls_that_wait_and_leaves_no_timer() -> None:
     run(scenario())
 
 
+def test_a_pair_that_is_closed_while_failed_over_says_so_once() -> None:
+    async def scenario() -> None:
+        world = PairWorld(failover_interval=0.0)
+        world.primary.by_entity["orders"] = refuses
+        async with world.client.get_queue_sender("orders") as orders:
+            await orders.send_messages(message())
+        async with world.client.get_queue_sender("news") as news:
+            await news.send_messages(message())
+        await world.client.rest()
+        await world.client.close()
+        assert world.notes.of("state", "entity", "state", "error") == [
+            ("orders", "failed over", "a send failed"),
+            ("orders", "closed", "the pair was closed, the entity was failed over"),
+        ]
+
+    run(scenario())
+
+
 def test_a_cancelled_call_gives_up_its_sender_and_is_recorded_as_unknown() -> None:
     async def scenario() -> None:
         world = PairWorld()
