@@ -59,8 +59,15 @@ def _headline(report: AvailabilityReport) -> str:
     affected = sum(1 for row in report.entities if row.failovers)
     return (
         f"{counted(failovers, 'failover')} of {counted(affected, 'entity', 'entities')}:"
-        f" {outcome}; all are back"
+        f" {outcome}; {_back(report)}"
     )
+
+
+def _back(report: AvailabilityReport) -> str:
+    # Nobody saw the end of what ended with its process.
+    if any(window.process_ended_ms is not None for window in report.windows):
+        return "none is failed over now"
+    return "all are back"
 
 
 def _lines(report: AvailabilityReport) -> Iterator[str]:
@@ -133,7 +140,7 @@ def _windows(report: AvailabilityReport) -> Table:
         columns=names,
         rows=tuple(_window(window) for window in shown),
         numbers=figures("detected in", "lasted", "saved", of=names),
-        bad=frozenset(place for place, window in enumerate(shown) if window.recovered_ms is None),
+        bad=frozenset(place for place, window in enumerate(shown) if window.ended_ms is None),
         note=rest(len(shown), total),
     )
 
@@ -142,12 +149,20 @@ def _window(window: FailoverWindow) -> tuple[str, ...]:
     return (
         visible(window.entity),
         clock(window.failed_over_ms),
-        "not yet" if window.recovered_ms is None else clock(window.recovered_ms),
+        _until(window),
         span(window.detect_ms),
         "–" if window.lasted_ms is None else span(window.lasted_ms),
         count(window.sends_saved),
         visible(window.process),
     )
+
+
+def _until(window: FailoverWindow) -> str:
+    if window.recovered_ms is not None:
+        return clock(window.recovered_ms)
+    if window.process_ended_ms is not None:
+        return f"{clock(window.process_ended_ms)}, process ended"
+    return "not yet"
 
 
 def _charts(report: AvailabilityReport) -> Iterator[Figure]:

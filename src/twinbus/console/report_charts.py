@@ -132,7 +132,7 @@ def over_time(report: AvailabilityReport) -> str:
     bands = [
         Band(
             after(window.failed_over_ms),
-            until_s if window.recovered_ms is None else after(window.recovered_ms),
+            until_s if window.ended_ms is None else after(window.ended_ms),
             f"{visible(window.entity)} failed over",
         )
         for window in report.windows

@@ -257,9 +257,9 @@ class FailoverWindow(NamedTuple):
     """When the process ended while it was failed over: as it said, or its last sign of life."""
 
     @property
-    def is_open(self) -> bool:
-        """Whether the process is failed over still, for all that is known."""
-        return self.recovered_ms is None and self.process_ended_ms is None
+    def ended_ms(self) -> int | None:
+        """When it was over, by the return or with the process; None: it is open."""
+        return self.process_ended_ms if self.recovered_ms is None else self.recovered_ms
 
     @property
     def detect_ms(self) -> int | None:

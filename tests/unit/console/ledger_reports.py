@@ -203,6 +203,12 @@ STILL_OVER = replace(
     recover=None,
 )
 
+ENDED_OVER = replace(
+    STILL_OVER,
+    entities=(EntityAvailability("orders", 1, 900_000, False, 1_500, 3),),
+    windows=(STILL_OVER.windows[0]._replace(process_ended_ms=BEGAN_MS + 1_500_000),),
+)
+
 AGREED = ReconciliationReport(
     scope=SCOPE,
     rows=(

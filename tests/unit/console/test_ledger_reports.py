@@ -29,6 +29,7 @@ EVERY = [
     made.CHARGES,
     made.AVAILABLE,
     made.STILL_OVER,
+    made.ENDED_OVER,
     made.AGREED,
     made.DIFFERENT,
     made.ONE_VIEW,
@@ -92,6 +93,11 @@ EVERY = [
             made.AVAILABLE,
             Verdict.GOOD,
             "2 failovers of 2 entities: 2,000 sends saved, 3 raised; all are back",
+        ),
+        (
+            made.ENDED_OVER,
+            Verdict.GOOD,
+            "1 failover of 1 entity: 1,500 sends saved, 3 raised; none is failed over now",
         ),
         (
             made.STILL_OVER,
@@ -251,6 +257,7 @@ def test_availability_has_each_failover_with_its_times() -> None:
 
 def test_a_failover_that_has_not_ended_says_so() -> None:
     assert "not yet" in text_of(availability_sheet(made.STILL_OVER))
+    assert ", process ended" in text_of(availability_sheet(made.ENDED_OVER))
 
 
 def test_reconciliation_names_what_differs() -> None:
