@@ -164,7 +164,7 @@ def test_a_window_ends_with_its_process_once_the_entity_is_well(spark: SparkSess
 
 
 def _downtimes(found: DataFrame) -> list[Any]:
-    return windows.downtimes(found, until_ms=ms(10_000)).collect()
+    return windows.downtimes(found, last_ms=ms(10_000)).collect()
 
 
 def test_the_words_of_states_and_of_a_failover_at_once_are_those_of_the_machine() -> None:
@@ -177,7 +177,7 @@ def test_the_words_of_states_and_of_a_failover_at_once_are_those_of_the_machine(
 
 def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: SparkSession) -> None:
     table = given(spark, WINDOWS, gold_schemas.WINDOWS)
-    found = windows.downtimes(table, until_ms=ms(120))
+    found = windows.downtimes(table, last_ms=ms(120))
     # orders: 20 to 50 (two windows that overlap), 100 to 103, and 112 to the end.
     expected = [
         ("orders", 3, 4, 30_000 + 3_000 + 8_000, True),
@@ -186,6 +186,28 @@ def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: Spark
         ("mail", 2, 2, 10_000 + 2_000, False),
     ]
     assert_rows(found, expected, gold_schemas.DOWNTIMES)
+
+
+def test_downtime_outside_what_is_asked_for_is_not_counted(spark: SparkSession) -> None:
+    table = given(spark, WINDOWS, gold_schemas.WINDOWS).where("entity = 'orders'")
+
+    def failed_over_ms(since_s: float | None, until_s: float | None) -> list[tuple[int, int]]:
+        asked = {
+            "since_ms": None if since_s is None else ms(since_s),
+            "until_ms": None if until_s is None else ms(until_s),
+        }
+        touched = table.where(f"coalesce(recovered_ms, {ms(10_000)}) > {asked['since_ms'] or 0}")
+        touched = touched.where(f"failed_over_ms < {asked['until_ms'] or ms(10_000)}")
+        rows = windows.downtimes(touched, last_ms=ms(120), **asked).collect()
+        return [(row["failovers"], row["failed_over_ms"]) for row in rows]
+
+    # 20 to 50, 100 to 103, and 112 to the last record.
+    assert failed_over_ms(45, None) == [(3, 5_000 + 3_000 + 8_000)]
+    assert failed_over_ms(None, 25) == [(1, 5_000)]
+    assert failed_over_ms(35, 101) == [(2, 15_000 + 1_000)]
+    assert failed_over_ms(115, 118) == [(1, 3_000)]
+    assert failed_over_ms(115, 500) == [(1, 5_000)]
+    assert failed_over_ms(130, None) == [(1, 0)]
 
 
 def test_percentiles_are_times_that_occurred(spark: SparkSession) -> None:

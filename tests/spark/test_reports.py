@@ -201,6 +201,14 @@ def test_availability_has_the_failover_and_the_backlog(notebook: dict[str, Any])
     assert "orders failed over" in notebook["picture"]
 
 
+def test_a_failover_counts_as_far_as_it_is_inside_the_window(tables: BatchTables) -> None:
+    asked = Asked(since_ms=BEGAN_MS + 1_000_000, until_ms=BEGAN_MS + 1_200_000)
+    report = availability_report(tables, asked)
+    assert [row[:3] for row in report.entities] == [("orders", 1, 200_000)]
+    # The failover itself is told as it was.
+    assert [window.lasted_ms for window in report.windows] == [840_000]
+
+
 @pytest.mark.soak
 def test_a_window_and_an_entity_leave_the_rest_out(tables: BatchTables) -> None:
     asked = Asked(since_ms=BEGAN_MS + 1_500_000, entity="Payments")

@@ -111,7 +111,9 @@ def _entities(
         .groupBy(F.col("destination").alias("entity"))
         .agg(F.sum("messages").alias("raised"))
     )
-    down = downtimes(windows, until_ms=scope.last_ms or 0)
+    down = downtimes(
+        windows, last_ms=scope.last_ms or 0, since_ms=asked.since_ms, until_ms=asked.until_ms
+    )
     rows = (
         saved.join(raised, "entity", "full")
         .join(down, "entity", "full")

@@ -230,7 +230,8 @@ class EntityAvailability(NamedTuple):
     entity: str
     failovers: int
     failed_over_ms: int
-    """How long it was failed over in all; where it still is, up to the last record."""
+    """How long it was failed over in all, inside the scope; where it still is, up to the last
+    record."""
     is_failed_over: bool
     """It still is at the end of the scope."""
     sends_saved: int

@@ -142,25 +142,30 @@ def _windows(states: DataFrame) -> DataFrame:
     )
 
 
-def downtimes(windows: DataFrame, *, until_ms: int) -> DataFrame:
+def downtimes(
+    windows: DataFrame, *, last_ms: int, since_ms: int | None = None, until_ms: int | None = None
+) -> DataFrame:
     """For each entity: how long some process had it failed over, and how often that began.
 
-    Windows of many processes that overlap are one failover. One that is open lasts up to
-    `until_ms`, the last record.
+    Windows of many processes that overlap are one failover. One that is open lasts up to `last_ms`,
+    the last record. What lies before `since_ms` or after `until_ms` is not counted.
     """
     ended_ms = F.coalesce("recovered_ms", "process_ended_ms")
-    end_ms = F.coalesce(ended_ms, F.greatest(F.col("failed_over_ms"), F.lit(until_ms)))
-    by_start = Window.partitionBy("entity").orderBy("failed_over_ms", "end_ms")
+    # None is left out where two are compared.
+    begin_ms = F.greatest(F.col("failed_over_ms"), F.lit(since_ms).cast("long"))
+    cut_ms = F.least(F.coalesce(ended_ms, F.lit(last_ms)), F.lit(until_ms).cast("long"))
+    by_start = Window.partitionBy("entity").orderBy("begin_ms", "end_ms")
     earlier = by_start.rowsBetween(Window.unboundedPreceding, -1)
     islands = (
-        windows.withColumn("end_ms", end_ms)
+        windows.withColumn("begin_ms", begin_ms)
+        .withColumn("end_ms", F.greatest("begin_ms", cut_ms))
         .withColumn("reached_ms", F.max("end_ms").over(earlier))
-        .withColumn("begins", _no_later("reached_ms", "failed_over_ms"))
+        .withColumn("begins", _no_later("reached_ms", "begin_ms"))
         .withColumn("island", F.sum(F.col("begins").cast("long")).over(by_start))
         .groupBy("entity", "island")
         .agg(
             F.count("*").alias("windows"),
-            F.min("failed_over_ms").alias("began_ms"),
+            F.min("begin_ms").alias("began_ms"),
             F.max("end_ms").alias("end_ms"),
             F.max(ended_ms.isNull()).alias("open"),
         )
