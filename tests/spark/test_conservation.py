@@ -151,6 +151,37 @@ def test_what_a_deleted_queue_held_is_undecided_until_somebody_looks(spark: Spar
     assert {row["message_id"]: row["fate"] for row in _of(looked, "orders")} == {**known, **lost}
 
 
+def test_an_id_of_two_destinations_is_not_told_by_the_other_ones_copy(spark: SparkSession) -> None:
+    both = ("orders", "billing")
+    ids = ("1", "wait", "one", "again")
+    records = ledger(
+        spark,
+        *(diverted(name, entity=entity) for name in ids for entity in both),
+        *(broker("send", name) for name in ids for _ in both),
+        # That of orders is set aside; a syphon completes that of billing and never forwards it.
+        line("dead_letter", "1", 3, cause="syphon"),
+        broker("dead_letter", "1", error="twinbus: too large"),
+        completed("1", 3, entity="billing"),
+        broker("complete", "1"),
+        # One of the two is gone, and nobody says which.
+        broker("complete", "one"),
+        # That of orders was set aside, put back and delivered; that of billing is lost.
+        *(broker("dead_letter", "again"), broker("send", "again"), forwarded("again", 9)),
+        completed("again", 9),
+        *(completed("again", 9, entity="billing"), broker("complete", "again")),
+        broker("complete", "again"),
+    )
+    asked = asked_of_the_broker(records)
+    found = {
+        entity: {row["message_id"]: row["fate"] for row in _of(asked, entity)} for entity in both
+    }
+    known = {"wait": "waiting", "one": "undecided"}
+    assert found == {
+        "orders": {**known, "1": "dead_lettered", "again": "delivered"},
+        "billing": {**known, "1": "lost", "again": "lost"},
+    }
+
+
 def _of(fates: DataFrame, destination: str) -> list[Any]:
     return fates.where(fates["destination"] == destination).collect()
 

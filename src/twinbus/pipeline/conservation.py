@@ -118,6 +118,9 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
     broker's view are where they are and not where they belong: `in_backlog` tells them. What the
     broker knows nothing of stays as it is. `states` has the queues that were deleted
     (`availability.states`): what was in one then has ended, and nobody says of it how.
+
+    The broker's rows tell ids and not where they belong. Where messages of several destinations
+    have one id, it is only known that all wait if as many copies stand; else each keeps its fate.
     """
     path = F.col("destination")
     deleted = (
@@ -140,19 +143,33 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
         )
         .groupBy("message_id")
         .agg(
+            F.sum("standing").alias("standing"),
+            F.sum("broker_copies").alias("copies"),
             F.when(F.sum("standing") > 0, F.lit("waiting"))
             .when(F.sum("swept") > 0, F.lit(None))
             .when(F.max("broker_expired"), F.lit("expired"))
             .when(F.max("broker_dead_lettered"), F.lit("dead_lettered"))
             .when(F.max("broker_completed"), F.lit("lost"))
-            .alias("found")
+            .alias("found"),
         )
     )
-    fate = F.col("fate")
-    now = F.when(
-        fate.isin("undecided", "dead_lettered", "lost"), F.coalesce(F.col("found"), fate)
-    ).otherwise(fate)
-    return fates.join(found, "message_id", "left").withColumn("fate", now).select(*fates.columns)
+    fate, told = F.col("fate"), F.col("found")
+    is_asked = F.coalesce(fate.isin("undecided", "dead_lettered", "lost"), F.lit(False))
+    sharers = F.count_if(is_asked).over(Window.partitionBy("message_id"))
+    # The copy that did not get lost can be that of a message of this id that was delivered.
+    is_sure = (fate != "lost") | (F.col("copies") == 1) | (told == "waiting")
+    now = (
+        F.when(~is_asked | told.isNull(), fate)
+        .when(F.col("sharers") == 1, F.when(is_sure, told).otherwise(fate))
+        .when(F.col("standing") >= F.col("sharers"), told)
+        .otherwise(fate)
+    )
+    return (
+        fates.join(found, "message_id", "left")
+        .withColumn("sharers", sharers)
+        .withColumn("fate", now)
+        .select(*fates.columns)
+    )
 
 
 def in_backlog(path: Column) -> Column:
