@@ -131,6 +131,25 @@ def test_nothing_leaves_the_backlog_before_it_came(quick: SparkSession) -> None:
     assert sorted(map(tuple, depth.collect())) == [(second + 16, 1), (second + 20, 1)]
 
 
+def test_a_receipt_tells_that_a_message_left_the_backlog(quick: SparkSession) -> None:
+    lines = [
+        *[diverted("killed", 1), came_out("killed", 5), received("killed", 9)],
+        *[*moved("told", 1, out_s=5), received("told", 9)],
+        # The primary may have it too, and the consumer that copy.
+        *[sent("unsure", 1, outcome="unknown"), diverted("unsure", 2), received("unsure", 9)],
+        *[sent("twice", 1), diverted("twice", 2), received("twice", 9)],
+        diverted("waits", 1),
+    ]
+    left = by_id(judged(journeys_of(quick, lines)), "left_ms")
+    assert {name: at_ms and (at_ms - EPOCH_MS) // 1000 for name, at_ms in left.items()} == {
+        "killed": 9,
+        "told": 5,
+        "unsure": None,
+        "twice": None,
+        "waits": None,
+    }
+
+
 def test_facts_merge_in_any_order_and_any_lots(quick: SparkSession) -> None:
     chance = random.Random(6)
     whole = sorted(journeys_of(quick, LINES).collect())

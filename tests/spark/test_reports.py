@@ -195,6 +195,7 @@ def test_availability_has_the_failover_and_the_backlog(notebook: dict[str, Any])
     assert report.deepest is not None
     assert (report.deepest.depth, report.drained, report.drain_ms) == (840, 838, 60_000)
     assert report.backlog[-1].depth == 2
+    assert report.unknown[0].startswith("whether all 2 messages at the end of the backlog's curve")
     assert report.sends[0] == (story.BEGAN_S, 66, 0)
     assert sum(point.to_backlog for point in report.sends) == 840
     assert report.verdict is Verdict.GOOD

@@ -19,7 +19,7 @@ from twinbus.pipeline.reports import (
 from twinbus.pipeline.windows import SILENCE_S, downtimes, failover_windows, percentiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -54,6 +54,7 @@ def _report(
         row["measure"]: Percentiles(*row[2:]) for row in percentiles(windows).collect() if found
     }
     drained, drain_s = _drained(tables, asked)
+    backlog = _backlog(tables, asked, bucket_s)
     return AvailabilityReport(
         scope=scope,
         entities=_entities(tables, asked, scope, windows),
@@ -76,10 +77,10 @@ def _report(
         recover=took.get("recover"),
         bucket_s=bucket_s,
         sends=_sends(tables, asked, bucket_s),
-        backlog=_backlog(tables, asked, bucket_s),
+        backlog=backlog,
         drained=drained,
         drain_ms=drain_s * 1000 if drained else None,
-        unknown=tuple(_unknown(scope)),
+        unknown=tuple(_unknown(scope, backlog)),
         assumed=tuple(_assumed(tables, asked)),
     )
 
@@ -183,9 +184,15 @@ def _drained(tables: LedgerTables, asked: Asked) -> tuple[int, int]:
     return (rows[0]["drained"], rows[0]["drain_s"]) if rows else (0, 0)
 
 
-def _unknown(scope: Scope) -> Iterator[str]:
+def _unknown(scope: Scope, backlog: Sequence[BacklogPoint]) -> Iterator[str]:
     if scope.unrecorded:
         yield f"{scope.unrecorded:,} records could not be written: counts are too low"
+    if backlog and backlog[-1].depth:
+        yield (
+            f"whether all {backlog[-1].depth:,} messages at the end of the backlog's curve are"
+            " there: what expired, was lost or came home without a record never leaves it"
+            " (`report conservation` tells)"
+        )
 
 
 def _assumed(tables: LedgerTables, asked: Asked) -> Iterator[str]:

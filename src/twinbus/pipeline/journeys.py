@@ -208,8 +208,10 @@ def judged(
     )
     # A divert without an answer did store its message if that came out of the backlog.
     entered_ms = F.coalesce("diverted_ms", F.when(F.col("came_out"), F.col("tried_ms")))
-    # The line of the completion can be missing where that of the forward is not.
-    left_ms = F.coalesce("settled_ms", "forwarded_ms")
+    # The line of the completion can be missing where that of the forward is not, and both where a
+    # consumer has it. What was sent without an answer can be at both ends.
+    received_ms = F.when(~F.col("sent") & ~F.col("ambiguous"), F.col("received_ms"))
+    left_ms = F.coalesce(F.col("settled_ms"), F.col("forwarded_ms"), received_ms)
     known = messages.withColumns(
         {
             "accepted": accepted,
