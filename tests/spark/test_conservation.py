@@ -76,7 +76,8 @@ def test_what_is_accepted_is_the_sum_of_the_fates_of_each_entity(spark: SparkSes
 
 
 def test_the_broker_tells_what_became_of_a_message_in_a_backlog_queue(spark: SparkSession) -> None:
-    ids = ("waits", "expired", "ran-out", "aside", "dropped", "replayed", "unseen", "moved")
+    told = ("waits", "expired", "ran-out", "aside", "dropped", "replayed", "taken", "in-vain")
+    ids = (*told, "unseen", "moved")
     records = ledger(
         spark,
         *(diverted(each, backlog_queue=QUEUE) for each in ids),
@@ -89,6 +90,11 @@ def test_the_broker_tells_what_became_of_a_message_in_a_backlog_queue(spark: Spa
         broker("dead_letter", "replayed", error="twinbus: destination missing"),
         broker("complete", "replayed", entity=f"{QUEUE}/$DeadLetterQueue"),
         broker("send", "replayed"),
+        # Taken out of it by hand; and put back, only to be completed without a forward.
+        *(broker("dead_letter", "taken"), broker("complete", "taken", f"{QUEUE}/$DeadLetterQueue")),
+        *(broker("dead_letter", "in-vain"), broker("send", "in-vain")),
+        broker("complete", "in-vain", f"{QUEUE}/$DeadLetterQueue"),
+        broker("complete", "in-vain"),
         # The forward is in no client's ledger: the destination has it all the same.
         *(broker("complete", "moved"), broker("send", "moved", entity="orders")),
     )
@@ -104,6 +110,8 @@ def test_the_broker_tells_what_became_of_a_message_in_a_backlog_queue(spark: Spa
         "aside": "dead_lettered",
         "dropped": "lost",
         "replayed": "waiting",
+        "taken": "dead_lettered",
+        "in-vain": "lost",
         "unseen": "undecided",
         "moved": "delivered",
     }

@@ -47,6 +47,9 @@ LINES: list[Line] = [
     *[diverted("late", 1), line("expire", "late", 60, view="broker")],
     *[diverted("poison", 1), line("dead_letter", "poison", 5, view="broker", error="bad")],
     *[diverted("gone", 1), came_out("gone", 2), completed("gone", 3)],
+    # Dead letters: one is there; the other was put back and then completed without a forward.
+    *[diverted("aside", 1), line("dead_letter", "aside", 2, cause="syphon")],
+    *[diverted("back", 1), line("dead_letter", "back", 2, cause="syphon"), completed("back", 9)],
     # What a consumer settles is not what the syphon settles.
     *[diverted("mine", 1), completed("mine", 2, cause="consumer")],
     *[sent("nobody", entity=None), line("send", None)],
@@ -105,6 +108,8 @@ def test_every_message_has_the_facts_and_the_fate_that_its_lines_tell(quick: Spa
         "late": ("expired", 0, 0, None),
         "poison": ("dead_lettered", 0, 0, None),
         "gone": ("lost", 0, 0, None),
+        "aside": ("dead_lettered", 0, 0, None),
+        "back": ("undecided", 0, 0, None),
         "mine": ("undecided", 0, 0, None),
     }
     seen = [
@@ -118,6 +123,7 @@ def test_every_message_has_the_facts_and_the_fate_that_its_lines_tell(quick: Spa
         **{name: fate[0] for name, fate in found.items()},
         "unsure": "waiting",
         "poison": "waiting",
+        "back": "lost",
         "mine": "lost",
     }
 

@@ -122,6 +122,27 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
     The broker's rows tell ids and not where they belong. Where messages of several destinations
     have one id, it is only known that all wait if as many copies stand; else each keeps its fate.
     """
+    fate, told = F.col("fate"), F.col("found")
+    is_asked = F.coalesce(fate.isin("undecided", "dead_lettered", "lost"), F.lit(False))
+    sharers = F.count_if(is_asked).over(Window.partitionBy("message_id"))
+    # The copy that did not get lost can be that of a message of this id that was delivered.
+    is_sure = (fate != "lost") | (F.col("copies") == 1) | (told == "waiting")
+    now = (
+        F.when(~is_asked | told.isNull(), fate)
+        .when(F.col("sharers") == 1, F.when(is_sure, told).otherwise(fate))
+        .when(F.col("standing") >= F.col("sharers"), told)
+        .otherwise(fate)
+    )
+    return (
+        fates.join(_in_queues(backlog, states), "message_id", "left")
+        .withColumn("sharers", sharers)
+        .withColumn("fate", now)
+        .select(*fates.columns)
+    )
+
+
+def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
+    """What the broker's rows say of each id: copies, those that stand, and what was `found`."""
     path = F.col("destination")
     deleted = (
         states.where(F.col("state") == DELETED)
@@ -131,9 +152,10 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
     open_copies = F.greatest(F.col("broker_copies") - F.col("broker_ended"), F.lit(0))
     # What was stored after the queue was made anew has a later record.
     is_swept = F.coalesce(F.col("last_ms") <= F.col("deleted_ms"), F.lit(False))
-    found = (
-        # What is taken out of a dead-letter queue was set aside before.
-        backlog.where(in_backlog(path) & ~path.endswith("$deadletterqueue"))
+    is_letter, is_done = path.endswith("$deadletterqueue"), F.col("broker_completed")
+    completed, taken_out = F.max(is_done & ~is_letter), F.max(is_done & is_letter)
+    return (
+        backlog.where(in_backlog(path))
         .join(F.broadcast(deleted), "destination", "left")
         .withColumns(
             {
@@ -148,27 +170,12 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
             F.when(F.sum("standing") > 0, F.lit("waiting"))
             .when(F.sum("swept") > 0, F.lit(None))
             .when(F.max("broker_expired"), F.lit("expired"))
+            # Taken out of the dead letters, put back, and then completed like any other.
+            .when(completed & taken_out, F.lit("lost"))
             .when(F.max("broker_dead_lettered"), F.lit("dead_lettered"))
-            .when(F.max("broker_completed"), F.lit("lost"))
+            .when(completed, F.lit("lost"))
             .alias("found"),
         )
-    )
-    fate, told = F.col("fate"), F.col("found")
-    is_asked = F.coalesce(fate.isin("undecided", "dead_lettered", "lost"), F.lit(False))
-    sharers = F.count_if(is_asked).over(Window.partitionBy("message_id"))
-    # The copy that did not get lost can be that of a message of this id that was delivered.
-    is_sure = (fate != "lost") | (F.col("copies") == 1) | (told == "waiting")
-    now = (
-        F.when(~is_asked | told.isNull(), fate)
-        .when(F.col("sharers") == 1, F.when(is_sure, told).otherwise(fate))
-        .when(F.col("standing") >= F.col("sharers"), told)
-        .otherwise(fate)
-    )
-    return (
-        fates.join(found, "message_id", "left")
-        .withColumn("sharers", sharers)
-        .withColumn("fate", now)
-        .select(*fates.columns)
     )
 
 

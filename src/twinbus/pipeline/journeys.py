@@ -202,6 +202,8 @@ def judged(
         F.when(~accepted, F.lit(None))
         .when(acknowledged | F.col("received") | F.col("broker_enqueued"), F.lit(DELIVERED_FATE))
         .when(F.col("broker_expired"), F.lit("expired"))
+        # A dead letter that was put back and then lost, or a copy of each: only a look can tell.
+        .when(F.col("set_aside") & F.col("completed"), F.lit("undecided"))
         .when(F.col("set_aside") | F.col("broker_dead_lettered"), F.lit("dead_lettered"))
         .when(F.col("completed"), F.lit("lost"))
         .otherwise(F.lit("undecided"))
