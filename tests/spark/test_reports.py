@@ -177,6 +177,27 @@ def test_nothing_lost_is_not_known_of_a_ledger_with_holes(
     assert report.verdict is Verdict.UNKNOWN
 
 
+def test_a_name_that_two_pairs_have_is_told_as_what_it_hides(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def line(operation: str, message_id: str, namespace: str, entity: str = "orders") -> bytes:
+        told = {"entity": entity, "message_id": message_id, "namespace": namespace, "outcome": "ok"}
+        return encode("p", BEGAN_MS, operation, {**told, "cause": "application"})
+
+    lines = [
+        line("send", "7", "contoso"),
+        line("send", "8", "fabrikam", "Orders"),
+        *(line("divert", "7", "east"), line("complete", "7", "east")),
+        *(line("send", "9", "contoso", "news"), line("send", "9", "fabrikam", "mail")),
+    ]
+    (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
+    with batch_tables(spark, tmp_path) as tables:
+        report = conservation_report(tables, Asked(), None)
+        other = conservation_report(tables, Asked(entity="news"), None)
+    assert report.unknown[-1].startswith("several primaries have an entity orders: of messages")
+    assert not any("several primaries" in sentence for sentence in other.unknown)
+
+
 def test_availability_has_the_failover_and_the_backlog(notebook: dict[str, Any]) -> None:
     report = notebook["availability"]
     at_ms = BEGAN_MS

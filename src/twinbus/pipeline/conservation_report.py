@@ -19,6 +19,7 @@ from twinbus.pipeline.journeys import (
     DELIVERED_FATE,
     FATES_OF_ACCEPTED,
     UNSEEN,
+    destination_of,
     looked_at,
 )
 from twinbus.pipeline.reporting import by_day, lines_of, of_entity, scope_of, whole_days
@@ -95,7 +96,10 @@ def conservation_report(
             aged=_aged(tables, asked, detection_s),
             peeked_ms=None if look is None else look.began_ms,
             nameless=lines.nameless,
-            unknown=tuple(_unknown(scope, sums, counted, lines.nameless)),
+            unknown=(
+                *_unknown(scope, sums, counted, lines.nameless),
+                *_of_several_pairs(tables, asked),
+            ),
             assumed=(*whole_days(asked), *_assumed(detection_s), *_skewed(tables, asked)),
         )
     finally:
@@ -235,8 +239,7 @@ def _unknown(scope: Scope, sums: _Sums, rows: Sequence[Counts], nameless: int) -
         yield "waiting and dead-lettered: nobody looked into the backlog queues"
     silent = [row["destination"] for row in rows if row["accepted"] and not row["heard"]]
     if silent:
-        names = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
-        yield f"received and duplicates: no consumer of {names} kept a ledger"
+        yield f"received and duplicates: no consumer of {_some(silent)} kept a ledger"
     if sums.counted["lost"] and not sums.has_broker:
         yield "expired: one of the lost can have expired, which only the broker's view tells"
     if nameless:
@@ -245,6 +248,31 @@ def _unknown(scope: Scope, sums: _Sums, rows: Sequence[Counts], nameless: int) -
         yield f"{scope.unrecorded:,} records could not be written: counts are too low"
     if any(scope.set_aside.values()):
         yield f"{sum(scope.set_aside.values()):,} lines are no record: what they said is not known"
+
+
+def _of_several_pairs(tables: LedgerTables, asked: Asked) -> Iterator[str]:
+    """A sentence if entities of several primaries have one name: a message is told by that."""
+    table = of_entity(tables.table("charges"), asked, "entity")
+    at_primary = F.col("operation").isin("send", "forward", "ping") & (F.col("namespace") != "")
+    rows = (
+        table.where(at_primary & (F.col("view") == "client"))
+        .groupBy(destination_of(F.col("entity")).alias("entity"))
+        .agg(F.count_distinct("namespace").alias("primaries"))
+        .where("primaries > 1")
+        .orderBy("entity")
+        .limit(ENTITIES_MAX)
+        .collect()
+    )
+    if rows:
+        names = _some([row["entity"] for row in rows])
+        yield (
+            f"several primaries have an entity {names}: of messages with one id in two of them one"
+            " can be lost unseen; a ledger for each pair would tell"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _assumed(detection_s: int) -> Iterator[str]:
