@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from twinbus.console.cli import main
 from twinbus.cost.quantities import YEAR_S
-from twinbus.pipeline.planner import drawn_years, lived_years, simulate, totals
+from twinbus.pipeline.planner import drawn_years, lived_years, simulate, totals, with_peace
 from twinbus.planning.model import Setting, Standing, Traffic, effect_of, next_standing
 from twinbus.planning.outages import OutagePattern, parse_pattern
 from twinbus.planning.outcomes import Question, grid
@@ -89,6 +89,18 @@ def test_outages_begin_at_any_moment_and_exact_ones_come_every_year(spark: Spark
     # What is left of the year from a moment of any kind: half of it, on average.
     error = YEAR_S / math.sqrt(12 * years)
     assert found["left"] == pytest.approx(YEAR_S / 2, abs=ERRORS * error)
+
+
+def test_an_outage_that_is_pushed_back_pushes_the_next(spark: SparkSession) -> None:
+    # The second begins at 10 and not at 5, the third at 20, which is after its own end.
+    drawn = [(0.0, 10.0), (5.0, 10.0), (12.0, 1.0), (40.0, 5.0)]
+    schema = "id long, drawn array<struct<start_s: double, length_s: double>>"
+    rows = with_peace(spark.createDataFrame([(0, drawn), (1, [])], schema)).collect()
+    found = {row["id"]: [tuple(outage) for outage in row["outages"]] for row in rows}
+    assert found == {
+        0: [(10.0, 0.0), (10.0, 0.0), (1.0, 40.0 - 21.0), (5.0, YEAR_S - 45.0)],
+        1: [],
+    }
 
 
 def lived_by_hand(rows: list[Any], asked: Question, setting: Setting) -> dict[str, float]:

@@ -33,7 +33,7 @@ from twinbus.planning.outcomes import Estimate, Outcome, Question
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-__all__ = ["SimulationError", "drawn_years", "lived_years", "simulate", "totals"]
+__all__ = ["SimulationError", "drawn_years", "lived_years", "simulate", "totals", "with_peace"]
 
 THOUSANDTHS: Final = 1_000
 
@@ -83,18 +83,32 @@ def drawn_years(spark: SparkSession, question: Question) -> DataFrame:
     drawn = [
         _drawn(pattern, number, question.seed) for number, pattern in enumerate(question.patterns)
     ]
-    in_order = years.select("id", F.array_sort(F.concat(*drawn)).alias("drawn"))
+    return with_peace(years.select("id", F.array_sort(F.concat(*drawn)).alias("drawn")))
 
-    def with_peace(outage: Column, place: Column) -> Column:
+
+def with_peace(years: DataFrame) -> DataFrame:
+    """The outages `drawn` for each year, in order, with length and the peace after each.
+
+    One that begins inside another begins when that ends, and so may push back the next.
+    """
+
+    def end_after(ends: Column, outage: Column) -> Column:
+        before_s = F.coalesce(F.get(ends, F.size(ends) - 1), F.lit(0.0))
+        end_s = F.greatest(before_s, outage["start_s"]) + outage["length_s"]
+        return F.concat(ends, F.array(end_s))
+
+    def at_peace(outage: Column, place: Column) -> Column:
         following = F.coalesce(F.get("drawn", place + 1)["start_s"], F.lit(float(YEAR_S)))
-        # One that begins inside another begins when that ends.
-        peace = following - outage["start_s"] - outage["length_s"]
+        peace = following - F.get("ends", place)
         return F.struct(
             outage["length_s"].alias("length_s"),
             F.greatest(F.lit(0.0), peace).alias("peace_s"),
         )
 
-    return in_order.select("id", F.transform("drawn", with_peace).alias("outages"))
+    ended = years.withColumn(
+        "ends", F.aggregate("drawn", F.array().cast("array<double>"), end_after)
+    )
+    return ended.select("id", F.transform("drawn", at_peace).alias("outages"))
 
 
 def lived_years(years: DataFrame, question: Question) -> DataFrame:
