@@ -147,13 +147,19 @@ def test_a_look_overrules_the_broker_that_says_it_waits(
         stored = {**told, "entity": story.BACKLOG, "view": "broker"}
         at_ms = BEGAN_MS + second * 1000
         lines += [encode("p", at_ms, "divert", divert), encode("b", at_ms, "send", stored)]
+    # Put back among the waiting during the look, which passed it by.
+    for second, operation in ((0, "divert"), (0, "send"), (1, "dead_letter"), (101, "send")):
+        told = {"message_id": "replayed", "outcome": "ok"}
+        where = {"entity": story.BACKLOG, "view": "broker"}
+        fields = {"entity": "orders"} if operation == "divert" else where
+        lines.append(encode("b", BEGAN_MS + second * 1000, operation, {**told, **fields}))
     (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
     with batch_tables(spark, tmp_path) as tables:
         told_by_broker = conservation_report(tables, Asked(), None)
         look = Look(spark.createDataFrame([], SIGHTINGS), BEGAN_MS + 102_000)
         report = conservation_report(tables, Asked(), look)
-    assert (told_by_broker.total.waiting, told_by_broker.verdict) == (2, Verdict.GOOD)
-    assert (report.lost_at_least, report.total.waiting) == (1, 1)
+    assert (told_by_broker.total.waiting, told_by_broker.verdict) == (3, Verdict.GOOD)
+    assert (report.lost_at_least, report.total.waiting) == (1, 2)
     assert report.verdict is Verdict.BAD
     assert report.messages[0] == NamedMessage("orders", "old", "lost", BEGAN_MS)
 

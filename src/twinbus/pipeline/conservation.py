@@ -136,13 +136,14 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
     return (
         fates.join(_in_queues(backlog, states), "message_id", "left")
         .withColumn("sharers", sharers)
-        .withColumn("fate", now)
+        # A copy can be moved by somebody who keeps no ledger.
+        .withColumns({"fate": now, "last_ms": F.greatest("last_ms", "seen_ms")})
         .select(*fates.columns)
     )
 
 
 def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
-    """What the broker's rows say of each id: copies, those that stand, and what was `found`."""
+    """What the broker says of each id: copies, those that stand, the last time, and `found`."""
     path = F.col("destination")
     deleted = (
         states.where(F.col("state") == DELETED)
@@ -167,6 +168,7 @@ def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
         .agg(
             F.sum("standing").alias("standing"),
             F.sum("broker_copies").alias("copies"),
+            F.max("last_ms").alias("seen_ms"),
             F.when(F.sum("standing") > 0, F.lit("waiting"))
             .when(F.sum("swept") > 0, F.lit(None))
             .when(F.max("broker_expired"), F.lit("expired"))
