@@ -118,8 +118,9 @@ def charges(
     The documented arithmetic stands beside the facts, and what was assumed below them.
     """
     from twinbus.console import report_run
+    from twinbus.console.price_books import book_of
 
-    book = report_run.price_book(prices)
+    book = book_of(prices)
     plan = _plan(ledger, tables, since, until, entity, output, to, master)
     raise typer.Exit(report_run.charges(plan, book, counting_rule(settlement)))
 

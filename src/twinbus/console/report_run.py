@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,9 +21,8 @@ from twinbus.console.report_page import page_of
 from twinbus.console.report_sheets import sheet_of
 from twinbus.console.report_text import csv_of, text_of
 from twinbus.console.sides import run_to_its_end
-from twinbus.cost import prices
 from twinbus.cost.arithmetic import CountingRule
-from twinbus.cost.prices import PriceBook, PriceBookError
+from twinbus.cost.prices import PriceBook
 from twinbus.cost.quantities import QuantityError, parse_duration
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import LedgerError
@@ -45,7 +44,6 @@ __all__ = [
     "charges",
     "conservation",
     "detection_s",
-    "price_book",
     "reconciliation",
 ]
 
@@ -89,7 +87,9 @@ def charges(plan: ReportPlan, book: PriceBook, rule: CountingRule) -> int:
     def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
         from twinbus.pipeline.charges_report import charges_report
 
-        return charges_report(tables, plan.asked, book, rule)
+        report = charges_report(tables, plan.asked, book, rule)
+        old = book.warnings(datetime.now(UTC).date())
+        return replace(report, assumed=(*report.assumed, *old))
 
     return _run(plan, make)
 
@@ -127,14 +127,6 @@ def reconciliation(plan: ReportPlan) -> int:
         return reconciliation_report(tables, plan.asked)
 
     return _run(plan, make)
-
-
-def price_book(path: Path | None) -> PriceBook:
-    """The book in a file, or the newest of our own; WrongUse where it cannot be used."""
-    try:
-        return prices.standard() if path is None else prices.load(path)
-    except PriceBookError as error:
-        raise WrongUse(str(error)) from None
 
 
 def detection_s(text: str) -> int:
