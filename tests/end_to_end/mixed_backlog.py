@@ -31,7 +31,7 @@ HELD = ["disabled", "full", "throttled"]
 WITHHELD = ["unheard", "unknown"]
 """They give the syphon's rule no right to send: `unheard` grants Listen only, `unknown` nothing."""
 
-MISSING, SMALL = "missing", "small"
+MISSING, SMALL, HUNG = "missing", "small", "hung"
 BIG_BODY = b"x" * 200_000
 FILLER = "filler"
 FULL_MB = 1
@@ -52,7 +52,7 @@ class MixedBacklog:
         self.primary.start()
         self.secondary.start()
         with administration(self.primary.connection_string()) as admin:
-            for name in (*GOOD, *HELD, *WITHHELD, SMALL):
+            for name in (*GOOD, *HELD, *WITHHELD, SMALL, HUNG):
                 rights = {"unheard": [AccessRights.LISTEN], "unknown": []}
                 self._create(admin, name, rights.get(name, [AccessRights.SEND]))
         return self
@@ -94,6 +94,10 @@ class MixedBacklog:
             condition="amqp:link:message-size-exceeded",
             description="the message has 2000 bytes, the entity takes 1024",
         )
+
+    def hang(self) -> None:
+        """Have one destination answer nothing: no attach, and no message."""
+        Faults(self.primary.connection_string()).add("hang", entity=HUNG)
 
     def mend(self) -> None:
         """Have every held destination take messages again; the missing one stays missing."""

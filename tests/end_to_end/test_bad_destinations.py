@@ -20,6 +20,7 @@ import pytest
 from tests.end_to_end.mixed_backlog import (
     GOOD,
     HELD,
+    HUNG,
     MISSING,
     RULE,
     SMALL,
@@ -47,6 +48,7 @@ PATIENCE_S = 60.0
 MENDED_S = 60.0
 """The longest back-off is a minute; here nothing is held for so long that it gets there."""
 
+HUNG_ANSWER_S = 3.0
 GRACE_S = 1.0
 REQUESTS = 250
 """At once; a link has credit for a hundred."""
@@ -175,6 +177,46 @@ def test_unauthorized_in_a_mixed_backlog(
         assert world.count(path) == EACH_BAD, path
     assert world.waiting(drained.queue) == (0, 0)
     assert drained.share >= RATE_SHARE_LEAST
+
+
+def test_one_that_hangs_costs_the_others_nothing(
+    world: MixedBacklog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither their connection, with what is in flight on it, nor their room."""
+    before = Counter({path: world.count(path) for path in GOOD})
+    queue = world.fill(dict.fromkeys([*GOOD, HUNG], EACH_GOOD))
+    world.hang()
+
+    async def run() -> None:
+        limits = Limits(messages=WINDOW, answer_s=HUNG_ANSWER_S)
+        host = SyphonHost(*world.sides(), [queue], limits=limits)
+        pump, goal = host.relays[0].pump, EACH_GOOD * len(GOOD)
+
+        async def arrive(count: int) -> None:
+            await until(lambda: pump.forwarded >= count, PATIENCE_S, pump)
+
+        await host.start()
+        await arrive(goal)
+        ends = time.monotonic() + 4 * HUNG_ANSWER_S
+        while time.monotonic() < ends:
+            # Something is on its way to another destination whenever an attach is given up.
+            await asyncio.to_thread(world.add, queue, ["orders"] * 50)
+            goal += 50
+            before["orders"] += 50
+            await arrive(goal)
+        assert "was not answered" in pump.held[HUNG]
+        await asyncio.to_thread(world.mend)
+        await arrive(goal + EACH_GOOD)
+        await host.close()
+
+    with caplog.at_level("WARNING", "twinbus.syphon"):
+        asyncio.run(run())
+    assert "primary" not in caplog.text, "its connection held"
+    assert {path: world.count(path) - before[path] for path in GOOD} == dict.fromkeys(
+        GOOD, EACH_GOOD
+    ), "nothing came twice"
+    assert world.count(HUNG) == EACH_GOOD
+    assert world.waiting(queue) == (0, 0)
 
 
 def _gives_up_the_missing(world: MixedBacklog, queue: str) -> None:
