@@ -62,7 +62,7 @@ def write(place: Path, name: str, lines: list[Line]) -> None:
 
 def contents(store: TableStore) -> dict[str, list[str]]:
     """All that the tables say, in an order of its own."""
-    snapshot = store.latest()
+    store, snapshot = store.for_few(), store.latest()
     records = store.read(BRONZE, snapshot.parts_of(BRONZE), STORED_RECORDS)
     rows = store.read(JOURNEYS, snapshot.parts_of(JOURNEYS), STORED_JOURNEYS)
     sums = (
@@ -124,8 +124,8 @@ def _compaction_keeps_a_batch_that_comes_in_between(
     seen: list[dict[str, list[str]]] = []
     # A report that began before, on parts that are older than it may take.
     read_yet = store.read(BRONZE, store.latest().parts_of(BRONZE), STORED_RECORDS)
-    for part in (ledger / "_tables").glob("*/batch=*"):
-        os.utime(part, (1_000_000_000, 1_000_000_000))
+    for place in (ledger / "_tables").glob("*/batch=*"):
+        os.utime(place, (1_000_000_000, 1_000_000_000))
 
     def late(*arguments: Any) -> Snapshot:
         if not seen:
