@@ -77,6 +77,7 @@ SHELLS: Mapping[str, str] = {
     "twinbus.syphon.host": "starts and stops the relays",
     "twinbus.syphon.lease": "holds session locks on a connection of its own",
     "twinbus.syphon.line": "one signed-in connection",
+    "twinbus.syphon.outbound": "opens links to destinations, and sends on them",
     "twinbus.syphon.peeking": "asks queues what they hold",
     "twinbus.syphon.replaying": "moves dead letters back, on a connection",
     "twinbus.syphon.node": "requests on a connection and their answers",
