@@ -41,6 +41,7 @@ ENTITIES = (
 OPERATIONS = (
     *("send", "divert", "receive", "forward", "complete", "dead_letter", "backlog_receive"),
     *("send", "divert", "receive", "forward", "complete", "expire", "defer", "state"),
+    *("ping", "manage"),
 )
 
 
@@ -56,11 +57,11 @@ RECORDS = st.builds(
     at_s=st.integers(0, 90_000),
     entity=st.sampled_from([*ENTITIES, None]),
     outcome=st.sampled_from(["ok", "ok", "ok", "failed", "unknown", None]),
-    cause=st.sampled_from(["application", "syphon", "consumer", None]),
+    cause=st.sampled_from(["application", "syphon", "consumer", "poll", None]),
     view=st.sampled_from([None, None, "broker"]),
     pair=st.sampled_from([None, "a b", "7"]),
     size_bytes=st.sampled_from([None, 10, 70_000]),
-    state=st.sampled_from([None, "healthy", "duplicate"]),
+    state=st.sampled_from([None, "healthy", "duplicate", "closed", "deleted"]),
     error=st.sampled_from([None, "TTLExpiredException"]),
 )
 LOT_MAX = 3
