@@ -104,7 +104,6 @@ class Relay:
         """What went wrong in the syphon itself; nothing can be relied on then, but the backlog."""
         self._primary_at, self._secondary_at = primary, secondary
         self._books = Bookkeeper(ledger, primary.label, secondary.label, queue)
-        self._remaining_ttl = remaining_ttl
         self._unpacker = Unpacker(remaining_ttl=remaining_ttl)
         self._on_delivered = on_delivered
         self._lease = lease

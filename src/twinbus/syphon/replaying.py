@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,7 +75,6 @@ async def replay(
     wanted: DeadLetterFilter,
     *,
     force: bool = False,
-    on_replayed: Callable[[Peeked], None] = lambda _: None,
 ) -> Replayed:
     """Put the dead letters that are meant back into their backlog queues, once each.
 
@@ -95,7 +94,7 @@ async def replay(
             else:
                 missed.append((letter, letter.problem))
         if meant:
-            desk = _Desk(endpoint, queue, meant, on_replayed)
+            desk = _Desk(endpoint, queue, meant)
             with said_in_one_line(endpoint):
                 await desk.run()
             replayed += desk.done
@@ -107,19 +106,12 @@ async def replay(
 class _Desk:
     """One queue's replay: a link from its dead letters, and one to its active side."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        queue: str,
-        meant: dict[int, Peeked],
-        on_replayed: Callable[[Peeked], None],
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, queue: str, meant: dict[int, Peeked]) -> None:
         self.done: list[Peeked] = []
         self.not_taken: list[tuple[Peeked, str]] = []
         """Letters whose copy the backlog queue refused, and its words."""
         self._queue = queue
         self._meant = meant
-        self._on_replayed = on_replayed
         self._line = Line(endpoint, self._take)
         self._arrived: asyncio.Queue[DeliveryArrived] = asyncio.Queue()
         self._answers: dict[tuple[bool, int], asyncio.Future[object]] = {}
@@ -177,7 +169,6 @@ class _Desk:
                 self.not_taken.append((letter, refusal))
                 continue
             self.done.append(letter)
-            self._on_replayed(letter)
 
     async def _replay(self, copies: SenderLink, delivery: DeliveryArrived) -> str | None:
         """Copy, then complete; why the copy was not taken, if it was not."""
