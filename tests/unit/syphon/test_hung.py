@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from tests.unit.syphon.pump_world import World
 from tests.unit.syphon.test_pump import opened, running
 from twinbus.syphon.pump import Limits
+
+
+def answer_all_but_hung(world: World) -> None:
+    """Both namespaces answer all that they were asked, but for the attach to one destination."""
+    world.deliver(100)
+    if "orders" in world.attaching:
+        world.attach("orders")
+    world.accept(100)
+    world.confirm(100)
+    while world.fetches:
+        world.answer_fetch()
+    world.renew()
 
 
 def test_one_entity_that_answers_no_attach_costs_its_own_link_and_not_the_others() -> None:
@@ -13,14 +26,7 @@ def test_one_entity_that_answers_no_attach_costs_its_own_link_and_not_the_others
     for _ in range(300):
         world.store("orders")
         world.tick(1.0)
-        world.deliver(100)
-        if "orders" in world.attaching:
-            world.attach("orders")
-        world.accept(100)
-        world.confirm(100)
-        while world.fetches:
-            world.answer_fetch()
-        world.renew()
+        answer_all_but_hung(world)
     assert world.reconnects == []
     assert world.detached == ["hung"] * len(world.detached)
     assert 5 <= len(world.detached) <= 15, "it is tried again, with a growing pause"
@@ -63,14 +69,7 @@ def test_an_entity_that_answers_no_attach_does_not_fill_the_window_of_the_others
         world.store("orders")
     arrived = {}
     while world.now < 35.0:
-        world.deliver(100)
-        if "orders" in world.attaching:
-            world.attach("orders")
-        world.accept(100)
-        world.confirm(100)
-        while world.fetches:
-            world.answer_fetch()
-        world.renew()
+        answer_all_but_hung(world)
         world.tick(0.1)
         arrived[round(world.now, 1)] = len(world.in_primary)
     assert arrived[1.9] < 100, "the first attach has some time"
