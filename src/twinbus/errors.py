@@ -23,6 +23,7 @@
      +-- SyphonError               a backlog cannot be drained as it was asked for
      +-- TransferError             a message that is not in the form of the backlog
           +-- MissingDestinationError      it does not say where it belongs
+          +-- InvalidDestinationError      what it names is no queue or topic
           +-- AliasTypeError               one of its aliases has a type that cannot be read
 
 A broker's refusal of one request (entity not found, lock lost, quota) is no error here: it goes
@@ -211,6 +212,12 @@ class MissingDestinationError(TransferError):
     """The message has no `x-ms-path`: nobody can tell where it was sent to."""
 
     reason = "MissingDestination"
+
+
+class InvalidDestinationError(TransferError):
+    """The `x-ms-path` of the message names no queue or topic; nothing is ever sent there."""
+
+    reason = "InvalidDestination"
 
 
 class AliasTypeError(TransferError):

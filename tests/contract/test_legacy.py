@@ -140,6 +140,11 @@ GOOD: dict[str, tuple[dict[str, object], Restored]] = {
 BAD: dict[str, tuple[dict[str, object], str, str]] = {
     "no path": ({"sessionid": "s"}, "MissingDestination", "x-ms-path"),
     "empty path": ({"path": ""}, "MissingDestination", "x-ms-path"),
+    "path, request node": (
+        {"path": f"{QUEUE}/$management"},
+        "InvalidDestination",
+        "orders/$management",
+    ),
     "path, number": ({"path": 7}, "AliasTypeUnknown", "x-ms-path is 7"),
     "path, uuid": ({"path": UUID(int=1)}, "AliasTypeUnknown", "UUID"),
     "session, number": ({"path": QUEUE, "sessionid": 7}, "AliasTypeUnknown", "x-ms-sessionid"),

@@ -93,6 +93,7 @@ def test_relay_and_reference_dead_letter_the_same(roads: Roads) -> None:
         {},
         {"x-ms-path": "orders", "x-ms-timetolive": "soon"},
         {"x-ms-path": 5},
+        {"x-ms-path": "orders/$management"},
         {"x-ms-path": "orders", "x-ms-scheduledenqueuetimeutc": "then"},
     ]
 
@@ -115,7 +116,9 @@ def test_relay_and_reference_dead_letter_the_same(roads: Roads) -> None:
         reference = await dead_letters(by_reference)
         assert [reason for reason, _ in reference] == [
             "MissingDestination",
-            *["AliasTypeUnknown"] * 3,
+            *["AliasTypeUnknown"] * 2,
+            "InvalidDestination",
+            "AliasTypeUnknown",
         ]
         assert [reason for reason, _ in await dead_letters(by_relay)] == [
             reason for reason, _ in reference

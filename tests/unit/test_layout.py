@@ -42,6 +42,7 @@ PUBLIC_NAMES = [
     "EntityUnusableError",
     "EventsDropped",
     "GuardWarned",
+    "InvalidDestinationError",
     "ListenError",
     "MissingDestinationError",
     "MissingRightError",

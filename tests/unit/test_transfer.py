@@ -14,6 +14,7 @@ from twinbus.amqp.types import DecodeError, Described, Symbol, Timestamp
 from twinbus.errors import (
     AliasTypeError,
     BacklogMessageTooLargeError,
+    InvalidDestinationError,
     MissingDestinationError,
     ReservedPropertyError,
 )
@@ -32,6 +33,59 @@ NOW_MS = 1_800_000_000_000
 WHEN = datetime(2030, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
 WHEN_MS = int(WHEN.timestamp() * 1000)
 TTL_ALIAS = Described(Symbol("com.microsoft:timespan"), 90_000 * 10_000)
+
+
+NO_ENTITIES = [
+    "$cbs",
+    "$management",
+    "orders/$management",
+    "orders/$DeadLetterQueue",
+    "orders/$deadletterqueue/$management",
+    "orders/$Transfer/$DeadLetterQueue",
+    "contoso/x-servicebus-transfer/0/$management",
+    "contoso/x-twinbus-lease/$management",
+    "events/Subscriptions/all",
+    "events/SUBSCRIPTIONS",
+    "events/subscriptions/all/$management",
+    "amqps://contoso.servicebus.windows.net/orders",
+    "sb://elsewhere/orders",
+    "//elsewhere/orders",
+    "/orders",
+    "orders/",
+    "/",
+    "orders//new",
+    "orders/../new",
+    "orders/.",
+    "orders/..",
+    ".",
+    "..",
+    "-orders",
+    "orders.",
+    "orders?api=1",
+    "orders#new",
+    "orders/%24management",
+    "orders;new",
+    "orders\\new",
+    "orders@new",
+    "orders:new",
+    " orders",
+    "orders ",
+    "or ders",
+    "orders\n",
+    "orders\r\n",
+    "orders\x00",
+    "orders\x7f",
+    "orders\u200b",
+    "\uff04management",
+    "orders/\uff04management",
+    "\u212aings",
+    "order\u017f",
+    "events/sub\u017fcriptions/all",
+    "bestellung\u00e4",
+    "q" * 261,
+    "q" * 100_000,
+]
+"""Paths that no queue or topic has."""
 
 
 def raw(**parts: Any) -> Sections:
@@ -217,6 +271,20 @@ def test_a_message_without_a_path_says_so(path: object) -> None:
     with pytest.raises(MissingDestinationError, match="x-ms-path") as refused:
         from_backlog_sections(raw(application_properties=properties), now_ms=NOW_MS)
     assert refused.value.reason == "MissingDestination"
+
+
+@pytest.mark.parametrize("path", NO_ENTITIES)
+def test_a_path_that_names_no_entity_is_refused(path: str) -> None:
+    message = raw(application_properties={"x-ms-path": path})
+    with pytest.raises(InvalidDestinationError, match="is not the path of a queue") as refused:
+        from_backlog_sections(message, now_ms=NOW_MS)
+    assert refused.value.reason == "InvalidDestination"
+    assert len(str(refused.value)) < 600, "a description that the backlog queue keeps whole"
+
+
+@pytest.mark.parametrize("path", ["o", "_", "Orders", "a.b-c_d~e/F/9", "q" * 260, "subscriptions"])
+def test_a_path_that_can_name_an_entity_is_taken(path: str) -> None:
+    assert aliases_of(raw(application_properties={"x-ms-path": path})).path == path
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from twinbus.syphon.line import Line
 from twinbus.syphon.node import LineLost, RequestRefused
 from twinbus.syphon.parcel import Parcel
 from twinbus.syphon.pump import Pump
+from twinbus.transfer.entity_names import is_entity_name
 
 __all__ = ["UNAUTHORIZED", "Outbound"]
 
@@ -44,6 +45,8 @@ class Outbound:
 
     async def attach(self, path: str) -> None:
         """Have a link to a destination allowed, and ask for it; the pump hears if it is not."""
+        # The last gate before the path becomes an address with the rights of the syphon (SPEC 6).
+        assert is_entity_name(path), path
         line = self.line
         if line is None:
             return

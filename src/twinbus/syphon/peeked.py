@@ -77,7 +77,7 @@ class Peeked:
     @property
     def path(self) -> str | None:
         """The entity of the primary where a backlog message belongs."""
-        return None if self.aliases is None else self.aliases.path.strip("/")
+        return None if self.aliases is None else self.aliases.path
 
     @property
     def reason(self) -> str | None:

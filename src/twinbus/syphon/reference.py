@@ -51,7 +51,7 @@ async def _move(message: Any, source: Any, primary: Any, senders: dict[str, Any]
     except TransferError as error:
         await source.dead_letter_message(message, reason=error.reason, error_description=str(error))
         return False
-    path = aliases.path.strip("/")
+    path = aliases.path
     if path.lower() not in senders:
         # A sender of the SDK knows no difference between a queue and a topic.
         senders[path.lower()] = await primary.get_queue_sender(path).__aenter__()

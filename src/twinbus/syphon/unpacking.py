@@ -79,7 +79,7 @@ def _fill(parcel: Parcel, payload: bytes, now_ms: int, remaining_ttl: bool) -> S
     except DecodeError as error:
         parcel.fault = (MALFORMED, f"the message cannot be read: {error}")
         return None
-    parcel.path = aliases.path.strip("/")
+    parcel.path = aliases.path
     parcel.destination = parcel.path.lower()
     parcel.session = aliases.session_id
     return sections
@@ -173,7 +173,7 @@ class Unpacker:
         if locked_ms:
             parcel.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
         parcel.wire = join(restored)
-        parcel.path = aliases.path.strip("/")
+        parcel.path = aliases.path
         parcel.destination = parcel.path.lower()
         parcel.session = aliases.session_id
         return True
@@ -208,7 +208,7 @@ class Unpacker:
         custom = sections.application_properties
         key, start, value_at, end = entries_of(custom)[-1]
         if key == b"x-ms-path" and end == len(custom) and custom[start:].startswith(_PATH_ENTRY):
-            path = str(decode(custom, value_at)[0]).strip("/")
+            path = str(decode(custom, value_at)[0])
             self._paths[custom[start:]] = (path, path.lower())
 
 
@@ -350,7 +350,7 @@ def _shortened(parcel: Parcel, aliases: Aliases, now_ms: int) -> Aliases:
         return aliases
     left_ms = aliases.time_to_live_ms - max(0, now_ms - parcel.enqueued_ms)
     if left_ms <= 0:
-        parcel.path = aliases.path.strip("/")
+        parcel.path = aliases.path
         parcel.destination = parcel.path.lower()
         raise _Expired(
             f"its time to live of {aliases.time_to_live_ms / 1000:g} s ended in the backlog, "

@@ -15,6 +15,7 @@ from typing import Final
 from twinbus.amqp.encoding import string
 from twinbus.amqp.types import Described, Symbol, Timestamp, encode
 from twinbus.errors import AliasTypeError, BacklogMessageTooLargeError, MissingDestinationError
+from twinbus.transfer.entity_names import require_entity_name
 
 __all__ = ["RESERVED_KEYS", "RESERVED_NAMES", "Aliases", "overhead_bytes", "require_fits"]
 
@@ -53,7 +54,7 @@ class Aliases:
     """What a backlog message keeps of the message it was."""
 
     path: str
-    """Destination entity, relative to the primary."""
+    """Destination entity, relative to the primary; `read` takes only what can name an entity."""
     session_id: str | None = None
     time_to_live_ms: int | None = None
     scheduled_ms: int | None = None
@@ -86,8 +87,10 @@ class Aliases:
             raise MissingDestinationError(
                 f"the message has no {PATH}, so that nobody can tell where it belongs"
             )
+        path = _text(PATH, path)
+        require_entity_name(path)
         return cls(
-            path=_text(PATH, path),
+            path=path,
             session_id=_optional_text(SESSION_ID, properties.get(SESSION_ID)),
             time_to_live_ms=_duration_ms(properties.get(TIME_TO_LIVE)),
             scheduled_ms=_time_ms(properties.get(SCHEDULED_TIME)),

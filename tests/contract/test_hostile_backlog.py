@@ -1,0 +1,162 @@
+"""Whoever may send to a backlog queue gets no right on the primary, and stops nobody (SPEC 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.contract.pairs import quick
+from tests.contract.roads import QUEUE, TOPIC, Roads, running_roads
+from tests.end_to_end.raw_client import message as raw_message
+from twinbus import pair_namespaces
+from twinbus.amqp.message import Properties, decode_map, encode_message, split
+from twinbus.amqp.types import Int
+from twinbus.options import SendAvailabilityOptions
+from twinbus.syphon import node
+from twinbus.syphon.host import DrainStats, drain
+
+pytestmark = pytest.mark.contract
+
+RESIDENTS = [f"resident-{n}" for n in range(3)]
+"""Messages that are in the primary's queue before the syphon comes."""
+PATIENCE_S = 30.0
+ANSWER_LINKS = 20
+"""The syphon numbers the links on which it is answered; the purge has to name one of them."""
+
+
+@pytest.fixture
+def roads() -> Iterator[Roads]:
+    with running_roads() as made:
+        yield made
+
+
+def stored(message_id: str, path: object = QUEUE, **aliases: object) -> bytes:
+    """A message of a backlog queue."""
+    return encode_message(
+        properties=Properties(message_id=message_id),
+        application_properties={
+            **{f"x-ms-{name}": value for name, value in aliases.items()},
+            "x-ms-path": path,
+        },
+        data=b"body",
+    )
+
+
+def purge(number: int) -> bytes:
+    """A request to delete a queue's messages, in the form of a backlog message."""
+    return encode_message(
+        properties=Properties(message_id=f"purge-{number}", reply_to=f"$cbs-answers-{number}"),
+        application_properties={
+            "operation": "com.microsoft:batch-delete-messages",
+            "x-ms-path": f"{QUEUE}/$management",
+        },
+        value={"message-count": Int(100)},
+    )
+
+
+async def backlog_of(roads: Roads, messages: list[bytes], **options: Any) -> None:
+    """Put messages into a backlog queue, and residents into the primary's queue."""
+    async with pair_namespaces(roads.primary, roads.secondary, quick(**options)):
+        pass
+    async with roads.client(roads.primary) as client:
+        sender = await client.sender(QUEUE)
+        for message_id in RESIDENTS:
+            await sender.room()
+            await sender.send(raw_message(message_id))
+    async with roads.client(roads.secondary) as client:
+        sender = await client.sender(roads.backlog[0])
+        for message in messages:
+            await sender.room()
+            await sender.send(message)
+
+
+async def syphoned(roads: Roads, **options: Any) -> DrainStats:
+    work = drain(
+        roads.primary,
+        roads.secondary,
+        roads.backlog,
+        options=SendAvailabilityOptions(undeliverable_grace=0.0, **options),
+        idle_s=0.2,
+    )
+    return await asyncio.wait_for(work, PATIENCE_S)
+
+
+async def dead_letters(roads: Roads, count: int) -> dict[str, tuple[str, str]]:
+    """Reason and description of the dead letters of the backlog queue, by message id."""
+    found: dict[str, tuple[str, str]] = {}
+    async with roads.client(roads.secondary) as client:
+        receiver = await client.receiver(f"{roads.backlog[0]}/$DeadLetterQueue", credit=100)
+        while len(found) < count:
+            delivery = await receiver.receive()
+            assert delivery is not None, f"{len(found)} of {count} came: {sorted(found)}"
+            words = decode_map(split(delivery.payload).application_properties)
+            found[delivery.key] = (
+                words["DeadLetterReason"],
+                words["DeadLetterErrorDescription"],
+            )
+    return found
+
+
+NOT_ENTITIES = {
+    "its dead letters": f"{QUEUE}/$DeadLetterQueue",
+    "the token node": "$cbs",
+    "a subscription": f"{TOPIC}/Subscriptions/all",
+    "a rule's node": f"{TOPIC}/Subscriptions/all/$management",
+    "an absolute address": f"amqps://contoso.example/{QUEUE}",
+    "a query": f"{QUEUE}?timeout=1",
+    "an encoded dollar": f"{QUEUE}/%24management",
+    "a line break": f"{QUEUE}\r\nx",
+    "too long": "q" * 261,
+    "slash before": f"/{QUEUE}",
+    "slash behind": f"{QUEUE}/",
+    "slash alone": "/",
+}
+
+
+@pytest.mark.parametrize("session_order", ["relaxed", "strict"])
+def test_a_backlog_message_cannot_purge_a_queue_of_the_primary(
+    roads: Roads, session_order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = {f"purge-{n}": purge(n) for n in range(1, ANSWER_LINKS + 1)}
+    good = [f"good-{n}" for n in range(len(hostile) + 1)]
+
+    async def scenario() -> None:
+        messages = alternating([stored(key) for key in good], list(hostile.values()))
+        await backlog_of(roads, messages, session_order=session_order)
+        # The numbers of the purges are those of the links in the syphon, as in a new process.
+        monkeypatch.setattr(node, "_numbers", itertools.count(1))
+        await syphoned(roads, session_order=session_order)
+        assert set(await roads.received(QUEUE, len(good) + len(RESIDENTS))) == {*RESIDENTS, *good}
+        letters = await dead_letters(roads, len(hostile))
+        assert {key: reason for key, (reason, _) in letters.items()} == dict.fromkeys(
+            hostile, "InvalidDestination"
+        )
+        assert f"{QUEUE}/$management" in letters["purge-1"][1]
+
+    asyncio.run(scenario())
+
+
+def test_a_path_that_is_no_entity_is_dead_lettered(roads: Roads) -> None:
+    hostile = {name: stored(name, path) for name, path in NOT_ENTITIES.items()}
+    good = [f"good-{n}" for n in range(len(hostile) + 1)]
+
+    async def scenario() -> None:
+        await backlog_of(roads, alternating([stored(key) for key in good], list(hostile.values())))
+        stats = await syphoned(roads)
+        assert (stats.forwarded, stats.dead_lettered) == (len(good), len(hostile))
+        assert set(await roads.received(QUEUE, len(good) + len(RESIDENTS))) == {*RESIDENTS, *good}
+        letters = await dead_letters(roads, len(hostile))
+        assert {key: reason for key, (reason, _) in letters.items()} == dict.fromkeys(
+            hostile, "InvalidDestination"
+        )
+
+    asyncio.run(scenario())
+
+
+def alternating(good: list[bytes], hostile: list[bytes]) -> list[bytes]:
+    """Each hostile message between two good ones."""
+    return [*itertools.chain(*zip(good, hostile, strict=False)), *good[len(hostile) :]]
