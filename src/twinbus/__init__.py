@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from twinbus.errors import (
         AliasTypeError,
+        AliasValueError,
         BacklogGuardError,
         BacklogMessageTooLargeError,
         BacklogUnavailableError,
@@ -67,6 +68,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "AliasTypeError",
+    "AliasValueError",
     "BacklogGuardError",
     "BacklogMessageTooLargeError",
     "BacklogQueueFound",
@@ -110,6 +112,7 @@ __all__ = [
 
 _HOMES = {
     "AliasTypeError": "twinbus.errors",
+    "AliasValueError": "twinbus.errors",
     "BacklogGuardError": "twinbus.errors",
     "BacklogMessageTooLargeError": "twinbus.errors",
     "BacklogQueueFound": "twinbus.pairing.announcements",

@@ -25,6 +25,7 @@
           +-- MissingDestinationError      it does not say where it belongs
           +-- InvalidDestinationError      what it names is no queue or topic
           +-- AliasTypeError               one of its aliases has a type that cannot be read
+          +-- AliasValueError              one of its aliases has a value that cannot be restored
 
 A broker's refusal of one request (entity not found, lock lost, quota) is no error here: it goes
 over the wire, and the client gets the exception of the SDK it uses.
@@ -224,3 +225,9 @@ class AliasTypeError(TransferError):
     """An alias has a type that means nothing here; the text names the alias and the type."""
 
     reason = "AliasTypeUnknown"
+
+
+class AliasValueError(TransferError):
+    """An alias has a value that no message can carry; the text names the alias and its limits."""
+
+    reason = "AliasValueInvalid"

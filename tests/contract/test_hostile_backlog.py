@@ -14,7 +14,7 @@ from tests.contract.roads import QUEUE, TOPIC, Roads, running_roads
 from tests.end_to_end.raw_client import message as raw_message
 from twinbus import pair_namespaces
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
-from twinbus.amqp.types import Int
+from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon import node
 from twinbus.syphon.host import DrainStats, drain
@@ -153,6 +153,42 @@ def test_a_path_that_is_no_entity_is_dead_lettered(roads: Roads) -> None:
         assert {key: reason for key, (reason, _) in letters.items()} == dict.fromkeys(
             hostile, "InvalidDestination"
         )
+
+    asyncio.run(scenario())
+
+
+TIMESPAN = Symbol("com.microsoft:timespan")
+DATETIME_OFFSET = Symbol("com.microsoft:datetime-offset")
+NOT_RESTORABLE: dict[str, dict[str, object]] = {
+    "time past 64 bits": {"scheduledenqueuetimeutc": ULong(2**64 - 1)},
+    "time past every date": {"scheduledenqueuetimeutc": Timestamp(2**63 - 1)},
+    "time before every date": {"scheduledenqueuetimeutc": Timestamp(-(2**63))},
+    "described time past every date": {
+        "scheduledenqueuetimeutc": Described(DATETIME_OFFSET, ULong(2**64 - 1))
+    },
+    "life past 64 bits": {"timetolive": ULong(2**64 - 1)},
+    "negative life": {"timetolive": Described(TIMESPAN, -(2**63))},
+    "long session": {"sessionid": "s" * 129},
+}
+
+
+@pytest.mark.parametrize("ttl_policy", ["full", "remaining"])
+def test_a_message_that_cannot_be_restored_does_not_stop_its_neighbours(
+    roads: Roads, ttl_policy: str
+) -> None:
+    hostile = {name: stored(name, **aliases) for name, aliases in NOT_RESTORABLE.items()}
+    good = [f"good-{n}" for n in range(len(hostile) + 1)]
+
+    async def scenario() -> None:
+        await backlog_of(roads, alternating([stored(key) for key in good], list(hostile.values())))
+        stats = await syphoned(roads, ttl_policy=ttl_policy)
+        assert (stats.forwarded, stats.dead_lettered) == (len(good), len(hostile))
+        assert set(await roads.received(QUEUE, len(good) + len(RESIDENTS))) == {*RESIDENTS, *good}
+        letters = await dead_letters(roads, len(hostile))
+        assert {key: reason for key, (reason, _) in letters.items()} == dict.fromkeys(
+            hostile, "AliasValueInvalid"
+        )
+        assert "18446744073709551615" in letters["time past 64 bits"][1]
 
     asyncio.run(scenario())
 

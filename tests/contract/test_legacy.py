@@ -153,7 +153,12 @@ BAD: dict[str, tuple[dict[str, object], str, str]] = {
         "AliasTypeUnknown",
         "x-ms-timetolive is '01:00:00' (str), not a timespan",
     ),
-    "ttl, negative": ({"path": QUEUE, "timetolive": timespan(-1)}, "AliasTypeUnknown", "-1"),
+    "ttl, negative": ({"path": QUEUE, "timetolive": timespan(-1)}, "AliasValueInvalid", "-1"),
+    "schedule, past 64 bits": (
+        {"path": QUEUE, "scheduledenqueuetimeutc": ULong(2**64 - 1)},
+        "AliasValueInvalid",
+        "18446744073709551615",
+    ),
     "ttl, real": ({"path": QUEUE, "timetolive": 1.5}, "AliasTypeUnknown", "1.5"),
     "ttl, other description": (
         {"path": QUEUE, "timetolive": Described(Symbol("com.microsoft:uri"), "x")},

@@ -84,7 +84,7 @@ PATHS = st.from_regex(
     r"[a-z0-9_]([a-z0-9._~-]{0,6}[a-z0-9_])?(/[a-z0-9_]{1,8}){0,3}", fullmatch=True
 )
 TIMES = st.integers(0, 2**45)
-SESSIONS = st.one_of(st.none(), st.text(max_size=8), st.text(min_size=120, max_size=130))
+SESSIONS = st.one_of(st.none(), st.text(max_size=8), st.text(min_size=120, max_size=128))
 IDS = st.one_of(st.none(), TEXT, st.uuids(), st.binary(max_size=8))
 
 HEADERS = st.builds(

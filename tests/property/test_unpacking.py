@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from twinbus.amqp.message import (
@@ -18,14 +19,18 @@ from twinbus.amqp.message import (
     decode_header,
     encode_header,
     encode_map_section,
+    encode_message,
     encode_properties,
     join,
     split,
 )
-from twinbus.amqp.types import Int, Symbol, Timestamp
+from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
+from twinbus.syphon import unpacking
 from twinbus.syphon.parcel import Parcel
-from twinbus.syphon.unpacking import EXPIRED, Unpacker, unpack
-from twinbus.transfer import to_backlog_sections
+from twinbus.syphon.peeked import read_peeked
+from twinbus.syphon.unpacking import EXPIRED, MALFORMED, NOT_RESTORED, Unpacker, unpack
+from twinbus.transfer import from_backlog_sections, to_backlog_sections
+from twinbus.transfer.entity_names import is_entity_name
 
 NOW_MS = 1_800_000_000_000
 FORGED = "\t".join(("", "x-ms-path", "")) + "\u00a1\x06orders"
@@ -128,6 +133,121 @@ def test_the_short_way_is_the_long_way(wires: list[bytes], remaining_ttl: bool) 
     for wire in wires:
         quick = unpacker.unpack(wire, b"token", NOW_MS)
         assert seen(quick) == seen(unpack(wire, b"token", NOW_MS, remaining_ttl=remaining_ttl))
+
+
+ODD_VALUES = st.one_of(
+    st.integers(0, 2**64 - 1).map(ULong),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(-(2**63), 2**63 - 1).map(Timestamp),
+    st.floats(),
+    st.text(max_size=3),
+    st.text(min_size=129, max_size=140),
+    st.binary(max_size=3),
+    st.none() | st.booleans(),
+    st.lists(st.integers(0, 5), max_size=2),
+)
+DESCRIPTORS = st.sampled_from(
+    [Symbol("com.microsoft:timespan"), Symbol("com.microsoft:datetime-offset"), ULong(5), 2.5]
+)
+ODD = st.recursive(ODD_VALUES, lambda inner: st.builds(Described, DESCRIPTORS, inner), max_leaves=3)
+ALIASES = ("x-ms-sessionid", "x-ms-timetolive", "x-ms-scheduledenqueuetimeutc", "x-ms-path")
+KEYS: st.SearchStrategy[Any] = st.sampled_from([*ALIASES, "mine", 5, b"k", Timestamp(1)])
+MARKS = ("x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until", "x-mine")
+
+
+@st.composite
+def hostile_deliveries(draw: st.DrawFn) -> bytes:
+    """A message with odd aliases and odd marks; now and then some bytes are others, or missing."""
+    custom = draw(st.dictionaries(KEYS, ODD, max_size=4))
+    if draw(st.booleans()):
+        custom["x-ms-path"] = "orders"
+    marks = draw(st.dictionaries(st.sampled_from(MARKS), ODD, max_size=4))
+    sent = encode_message(
+        header=Header(durable=True),
+        message_annotations=dict(marks),
+        properties=Properties(message_id=draw(st.sampled_from(["m", b"m", None]))),
+        application_properties=custom,
+        value=draw(ODD),
+    )
+    for at, byte in draw(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=2)):
+        sent = sent[:at] + bytes((byte,)) + sent[at + 1 :]
+    return sent[: draw(st.sampled_from([len(sent), len(sent), draw(st.integers(0, len(sent)))]))]
+
+
+def with_alias(name: str, value: object) -> bytes:
+    return encode_message(application_properties={name: value, "x-ms-path": "orders"}, data=b"b")
+
+
+@given(st.lists(hostile_deliveries(), min_size=1, max_size=5), st.booleans())
+@example([with_alias("x-ms-scheduledenqueuetimeutc", ULong(2**64 - 1))], False)
+@example([b"\x00\x53\x73\xc0\x02\x01\xa1"], False)
+def test_whatever_a_delivery_holds_its_neighbours_are_unpacked(
+    hostile: list[bytes], remaining_ttl: bool
+) -> None:
+    unpacker = Unpacker(remaining_ttl=remaining_ttl)
+    for wire in hostile:
+        parcel = unpacker.unpack(wire, b"token", NOW_MS)
+        assert seen(parcel) == seen(unpack(wire, b"token", NOW_MS, remaining_ttl=remaining_ttl))
+        if parcel.fault is None:
+            assert parcel.path == "orders" or is_entity_name(parcel.path)
+            split(parcel.wire)
+        else:
+            assert parcel.fault[0] in REASONS, parcel.fault
+            assert parcel.wire == b""
+        assert unpacker.unpack(usual(b"orders"), b"token", NOW_MS).path == "orders"
+        assert read_peeked("queue", wire).summary()["queue"] == "queue"
+
+
+REASONS = {
+    EXPIRED,
+    MALFORMED,
+    "AliasTypeUnknown",
+    "AliasValueInvalid",
+    "InvalidDestination",
+    "MissingDestination",
+}
+"""All reasons but RestoreFailed, which stands for a case that nobody foresaw."""
+
+
+@pytest.mark.parametrize("is_learned", [False, True])
+def test_an_error_that_nobody_foresaw_concerns_one_message(
+    is_learned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacker = Unpacker()
+    if is_learned:
+        unpacker.unpack(usual(b"orders"), b"t", NOW_MS)
+    hostile = with_alias("x-ms-sessionid", "s")
+
+    def restore(sections: Sections, **settings: Any) -> Any:
+        if b"x-ms-sessionid" in sections.application_properties:
+            raise ZeroDivisionError("nobody foresaw this")
+        return from_backlog_sections(sections, **settings)
+
+    monkeypatch.setattr(unpacking, "from_backlog_sections", restore)
+    parcel = unpacker.unpack(hostile, b"t", NOW_MS)
+    assert parcel.fault is not None
+    assert parcel.fault[0] == NOT_RESTORED
+    assert "nobody foresaw this" in parcel.fault[1]
+    assert unpacker.unpack(usual(b"orders"), b"t", NOW_MS).fault is None
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def restore(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(unpacking, "from_backlog_sections", restore)
+    with pytest.raises(MemoryError):
+        Unpacker().unpack(usual(b"orders"), b"t", NOW_MS)
+
+
+@pytest.mark.parametrize("enqueued_ms", [0, -(2**63), 2**63 - 1, NOW_MS + 10**9])
+def test_an_absurd_enqueued_time_leaves_the_time_to_live_or_ends_it(enqueued_ms: int) -> None:
+    parcel = unpack(delivery(10_000, NOW_MS - enqueued_ms), b"t", NOW_MS, remaining_ttl=True)
+    if enqueued_ms < 0:
+        assert parcel.fault is not None
+        assert parcel.fault[0] == EXPIRED
+    else:
+        assert decode_header(split(parcel.wire).header).ttl == 10_000
 
 
 def usual(path: bytes, note: str = "n") -> bytes:

@@ -27,6 +27,7 @@ IMPORT_TRIES = 7
 
 PUBLIC_NAMES = [
     "AliasTypeError",
+    "AliasValueError",
     "BacklogGuardError",
     "BacklogMessageTooLargeError",
     "BacklogQueueFound",

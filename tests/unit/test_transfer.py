@@ -10,9 +10,10 @@ import pytest
 
 from twinbus.amqp import message as wire
 from twinbus.amqp.message import Header, Properties, Sections, decode_map, encode_message, split
-from twinbus.amqp.types import DecodeError, Described, Symbol, Timestamp
+from twinbus.amqp.types import DecodeError, Described, Symbol, Timestamp, ULong
 from twinbus.errors import (
     AliasTypeError,
+    AliasValueError,
     BacklogMessageTooLargeError,
     InvalidDestinationError,
     MissingDestinationError,
@@ -32,6 +33,13 @@ from twinbus.transfer import (
 NOW_MS = 1_800_000_000_000
 WHEN = datetime(2030, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
 WHEN_MS = int(WHEN.timestamp() * 1000)
+TIMESPAN = Symbol("com.microsoft:timespan")
+DATETIME_OFFSET = Symbol("com.microsoft:datetime-offset")
+FIRST_MS = (
+    round((datetime(1, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) * 1000
+)
+LAST_MS = 253_402_300_799_999
+"""The first and the last millisecond of the years 1 to 9999."""
 TTL_ALIAS = Described(Symbol("com.microsoft:timespan"), 90_000 * 10_000)
 
 
@@ -293,18 +301,71 @@ def test_a_path_that_can_name_an_entity_is_taken(path: str) -> None:
         ("x-ms-path", 5),
         ("x-ms-sessionid", b"bytes"),
         ("x-ms-timetolive", "00:01:30"),
-        ("x-ms-timetolive", -1),
         ("x-ms-timetolive", True),
         ("x-ms-timetolive", Described(Symbol("com.example:other"), 5)),
         ("x-ms-scheduledenqueuetimeutc", "tomorrow"),
         ("x-ms-scheduledenqueuetimeutc", True),
+        ("x-ms-timetolive", float("nan")),
+        ("x-ms-timetolive", Described(TIMESPAN, Described(TIMESPAN, 5))),
         ("x-ms-scheduledenqueuetimeutc", 1.5),
+        ("x-ms-scheduledenqueuetimeutc", float("nan")),
+        ("x-ms-scheduledenqueuetimeutc", float("inf")),
+        ("x-ms-scheduledenqueuetimeutc", Described(DATETIME_OFFSET, True)),
+        ("x-ms-scheduledenqueuetimeutc", [5]),
     ],
 )
 def test_an_alias_of_another_type_is_named(name: str, value: object) -> None:
     message = raw(application_properties={"x-ms-path": "orders", name: value})
     with pytest.raises(AliasTypeError, match=name):
         aliases_of(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-ms-sessionid", "s" * 129),
+        ("x-ms-timetolive", -1),
+        ("x-ms-timetolive", ULong(2**63)),
+        ("x-ms-timetolive", ULong(2**64 - 1)),
+        ("x-ms-timetolive", Described(TIMESPAN, -(2**63))),
+        ("x-ms-timetolive", Described(TIMESPAN, ULong(2**64 - 1))),
+        ("x-ms-scheduledenqueuetimeutc", ULong(2**64 - 1)),
+        ("x-ms-scheduledenqueuetimeutc", Timestamp(2**63 - 1)),
+        ("x-ms-scheduledenqueuetimeutc", Timestamp(LAST_MS + 1)),
+        ("x-ms-scheduledenqueuetimeutc", Timestamp(FIRST_MS - 1)),
+        ("x-ms-scheduledenqueuetimeutc", -(2**63)),
+        ("x-ms-scheduledenqueuetimeutc", Described(DATETIME_OFFSET, ULong(2**64 - 1))),
+        ("x-ms-scheduledenqueuetimeutc", Described(DATETIME_OFFSET, -1)),
+    ],
+)
+def test_an_alias_with_a_value_that_no_message_carries_is_named(name: str, value: object) -> None:
+    message = raw(application_properties={"x-ms-path": "orders", name: value})
+    with pytest.raises(AliasValueError, match=name) as refused:
+        from_backlog_sections(message, now_ms=NOW_MS)
+    assert refused.value.reason == "AliasValueInvalid"
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        ({"x-ms-sessionid": "s" * 128}, {"session_id": "s" * 128}),
+        ({"x-ms-timetolive": Described(TIMESPAN, 2**63 - 1)}, {}),
+        ({"x-ms-timetolive": 2**62}, {"time_to_live_ms": -(-(2**62) // 10_000)}),
+        ({"x-ms-scheduledenqueuetimeutc": Timestamp(LAST_MS)}, {"scheduled_ms": LAST_MS}),
+        ({"x-ms-scheduledenqueuetimeutc": Timestamp(FIRST_MS)}, {"scheduled_ms": FIRST_MS}),
+        (
+            {"x-ms-scheduledenqueuetimeutc": Described(DATETIME_OFFSET, 0)},
+            {"scheduled_ms": FIRST_MS},
+        ),
+    ],
+)
+def test_the_largest_values_of_aliases_are_restored(
+    stored: dict[str, object], expected: dict[str, Any]
+) -> None:
+    message = raw(application_properties={"x-ms-path": "orders", **stored})
+    restored, aliases = from_backlog_sections(message, now_ms=NOW_MS)
+    assert aliases == replace(Aliases(path="orders"), **expected)
+    split(wire.join(restored))
 
 
 def test_the_marks_of_a_delivery_do_not_travel_on() -> None:

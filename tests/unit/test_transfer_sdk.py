@@ -15,7 +15,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from twinbus.amqp import message as wire
 from twinbus.amqp.message import Properties, Sections, decode_map, split
 from twinbus.amqp.types import Described, Symbol, Timestamp
-from twinbus.errors import AliasTypeError, ReservedPropertyError
+from twinbus.errors import AliasValueError, ReservedPropertyError
 from twinbus.transfer import (
     RESERVED_NAMES,
     Aliases,
@@ -160,7 +160,7 @@ def test_a_date_without_a_zone_is_utc_and_typed_values_are_understood() -> None:
 
 def test_a_time_that_is_no_date_is_refused() -> None:
     aliases = Aliases(path="p", scheduled_ms=2**60)
-    with pytest.raises(AliasTypeError, match="no date"):
+    with pytest.raises(AliasValueError, match="no date"):
         from_backlog_message(AmqpAnnotatedMessage(data_body=b"x"), aliases=aliases)
 
 

@@ -23,6 +23,9 @@ __all__ = ["REPLAYS_MAX", "DeadLetterFilter", "for_replay"]
 REPLAYS_MAX: Final = 3
 """A message that came back so often will come back again; a person must look at it first."""
 
+COUNT_MAX: Final = 2**31 - 1
+"""Largest count that is written: the one that a dead letter comes with is foreign input."""
+
 _REMOVED: Final = frozenset(name.encode() for name in (REASON, DESCRIPTION, REPLAYS))
 
 
@@ -56,7 +59,8 @@ def for_replay(wire: bytes) -> bytes:
     """
     sections = without_delivery_marks(split(wire))
     custom = sections.application_properties
-    counted = string(REPLAYS) + encode(Int(read_peeked("", wire).replays + 1))
+    replays = min(read_peeked("", wire).replays + 1, COUNT_MAX)
+    counted = string(REPLAYS) + encode(Int(replays))
     entries = entries_of(custom)
     # In front, so that the destination stays last, where the syphon looks for it first.
     kept = [custom[start:end] for key, start, _, end in entries if key not in _REMOVED]

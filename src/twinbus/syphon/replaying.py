@@ -25,7 +25,7 @@ from twinbus.amqp.performatives import (
     Source,
     Target,
 )
-from twinbus.amqp.types import Int
+from twinbus.amqp.types import AmqpError, Int
 from twinbus.errors import SyphonError
 from twinbus.syphon.dead_letters import REPLAYS_MAX, DeadLetterFilter, for_replay
 from twinbus.syphon.endpoint import Endpoint
@@ -162,7 +162,13 @@ class _Desk:
             if letter is None:
                 self._held.append(delivery.delivery_id)
                 continue
-            refusal = await self._replay(copies, delivery)
+            refusal: str | None
+            try:
+                copy = for_replay(delivery.payload)
+            except AmqpError as error:
+                refusal = f"no copy can be made of it: {error}"
+            else:
+                refusal = await self._replay(copies, delivery, copy)
             del self._meant[number]
             if refusal is not None:
                 self._held.append(delivery.delivery_id)
@@ -170,12 +176,14 @@ class _Desk:
                 continue
             self.done.append(letter)
 
-    async def _replay(self, copies: SenderLink, delivery: DeliveryArrived) -> str | None:
-        """Copy, then complete; why the copy was not taken, if it was not."""
+    async def _replay(
+        self, copies: SenderLink, delivery: DeliveryArrived, copy: bytes
+    ) -> str | None:
+        """Send the copy, then complete; why the copy was not taken, if it was not."""
         while not copies.credit:
             self._has_credit.clear()
             await self._within(self._has_credit.wait(), "the backlog queue gave no credit")
-        sent = copies.send(for_replay(delivery.payload), delivery.tag)
+        sent = copies.send(copy, delivery.tag)
         refusal = await self._refused((True, sent), "the copy was not answered")
         if refusal is not None:
             return f"the copy was refused: {refusal}"

@@ -200,7 +200,8 @@ class SourceRequests:
             is_deferred = _is_deferred(entry["message"])
             sighting = Sighting(parcel.sequence_number, parcel.path, parcel.session, is_deferred)
             page.append(sighting)
-        return sorted(page)
+        # By number alone: the other parts do not compare, and numbers may be missing (0).
+        return sorted(page, key=lambda sighting: sighting.number)
 
 
 def _is_deferred(message: bytes) -> bool:

@@ -15,16 +15,30 @@ from typing import Final
 from twinbus.amqp.encoding import compound
 from twinbus.amqp.message import APPLICATION_PROPERTIES, Sections, join, split
 from twinbus.amqp.skipping import skip_many
-from twinbus.amqp.types import DecodeError, decode
+from twinbus.amqp.types import AmqpError, DecodeError, decode
 from twinbus.errors import TransferError
 from twinbus.syphon.parcel import LOCK_SHORTEST_S, Parcel
 from twinbus.transfer import Aliases, aliases_of, from_backlog_sections, without_delivery_marks
 from twinbus.transfer.splice import entries_of, field_value, fields_of
 
-__all__ = ["EXPIRED", "MALFORMED", "Unpacker", "unpack"]
+__all__ = ["EXPIRED", "MALFORMED", "NOT_RESTORED", "Unpacker", "unpack"]
 
 MALFORMED: Final = "MalformedMessage"
+NOT_RESTORED: Final = "RestoreFailed"
 EXPIRED: Final = "TimeToLiveExpired"
+
+UNFORESEEN: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What code that does no I/O raises on input that its author did not expect. MemoryError is not
+among them: it says nothing about the message."""
 
 LEARNED_MAX: Final = 256
 """Shapes of each kind that are remembered; past that all are forgotten and learned anew."""
@@ -76,8 +90,13 @@ def _fill(parcel: Parcel, payload: bytes, now_ms: int, remaining_ttl: bool) -> S
     except TransferError as error:
         parcel.fault = (error.reason, str(error))
         return None
-    except DecodeError as error:
+    except AmqpError as error:
         parcel.fault = (MALFORMED, f"the message cannot be read: {error}")
+        return None
+    except UNFORESEEN as error:
+        # Raised further it would end the connection, at each delivery anew, and the messages
+        # beside this one would never arrive (SPEC 6).
+        parcel.fault = (NOT_RESTORED, f"restoring the message failed: {error!r:.400}")
         return None
     parcel.path = aliases.path
     parcel.destination = parcel.path.lower()
@@ -100,10 +119,14 @@ class Unpacker:
     def unpack(self, payload: bytes, lock_token: bytes, now_ms: int) -> Parcel:
         """The parcel in a delivery; what cannot be brought anywhere has a `fault`."""
         parcel = Parcel(lock_token, len(payload))
-        if not self._take_short_way(parcel, payload, now_ms):
-            sections = _fill(parcel, payload, now_ms, self._remaining_ttl)
-            if sections is not None:
-                self._learn(sections)
+        try:
+            if not self._take_short_way(parcel, payload, now_ms):
+                sections = _fill(parcel, payload, now_ms, self._remaining_ttl)
+                if sections is not None:
+                    self._learn(sections)
+        except UNFORESEEN:
+            # The long way alone decides what a message is, and what is wrong with it.
+            return unpack(payload, lock_token, now_ms, remaining_ttl=self._remaining_ttl)
         return parcel
 
     def _take_short_way(self, parcel: Parcel, payload: bytes, now_ms: int) -> bool:
@@ -168,7 +191,7 @@ class Unpacker:
             if self._remaining_ttl:
                 shortened = _shortened(parcel, aliases_of(sections), now_ms)
             restored, aliases = from_backlog_sections(sections, now_ms=now_ms, aliases=shortened)
-        except (TransferError, DecodeError):
+        except (TransferError, AmqpError):
             return False  # The long way says what is wrong with it.
         if locked_ms:
             parcel.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
@@ -315,9 +338,9 @@ class _Front:
 
 def _message_id(properties: bytes) -> str | None:
     # Nearly always: a list with sizes of one byte, whose first field is a short string.
-    if properties[:4] == _SHORT_PROPERTIES and properties[6:7] == b"\xa1":
+    if properties[:4] == _SHORT_PROPERTIES and properties[6:7] == b"\xa1" and properties[7:]:
         return properties[8 : 8 + properties[7]].decode("utf-8", "replace")
-    if properties[:4] == _PROPERTIES[1] and properties[12:13] == b"\xa1":
+    if properties[:4] == _PROPERTIES[1] and properties[12:13] == b"\xa1" and properties[13:]:
         return properties[14 : 14 + properties[13]].decode("utf-8", "replace")
     found = field_value(properties, fields_of(properties), 0)
     return None if found is None else str(found)

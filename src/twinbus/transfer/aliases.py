@@ -14,7 +14,12 @@ from typing import Final
 
 from twinbus.amqp.encoding import string
 from twinbus.amqp.types import Described, Symbol, Timestamp, encode
-from twinbus.errors import AliasTypeError, BacklogMessageTooLargeError, MissingDestinationError
+from twinbus.errors import (
+    AliasTypeError,
+    AliasValueError,
+    BacklogMessageTooLargeError,
+    MissingDestinationError,
+)
 from twinbus.transfer.entity_names import require_entity_name
 
 __all__ = ["RESERVED_KEYS", "RESERVED_NAMES", "Aliases", "overhead_bytes", "require_fits"]
@@ -44,6 +49,15 @@ EPOCH_TICKS: Final = 621_355_968_000_000_000
 """The unix epoch in ticks since the year 1."""
 FOREVER_MS: Final = 922_337_203_685_477
 """TimeSpan.MaxValue, which .NET puts for a message that has no time to live of its own."""
+
+TICKS_MAX: Final = 2**63 - 1
+"""The ticks of TimeSpan.MaxValue: a longer time to live is none that a sender could set."""
+DATE_MIN_MS: Final = -62_135_596_800_000
+DATE_MAX_MS: Final = 253_402_300_799_999
+"""The years 1 to 9999 in unix milliseconds. Neither .NET nor Python has a date outside them, and a
+receiver of such a timestamp may close the connection instead of refusing the message."""
+SESSION_ID_MAX: Final = 128
+"""Characters of a session id: the limit of Azure."""
 
 SECTION_GROWTH_MAX: Final = 12
 """The application properties may have to begin: a descriptor of 3 bytes and a map head of 9."""
@@ -91,7 +105,7 @@ class Aliases:
         require_entity_name(path)
         return cls(
             path=path,
-            session_id=_optional_text(SESSION_ID, properties.get(SESSION_ID)),
+            session_id=_session_id(properties.get(SESSION_ID)),
             time_to_live_ms=_duration_ms(properties.get(TIME_TO_LIVE)),
             scheduled_ms=_time_ms(properties.get(SCHEDULED_TIME)),
             partition_key_is_session=properties.get(PARTITION_KEY_MARKER) is True,
@@ -135,8 +149,15 @@ def _text(name: str, value: object) -> str:
     raise _unreadable(name, value, "a string")
 
 
-def _optional_text(name: str, value: object) -> str | None:
-    return None if value is None else _text(name, value)
+def _session_id(value: object) -> str | None:
+    if value is None:
+        return None
+    session_id = _text(SESSION_ID, value)
+    if len(session_id) > SESSION_ID_MAX:
+        raise AliasValueError(
+            f"{SESSION_ID} has {len(session_id)} characters; the limit is {SESSION_ID_MAX}"
+        )
+    return session_id
 
 
 def _duration_ms(value: object) -> int | None:
@@ -145,8 +166,10 @@ def _duration_ms(value: object) -> int | None:
         value = value.value
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int):
         raise _unreadable(TIME_TO_LIVE, value, "a timespan in ticks")
+    if not 0 <= value <= TICKS_MAX:
+        raise AliasValueError(f"{TIME_TO_LIVE} is {value} ticks, not 0 to {TICKS_MAX}")
     # Up, so that less than a millisecond does not become none.
     milliseconds = -(-value // TICKS_PER_MS)
     return milliseconds if milliseconds < FOREVER_MS else None
@@ -156,13 +179,21 @@ def _time_ms(value: object) -> int | None:
     """Unix milliseconds of a timestamp, of a plain number of them, or of a described date."""
     if isinstance(value, Described) and value.descriptor == DATETIME_OFFSET:
         ticks = value.value
-        if isinstance(ticks, int):
-            return (ticks - EPOCH_TICKS) // TICKS_PER_MS
+        if isinstance(ticks, int) and not isinstance(ticks, bool):
+            return _date_ms((ticks - EPOCH_TICKS) // TICKS_PER_MS)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
         raise _unreadable(SCHEDULED_TIME, value, "a timestamp")
-    return int(value)
+    return _date_ms(int(value))
+
+
+def _date_ms(unix_ms: int) -> int:
+    if not DATE_MIN_MS <= unix_ms <= DATE_MAX_MS:
+        raise AliasValueError(
+            f"{SCHEDULED_TIME} is {unix_ms} ms after 1970, which is no date of the years 1 to 9999"
+        )
+    return unix_ms
 
 
 def _unreadable(name: str, value: object, wanted: str) -> AliasTypeError:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from twinbus.amqp.types import Described, Symbol, Timestamp
-from twinbus.errors import AliasTypeError, ReservedPropertyError
+from twinbus.errors import AliasValueError, ReservedPropertyError
 from twinbus.transfer.aliases import RESERVED_NAMES, Aliases
 from twinbus.transfer.sections import PARTITION_KEY_ANNOTATION, SCHEDULED_ANNOTATION
 
@@ -213,7 +213,7 @@ def _date(moment_ms: int) -> datetime:
     try:
         return EPOCH + timedelta(milliseconds=moment_ms)
     except OverflowError:
-        raise AliasTypeError(
+        raise AliasValueError(
             f"the scheduled time is {moment_ms} ms after 1970, which is no date"
         ) from None
 

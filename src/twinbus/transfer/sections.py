@@ -25,7 +25,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Timestamp, decode, encode
 from twinbus.errors import ReservedPropertyError
-from twinbus.transfer.aliases import RESERVED_NAMES, Aliases
+from twinbus.transfer.aliases import DATE_MAX_MS, RESERVED_NAMES, Aliases
 from twinbus.transfer.splice import (
     NULL,
     Entry,
@@ -73,8 +73,6 @@ _PARTITION_KEY_KEY: Final = symbol(PARTITION_KEY_ANNOTATION)
 
 UINT_MAX: Final = 0xFFFF_FFFF
 """The longest ttl of a header, 49 days. A longer one is told by the two times in the properties."""
-TIMESTAMP_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999, past which neither .NET nor Python knows a date."""
 
 
 def to_backlog_sections(sections: Sections, path: str) -> Sections:
@@ -238,7 +236,7 @@ def _restored_properties(aliases: Aliases, now_ms: int) -> dict[int, bytes]:
     if aliases.session_id is not None:
         changes[GROUP_ID] = string(aliases.session_id)
     if aliases.time_to_live_ms is not None and aliases.time_to_live_ms > UINT_MAX:
-        expiry = min(now_ms + aliases.time_to_live_ms, TIMESTAMP_MAX)
+        expiry = min(now_ms + aliases.time_to_live_ms, DATE_MAX_MS)
         changes[ABSOLUTE_EXPIRY] = encode(Timestamp(expiry))
         changes[CREATION] = encode(Timestamp(now_ms))
     return changes

@@ -85,6 +85,13 @@ def test_each_replay_is_counted_and_the_reason_goes() -> None:
         assert letter.message_id == "m-1"
 
 
+def test_a_count_of_replays_that_somebody_made_up_is_bounded() -> None:
+    made_up: dict[str, Any] = {"x-twinbus-replays": ULong(2**64 - 1)}
+    copy = for_replay(dead_letter(**made_up))
+    assert read_peeked(QUEUE, copy).replays == 2**31 - 1
+    assert read_peeked(QUEUE, for_replay(copy)).replays == 2**31 - 1
+
+
 def test_a_letter_tells_all_that_is_known_of_it() -> None:
     letter = read_peeked(QUEUE, dead_letter())
     assert letter.summary() == {

@@ -8,6 +8,8 @@ from uuid import UUID
 
 import pytest
 
+from twinbus.amqp.message import encode_message
+from twinbus.amqp.types import ULong
 from twinbus.syphon.actions import Action, Complete
 from twinbus.syphon.bookkeeping import Bookkeeper
 from twinbus.syphon.errands import SourceErrands
@@ -96,6 +98,46 @@ def test_a_queue_that_is_busy_is_not_asked_again_for_each_message(status: int) -
     line = Asked({150}, status, "com.microsoft:server-busy")
     fetched, refused = asyncio.run(requests_to(line).fetch(list(range(250))))
     assert (line.requests, len(fetched), refused) == (2, 100, list(range(100, 250)))
+
+
+class Peeked:
+    """A line whose queue holds these messages."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self._messages = messages
+
+    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [{"message": message} for message in self._messages]}
+
+
+def test_a_page_is_read_to_its_end_whatever_one_message_holds() -> None:
+    def stored(number: object, **aliases: object) -> bytes:
+        return encode_message(
+            message_annotations={"x-opt-sequence-number": number},
+            application_properties={
+                **{f"x-ms-{name}": value for name, value in aliases.items()},
+                "x-ms-path": "orders",
+            },
+            data=b"body",
+        )
+
+    line = Peeked(
+        [
+            stored(3),
+            stored(2, scheduledenqueuetimeutc=ULong(2**64 - 1)),
+            stored("no number", sessionid="s"),
+            stored(None),
+            b"no message",
+        ]
+    )
+    page = asyncio.run(SourceRequests(cast("Line", line), "queue").peek(1, 0))
+    assert [(seen.number, seen.path, seen.session) for seen in page] == [
+        (0, "orders", "s"),
+        (0, "orders", None),
+        (0, "", None),
+        (2, "", None),
+        (3, "orders", None),
+    ]
 
 
 class Records:
