@@ -35,6 +35,7 @@ class Workings:
     commits: int
     commit_failures: int
     pending_bytes: int
+    engine_failures: int
     ledger_unrecorded: int | None = None
     """None: the broker keeps no ledger."""
 
@@ -59,6 +60,12 @@ def _lines(namespace: Namespace, workings: Workings) -> Iterator[str]:
         ("connections", "gauge", "AMQP connections open now", workings.connections),
         ("commits_total", "counter", "Group commits that are on disk", workings.commits),
         ("commit_failures_total", "counter", "Commits that failed", workings.commit_failures),
+        (
+            "engine_failures_total",
+            "counter",
+            "Unexpected errors that the engine contained",
+            workings.engine_failures,
+        ),
         ("pending_bytes", "gauge", "Bytes that wait for the disk", workings.pending_bytes),
         (
             "ledger_unrecorded_total",

@@ -102,6 +102,7 @@ def application(services: BrokerServices) -> Starlette:
             commits=commit.commits,
             commit_failures=commit.failures,
             pending_bytes=commit.pending_bytes,
+            engine_failures=services.engine_failures,
             ledger_unrecorded=services.ledger_unrecorded,
         )
         text = exposition(services.namespace, workings)

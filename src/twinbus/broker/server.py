@@ -64,6 +64,8 @@ class BrokerServer:
         self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
         self.policy = AccessPolicy(rules, self._entity_rules, tokens)
         self.dispatcher = Dispatcher(self.wake)
+        self.engine_failures = 0
+        """Unexpected errors that the engine contained; each is in the log."""
         self._to_collect: dict[Peer, None] = {}
         self._tick_scheduled = False
         self._reading_paused = False
@@ -177,8 +179,9 @@ class BrokerServer:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.namespace.run_timers(self.now_ms())
+        # First, so that the next timer is armed whatever happens now.
         self.wake()
+        self.namespace.run_timers(self.now_ms())
 
     # The engine
 
@@ -191,9 +194,14 @@ class BrokerServer:
             deleted=self._on_deleted,
             in_use=self._in_use,
             witness=self.witness,
+            failed=self._on_engine_failure,
         )
         namespace.restore(self.store.recover())
         return namespace
+
+    def _on_engine_failure(self, path: str, doing: str, error: Exception) -> None:
+        self.engine_failures += 1
+        log.error("%s: %s: could not %s: %s", self.name, path, doing, repr(error), exc_info=error)
 
     def _on_deleted(self, path: str) -> None:
         gone = EntityNotFound(f"the entity {path!r} was deleted")

@@ -17,6 +17,7 @@ from twinbus.broker.engine.stock import copy_of
 from twinbus.broker.engine.witness import Witness
 from twinbus.broker.journal import EntityImage, SessionState, State, StoredMessage
 from twinbus.broker.messages.incoming import Incoming, parse
+from twinbus.errors import StoreError
 
 if TYPE_CHECKING:
     from twinbus.broker.descriptions import QueueDescription
@@ -38,6 +39,8 @@ class FakeJournal:
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}
         self._dropped: set[int] = set()
+        self.unreadable: set[tuple[int, int]] = set()
+        """Messages, by entity id and number, whose payloads the disk does not give out."""
 
     def _of(self, entity_id: int) -> _Kept:
         assert entity_id not in self._dropped, f"entity {entity_id} was dropped"
@@ -70,10 +73,13 @@ class FakeJournal:
     def move(
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:
-        _, payload = self._of(entity_id).messages.pop(sequence_number)
+        payload = self.payload(entity_id, sequence_number)
+        del self._of(entity_id).messages[sequence_number]
         self.put(to_entity_id, message, payload)
 
     def payload(self, entity_id: int, sequence_number: int) -> bytes:
+        if (entity_id, sequence_number) in self.unreadable:
+            raise StoreError(f"message {sequence_number} cannot be read")
         return self._of(entity_id).messages[sequence_number][1]
 
     def put_session_state(
@@ -120,6 +126,8 @@ class World:
         self.journal = journal or FakeJournal()
         self.notified: list[str] = []
         self.deleted: list[str] = []
+        self.failures: list[tuple[str, str, Exception]] = []
+        """Path, what was being done, and the error of each failure that the engine reported."""
         self.in_use: set[str] = set()
         self._tokens = count(1)
         self.namespace = Namespace(
@@ -130,6 +138,7 @@ class World:
             deleted=self.deleted.append,
             in_use=lambda path: path in self.in_use,
             witness=witness,
+            failed=lambda *failure: self.failures.append(failure),
         )
 
     def queue(self, path: str, description: QueueDescription) -> Queue:

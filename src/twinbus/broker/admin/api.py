@@ -53,6 +53,10 @@ class BrokerServices(Protocol):
         """AMQP connections that are open."""
 
     @property
+    def engine_failures(self) -> int:
+        """Unexpected errors that the engine contained."""
+
+    @property
     def ledger_unrecorded(self) -> int | None:
         """Records that the broker's ledger could not take; None: it keeps none."""
 

@@ -8,6 +8,7 @@ here, or in another entity. It refuses nothing: `Queue`, above it, has checked w
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from twinbus.broker.descriptions import FOREVER_MS, QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.deadlines import Deadlines
@@ -36,12 +37,21 @@ NEVER_MS = FOREVER_MS
 TIMERS_AT_ONCE = 1000
 """Timers that one call fires at most, so that a mass of them does not hold up everything else."""
 
+FAILED_RETRY_MS = 10_000
+"""Time between two tries of a timer that failed unexpectedly; each failure is reported."""
+
+Failed = Callable[[str, str, Exception], None]
+"""Takes the path of an entity, what was being done, and the error that nobody expected."""
+
 
 class Custody:
     """Messages, locks, sessions and timers of one entity."""
 
     witness: Witness | None = None
     """Who is told what is done here, where there is a ledger."""
+
+    failed: Failed | None = None
+    """Who is told of unexpected errors that are contained here."""
 
     def __init__(
         self,
@@ -72,6 +82,8 @@ class Custody:
         self._locks = Locks()
         self._schedule: Deadlines[int] = Deadlines(self._activation_of)
         self._expiries: Deadlines[int] = Deadlines(self._expiry_of)
+        self._retries: dict[int, int] = {}
+        """When a message whose timer failed has its next try, by sequence number."""
         self._history: DuplicateHistory | None = None
         self._forwarding: Forwarding | None = None
         self._wake_ms = NEVER_MS
@@ -155,16 +167,16 @@ class Custody:
             return ttl_ms
         return default_ms if default_ms < FOREVER_MS else 0
 
-    def move_in(
-        self, source: Custody, message: StoredMessage, moved: StoredMessage, now_ms: int, hops: int
-    ) -> None:
-        """Take a message over, as `moved`, and make it ready; `source` lets go of it itself."""
+    def adopt(self, source: Custody, message: StoredMessage, moved: StoredMessage) -> None:
+        """Take a message over, as `moved`; if this raises, the message is still with `source`.
+
+        `source` lets go of it in memory, and then `moved` is placed.
+        """
         self.last_sequence_number += 1
         moved.sequence_number = self.last_sequence_number
         moved.enqueued_sequence_number = first_number(message)
         self._journal.move(source.entity_id, message.sequence_number, self.entity_id, moved)
         self._stock.add(moved)
-        self.place(moved, now_ms, hops)
 
     def place(self, message: StoredMessage, now_ms: int, hops: int = 0) -> None:
         """Make a new message ready or, if it is scheduled, let it wait for its time."""
@@ -228,17 +240,30 @@ class Custody:
         if 0 < message.expires_at_ms <= now_ms:
             self.perish(message, now_ms)
             return
+        self._make_ready(message)
+        self._offer(message, now_ms, 0)
+
+    def _make_ready(self, message: StoredMessage) -> None:
+        """Put a message back into its place in its lane."""
         if self._sessions is None:
             self._lane.give_back(message)
         else:
             self._sessions.give_back(message)
-        self._offer(message, now_ms, 0)
+
+    def _end_lock(self, token: bytes, now_ms: int, *, counted: bool) -> None:
+        """Put a locked message back; if that fails, it is ready again where it was."""
+        message = self.unlock(token)
+        put_back = partial(self.put_back, message, now_ms, counted=counted)
+        if not self._attempt("put a message back", put_back) and self.is_ready(message):
+            # Still here and in nobody's hands, but in no lane yet.
+            self._make_ready(message)
+            self.announce()
 
     def free_session(self, session: Session, now_ms: int, *, counted: bool) -> None:
         """End a session's lock and put its messages back."""
         assert self._sessions is not None
         for token in list(session.tokens):
-            self.put_back(self.unlock(token), now_ms, counted=counted)
+            self._end_lock(token, now_ms, counted=counted)
         self._sessions.free(session)
         self.announce()
 
@@ -274,7 +299,7 @@ class Custody:
         self._journal.remove(self.entity_id, message)
 
     def perish(self, message: StoredMessage, now_ms: int) -> None:
-        """End a message whose time to live is over; it must be in no lane and not locked."""
+        """End a message whose time to live is over; the caller takes it out of its lane."""
         if self.description.dead_letter_on_expiration and self.dead_letter is not None:
             text = "The message expired and was dead lettered."
             self.bury(message, now_ms, reason=EXPIRED, description=text)
@@ -292,62 +317,106 @@ class Custody:
         description: str | None,
         hops: int = 0,
     ) -> None:
-        """Move a message to the dead-letter queue; it must be in no lane and not locked."""
+        """Move a message to the dead-letter queue; the caller takes it out of its lane.
+
+        If this raises, the message is where it was.
+        """
         assert self.dead_letter is not None, f"{self.path} has no dead-letter queue"
         overrides = dict(message.overrides or {})
         if reason is not None:
             overrides[REASON] = reason
         if description is not None:
             overrides[ERROR_DESCRIPTION] = description
-        if self.witness is not None:
-            self.witness.note("dead_letter", self.path, [message], now_ms, error=reason)
         dead = copy_of(message)
         dead.expires_at_ms = 0
         dead.state = ACTIVE
         dead.dead_letter_source = self.path
         dead.overrides = overrides or None
+        self.dead_letter.adopt(self, message, dead)
         self._stock.remove(message)
-        self.dead_letter.move_in(self, message, dead, now_ms, hops)
+        if self.witness is not None:
+            self.witness.note("dead_letter", self.path, [message], now_ms, error=reason)
+        self.dead_letter.place(dead, now_ms, hops)
 
     # Time
 
     def run_timers(self, now_ms: int, limit: int = TIMERS_AT_ONCE) -> None:
-        """Do what is due by now, at most about `limit` things; the rest stays due."""
+        """Do what is due by now, at most about `limit` things; the rest stays due.
+
+        What fails is reported and tried again later. It holds up nothing else.
+        """
         self._wake_ms = NEVER_MS
-        left = limit
+        is_done = False
+        try:
+            is_done = self._attempt("run the timers", partial(self._run_due, now_ms, limit))
+        finally:
+            due_ms = self.next_deadline_ms() or NEVER_MS
+            self._wake_by(due_ms if is_done else max(due_ms, now_ms + FAILED_RETRY_MS))
+
+    def _run_due(self, now_ms: int, left: int) -> None:
         while left > 0 and (token := self._locks.deadlines.pop(now_ms)) is not None:
             left -= 1
-            self.put_back(self.unlock(token), now_ms, counted=True)
+            self._end_lock(token, now_ms, counted=True)
         while left > 0 and self._sessions and (session := self._sessions.expired(now_ms)):
             left -= 1 + len(session.tokens)
             self.free_session(session, now_ms, counted=True)
         while left > 0 and (number := self._schedule.pop(now_ms)) is not None:
             left -= 1
-            self.activate(self.messages[number], now_ms)
+            message = self.messages[number]
+            if not self._attempt("enqueue a message", partial(self.activate, message, now_ms)):
+                self._try_later(self._schedule, number, now_ms)
         while left > 0 and (number := self._expiries.pop(now_ms)) is not None:
             left -= 1
             message = self.messages[number]
             # One in a receiver's hands has till its lock ends; `put_back` looks at the time.
-            if message.lock_token is None:
+            if message.lock_token is not None:
+                continue
+            if self._attempt("end an expired message", partial(self.perish, message, now_ms)):
                 self.take_out(message)
-                self.perish(message, now_ms)
+            else:
+                self._try_later(self._expiries, number, now_ms)
         if left > 0 and self._forwarding and 0 < self._forwarding.retry_at_ms <= now_ms:
             left -= self._forwarding.run(now_ms, left)
         if left > 0 and self._history is not None:
             self._history.forget_old(now_ms, left)
-        self._wake_by(self.next_deadline_ms() or NEVER_MS)
+
+    def _attempt(self, doing: str, act: Callable[[], None]) -> bool:
+        """Do something that must not hold up anything else; false, and reported, if it failed."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - the others go on, and the shell is told
+            self.report(doing, error)
+            return False
+        return True
+
+    def report(self, doing: str, error: Exception) -> None:
+        """Tell the shell of an unexpected error; where nobody listens, raise it."""
+        if self.failed is None:
+            raise error
+        self.failed(self.path, doing, error)
+
+    def _try_later(self, deadlines: Deadlines[int], number: int, now_ms: int) -> None:
+        """Have the timer of a message come up once more, unless the message has left."""
+        retries, messages = self._retries, self.messages
+        if len(retries) > 2 * len(messages):
+            # More than half are of messages that have left since.
+            self._retries = retries = {each: retries[each] for each in retries if each in messages}
+        if number in messages:
+            retries[number] = now_ms + FAILED_RETRY_MS
+            deadlines.add(now_ms + FAILED_RETRY_MS, number)
 
     def activate(self, message: StoredMessage, now_ms: int) -> None:
         """Enqueue a scheduled message whose time has come, under a new number.
 
         Its time to live begins now: a broker that was down at the time does not shorten it.
         """
-        self._stock.remove(message)
         active = copy_of(message)
         active.state = ACTIVE
         active.enqueued_at_ms = now_ms
         active.expires_at_ms = now_ms + message.ttl_ms if message.ttl_ms else 0
-        self.move_in(self, message, active, now_ms, 0)
+        self.adopt(self, message, active)
+        self._stock.remove(message)
+        self.place(active, now_ms)
 
     def next_deadline_ms(self) -> int:
         """When `run_timers` has something to do, 0 if nothing waits."""
@@ -369,12 +438,16 @@ class Custody:
 
     def _activation_of(self, number: int) -> int:
         message = self.messages.get(number)
-        return message.scheduled_for_ms if message and message.state is SCHEDULED else 0
+        if message is None or message.state is not SCHEDULED:
+            return 0
+        return self._retries.get(number) or message.scheduled_for_ms
 
     def _expiry_of(self, number: int) -> int:
         # A deferred message does not expire by itself (as in Azure), only when it is asked for.
         message = self.messages.get(number)
-        return message.expires_at_ms if message and message.state is ACTIVE else 0
+        if message is None or message.state is not ACTIVE:
+            return 0
+        return self._retries.get(number) or message.expires_at_ms
 
     def restore(self, image: EntityImage) -> None:
         """Take everything back from the store; locks are gone, the counts of deliveries are not."""

@@ -37,6 +37,11 @@ class DuplicateHistory:
         self._journal.put_message_id(self._entity_id, message_id, now_ms)
         return True
 
+    def retract(self, message_id: str) -> None:
+        """Forget an id that was accepted just now: its message could not be stored."""
+        if self._first_seen.pop(message_id, None) is not None:
+            self._journal.put_message_id(self._entity_id, message_id, None)
+
     def forget_old(self, now_ms: int, limit: int) -> int:
         """Drop up to `limit` ids that left the window; returns how many."""
         oldest, count = self._oldest, 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from twinbus.broker.engine.settlement import CANNOT_FORWARD, NO_SESSION_ID, REASON, TOO_MANY_HOPS
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.refusals import EntityDisabled, EntityNotFound, QuotaExceeded, Refusal
+from twinbus.errors import StoreError
 
 if TYPE_CHECKING:
     from twinbus.broker.engine.custody import Custody
@@ -39,7 +40,10 @@ class Destination(Protocol):
         """Whether it takes only messages with a session id."""
 
     def take_over(self, source: Custody, message: StoredMessage, now_ms: int, hops: int) -> None:
-        """Move the message here; raises a `Refusal`, and then nothing has changed."""
+        """Move the message here; if this raises, the message is still with `source`.
+
+        After a `Refusal` nothing has changed.
+        """
 
 
 Resolve = Callable[[str], Destination]
@@ -78,25 +82,26 @@ class Forwarding:
         assert not self._running, f"forwarding of {self._queue.path} ran into itself"
         outbox, count = self._outbox, 0
         self._running = True
-        self.retry_at_ms = 0
-        while outbox and count < limit:
-            message, hops = outbox[0]
-            count += 1
-            if self._queue.is_ready(message) and not self._move(message, now_ms, hops):
-                self.retry_at_ms = now_ms + RETRY_MS
-                break
-            outbox.popleft()
-        else:
-            self.retry_at_ms = now_ms if outbox else 0
-        self._running = False
+        # This stands if a message must wait, and if anything goes wrong here.
+        self.retry_at_ms = now_ms + RETRY_MS
+        try:
+            while outbox and count < limit:
+                message, hops = outbox[0]
+                count += 1
+                if self._queue.is_ready(message) and not self._move(message, now_ms, hops):
+                    break
+                outbox.popleft()
+            else:
+                self.retry_at_ms = now_ms if outbox else 0
+        finally:
+            self._running = False
         return count
 
     def _move(self, message: StoredMessage, now_ms: int, hops: int) -> bool:
         """Move one message or settle its fate; false if it must wait."""
         if hops >= HOPS_MAX:
             text = f"The message was forwarded {HOPS_MAX} times, the most there may be."
-            self._give_up(message, TOO_MANY_HOPS, text, now_ms, hops)
-            return True
+            return self._give_up(message, TOO_MANY_HOPS, text, now_ms, hops)
         if (message.overrides or {}).get(REASON) == TOO_MANY_HOPS:
             return True  # It ended a chain here. Sending it round again would never end.
         try:
@@ -110,16 +115,31 @@ class Forwarding:
         except Refusal as refusal:
             no_session = destination.requires_session and message.session_id is None
             reason = NO_SESSION_ID if no_session else CANNOT_FORWARD
-            self._give_up(message, reason, refusal.description, now_ms, hops)
-            return True
+            return self._give_up(message, reason, refusal.description, now_ms, hops)
+        except StoreError as error:
+            self._queue.report(f"read a message to forward to {self._target!r}", error)
+            return False
+        except Exception as error:  # noqa: BLE001 - the messages behind it must move on
+            self._queue.report(f"forward a message to {self._target!r}", error)
+            text = f"Forwarding to {self._target!r} failed unexpectedly: {error}"
+            return self._give_up(message, CANNOT_FORWARD, text, now_ms, hops)
         self._queue.let_go(message)
         return True
 
     def _give_up(
         self, message: StoredMessage, reason: str, text: str, now_ms: int, hops: int
-    ) -> None:
-        """Dead-letter a message that cannot move on; in a dead-letter queue it just stays."""
+    ) -> bool:
+        """Dead-letter a message that cannot move on; in a dead-letter queue it just stays.
+
+        False if it could not be dead-lettered now and must wait.
+        """
         queue = self._queue
-        if queue.dead_letter is not None:
-            queue.take_out(message)
+        if queue.dead_letter is None:
+            return True
+        try:
             queue.bury(message, now_ms, reason=reason, description=text, hops=hops)
+        except Exception as error:  # noqa: BLE001 - it stays ready, and is tried again
+            queue.report("dead-letter a message that cannot be forwarded", error)
+            return False
+        queue.take_out(message)
+        return True

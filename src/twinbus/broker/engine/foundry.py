@@ -10,7 +10,7 @@ from twinbus.broker.descriptions import (
     TopicDescription,
 )
 from twinbus.broker.engine.blueprints import read_description, read_rule
-from twinbus.broker.engine.custody import Custody
+from twinbus.broker.engine.custody import Custody, Failed
 from twinbus.broker.engine.directory import Entity
 from twinbus.broker.engine.forwarding import Resolve
 from twinbus.broker.engine.names import address_key, dead_letter_path, subscription_path
@@ -35,6 +35,7 @@ class Foundry:
         arm: Callable[[Custody, int], None],
         resolve: Resolve,
         witness: Witness | None = None,
+        failed: Failed | None = None,
     ) -> None:
         self._journal = journal
         self._tokens = tokens
@@ -42,6 +43,7 @@ class Foundry:
         self._arm = arm
         self._resolve = resolve
         self._witness = witness
+        self._failed = failed
 
     def queue(self, path: str, first_id: int, description: QueueDescription) -> Queue:
         """A queue and its dead-letter queue, which takes the id after the queue's."""
@@ -51,7 +53,7 @@ class Foundry:
     def topic(self, path: str, entity_id: int, description: TopicDescription) -> Topic:
         """A topic."""
         topic = Topic(path, entity_id, description, self._journal, arm=self._arm)
-        topic.schedule.witness = self._witness
+        self._wire(topic.schedule)
         return topic
 
     def subscription(
@@ -64,7 +66,7 @@ class Foundry:
             topic.path, name, path, first_id, description, self._journal, self._tokens,
             self._notify, dead_letter, arm=self._arm, resolve=self._resolve,
         )  # fmt: skip
-        subscription.witness = self._witness
+        self._wire(subscription)
         topic.attach(subscription)
         return subscription
 
@@ -80,8 +82,13 @@ class Foundry:
             path, entity_id, description, self._journal, self._tokens, self._notify, dead_letter,
             arm=self._arm, resolve=self._resolve,
         )  # fmt: skip
-        queue.witness = self._witness
+        self._wire(queue)
         return queue
+
+    def _wire(self, queue: Queue) -> None:
+        """Tell an entity to whom it tells what."""
+        queue.witness = self._witness
+        queue.failed = self._failed
 
     def _dead_letter(
         self,
@@ -136,7 +143,7 @@ class Foundry:
             self._tokens, self._notify, self._part(image, description, parts),
             arm=self._arm, resolve=self._resolve,
         )  # fmt: skip
-        subscription.witness = self._witness
+        self._wire(subscription)
         rules = image.description.get("rules", [])
         assert isinstance(rules, list)
         for record in rules:

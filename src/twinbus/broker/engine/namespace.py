@@ -17,7 +17,7 @@ from twinbus.broker.descriptions import (
     TopicDescription,
 )
 from twinbus.broker.engine.blueprints import Record, description_record, rule_record
-from twinbus.broker.engine.custody import Custody
+from twinbus.broker.engine.custody import FAILED_RETRY_MS, Custody, Failed
 from twinbus.broker.engine.directory import Directory, Entity
 from twinbus.broker.engine.foundry import Foundry
 from twinbus.broker.engine.names import check_name, check_path, subscription_path
@@ -49,6 +49,7 @@ class Namespace:
         deleted: Callable[[str], None],
         in_use: Callable[[str], bool] | None = None,
         witness: Witness | None = None,
+        failed: Failed | None = None,
     ) -> None:
         self.name = name
         self._journal = journal
@@ -60,9 +61,11 @@ class Namespace:
         self._last_entity_id = NAMESPACE_ID
         self._foundry = Foundry(
             journal, tokens, notify, arm=self._timetable.arm, resolve=self.send_target,
-            witness=witness,
+            witness=witness, failed=failed,
         )  # fmt: skip
         self._witness = witness
+        self._failed = failed
+        """Who is told of unexpected errors, which then hold up nothing else; None: raise them."""
         self._directory = Directory(name, self._foundry.empty_part)
         self.resolve = self._directory.resolve
         self.receive_source = self._directory.receive_source
@@ -266,7 +269,13 @@ class Namespace:
         for queue in self._timetable.take_due(now_ms):
             queue.run_timers(now_ms)
         for path in self._idle.take_due(now_ms):
-            self._end_if_idle(path, now_ms)
+            try:
+                self._end_if_idle(path, now_ms)
+            except Exception as error:
+                if self._failed is None:
+                    raise
+                self._idle.arm(path, now_ms + FAILED_RETRY_MS)
+                self._failed(path, "delete an idle entity", error)
 
     def next_deadline_ms(self) -> int:
         """When `run_timers` has something to do, 0 if nothing waits."""

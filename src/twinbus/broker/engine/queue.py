@@ -138,7 +138,7 @@ class Queue(Access):
         return message
 
     def take_over(self, source: Custody, message: StoredMessage, now_ms: int, hops: int) -> None:
-        """Take what `source` forwards; raises a `Refusal`, and then nothing has changed."""
+        """Take what `source` forwards; if this raises, nothing has changed."""
         self.admit(message, now_ms)
         if not self.remember(message.message_id, now_ms):
             self._journal.remove(source.entity_id, message)
@@ -150,7 +150,13 @@ class Queue(Access):
         moved.enqueued_at_ms = now_ms
         moved.ttl_ms = self._ttl_of(message.ttl_ms)
         moved.expires_at_ms = now_ms + moved.ttl_ms if moved.ttl_ms else 0
-        self.move_in(source, message, moved, now_ms, hops)
+        try:
+            self.adopt(source, message, moved)
+        except Exception:
+            # The message is tried again, and must not be dropped as a duplicate of itself.
+            self.retract(message.message_id)
+            raise
+        self.place(moved, now_ms, hops)
         if self.witness is not None:
             self.witness.note("forward", self.path, [moved], now_ms)
 
@@ -162,6 +168,11 @@ class Queue(Access):
             return False
         self._wake_by(self._history.next_ms())
         return True
+
+    def retract(self, message_id: str | None) -> None:
+        """Forget the id of a message that was remembered and could not be stored after all."""
+        if self._history is not None and message_id is not None:
+            self._history.retract(message_id)
 
     def cancel_scheduled(self, numbers: list[int], now_ms: int) -> None:
         """Remove messages before their time comes: all of them, or none and `MessageNotFound`."""

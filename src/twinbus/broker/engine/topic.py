@@ -20,7 +20,7 @@ from twinbus.broker.engine.custody import Custody
 from twinbus.broker.engine.forwarding import Resolve
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
-from twinbus.broker.filters.rules import apply_action, matches
+from twinbus.broker.filters.rules import FilterError, apply_action, matches
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming, parse, render
 from twinbus.broker.refusals import Refusal
@@ -104,6 +104,10 @@ class Subscription(Queue):
             except Refusal:
                 if self.description.dead_letter_on_filter_error:
                     raise
+            except Exception as error:
+                self.report(f"apply rule {rule.name!r}", error)
+                if self.description.dead_letter_on_filter_error:
+                    raise FilterError(f"Rule {rule.name!r} failed unexpectedly: {error}") from error
         return copies
 
     def _bury_new(
@@ -129,16 +133,25 @@ class Schedule(Queue):
         arm: Callable[[Custody, int], None] | None,
     ) -> None:
         self._topic = topic
+        self._reached: dict[int, set[int]] = {}
+        """Subscriptions, by entity id, that have a message which another could not take; by number.
+        Only in memory: after a restart such a message is published to all again."""
         description = _schedule_description(topic.description)
         super().__init__(
             topic.path, topic.entity_id, description, journal, bytes, _tell_nobody, arm=arm
         )
 
     def activate(self, message: StoredMessage, now_ms: int) -> None:
-        """Publish a message whose time has come."""
-        payload = self._journal.payload(self.entity_id, message.sequence_number)
+        """Publish a message whose time has come; it stays until every subscription has it."""
+        number = message.sequence_number
+        incoming = resent(self._journal.payload(self.entity_id, number), message)
+        reached = self._reached.pop(number, None) or set()
+        try:
+            self._topic.fan_out(incoming, now_ms, origin=message, reached=reached)
+        except Exception:
+            self._reached[number] = reached
+            raise
         self.forget(message)
-        self._topic.fan_out(resent(payload, message), now_ms, origin=message)
 
 
 class Topic:
@@ -217,27 +230,61 @@ class Topic:
         if incoming.scheduled_for_ms > now_ms:
             return self.schedule.take(incoming, now_ms)
         if self.schedule.remember(incoming.message_id, now_ms):
-            self.fan_out(incoming, now_ms)
+            self._fan_out_or_retract(incoming, now_ms)
         return None
 
     def take_over(self, source: Custody, message: StoredMessage, now_ms: int, hops: int) -> None:
-        """Publish what `source` forwards; raises a `Refusal`, and then nothing has changed."""
+        """Publish what `source` forwards; if this raises, the message is still with `source`.
+
+        After a `Refusal` nothing has changed.
+        """
         self.admit(message, now_ms)
         payload = self._journal.payload(source.entity_id, message.sequence_number)
-        self._journal.remove(source.entity_id, message)
+        incoming = resent(payload, message)
         is_new = self.schedule.remember(message.message_id, now_ms)
+        if is_new:
+            self._fan_out_or_retract(incoming, now_ms, hops, message)
+        self._journal.remove(source.entity_id, message)
         if self.schedule.witness is not None:
             state = None if is_new else "duplicate"
             self.schedule.witness.note("forward", self.path, [message], now_ms, state=state)
-        if is_new:
-            self.fan_out(resent(payload, message), now_ms, hops=hops, origin=message)
 
-    def fan_out(
+    def _fan_out_or_retract(
         self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
     ) -> None:
-        """Offer a message to every subscription."""
+        """Publish a message whose id was remembered; forget the id if that fails."""
+        try:
+            self.fan_out(incoming, now_ms, hops, origin)
+        except Exception:
+            # The sender tries again, and must not be told that it is a duplicate.
+            self.schedule.retract(incoming.message_id)
+            raise
+
+    def fan_out(
+        self,
+        incoming: Incoming,
+        now_ms: int,
+        hops: int = 0,
+        origin: StoredMessage | None = None,
+        reached: set[int] | None = None,
+    ) -> None:
+        """Offer a message to every subscription but those in `reached`, which grows by who took it.
+
+        One that fails does not keep it from the others; its error is raised in the end.
+        """
+        failure: Exception | None = None
         for subscription in list(self.subscriptions.values()):
-            subscription.offer(incoming, now_ms, hops, origin)
+            if reached and subscription.entity_id in reached:
+                continue
+            try:
+                subscription.offer(incoming, now_ms, hops, origin)
+            except Exception as error:  # noqa: BLE001 - raised below, when all others have it
+                failure = error
+                continue
+            if reached is not None:
+                reached.add(subscription.entity_id)
+        if failure is not None:
+            raise failure
 
     def is_duplicate(self, message_id: str | None, now_ms: int) -> bool:
         """Whether a message of this id would be dropped now."""

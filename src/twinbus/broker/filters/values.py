@@ -29,6 +29,11 @@ TEXT_LENGTH_MAX = 65_536
 _TICKS_PER_MS = 10_000
 _TICKS_AT_1970 = 621_355_968_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_MIN_MS, _TIME_MAX_MS = -62_135_596_800_000, 253_402_300_799_999
+"""The years 1 to 9999. A time beyond them can be compared but has no date to print."""
+
+_DURATION_MAX_MS = 922_337_203_685_477
+"""TimeSpan.MaxValue, the longest duration that Azure prints."""
 
 
 class FilterError(ArgumentInvalid):
@@ -260,10 +265,27 @@ def to_text(value: Value) -> str:
         case bytes():
             raise FilterError("A binary property cannot be used as text.")
         case Instant(ms):
-            return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            return _time_text(ms)
         case Duration(ms):
-            return str(timedelta(milliseconds=ms))
+            return _duration_text(ms)
     return str(value)
+
+
+def _time_text(ms: int) -> str:
+    if not _TIME_MIN_MS <= ms <= _TIME_MAX_MS:
+        raise FilterError(
+            f"A time of {ms} ms since 1970 cannot be used as text: it is not in the years 1 to 9999"
+            f" ({_TIME_MIN_MS} to {_TIME_MAX_MS} ms)."
+        )
+    return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _duration_text(ms: int) -> str:
+    if abs(ms) > _DURATION_MAX_MS:
+        raise FilterError(
+            f"A duration of {ms} ms cannot be used as text: the longest is {_DURATION_MAX_MS} ms."
+        )
+    return str(timedelta(milliseconds=ms))
 
 
 def like(text: Value, pattern: Value, escape: Value = "") -> bool | None:

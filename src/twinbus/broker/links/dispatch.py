@@ -6,6 +6,7 @@ the links that have credit, a few messages to each in turn, so that no consumer 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from twinbus.broker.engine.queue import Queue
 
 if TYPE_CHECKING:
     from twinbus.broker.links.receiving import ReceivingLink
+
+log = logging.getLogger("twinbus.broker")
 
 TURN = 32
 """Messages one consumer gets before the next has its turn."""
@@ -55,8 +58,12 @@ class Dispatcher:
         """Deliver from every queue that has something to give, as far as credit goes."""
         while self._ready:
             queue, _ = self._ready.popitem()
-            self._grant_sessions(queue, now_ms)
-            self._deliver(queue, now_ms)
+            try:
+                self._grant_sessions(queue, now_ms)
+                self._deliver(queue, now_ms)
+            except Exception:
+                # The other queues have their turn; what was locked here comes back by itself.
+                log.exception("%s: its messages could not be delivered", queue.path)
 
     def _grant_sessions(self, queue: Queue, now_ms: int) -> None:
         waiting = self._waiting.get(queue)
