@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import SqlRuleAction, SqlRuleFilter
 
-from tests.contract.conftest import receive
+from tests.contract.conftest import receive, stays_empty
 from tests.official_sdk import administration, client
 from twinbus.broker.embedded import EmbeddedBroker
 
@@ -65,3 +67,44 @@ def test_a_time_past_the_year_9999_reaches_every_subscription(delay_s: int) -> N
             }
         assert found == {"all": ["far", "far", "near"], "last": ["far", "far", "near"]}
         assert dead == {"by-text": ["far", "far"], "by-action": ["far", "far"]}
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+@pytest.mark.parametrize("at", [typed("ULONG", 2**63), typed("TIMESTAMP", -(2**63))])
+def test_a_batch_with_a_scheduled_time_out_of_range_is_refused_whole(
+    tmp_path: Path, kind: str, at: Any
+) -> None:
+    def batch(*, is_good: bool) -> list[ServiceBusMessage]:
+        messages = [ServiceBusMessage(name, message_id=name) for name in ("1", "2", "3")]
+        if not is_good:
+            messages[1].raw_amqp_message.annotations = {"x-opt-scheduled-enqueue-time": at}
+        return messages
+
+    with EmbeddedBroker("contoso", data=tmp_path) as broker:
+        with administration(broker.connection_string()) as admin:
+            if kind == "queue":
+                admin.create_queue("in", requires_duplicate_detection=True)
+            else:
+                admin.create_queue("out")
+                admin.create_topic("in", requires_duplicate_detection=True)
+                admin.create_subscription("in", "s", forward_to="out")
+        with client(broker.connection_string()) as bus:
+            sender = bus.get_queue_sender if kind == "queue" else bus.get_topic_sender
+            with sender("in") as refused, pytest.raises(ServiceBusError) as refusal:
+                refused.send_messages(batch(is_good=False))
+            with sender("in") as refused, pytest.raises(ServiceBusError) as singly:
+                refused.send_messages(batch(is_good=False)[1])
+    for error in (refusal, singly):
+        assert "x-opt-scheduled-enqueue-time" in str(error.value)
+        assert str(at["VALUE"]) in str(error.value)
+    # A restart shows what is on disk, and what of it counts as seen.
+    with (
+        EmbeddedBroker("contoso", data=tmp_path) as broker,
+        client(broker.connection_string()) as bus,
+    ):
+        sender = bus.get_queue_sender if kind == "queue" else bus.get_topic_sender
+        with sender("in") as accepted:
+            accepted.send_messages(batch(is_good=True))
+        with bus.get_queue_receiver("in" if kind == "queue" else "out") as receiver:
+            assert [str(message) for message in receive(receiver, 3)] == ["1", "2", "3"]
+            assert stays_empty(receiver)

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.broker.fakes import FakeJournal
 from twinbus.amqp.message import (
     Header,
     Properties,
@@ -29,9 +30,12 @@ from twinbus.amqp.types import (
     ULong,
     encode,
 )
+from twinbus.broker.descriptions import TIME_MAX_MS, TIME_MIN_MS, QueueDescription
+from twinbus.broker.engine.queue import Queue
 from twinbus.broker.journal import State, StoredMessage
 from twinbus.broker.messages.incoming import parse, render
-from twinbus.broker.refusals import MalformedMessage
+from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
+from twinbus.broker.storage import records
 
 NOW_MS = 1_700_000_000_000
 BROKERS = {
@@ -248,3 +252,52 @@ def test_any_bytes_are_a_message_or_refused(wire: bytes, data: st.DataObject) ->
     # What was accepted can be delivered, with and without overrides.
     assert split(render(incoming.payload, stored(0))).body == sections.body
     assert split(render(incoming.payload, stored(0, overrides={"k": 1}))).body == sections.body
+
+
+wide = st.one_of(
+    st.integers(0, 2**64 - 1).map(ULong),
+    st.integers(-(2**63), 2**63 - 1).map(Timestamp),
+    st.integers(-(2**63), 2**63 - 1),
+    st.sampled_from([TIME_MIN_MS, TIME_MAX_MS, TIME_MIN_MS - 1, TIME_MAX_MS + 1]).map(Timestamp),
+)
+moments = st.integers(-(2**63), 2**63 - 1).map(Timestamp)
+
+
+@given(
+    at=st.none() | wide,
+    times=st.none() | st.tuples(moments, moments),
+    ttl=st.integers(0, 2**32 - 1),
+)
+def test_whatever_times_a_sender_gives_the_store_can_keep_what_is_taken(
+    at: int | None, times: tuple[Timestamp, Timestamp] | None, ttl: int
+) -> None:
+    expires, created = times or (None, None)
+    wire = encode_message(
+        header=Header(ttl=ttl),
+        properties=Properties(message_id="m", absolute_expiry_time=expires, creation_time=created),
+        message_annotations={} if at is None else {"x-opt-scheduled-enqueue-time": at},
+        data=b"x",
+    )
+    try:
+        sent = parse(wire, str)
+    except ArgumentOutOfRange:
+        assert at is not None
+        assert not TIME_MIN_MS <= at <= TIME_MAX_MS
+        return
+    journal = KeepsRecords()
+    queue = Queue("q", 1, QueueDescription(), journal, bytes, lambda _: None)
+    kept = queue.enqueue(sent, NOW_MS)
+    assert kept is not None
+    again = records.unpack_message(kept.sequence_number, journal.record)
+    assert again.scheduled_for_ms == kept.scheduled_for_ms == (at or 0)
+    assert again.expires_at_ms == kept.expires_at_ms
+
+
+class KeepsRecords(FakeJournal):
+    """A journal that packs each message as the store on disk does."""
+
+    record = b""
+
+    def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
+        self.record = records.pack_message(message, payload)
+        super().put(entity_id, message, payload)

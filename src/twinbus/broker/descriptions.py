@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 FOREVER_MS = 922_337_203_685_477
 """TimeSpan.MaxValue (10,675,199 days), which Azure prints as P10675199DT2H48M5.4775807S."""
 
+TIME_MIN_MS, TIME_MAX_MS = -62_135_596_800_000, 253_402_300_799_999
+"""First and last millisecond of the years 1 to 9999, as System.DateTime has them in Azure."""
+
 MAX_DELIVERY_COUNT_LIMIT = 2_147_483_647
 
 

@@ -133,7 +133,12 @@ class Queue(Access):
         """Enqueue a message that was admitted; never refuses."""
         if self._history is not None and not self.remember(incoming.message_id, now_ms):
             return None
-        message = self.store(incoming, now_ms, origin)
+        try:
+            message = self.store(incoming, now_ms, origin)
+        except Exception:
+            # The sender tries again, and must not be told that it is a duplicate.
+            self.retract(incoming.message_id)
+            raise
         self.place(message, now_ms, hops)
         return message
 

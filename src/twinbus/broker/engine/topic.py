@@ -22,7 +22,7 @@ from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
 from twinbus.broker.filters.rules import FilterError, apply_action, matches
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
-from twinbus.broker.messages.incoming import Incoming, parse, render
+from twinbus.broker.messages.incoming import Incoming, read_back, render
 from twinbus.broker.refusals import Refusal
 
 
@@ -328,7 +328,7 @@ def _acted_on(rule: RuleDescription, incoming: Incoming) -> Incoming:
 
 def resent(payload: bytes, message: StoredMessage) -> Incoming:
     """A stored message as if its sender sent it again now, with what was added to it since."""
-    incoming = parse(render(payload, message), lambda: message.message_id or "")
+    incoming = read_back(render(payload, message), lambda: message.message_id or "")
     incoming.size_bytes = message.size_bytes
     incoming.ttl_ms = message.ttl_ms
     incoming.scheduled_for_ms = 0

@@ -45,7 +45,7 @@ from twinbus.broker.filters.values import (
     to_text,
     to_value,
 )
-from twinbus.broker.messages.incoming import Incoming, parse
+from twinbus.broker.messages.incoming import Incoming, read_back
 from twinbus.broker.refusals import ArgumentInvalid
 
 __all__ = ["FilterError", "apply_action", "matches", "validate"]
@@ -243,7 +243,7 @@ class _Message:
             body=sections.body,
             footer=sections.footer,
         )
-        after = parse(join(changed), lambda: before.message_id or "")
+        after = read_back(join(changed), lambda: before.message_id or "")
         # These may have been settled since the message was read: a scheduled one that is due, say.
         after.scheduled_for_ms, after.ttl_ms = before.scheduled_for_ms, before.ttl_ms
         return after

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.broker.descriptions import FOREVER_MS, TIME_MAX_MS, TIME_MIN_MS
 from twinbus.broker.refusals import ArgumentInvalid
 
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
@@ -29,11 +30,6 @@ TEXT_LENGTH_MAX = 65_536
 _TICKS_PER_MS = 10_000
 _TICKS_AT_1970 = 621_355_968_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TIME_MIN_MS, _TIME_MAX_MS = -62_135_596_800_000, 253_402_300_799_999
-"""The years 1 to 9999. A time beyond them can be compared but has no date to print."""
-
-_DURATION_MAX_MS = 922_337_203_685_477
-"""TimeSpan.MaxValue, the longest duration that Azure prints."""
 
 
 class FilterError(ArgumentInvalid):
@@ -272,18 +268,19 @@ def to_text(value: Value) -> str:
 
 
 def _time_text(ms: int) -> str:
-    if not _TIME_MIN_MS <= ms <= _TIME_MAX_MS:
+    # AMQP's times reach further than the calendar. They can be compared, but have no date.
+    if not TIME_MIN_MS <= ms <= TIME_MAX_MS:
         raise FilterError(
             f"A time of {ms} ms since 1970 cannot be used as text: it is not in the years 1 to 9999"
-            f" ({_TIME_MIN_MS} to {_TIME_MAX_MS} ms)."
+            f" ({TIME_MIN_MS} to {TIME_MAX_MS} ms)."
         )
     return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _duration_text(ms: int) -> str:
-    if abs(ms) > _DURATION_MAX_MS:
+    if abs(ms) > FOREVER_MS:
         raise FilterError(
-            f"A duration of {ms} ms cannot be used as text: the longest is {_DURATION_MAX_MS} ms."
+            f"A duration of {ms} ms cannot be used as text: the longest is {FOREVER_MS} ms."
         )
     return str(timedelta(milliseconds=ms))
 

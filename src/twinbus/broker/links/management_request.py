@@ -25,6 +25,8 @@ ITEMS_MAX = 4000
 """Lock tokens, sequence numbers or messages in one request; Azure's limit for a batch delete."""
 
 INT_MAX = 2**31 - 1
+LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
+"""What a sequence number and a timestamp can be. An AMQP ulong can be more."""
 
 
 class Request:
@@ -66,25 +68,28 @@ class Request:
             raise self._invalid(name, "a string")
         return text
 
-    def integer(self, name: str, default: int | None = None, minimum: int = -(2**63)) -> int:
+    def integer(self, name: str, default: int | None = None, minimum: int = LONG_MIN) -> int:
         """An argument that must be an integer; `default` stands for an absent one."""
         value = self.get(name)
         if value is None:
             value = default
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._invalid(name, "an integer")
-        if value < minimum:
-            raise ArgumentOutOfRange(
-                f"{name} of {self.operation} must be at least {minimum}, not {value}."
-            )
-        return int(value)
+        return self._within(name, int(value), minimum)
 
     def integers(self, name: str) -> list[int]:
         """An argument that must be an array of integers."""
         values = self.items(name)
         if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
             raise self._invalid(name, "an array of integers")
-        return [int(value) for value in values]
+        return [self._within(name, int(value), LONG_MIN) for value in values]
+
+    def _within(self, name: str, value: int, minimum: int) -> int:
+        if not minimum <= value <= LONG_MAX:
+            raise ArgumentOutOfRange(
+                f"{name} of {self.operation} must be from {minimum} to {LONG_MAX}, not {value}."
+            )
+        return value
 
     def lock_tokens(self) -> list[bytes]:
         """The argument lock-tokens, as the delivery tags they stand for.

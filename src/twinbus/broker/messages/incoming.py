@@ -21,6 +21,7 @@ from twinbus.amqp.decoding import MALFORMED, READERS, malformed
 from twinbus.amqp.message import Sections, decode_header, split
 from twinbus.amqp.skipping import WIDTHS, skip, skip_many
 from twinbus.amqp.types import DecodeError, ULong
+from twinbus.broker.descriptions import FOREVER_MS, TIME_MAX_MS, TIME_MIN_MS
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.messages.stored_form import (
     BROKER_ANNOTATIONS,
@@ -35,9 +36,9 @@ from twinbus.broker.messages.stored_form import (
     entries_without,
     key_text,
 )
-from twinbus.broker.refusals import MalformedMessage
+from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
 
-__all__ = ["PING_CONTENT_TYPE", "Incoming", "parse", "render"]
+__all__ = ["PING_CONTENT_TYPE", "Incoming", "parse", "read_back", "render"]
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 
@@ -108,14 +109,41 @@ def parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
     """What a sender's message says; MalformedMessage if it is not one.
 
     A message without an id gets a new one: the JavaScript SDK cannot settle one that has none.
+    Raises ArgumentOutOfRange for a scheduled enqueue time outside the calendar.
+    """
+    try:
+        incoming = _parse_plain(wire)
+        if incoming is None:
+            incoming = _parse(wire, new_message_id)
+            # A plain message has no annotations, so it is not scheduled.
+            _check_schedule(incoming.scheduled_for_ms)
+    except (DecodeError, *MALFORMED) as error:
+        raise _malformed(error, wire) from error
+    return incoming
+
+
+def read_back(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
+    """A message that the broker keeps, read again; as `parse`, but its times are not checked.
+
+    A broker of an earlier version may have taken a time that `parse` refuses now.
     """
     try:
         return _parse_plain(wire) or _parse(wire, new_message_id)
-    except DecodeError as error:
-        raise MalformedMessage(f"the message is not valid AMQP: {error}") from error
-    except MALFORMED as error:
-        reason = malformed(error, wire)
-        raise MalformedMessage(f"the message is not valid AMQP: {reason}") from error
+    except (DecodeError, *MALFORMED) as error:
+        raise _malformed(error, wire) from error
+
+
+def _malformed(error: Exception, wire: bytes) -> MalformedMessage:
+    reason = error if isinstance(error, DecodeError) else malformed(error, wire)
+    return MalformedMessage(f"the message is not valid AMQP: {reason}")
+
+
+def _check_schedule(at_ms: int) -> None:
+    if not TIME_MIN_MS <= at_ms <= TIME_MAX_MS:
+        raise ArgumentOutOfRange(
+            f"x-opt-scheduled-enqueue-time is {at_ms}; it must be from {TIME_MIN_MS} to "
+            f"{TIME_MAX_MS}, milliseconds since 1970 within the years 1 to 9999"
+        )
 
 
 def _parse_plain(wire: bytes) -> Incoming | None:
@@ -367,7 +395,8 @@ def _read_fields(
     message_id, content_type, group_id = values[0], values[6], values[10]
     if values[8] is not None and values[9] is not None:
         expiry = _integer("absolute-expiry-time", values[8])
-        ttl_ms = max(1, expiry - _integer("creation-time", values[9]))
+        # Two times can lie further apart than any time to live: that is for ever.
+        ttl_ms = min(max(1, expiry - _integer("creation-time", values[9])), FOREVER_MS)
     return (
         message_id if type(message_id) is str else _id_text(message_id),
         content_type if type(content_type) is str else _text("content-type", content_type),
