@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.harness import NotMeasured, Progress
 from twinbus.pipeline import maker
-from twinbus.pipeline.session import SparkStartError, spark_session
+from twinbus.pipeline.spark.session import SparkStartError, spark_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,9 +84,9 @@ def make(spark: SparkSession, plan: maker.Plan, place: Path, progress: Progress)
 
 def spark_audit(spark: SparkSession, place: Path, plan: maker.Plan) -> Findings:
     """The audit by the tables' own transformations, in one pass."""
-    from twinbus.pipeline.bronze import STORED_RECORDS
-    from twinbus.pipeline.journeys import judged, partial_journeys
-    from twinbus.pipeline.scale import session_for_many
+    from twinbus.pipeline.spark.scale import session_for_many
+    from twinbus.pipeline.tables.bronze import STORED_RECORDS
+    from twinbus.pipeline.tables.journeys import judged, partial_journeys
 
     session = session_for_many(spark, plan.records)
     records = session.read.schema(STORED_RECORDS).parquet(str(place))

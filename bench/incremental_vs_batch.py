@@ -61,8 +61,8 @@ class _World:
 
     def fill(self) -> float:
         """Make the tables of the first plan; how long that took, from its records in Parquet."""
-        from twinbus.pipeline.store import BRONZE
-        from twinbus.pipeline.stream import _Taking, open_store, update
+        from twinbus.pipeline.store.store import BRONZE
+        from twinbus.pipeline.store.stream import _Taking, open_store, update
 
         # The stream's first batch is a small one: it keeps a checkpoint from then on.
         self._write(self._next_plan())
@@ -82,7 +82,7 @@ class _World:
 
     def report_ms(self) -> float:
         """New files come, and a report is made; how long the report takes."""
-        from twinbus.pipeline.current import current_tables
+        from twinbus.pipeline.store.current import current_tables
 
         self._write(self._next_plan())
         began = time.perf_counter()

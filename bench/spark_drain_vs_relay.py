@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bench.harness import NotMeasured, Progress, Sides
 from bench.relay_world import Mover, RelayWorld, relay_world, scaled
-from twinbus.pipeline.session import SparkStartError, spark_session
+from twinbus.pipeline.spark.session import SparkStartError, spark_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ def sides(progress: Progress) -> Iterator[Sides]:
 
 
 def spark_round(spark: SparkSession, world: RelayWorld, messages: int) -> float:
-    from twinbus.pipeline.drain import drain
+    from twinbus.pipeline.drain.drain import drain
 
     with world.backlog(messages, queues=QUEUES) as paths:
         began = time.perf_counter()

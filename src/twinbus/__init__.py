@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         TransferError,
         TwinbusError,
     )
+    from twinbus.namespace.namespace import Namespace
     from twinbus.options import (
         SendAvailabilityOptions,
         Verdict,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from twinbus.pair import (
         pair_namespaces,
     )
-    from twinbus.pairing.announcements import (
+    from twinbus.pairing.core.announcements import (
         BacklogQueueFound,
         BacklogQueueLeftOut,
         BacklogQueuePulled,
@@ -59,9 +60,6 @@ if TYPE_CHECKING:
         PingEnded,
         ProtectionChanged,
         SideChanged,
-    )
-    from twinbus.pairing.namespaces import (
-        Namespace,
     )
 
 __version__ = "0.1.0.dev0"
@@ -115,37 +113,37 @@ _HOMES = {
     "AliasValueError": "twinbus.errors",
     "BacklogGuardError": "twinbus.errors",
     "BacklogMessageTooLargeError": "twinbus.errors",
-    "BacklogQueueFound": "twinbus.pairing.announcements",
-    "BacklogQueueLeftOut": "twinbus.pairing.announcements",
-    "BacklogQueuePulled": "twinbus.pairing.announcements",
-    "BacklogQueueReturned": "twinbus.pairing.announcements",
+    "BacklogQueueFound": "twinbus.pairing.core.announcements",
+    "BacklogQueueLeftOut": "twinbus.pairing.core.announcements",
+    "BacklogQueuePulled": "twinbus.pairing.core.announcements",
+    "BacklogQueueReturned": "twinbus.pairing.core.announcements",
     "BacklogUnavailableError": "twinbus.errors",
     "BrokerError": "twinbus.errors",
     "BrokerStartError": "twinbus.errors",
     "EmbeddedBroker": "twinbus.broker.embedded",
-    "EntityChanged": "twinbus.pairing.announcements",
-    "EntityHeld": "twinbus.pairing.announcements",
+    "EntityChanged": "twinbus.pairing.core.announcements",
+    "EntityHeld": "twinbus.pairing.core.announcements",
     "EntityUnusableError": "twinbus.errors",
-    "EventsDropped": "twinbus.pairing.announcements",
-    "GuardWarned": "twinbus.pairing.announcements",
+    "EventsDropped": "twinbus.pairing.core.announcements",
+    "GuardWarned": "twinbus.pairing.core.announcements",
     "InvalidDestinationError": "twinbus.errors",
     "ListenError": "twinbus.errors",
     "MissingDestinationError": "twinbus.errors",
     "MissingRightError": "twinbus.errors",
-    "Namespace": "twinbus.pairing.namespaces",
+    "Namespace": "twinbus.namespace.namespace",
     "NamespaceInUseError": "twinbus.errors",
     "PairClosedError": "twinbus.errors",
-    "PairEvent": "twinbus.pairing.announcements",
+    "PairEvent": "twinbus.pairing.core.announcements",
     "PairFaultedError": "twinbus.errors",
     "PairingError": "twinbus.errors",
     "PartialDivertError": "twinbus.errors",
-    "PingEnded": "twinbus.pairing.announcements",
-    "ProtectionChanged": "twinbus.pairing.announcements",
+    "PingEnded": "twinbus.pairing.core.announcements",
+    "ProtectionChanged": "twinbus.pairing.core.announcements",
     "ReservedPropertyError": "twinbus.errors",
     "SameNamespaceError": "twinbus.errors",
     "ScheduleUnavailableError": "twinbus.errors",
     "SendAvailabilityOptions": "twinbus.options",
-    "SideChanged": "twinbus.pairing.announcements",
+    "SideChanged": "twinbus.pairing.core.announcements",
     "StoreError": "twinbus.errors",
     "StoreFull": "twinbus.errors",
     "TransferError": "twinbus.errors",

@@ -18,23 +18,23 @@ from twinbus.control.pair_verbs import pair_verbs
 from twinbus.control.server import ControlServer
 from twinbus.control.syphon_verbs import steering_verbs
 from twinbus.errors import PairClosedError, SameNamespaceError
+from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.announcements import EntityHeld, PairEvent, SideChanged
-from twinbus.pairing.client import PairedClient, close_sdk_client
-from twinbus.pairing.closing import PairSide, SideKeeper
-from twinbus.pairing.discovery import Discovery
-from twinbus.pairing.events import Event, ForceFailover, Freeze, MarkHealthy, Unfreeze
-from twinbus.pairing.listeners import BUFFER_MAX, EventStream
-from twinbus.pairing.namespaces import Namespace
-from twinbus.pairing.recording import Recorder, open_recorder
-from twinbus.pairing.sides import ClosePair, Side, SideChange
-from twinbus.pairing.status import PairStatus, backlog_status, side_status
+from twinbus.pairing.core.announcements import EntityHeld, PairEvent, SideChanged
+from twinbus.pairing.core.events import Event, ForceFailover, Freeze, MarkHealthy, Unfreeze
+from twinbus.pairing.core.sides import ClosePair, Side, SideChange
+from twinbus.pairing.core.status import PairStatus, backlog_status, side_status
+from twinbus.pairing.lifecycle.closing import PairSide, SideKeeper
+from twinbus.pairing.lifecycle.discovery import Discovery
+from twinbus.pairing.observing.listeners import BUFFER_MAX, EventStream
+from twinbus.pairing.sending.client import PairedClient, close_sdk_client
+from twinbus.pairing.sending.recording import Recorder, open_recorder
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
-    from twinbus.pairing.metrics import PairCollector
-    from twinbus.pairing.sender import PairedSender
+    from twinbus.pairing.observing.metrics import PairCollector
+    from twinbus.pairing.sending.sender import PairedSender
 
 __all__ = ["Pair", "PairStatus", "pair_namespaces"]
 
@@ -195,8 +195,8 @@ class Pair:
         depth and age of the backlog are looked up every so many seconds (billed operations).
         ImportError without the extra `telemetry`.
         """
-        from twinbus.pairing.metrics import PairCollector, Subject
-        from twinbus.pairing.sounding import Sounding
+        from twinbus.pairing.observing.backlog_depth import Sounding
+        from twinbus.pairing.observing.metrics import PairCollector, Subject
 
         client = self._started()
         sounding = None

@@ -28,7 +28,7 @@ from twinbus import EmbeddedBroker, PairClosedError, PairingError, ScheduleUnava
 from twinbus.blocking import EventStream, Namespace, Pair, pair_namespaces
 from twinbus.broker.faults import Fault
 from twinbus.broker.sas import AcceptedToken
-from twinbus.pairing.backlog import backlog_paths
+from twinbus.pairing.core.backlog import backlog_paths
 
 pytestmark = pytest.mark.contract
 

@@ -29,13 +29,13 @@ from twinbus import (
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.broker.sas import AcceptedToken, sign
+from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pair import Pair
-from twinbus.pairing.backlog import backlog_paths
-from twinbus.syphon import line as line_module
-from twinbus.syphon.counts import counts_of
-from twinbus.syphon.endpoint import endpoint_of
+from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.syphon.connection import line as line_module
+from twinbus.syphon.connection.counts import counts_of
+from twinbus.syphon.connection.line import Line
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.line import Line
 
 pytestmark = pytest.mark.contract
 

@@ -32,7 +32,7 @@ from twinbus import (
 from twinbus.broker.faults import Fault
 from twinbus.ledger import read
 from twinbus.pair import Pair
-from twinbus.pairing.backlog import backlog_paths
+from twinbus.pairing.core.backlog import backlog_paths
 
 pytestmark = pytest.mark.contract
 

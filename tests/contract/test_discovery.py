@@ -28,9 +28,9 @@ from twinbus import (
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.ledger import read
 from twinbus.pair import Pair
-from twinbus.pairing import discovery
-from twinbus.pairing.administration import LIST_PAGES_MAX
-from twinbus.pairing.backlog import backlog_paths
+from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.pairing.lifecycle import discovery
+from twinbus.pairing.lifecycle.administration import LIST_PAGES_MAX
 
 pytestmark = pytest.mark.contract
 

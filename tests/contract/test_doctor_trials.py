@@ -12,10 +12,10 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.official_sdk import administration
 from twinbus import EmbeddedBroker, Namespace
-from twinbus.console import doctor_trials
-from twinbus.console.doctor_findings import Finding, Level
-from twinbus.console.doctor_patient import Patient
-from twinbus.console.doctor_scratch import Scratch
+from twinbus.console.doctor import trials as doctor_trials
+from twinbus.console.doctor.findings import Finding, Level
+from twinbus.console.doctor.namespaces import Patient
+from twinbus.console.doctor.scratch import Scratch
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.contract

@@ -16,7 +16,7 @@ from twinbus import pair_namespaces
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon import node
+from twinbus.syphon.connection import node
 from twinbus.syphon.host import DrainStats, drain
 
 pytestmark = pytest.mark.contract

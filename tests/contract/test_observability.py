@@ -33,7 +33,7 @@ from twinbus import (
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.faults import Fault
 from twinbus.pair import Pair
-from twinbus.pairing.metrics import OTHERS, PairCollector
+from twinbus.pairing.observing.metrics import OTHERS, PairCollector
 
 pytestmark = pytest.mark.contract
 
@@ -266,10 +266,10 @@ def test_without_the_library_metrics_are_one_clear_line_and_traces_are_off() -> 
         "sys.modules['prometheus_client'] = None\n"
         "sys.modules['opentelemetry'] = None\n"
         "import twinbus.pair\n"
-        "from twinbus.pairing.tracing import tracing_now\n"
+        "from twinbus.pairing.observing.tracing import tracing_now\n"
         "assert tracing_now(None) is None\n"
         "try:\n"
-        "    import twinbus.pairing.metrics\n"
+        "    import twinbus.pairing.observing.metrics\n"
         "except ImportError as error:\n"
         "    print(error)\n"
     )

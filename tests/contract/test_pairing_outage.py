@@ -22,7 +22,7 @@ from tests.processes import ServedBroker
 from twinbus import Namespace, pair_namespaces
 from twinbus.ledger import read
 from twinbus.pair import Pair
-from twinbus.pairing.sender import PairedSender
+from twinbus.pairing.sending.sender import PairedSender
 
 pytestmark = pytest.mark.contract
 

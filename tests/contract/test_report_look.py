@@ -9,7 +9,7 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.official_sdk import administration, client
 from twinbus.broker.embedded import EmbeddedBroker
-from twinbus.console.report_look import Looking
+from twinbus.console.report.backlog_scan import Looking
 from twinbus.errors import SyphonError
 from twinbus.pipeline.report import Sighting
 from twinbus.transfer import to_backlog_message

@@ -22,7 +22,7 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.pair import Pair
-from twinbus.pairing.backlog import backlog_paths
+from twinbus.pairing.core.backlog import backlog_paths
 
 pytestmark = pytest.mark.contract
 

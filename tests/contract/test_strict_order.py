@@ -34,13 +34,13 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.ledger import NullLedger
+from twinbus.namespace.endpoint import Endpoint
 from twinbus.pair import Pair
-from twinbus.pairing.backlog import session_queue
-from twinbus.pairing.sender import PairedSender
-from twinbus.syphon.endpoint import Endpoint
+from twinbus.pairing.core.backlog import session_queue
+from twinbus.pairing.sending.sender import PairedSender
+from twinbus.syphon.core.strict_pump import StrictPump
 from twinbus.syphon.host import SyphonHost, drain
-from twinbus.syphon.relay import Relay
-from twinbus.syphon.strict_pump import StrictPump
+from twinbus.syphon.relay.relay import Relay
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.contract
@@ -193,7 +193,7 @@ WORKER = """
 import asyncio, json, sys
 from twinbus import SendAvailabilityOptions
 from twinbus.syphon.host import drain
-from twinbus.syphon.pump import Limits
+from twinbus.syphon.core.pump import Limits
 given = json.loads(sys.argv[1])
 asyncio.run(drain(given["primary"], given["secondary"], given["queues"],
     options=SendAvailabilityOptions(session_order="strict"), limits=Limits(messages=100),

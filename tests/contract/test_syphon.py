@@ -25,8 +25,8 @@ from tests.processes import ServedBroker
 from twinbus import errors
 from twinbus.ledger import LedgerWriter, read
 from twinbus.options import SendAvailabilityOptions
+from twinbus.syphon.core.pump import Limits
 from twinbus.syphon.host import DrainStats, SyphonHost, drain
-from twinbus.syphon.pump import Limits
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.contract
@@ -387,7 +387,7 @@ def test_a_lost_secondary_costs_no_duplicates(namespaces: Namespaces) -> None:
 WORKER = """
 import asyncio, json, sys
 from twinbus.syphon.host import drain
-from twinbus.syphon.pump import Limits
+from twinbus.syphon.core.pump import Limits
 given = json.loads(sys.argv[1])
 asyncio.run(drain(given["primary"], given["secondary"], given["queues"],
     limits=Limits(messages=given["window"]), pump_factory=given.get("pump_factory"),

@@ -34,7 +34,7 @@ from twinbus import EmbeddedBroker
 from twinbus.broker import listener as listener_module
 from twinbus.broker.listener import AMQP_HEADER, Listener
 from twinbus.broker.sas import AcceptedToken
-from twinbus.pairing.classify import Meaning, meaning_of
+from twinbus.pairing.core.classify import Meaning, meaning_of
 
 pytestmark = pytest.mark.contract
 

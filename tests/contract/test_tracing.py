@@ -23,8 +23,8 @@ from twinbus import EmbeddedBroker
 from twinbus.broker.faults import Fault
 from twinbus.ledger import read
 from twinbus.pair import Pair
-from twinbus.pairing.backlog import backlog_paths
-from twinbus.pairing.tracing import Tracing
+from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.pairing.observing.tracing import Tracing
 
 pytestmark = pytest.mark.contract
 
@@ -41,7 +41,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 def test_with_the_library_but_no_provider_nothing_is_traced() -> None:
     program = (
         "import opentelemetry.trace\n"
-        "from twinbus.pairing.tracing import tracing_now\n"
+        "from twinbus.pairing.observing.tracing import tracing_now\n"
         "assert tracing_now(None) is None\n"
         "from opentelemetry.sdk.trace import TracerProvider\n"
         "opentelemetry.trace.set_tracer_provider(TracerProvider())\n"

@@ -18,9 +18,9 @@ from twinbus import EmbeddedBroker, Namespace, pair_namespaces
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.faults import Fault
 from twinbus.errors import SyphonError
+from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pair import Pair
-from twinbus.syphon.dead_letters import DeadLetterFilter
-from twinbus.syphon.endpoint import endpoint_of
+from twinbus.syphon.core.dead_letters import DeadLetterFilter
 from twinbus.syphon.host import drain
 from twinbus.syphon.replaying import replay
 

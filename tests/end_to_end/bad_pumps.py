@@ -11,9 +11,9 @@ import signal
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from twinbus.syphon.actions import Action, Complete, Forward, Release
-from twinbus.syphon.parcel import Parcel
-from twinbus.syphon.pump import Pump
+from twinbus.syphon.core.actions import Action, Complete, Forward, Release
+from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.pump import Pump
 
 VARIABLE = "BAD_PUMP_FILE"
 

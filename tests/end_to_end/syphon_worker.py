@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from twinbus.options import SendAvailabilityOptions
+from twinbus.syphon.core.pump import Limits
 from twinbus.syphon.host import DrainProgress, drain
-from twinbus.syphon.pump import Limits
 
 LOOK_S = 0.05
 

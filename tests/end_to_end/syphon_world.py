@@ -32,8 +32,8 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Int, Symbol
-from twinbus.syphon.endpoint import endpoint_of
-from twinbus.syphon.peeking import dialled
+from twinbus.namespace.endpoint import endpoint_of
+from twinbus.syphon.connection.peeking import dialled
 from twinbus.transfer import to_backlog_sections
 
 REPOSITORY = Path(__file__).parents[2]

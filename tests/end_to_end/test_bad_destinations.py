@@ -29,12 +29,12 @@ from tests.end_to_end.mixed_backlog import (
     until,
 )
 from twinbus.amqp.types import Int
+from twinbus.namespace.endpoint import endpoint_of
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.endpoint import endpoint_of
+from twinbus.syphon.connection.peeking import dialled
+from twinbus.syphon.core.pump import Limits
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.peeking import dialled
-from twinbus.syphon.pump import Limits
-from twinbus.syphon.source import SourceRequests
+from twinbus.syphon.relay.queue_requests import SourceRequests
 
 pytestmark = pytest.mark.end_to_end
 

@@ -16,8 +16,8 @@ from typing import IO, Any
 import pytest
 
 from tests.processes import ENTRY
-from twinbus.console.drill_traffic import PATIENCE_S
-from twinbus.console.drill_world import ENTITIES
+from twinbus.console.drill.traffic import PATIENCE_S
+from twinbus.console.drill.world import ENTITIES
 from twinbus.planning.model import Traffic, effect_of
 
 pytestmark = pytest.mark.end_to_end

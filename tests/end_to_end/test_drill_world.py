@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.console.drill_world import (
+from twinbus.console.drill.world import (
     ENTITIES,
     DrillError,
     NamespaceProcess,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinbus.pairing.attempts import (
+from twinbus.pairing.core.attempts import (
     Divert,
     DivertFailed,
     Ending,
@@ -21,9 +21,9 @@ from twinbus.pairing.attempts import (
     Wait,
     Woken,
 )
-from twinbus.pairing.backlog import KeptChoice, Rotation, backlog_paths
-from twinbus.pairing.classify import Meaning
-from twinbus.pairing.failover import (
+from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
+from twinbus.pairing.core.classify import Meaning
+from twinbus.pairing.core.failover import (
     EntityFailover,
     Event,
     ForceFailover,

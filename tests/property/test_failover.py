@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinbus.pairing.failover import (
+from twinbus.pairing.core.failover import (
     Close,
     Divert,
     EntityFailover,

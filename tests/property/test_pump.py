@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.unit.syphon.pump_world import World
-from twinbus.syphon.pump import Limits
+from tests.unit.syphon.core.pump_world import World
+from twinbus.syphon.core.pump import Limits
 
 PATHS = st.sampled_from(["orders", "Invoices", "topics/a", ""])
 CONDITIONS = st.sampled_from(

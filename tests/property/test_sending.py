@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 
 from tests.unit.pairing.sdk_world import PairWorld, run
 from twinbus.errors import PartialDivertError
-from twinbus.pairing.events import ForceFailover, Freeze, MarkHealthy, Unfreeze
-from twinbus.pairing.guards import id_of
+from twinbus.pairing.core.events import ForceFailover, Freeze, MarkHealthy, Unfreeze
+from twinbus.pairing.sdk.guards import id_of
 
 FATES = ("take", "slow", "refuse", "break", "break_stored", "hang", "hang_stored",
          "busy", "full", "swallow")  # fmt: skip

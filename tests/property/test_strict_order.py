@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from tests.property.test_strict_pump import StrictPumpMachine
-from tests.unit.syphon.pump_world import World
-from twinbus.pairing.session_order import DOUBT_S, Divertion, Look, SessionKey, SessionOrder
-from twinbus.syphon.pump import Limits
+from tests.unit.syphon.core.pump_world import World
+from twinbus.pairing.core.session_order import DOUBT_S, Divertion, Look, SessionKey, SessionOrder
+from twinbus.syphon.core.pump import Limits
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 SESSIONS = ("a", "b")

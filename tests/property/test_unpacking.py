@@ -25,10 +25,10 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
-from twinbus.syphon import unpacking
-from twinbus.syphon.parcel import Parcel
-from twinbus.syphon.peeked import read_peeked
-from twinbus.syphon.unpacking import EXPIRED, MALFORMED, NOT_RESTORED, Unpacker, unpack
+from twinbus.syphon.connection.peeked_message import read_peeked
+from twinbus.syphon.core import unpacking
+from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.unpacking import EXPIRED, MALFORMED, NOT_RESTORED, Unpacker, unpack
 from twinbus.transfer import from_backlog_sections, to_backlog_sections
 from twinbus.transfer.entity_names import is_entity_name
 

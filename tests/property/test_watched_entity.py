@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.pairing.sdk_world import run
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.entity import WatchedEntity
-from twinbus.pairing.events import (
+from twinbus.pairing.core.events import (
     Event,
     ForceFailover,
     Freeze,
@@ -23,6 +22,7 @@ from twinbus.pairing.events import (
     Transition,
     Unfreeze,
 )
+from twinbus.pairing.sending.watched_entity import WatchedEntity
 
 EVENTS: st.SearchStrategy[Event] = st.sampled_from(
     [

@@ -22,7 +22,7 @@ from twinbus.broker.refusals import (
     Unauthorized,
 )
 from twinbus.errors import PairingError
-from twinbus.pairing.backlog import WANTED
+from twinbus.pairing.core.backlog import WANTED
 
 if TYPE_CHECKING:
     from tests.simulation.namespace import SimNamespace

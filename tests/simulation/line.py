@@ -39,12 +39,12 @@ from twinbus.amqp.types import Symbol, decode
 from twinbus.broker.engine.queue import Delivery, Outcome, Queue
 from twinbus.broker.messages.incoming import render
 from twinbus.broker.refusals import EntityNotFound, Refusal
-from twinbus.syphon.line import ANSWER_S
-from twinbus.syphon.node import LineLost, RequestRefused
+from twinbus.syphon.connection.line import ANSWER_S
+from twinbus.syphon.connection.node import LineLost, RequestRefused
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-    from twinbus.syphon.endpoint import Endpoint
+    from twinbus.namespace.endpoint import Endpoint
 
 __all__ = ["SimLine", "sim_line"]
 
@@ -64,7 +64,7 @@ def sim_line(world: World) -> Callable[..., SimLine]:
 
 
 class SimLine:
-    """One signed-in connection, as `twinbus.syphon.line.Line` is to a relay."""
+    """One signed-in connection, as `twinbus.syphon.connection.line.Line` is to a relay."""
 
     def __init__(
         self, world: World, endpoint: Endpoint, on_event: Callable[[Event], None], **_: Any

@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
-from twinbus.pairing.backlog import Rotation
-from twinbus.pairing.events import Action, PingFailed
-from twinbus.pairing.failover import NOTHING, PINGED, EntityFailover
-from twinbus.syphon import unpacking
-from twinbus.syphon.actions import Forward
-from twinbus.syphon.destination import Destination
-from twinbus.syphon.pump import Pump
+from twinbus.pairing.core.backlog import Rotation
+from twinbus.pairing.core.events import Action, PingFailed
+from twinbus.pairing.core.failover import NOTHING, PINGED, EntityFailover
+from twinbus.syphon.core import unpacking
+from twinbus.syphon.core.actions import Forward
+from twinbus.syphon.core.destination import Destination
+from twinbus.syphon.core.pump import Pump
 from twinbus.transfer import aliases_of, from_backlog_sections
 
 __all__ = ["PLANTED", "PLANTED_IN_STRICT"]
@@ -92,7 +92,7 @@ def late_success_ignored() -> AbstractContextManager[Any]:
 
 def session_returns_too_early() -> AbstractContextManager[Any]:
     """Under strict order a session goes to the primary while messages of it are in the backlog."""
-    order = importlib.import_module("twinbus.pairing.session_order")
+    order = importlib.import_module("twinbus.pairing.core.session_order")
     return patch.object(order.SessionOrder, "is_bound", lambda self, key: False)
 
 

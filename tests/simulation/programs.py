@@ -19,12 +19,12 @@ from tests.simulation.truth import CALL, Call, Original
 from twinbus.errors import PartialDivertError, TwinbusError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair
-from twinbus.pairing.backlog import backlog_paths
-from twinbus.pairing.client import PairedClient
-from twinbus.pairing.entity import WatchedEntity
-from twinbus.pairing.events import State
+from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.pairing.core.events import State
+from twinbus.pairing.sending.client import PairedClient
+from twinbus.pairing.sending.watched_entity import WatchedEntity
+from twinbus.syphon.core.intake import Limits
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.intake import Limits
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from twinbus.broker.refusals import EntityNotFound
-from twinbus.pairing.backlog import LONGEST_PULL_S
-from twinbus.pairing.events import State
+from twinbus.pairing.core.backlog import LONGEST_PULL_S
+from twinbus.pairing.core.events import State
 from twinbus.syphon.host import SyphonHost
 
 if TYPE_CHECKING:

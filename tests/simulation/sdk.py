@@ -40,8 +40,8 @@ from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import render
 from twinbus.broker.refusals import EntityAlreadyExists, EntityNotFound, Refusal
-from twinbus.pairing.namespaces import Namespace
-from twinbus.pairing.ping import PING_CONTENT_TYPE
+from twinbus.namespace.namespace import Namespace
+from twinbus.pairing.core.ping import PING_CONTENT_TYPE
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

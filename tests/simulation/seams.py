@@ -15,16 +15,16 @@ from unittest.mock import patch
 from uuid import UUID
 
 import twinbus.pair
-import twinbus.pairing.administration
-import twinbus.pairing.client
-import twinbus.pairing.outgoing
-import twinbus.syphon.errands
-import twinbus.syphon.outbound
-import twinbus.syphon.relay
+import twinbus.pairing.lifecycle.administration
+import twinbus.pairing.sdk.outgoing
+import twinbus.pairing.sending.client
+import twinbus.syphon.relay.outbound
+import twinbus.syphon.relay.queue_answers
+import twinbus.syphon.relay.relay
 from tests.simulation.line import sim_line
 from tests.simulation.namespace import EPOCH_MS
 from tests.simulation.sdk import SimAdministration
-from twinbus.pairing.recording import Recorder
+from twinbus.pairing.sending.recording import Recorder
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -79,16 +79,16 @@ def tied_to(world: World) -> Iterator[None]:
         (twinbus.pair, "PairedClient", world.client_class),
         (twinbus.pair, "open_recorder", recorder),
         (twinbus.pair, "ControlServer", _NoControl),
-        (twinbus.pairing.administration, "administration_client", administration),
-        (twinbus.pairing.client, "uuid4", new_id),
-        (twinbus.pairing.outgoing, "uuid4", new_id),
-        (twinbus.syphon.relay, "Line", sim_line(world)),
-        (twinbus.syphon.relay, "time", time),
-        (twinbus.syphon.errands, "time", time),
-        (twinbus.syphon.outbound, "time", time),
+        (twinbus.pairing.lifecycle.administration, "administration_client", administration),
+        (twinbus.pairing.sending.client, "uuid4", new_id),
+        (twinbus.pairing.sdk.outgoing, "uuid4", new_id),
+        (twinbus.syphon.relay.relay, "Line", sim_line(world)),
+        (twinbus.syphon.relay.relay, "time", time),
+        (twinbus.syphon.relay.queue_answers, "time", time),
+        (twinbus.syphon.relay.outbound, "time", time),
     ]
-    if importlib.util.find_spec("twinbus.syphon.lease") is not None:
-        lease = importlib.import_module("twinbus.syphon.lease")
+    if importlib.util.find_spec("twinbus.syphon.relay.lease") is not None:
+        lease = importlib.import_module("twinbus.syphon.relay.lease")
         names += [(lease, "Line", sim_line(world)), (lease, "time", time)]
     patches = [patch.object(*name) for name in names]
     log = logging.getLogger("twinbus")

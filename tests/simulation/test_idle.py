@@ -17,7 +17,7 @@ from tests.simulation.seams import tied_to
 from tests.simulation.world import World
 from twinbus.ledger import LedgerWriter, read
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.backlog import backlog_paths
+from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.syphon.host import SyphonHost
 
 HOUR_S = 3_600.0

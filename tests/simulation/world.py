@@ -32,7 +32,7 @@ from tests.simulation.truth import CALL, Deed, Truth
 from twinbus.broker.engine.queue import Delivery, Queue
 from twinbus.ledger.record import LineForm
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.backlog import backlog_paths
+from twinbus.pairing.core.backlog import backlog_paths
 
 __all__ = ["Result", "World", "simulate"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pytest
 
-from twinbus.pipeline.session import QUICK_START, start_session, stop_session
+from twinbus.pipeline.spark.session import QUICK_START, start_session, stop_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from typing import Any
 
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pipeline.drain import drain
-from twinbus.pipeline.session import QUICK_START, spark_session
-from twinbus.pipeline.shipping import ship_package
-from twinbus.syphon.pump import Limits
+from twinbus.pipeline.drain.drain import drain
+from twinbus.pipeline.spark.session import QUICK_START, spark_session
+from twinbus.pipeline.spark.shipping import ship_package
+from twinbus.syphon.core.pump import Limits
 
 SETTINGS = {
     **QUICK_START,
@@ -46,7 +46,7 @@ def main(master: str) -> None:
 def _where(batches: Iterator[Any]) -> Iterator[Any]:
     """Where an executor's Python has the package from."""
     pa: Any = importlib.import_module("pyarrow")
-    task = importlib.import_module("twinbus.pipeline.drain_task")
+    task = importlib.import_module("twinbus.pipeline.drain.task")
     for _ in batches:
         yield pa.RecordBatch.from_pydict({"place": [task.__file__]})
 

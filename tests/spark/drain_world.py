@@ -22,9 +22,9 @@ from tests.end_to_end.syphon_world import Places
 from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus.amqp.message import Properties, encode_message, join, split
-from twinbus.syphon.counts import counts_of
-from twinbus.syphon.endpoint import Endpoint
-from twinbus.syphon.tenure import lease_place
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.syphon.connection.counts import counts_of
+from twinbus.syphon.core.lease_validity import lease_place
 from twinbus.transfer import to_backlog_sections
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(4)]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from tests.spark.ledgers import Line, rows
-from twinbus.pipeline.gold import merged
-from twinbus.pipeline.increment import kept_tables, totals
-from twinbus.pipeline.journeys import judged, partial_journeys
-from twinbus.pipeline.scale import session_for_few
-from twinbus.pipeline.schemas import LEDGER
-from twinbus.pipeline.store import Snapshot, TableStore
+from twinbus.pipeline.spark.scale import session_for_few
+from twinbus.pipeline.store.increment import kept_tables, totals
+from twinbus.pipeline.store.store import Snapshot, TableStore
+from twinbus.pipeline.tables.gold import merged
+from twinbus.pipeline.tables.journeys import judged, partial_journeys
+from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from twinbus.ledger.record import VERSION
-from twinbus.pipeline.schemas import LEDGER
+from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

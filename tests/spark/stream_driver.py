@@ -18,9 +18,9 @@ from typing import Any
 
 from tests.spark.kept import batch_tables, stored_tables
 from twinbus.ledger import read
-from twinbus.pipeline import stream
-from twinbus.pipeline.session import QUICK_START, spark_session
-from twinbus.pipeline.store import TableStore
+from twinbus.pipeline.spark.session import QUICK_START, spark_session
+from twinbus.pipeline.store import stream
+from twinbus.pipeline.store.store import TableStore
 
 
 def main(ledger: Path, moment: int) -> None:

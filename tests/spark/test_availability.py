@@ -20,10 +20,10 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pairing.events import SendFailed, State
-from twinbus.pairing.failover import EntityFailover
-from twinbus.pairing.recording import CLOSED
-from twinbus.pipeline import availability, conservation, gold_schemas, schemas, windows
+from twinbus.pairing.core.events import SendFailed, State
+from twinbus.pairing.core.failover import EntityFailover
+from twinbus.pairing.sending.recording import CLOSED
+from twinbus.pipeline.tables import availability, conservation, gold_schemas, schemas, windows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

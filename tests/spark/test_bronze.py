@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.ledgers import sent
 from twinbus.ledger import LedgerError
-from twinbus.pipeline.bronze import read_ledger, reason, records_of
+from twinbus.pipeline.tables.bronze import read_ledger, reason, records_of
 
 if TYPE_CHECKING:
     from pathlib import Path

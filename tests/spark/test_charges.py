@@ -23,11 +23,11 @@ from tests.spark.ledgers import (
 )
 from twinbus.cost import arithmetic, prices
 from twinbus.cost.arithmetic import CountingRule
-from twinbus.pipeline import charges, conservation, gold_schemas, schemas
-from twinbus.pipeline.charges_report import charges_report
-from twinbus.pipeline.findings import MonthlySum, bill, idle_model, ping_model
-from twinbus.pipeline.reporting import batch_tables
-from twinbus.pipeline.reports import Asked
+from twinbus.pipeline.reports.charges import charges_report
+from twinbus.pipeline.reports.documents import Asked
+from twinbus.pipeline.reports.findings import MonthlySum, bill, idle_model, ping_model
+from twinbus.pipeline.reports.ledger_tables import batch_tables
+from twinbus.pipeline.tables import charges, conservation, gold_schemas, schemas
 
 if TYPE_CHECKING:
     from pathlib import Path

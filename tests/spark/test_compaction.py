@@ -16,15 +16,15 @@ from pyspark.sql import functions as F
 
 from tests.spark.ledgers import Line, came_out, completed, diverted, moved, received, sent
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline import compaction
-from twinbus.pipeline.bronze import STORED_RECORDS
-from twinbus.pipeline.compaction import compact, remove_raw
-from twinbus.pipeline.increment import STORED_JOURNEYS, kept_tables, totals
-from twinbus.pipeline.journeys import merged
-from twinbus.pipeline.notable import NOTABLE
-from twinbus.pipeline.retention import retain
-from twinbus.pipeline.store import BRONZE, JOURNEYS, SUMS, Snapshot, TableStore
-from twinbus.pipeline.stream import open_store, rebuild, update
+from twinbus.pipeline.store import compaction
+from twinbus.pipeline.store.compaction import compact, remove_raw
+from twinbus.pipeline.store.increment import STORED_JOURNEYS, kept_tables, totals
+from twinbus.pipeline.store.retention import retain
+from twinbus.pipeline.store.store import BRONZE, JOURNEYS, SUMS, Snapshot, TableStore
+from twinbus.pipeline.store.stream import open_store, rebuild, update
+from twinbus.pipeline.tables.bronze import STORED_RECORDS
+from twinbus.pipeline.tables.journeys import merged
+from twinbus.pipeline.tables.named_messages import NOTABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pipeline import availability, conservation, gold_schemas, journeys, schemas
+from twinbus.pipeline.tables import availability, conservation, gold_schemas, journeys, schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

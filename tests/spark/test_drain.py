@@ -18,17 +18,17 @@ from tests.spark import drain_world
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerError, read
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pipeline.drain import DrainRun, DrainStatistics, _turn_s, drain, group_queues
-from twinbus.syphon.actions import Action, Forward
-from twinbus.syphon.pump import Limits, Pump
+from twinbus.pipeline.drain.drain import DrainRun, DrainStatistics, _turn_s, drain, group_queues
+from twinbus.syphon.core.actions import Action, Forward
+from twinbus.syphon.core.pump import Limits, Pump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
+    from twinbus.syphon.core.backlog_message import Parcel
     from twinbus.syphon.host import DrainProgress
-    from twinbus.syphon.parcel import Parcel
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]
 EACH = 200
@@ -191,7 +191,7 @@ def test_a_continuous_drain_outlives_a_failed_job_and_stops_without_duplicates(
 def test_a_drain_that_is_stopped_in_the_middle_duplicates_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pipeline.drain.PROGRESS_S", 0.02)
+    monkeypatch.setattr("twinbus.pipeline.drain.drain.PROGRESS_S", 0.02)
     stop, each = threading.Event(), 2_000
     count = each * len(drain_world.KINDS)
 
@@ -218,8 +218,8 @@ def test_a_task_that_waits_for_a_destination_gives_others_its_slot(
 ) -> None:
     from tests.official_sdk import administration
 
-    monkeypatch.setattr("twinbus.pipeline.drain.PROGRESS_S", 0.1)
-    monkeypatch.setattr("twinbus.pipeline.drain.STARVED_S", 1.0)
+    monkeypatch.setattr("twinbus.pipeline.drain.drain.PROGRESS_S", 0.1)
+    monkeypatch.setattr("twinbus.pipeline.drain.drain.STARVED_S", 1.0)
     assert spark.sparkContext.defaultParallelism == 1
     with administration(namespaces[0]) as admin:
         admin.create_queue("closed", status="SendDisabled")
@@ -278,7 +278,7 @@ def test_what_a_user_can_get_wrong_is_one_line(
 def test_a_job_that_fails_again_and_again_is_given_up(
     spark: SparkSession, namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pipeline.drain.FIRST_AGAIN_S", 0.01)
+    monkeypatch.setattr("twinbus.pipeline.drain.drain.FIRST_AGAIN_S", 0.01)
     with pytest.raises(SyphonError, match="3 Spark jobs failed and moved nothing, 600 messages"):
         drain(spark, *namespaces, QUEUES, pump_factory="tests.spark.test_drain:not_a_pump")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.ledgers import assert_rows
-from twinbus.pipeline import gold, gold_schemas, schemas
+from twinbus.pipeline.tables import gold, gold_schemas, schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ import pytest
 
 from tests.processes import ServedBroker
 from twinbus.errors import SyphonError
-from twinbus.pipeline.inspection import MESSAGES, PeekReader, register
+from twinbus.pipeline.drain.queue_source import MESSAGES, PeekReader, register
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

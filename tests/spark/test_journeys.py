@@ -20,9 +20,9 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pipeline.journeys import judged, looked_at, merged, partial_journeys
-from twinbus.pipeline.scale import session_for_few
-from twinbus.pipeline.schemas import FATES, JOURNEYS, LEDGER, SIGHTINGS
+from twinbus.pipeline.spark.scale import session_for_few
+from twinbus.pipeline.tables.journeys import judged, looked_at, merged, partial_journeys
+from twinbus.pipeline.tables.schemas import FATES, JOURNEYS, LEDGER, SIGHTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -129,7 +129,7 @@ def test_every_message_has_the_facts_and_the_fate_that_its_lines_tell(quick: Spa
 
 
 def test_nothing_leaves_the_backlog_before_it_came(quick: SparkSession) -> None:
-    from twinbus.pipeline.conservation import backlog_depth
+    from twinbus.pipeline.tables.conservation import backlog_depth
 
     lines = [diverted("skewed", 20), *moved("skewed", 20, out_s=15)[1:], diverted("other", 16)]
     depth = backlog_depth(judged(journeys_of(quick, lines)), 1)

@@ -11,9 +11,9 @@ import pytest
 from tests.spark.ledgers import diverted, received, sent
 from tests.spark.test_compaction import write
 from tests.unit.console.commands import run
-from twinbus.console.output import COULD_NOT
+from twinbus.console.terminal.output import COULD_NOT
 from twinbus.pipeline import tables_job
-from twinbus.pipeline.store import BRONZE, JOURNEYS, SUMS
+from twinbus.pipeline.store.store import BRONZE, JOURNEYS, SUMS
 
 if TYPE_CHECKING:
     from pathlib import Path

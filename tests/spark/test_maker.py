@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from twinbus.pipeline import maker
-from twinbus.pipeline.journeys import judged, merged, partial_journeys
-from twinbus.pipeline.schemas import LEDGER
+from twinbus.pipeline.tables.journeys import judged, merged, partial_journeys
+from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pipeline import gold_schemas, reconciliation, schemas
+from twinbus.pipeline.tables import gold_schemas, reconciliation, schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

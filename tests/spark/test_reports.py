@@ -11,17 +11,9 @@ import pytest
 
 from tests import outage_story as story
 from twinbus.ledger.record import decode, encode
-from twinbus.pipeline.availability_report import availability_report
-from twinbus.pipeline.conservation_report import Look, conservation_report
-from twinbus.pipeline.reconciliation_report import reconciliation_report
-from twinbus.pipeline.reporting import (
-    BatchTables,
-    UnknownEntityError,
-    batch_tables,
-    require_entity,
-    stored_tables,
-)
-from twinbus.pipeline.reports import (
+from twinbus.pipeline.reports.availability import availability_report
+from twinbus.pipeline.reports.conservation import Look, conservation_report
+from twinbus.pipeline.reports.documents import (
     Agreement,
     Asked,
     Balance,
@@ -32,7 +24,15 @@ from twinbus.pipeline.reports import (
     Percentiles,
     Verdict,
 )
-from twinbus.pipeline.schemas import SIGHTINGS
+from twinbus.pipeline.reports.ledger_tables import (
+    BatchTables,
+    UnknownEntityError,
+    batch_tables,
+    require_entity,
+    stored_tables,
+)
+from twinbus.pipeline.reports.reconciliation import reconciliation_report
+from twinbus.pipeline.tables.schemas import SIGHTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

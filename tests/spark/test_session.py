@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from twinbus.pipeline.session import spark_session, start_session
+from twinbus.pipeline.spark.session import spark_session, start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 REFUSED = """
-from twinbus.pipeline.session import SparkStartError, start_session
+from twinbus.pipeline.spark.session import SparkStartError, start_session
 for _ in range(2):
     try:
         start_session(settings={"spark.driver.memory": "1k"})

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.increment import kept_tables, signature_of
-from twinbus.pipeline.store import BRONZE, KEEP_S, SUMS, CommitConflict, Snapshot, TableStore
-from twinbus.pipeline.stream import open_store
+from twinbus.pipeline.store.increment import kept_tables, signature_of
+from twinbus.pipeline.store.store import BRONZE, KEEP_S, SUMS, CommitConflict, Snapshot, TableStore
+from twinbus.pipeline.store.stream import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +73,7 @@ def test_a_replaced_part_stays_as_long_as_a_reader_may_take(
     store = TableStore(spark, tmp_path)
 
     def left_after(at_s: float) -> set[str]:
-        monkeypatch.setattr("twinbus.pipeline.store._now_ms", lambda: int(at_s * 1000))
+        monkeypatch.setattr("twinbus.pipeline.store.store._now_ms", lambda: int(at_s * 1000))
         store.sweep()
         return {place.name for place in places if place.exists()}
 

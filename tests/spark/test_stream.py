@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from tests.spark.kept import as_rows, batch_tables, stored_tables, write_lines
 from tests.spark.ledgers import Line, diverted, line, moved, received, sent
 from twinbus.ledger import LedgerError
-from twinbus.pipeline import stream
-from twinbus.pipeline.current import current_tables
-from twinbus.pipeline.increment import kept_tables
-from twinbus.pipeline.journeys import looked_at
-from twinbus.pipeline.schemas import SIGHTINGS
-from twinbus.pipeline.store import Snapshot, TableStore
+from twinbus.pipeline.store import stream
+from twinbus.pipeline.store.current import current_tables
+from twinbus.pipeline.store.increment import kept_tables
+from twinbus.pipeline.store.store import Snapshot, TableStore
+from twinbus.pipeline.tables.journeys import looked_at
+from twinbus.pipeline.tables.schemas import SIGHTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

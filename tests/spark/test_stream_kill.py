@@ -13,7 +13,7 @@ import pytest
 
 from tests.spark.kept import write_lines
 from tests.spark.ledgers import Line, diverted, line, moved, received, sent
-from twinbus.pipeline.increment import kept_tables
+from twinbus.pipeline.store.increment import kept_tables
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from tests.spark.ledgers import (
     sent,
 )
 from twinbus.ledger.record import FIELDS
-from twinbus.pipeline import conservation, schemas
+from twinbus.pipeline.tables import conservation, schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.end_to_end.planted_world import ENTITY, LARGE, Planted, PlantedWorld
-from twinbus.console.report_look import Looking
-from twinbus.pipeline.conservation_report import conservation_report
-from twinbus.pipeline.reconciliation_report import reconciliation_report
-from twinbus.pipeline.reporting import StoredTables, stored_tables
-from twinbus.pipeline.reports import Asked
+from twinbus.console.report.backlog_scan import Looking
+from twinbus.pipeline.reports.conservation import conservation_report
+from twinbus.pipeline.reports.documents import Asked
+from twinbus.pipeline.reports.ledger_tables import StoredTables, stored_tables
+from twinbus.pipeline.reports.reconciliation import reconciliation_report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,12 +14,12 @@ import pytest
 
 import twinbus
 from twinbus import blocking
+from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair, pair_namespaces
-from twinbus.pairing.closing import PairSide
-from twinbus.pairing.listeners import EventStream
-from twinbus.pairing.namespaces import Namespace
-from twinbus.pairing.sender import PairedSender
+from twinbus.pairing.lifecycle.closing import PairSide
+from twinbus.pairing.observing.listeners import EventStream
+from twinbus.pairing.sending.sender import PairedSender
 
 PAIR = {
     "backlog_queues": "tuple[str, ...]",

@@ -22,12 +22,12 @@ can be given up: Ctrl-C ends it in the core as well.
 
 from __future__ import annotations
 
-from twinbus.blocking.outside import EventStream, PairSide
 from twinbus.blocking.pair import Pair, pair_namespaces
 from twinbus.blocking.sender import PairedSender
+from twinbus.blocking.sides import EventStream, PairSide
+from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions, Verdict
 from twinbus.pair import PairStatus
-from twinbus.pairing.namespaces import Namespace
 
 __all__ = [
     "EventStream",

@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.blocking.loop_thread import LoopThread
-from twinbus.blocking.outside import EventStream, PairSide
 from twinbus.blocking.sender import PairedSender
+from twinbus.blocking.sides import EventStream, PairSide
 from twinbus.errors import PairClosedError
+from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair as CorePair
 from twinbus.pair import PairStatus
-from twinbus.pairing.listeners import BUFFER_MAX
-from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.observing.listeners import BUFFER_MAX
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusClient, ServiceBusReceiver
 
-    from twinbus.pairing.announcements import PairEvent
-    from twinbus.pairing.credentials import AwaitableCredential
-    from twinbus.pairing.metrics import PairCollector
+    from twinbus.namespace.credentials import AwaitableCredential
+    from twinbus.pairing.core.announcements import PairEvent
+    from twinbus.pairing.observing.metrics import PairCollector
 
 __all__ = ["Pair", "pair_namespaces"]
 

@@ -10,7 +10,7 @@ from twinbus.blocking.loop_thread import LoopThread
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusMessageBatch
 
-    from twinbus.pairing.sender import PairedSender as CoreSender
+    from twinbus.pairing.sending.sender import PairedSender as CoreSender
 
 __all__ = ["PairedSender"]
 

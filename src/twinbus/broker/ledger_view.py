@@ -38,7 +38,7 @@ from twinbus.ledger import LedgerError, LedgerWriter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from twinbus.broker.engine.witness import Sight
+    from twinbus.broker.engine.engine_log import Sight
 
 __all__ = ["BrokerView", "open_view_ledger"]
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.engine.engine_log import Witness
 from twinbus.broker.engine.namespace import Namespace
-from twinbus.broker.engine.witness import Witness
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.ledger_view import BrokerView
 from twinbus.broker.links.dispatch import Dispatcher

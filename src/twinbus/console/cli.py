@@ -11,20 +11,18 @@ from typing import Annotated, Final
 import typer
 
 from twinbus import __version__
-from twinbus.console import (
-    backlog_commands,
-    cost_commands,
-    dead_letter_commands,
-    doctor_commands,
-    ledger_commands,
-    plan_commands,
-    prices_commands,
-    report_commands,
-    running_commands,
-    syphon_commands,
-)
-from twinbus.console.output import COULD_NOT, WRONGLY_ASKED, Output, OutputOption, WrongUse
-from twinbus.console.seconds import seconds_of
+from twinbus.console.backlog import cli as backlog_commands
+from twinbus.console.backlog import dead_letter_cli as dead_letter_commands
+from twinbus.console.control import cli as running_commands
+from twinbus.console.cost import cli as cost_commands
+from twinbus.console.cost import prices_cli as prices_commands
+from twinbus.console.doctor import cli as doctor_commands
+from twinbus.console.ledger import cli as ledger_commands
+from twinbus.console.plan import cli as plan_commands
+from twinbus.console.report import cli as report_commands
+from twinbus.console.syphon import cli as syphon_commands
+from twinbus.console.terminal.output import COULD_NOT, WRONGLY_ASKED, Output, OutputOption, WrongUse
+from twinbus.console.terminal.seconds import seconds_of
 from twinbus.errors import BrokerStartError, TwinbusError
 from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S
 
@@ -156,8 +154,8 @@ def drill(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Kill a primary under load, and prove what became of every message."""
-    from twinbus.console.drill import run
-    from twinbus.console.drill_result import DrillPlan
+    from twinbus.console.drill.commands import run
+    from twinbus.console.drill.result import DrillPlan
 
     plan = DrillPlan(
         messages=messages,

@@ -2,7 +2,7 @@
 
 A line is one JSON object of the fields below, in ASCII (other characters are escaped, so that no
 cut falls inside one), ended by LF. Fields that do not apply are left out. Spark reads the same
-lines with the schema in `twinbus.pipeline.schemas`.
+lines with the schema in `twinbus.pipeline.tables.schemas`.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _wrong("name at least one backlog queue")
     from twinbus.cost.quantities import QuantityError
     from twinbus.errors import TwinbusError
-    from twinbus.pipeline.drain_rate import parse_drain_rate
+    from twinbus.pipeline.drain.rate_text import parse_drain_rate
 
     try:
         rate_per_s = None if asked.rate is None else parse_drain_rate(asked.rate, "--rate")
@@ -76,7 +76,7 @@ def _drain(
 ) -> int:
     """Drain; print what the ledger says of it; the exit status."""
     from twinbus.options import SendAvailabilityOptions
-    from twinbus.pipeline.session import LOCAL_MASTER, spark_session
+    from twinbus.pipeline.spark.session import LOCAL_MASTER, spark_session
 
     stop = threading.Event()
     with (
@@ -87,7 +87,7 @@ def _drain(
             settings={"spark.speculation": "false"},
         ) as spark,
     ):
-        drain = importlib.import_module("twinbus.pipeline.drain").drain
+        drain = importlib.import_module("twinbus.pipeline.drain.drain").drain
         done = drain(
             spark,
             primary,

@@ -13,26 +13,6 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import CountingRule
-from twinbus.pipeline.availability import states
-from twinbus.pipeline.bronze import read_ledger, reason
-from twinbus.pipeline.charges import assumed_receives, charges, counted, monthly
-from twinbus.pipeline.conservation import (
-    FATES_OF_ACCEPTED,
-    backlog_depth,
-    duplicates,
-    in_backlog,
-    sends_by_route,
-    witnessed,
-)
-from twinbus.pipeline.findings import (
-    MonthlySum,
-    Overview,
-    assumed,
-    bill,
-    charges_by_kind,
-    unknown,
-)
-from twinbus.pipeline.journeys import judged, looked_at, partial_journeys
 from twinbus.pipeline.report import (
     Charge,
     Depth,
@@ -42,7 +22,27 @@ from twinbus.pipeline.report import (
     Sighting,
     StateChange,
 )
-from twinbus.pipeline.schemas import CORRUPT, SIGHTINGS
+from twinbus.pipeline.reports.findings import (
+    MonthlySum,
+    Overview,
+    assumed,
+    bill,
+    charges_by_kind,
+    unknown,
+)
+from twinbus.pipeline.tables.availability import states
+from twinbus.pipeline.tables.bronze import read_ledger, reason
+from twinbus.pipeline.tables.charges import assumed_receives, charges, counted, monthly
+from twinbus.pipeline.tables.conservation import (
+    FATES_OF_ACCEPTED,
+    backlog_depth,
+    duplicates,
+    in_backlog,
+    sends_by_route,
+    witnessed,
+)
+from twinbus.pipeline.tables.journeys import judged, looked_at, partial_journeys
+from twinbus.pipeline.tables.schemas import CORRUPT, SIGHTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import VERSION
-from twinbus.pipeline.schemas import LEDGER
+from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

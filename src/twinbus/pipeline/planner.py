@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from twinbus.cost.quantities import YEAR_S
 from twinbus.errors import TwinbusError
-from twinbus.pipeline.spark_job import failure_of
+from twinbus.pipeline.spark.background_job import failure_of
 from twinbus.planning.model import (
     Setting,
     Standing,

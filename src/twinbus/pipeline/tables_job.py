@@ -68,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.remove_raw and asked.verb != "compact":
         return _wrong("--remove-raw is for compact")
     from twinbus.errors import TwinbusError
-    from twinbus.pipeline.session import LOCAL_MASTER, spark_session
-    from twinbus.pipeline.spark_failure import spark_in_words
+    from twinbus.pipeline.spark.failure_text import spark_in_words
+    from twinbus.pipeline.spark.session import LOCAL_MASTER, spark_session
 
     task = TablesTask(
         verb=asked.verb,
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:
     """Do it; what came of it, as a document."""
-    from twinbus.pipeline import stream
+    from twinbus.pipeline.store import stream
 
     if task.verb == "update":
         return _told(stream.update(spark, task.ledger, task.tables))
@@ -112,7 +112,7 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
 
 
 def _follow(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:
-    from twinbus.pipeline.stream import follow, open_store
+    from twinbus.pipeline.store.stream import follow, open_store
 
     stop = threading.Event()
     before = [signal.signal(one, lambda *_: stop.set()) for one in (signal.SIGTERM, signal.SIGINT)]
@@ -131,7 +131,7 @@ def _follow(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
 
 
 def _compact(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
-    from twinbus.pipeline.compaction import compact, remove_raw
+    from twinbus.pipeline.store.compaction import compact, remove_raw
 
     done = compact(store, announce=say)
     removed = remove_raw(store) if task.remove_raw else None
@@ -144,7 +144,7 @@ def _compact(store: Any, task: TablesTask, say: Callable[[str], None]) -> Docume
 
 
 def _retain(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
-    from twinbus.pipeline.retention import retain
+    from twinbus.pipeline.store.retention import retain
 
     assert task.days is not None
     done = retain(store, task.days, announce=say)
@@ -158,8 +158,8 @@ def _retain(store: Any, task: TablesTask, say: Callable[[str], None]) -> Documen
 
 
 def _status(store: Any) -> Document:
-    from twinbus.pipeline.increment import kept_tables
-    from twinbus.pipeline.store import SUMS
+    from twinbus.pipeline.store.increment import kept_tables
+    from twinbus.pipeline.store.store import SUMS
 
     snapshot = store.latest()
     kinds = {}

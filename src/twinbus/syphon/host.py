@@ -12,18 +12,18 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from twinbus.errors import SyphonError
+from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.bookkeeping import Ledger
-from twinbus.syphon.counts import CountsUnavailable, counts_of
-from twinbus.syphon.endpoint import Endpoint, endpoint_of
-from twinbus.syphon.lease import Leases
-from twinbus.syphon.patience import Patience
-from twinbus.syphon.peeking import Unreachable
-from twinbus.syphon.pump import Limits, Pump
-from twinbus.syphon.rate import Pace, Rate
-from twinbus.syphon.relay import Relay
-from twinbus.syphon.selection import matching, selected
-from twinbus.syphon.strict_pump import StrictPump
+from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
+from twinbus.syphon.connection.peeking import Unreachable
+from twinbus.syphon.connection.selection import matching, selected
+from twinbus.syphon.core.pump import Limits, Pump
+from twinbus.syphon.core.rate import Pace, Rate
+from twinbus.syphon.core.reconnect_backoff import Patience
+from twinbus.syphon.core.strict_pump import StrictPump
+from twinbus.syphon.relay.bookkeeping import Ledger
+from twinbus.syphon.relay.lease import Leases
+from twinbus.syphon.relay.relay import Relay
 
 __all__ = [
     "DrainProgress",

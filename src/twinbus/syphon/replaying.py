@@ -27,12 +27,12 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.amqp.types import AmqpError, Int
 from twinbus.errors import SyphonError
-from twinbus.syphon.dead_letters import REPLAYS_MAX, DeadLetterFilter, for_replay
-from twinbus.syphon.endpoint import Endpoint
-from twinbus.syphon.line import ANSWER_S, Line, LineLost, RequestRefused
-from twinbus.syphon.peeked import Peeked, read_peeked
-from twinbus.syphon.peeking import DEAD_LETTERS, dialled, peek, said_in_one_line
-from twinbus.syphon.source import joined
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.syphon.connection.line import ANSWER_S, Line, LineLost, RequestRefused
+from twinbus.syphon.connection.peeked_message import Peeked, read_peeked
+from twinbus.syphon.connection.peeking import DEAD_LETTERS, dialled, peek, said_in_one_line
+from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter, for_replay
+from twinbus.syphon.relay.queue_requests import joined
 
 __all__ = ["Replayed", "dead_letters", "replay"]
 

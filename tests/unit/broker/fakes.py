@@ -12,9 +12,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from twinbus.amqp.message import Properties, encode_message
+from twinbus.broker.engine.engine_log import Witness
 from twinbus.broker.engine.namespace import Namespace
 from twinbus.broker.engine.stock import copy_of
-from twinbus.broker.engine.witness import Witness
 from twinbus.broker.journal import EntityImage, SessionState, State, StoredMessage
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.errors import StoreError

@@ -16,7 +16,7 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.custody import FAILED_RETRY_MS
+from twinbus.broker.engine.message_states import FAILED_RETRY_MS
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import ERROR_DESCRIPTION, REASON
 from twinbus.broker.engine.topic import Subscription, Topic

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.broker import fakes
-from tests.unit.broker.management_world import NOW_MS
-from tests.unit.broker.management_world import World as ManagedWorld
+from tests.unit.broker.links.management_world import NOW_MS
+from tests.unit.broker.links.management_world import World as ManagedWorld
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.types import Timestamp, ULong
 from twinbus.broker.admin.atom_values import parse_duration

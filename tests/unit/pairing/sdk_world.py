@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 from azure.core.credentials import AzureNamedKeyCredential
 
 from twinbus.ledger import LineForm
+from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.client import PairedClient
-from twinbus.pairing.namespaces import Namespace
-from twinbus.pairing.recording import Recorder
+from twinbus.pairing.sending.client import PairedClient
+from twinbus.pairing.sending.recording import Recorder
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinbus.pairing.attempts import (
+from twinbus.pairing.core.attempts import (
     DivertFailed,
     PrimaryFailed,
     PullQueue,
@@ -11,9 +11,9 @@ from twinbus.pairing.attempts import (
     Step,
     Woken,
 )
-from twinbus.pairing.backlog import KeptChoice, Rotation, backlog_paths
-from twinbus.pairing.classify import Meaning
-from twinbus.pairing.failover import EntityFailover, ForceFailover, SendFailed
+from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
+from twinbus.pairing.core.classify import Meaning
+from twinbus.pairing.core.failover import EntityFailover, ForceFailover, SendFailed
 
 POLICY = RetryPolicy(total=3, backoff_factor_s=0.8, backoff_max_s=120, attempt_timeout_s=5)
 QUEUES = backlog_paths("contoso", 3)

@@ -10,8 +10,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from twinbus.pairing.attempts import RetryPolicy, backoff_s
-from twinbus.pairing.failover import (
+from twinbus.pairing.core.attempts import RetryPolicy, backoff_s
+from twinbus.pairing.core.failover import (
     EntityFailover,
     PingAnswered,
     PingFailed,

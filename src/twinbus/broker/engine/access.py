@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinbus.broker.engine.custody import NEVER_MS, Custody
+from twinbus.broker.engine.message_states import NEVER_MS, Custody
 from twinbus.broker.engine.sessions import Session, Sessions
 from twinbus.broker.refusals import EntityDisabled, EntityNotFound, NotAllowed, SessionLockLost
 

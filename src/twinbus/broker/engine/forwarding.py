@@ -17,7 +17,7 @@ from twinbus.broker.refusals import EntityDisabled, EntityNotFound, QuotaExceede
 from twinbus.errors import StoreError
 
 if TYPE_CHECKING:
-    from twinbus.broker.engine.custody import Custody
+    from twinbus.broker.engine.message_states import Custody
 
 HOPS_MAX = 4
 """Queues a message may pass through by forwarding, as in Azure: longer chains are cycles."""

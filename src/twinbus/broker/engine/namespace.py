@@ -16,16 +16,16 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.blueprints import Record, description_record, rule_record
-from twinbus.broker.engine.custody import FAILED_RETRY_MS, Custody, Failed
+from twinbus.broker.engine.description_records import Record, description_record, rule_record
 from twinbus.broker.engine.directory import Directory, Entity
-from twinbus.broker.engine.foundry import Foundry
+from twinbus.broker.engine.engine_log import Witness
+from twinbus.broker.engine.entity_factory import Foundry
+from twinbus.broker.engine.message_states import FAILED_RETRY_MS, Custody, Failed
 from twinbus.broker.engine.names import check_name, check_path, subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.ranges import check_change, check_settings
 from twinbus.broker.engine.timetable import Timetable
 from twinbus.broker.engine.topic import Subscription, Topic, default_rule
-from twinbus.broker.engine.witness import Witness
 from twinbus.broker.filters.rules import validate
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.access import Access
-from twinbus.broker.engine.custody import DEFERRED, NEVER_MS, SCHEDULED, Custody
 from twinbus.broker.engine.forwarding import Resolve
+from twinbus.broker.engine.message_states import DEFERRED, NEVER_MS, SCHEDULED, Custody
 from twinbus.broker.engine.settlement import Delivery, Outcome, dead_letter_description
 from twinbus.broker.engine.stock import copy_of
 from twinbus.broker.journal import Journal, StoredMessage

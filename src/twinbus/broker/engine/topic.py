@@ -16,8 +16,8 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.custody import Custody
 from twinbus.broker.engine.forwarding import Resolve
+from twinbus.broker.engine.message_states import Custody
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
 from twinbus.broker.filters.rules import FilterError, apply_action, matches

@@ -1,0 +1,102 @@
+"""The sides of a pair and its events, for code without asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from twinbus.errors import PairClosedError
+
+if TYPE_CHECKING:
+    from twinbus.blocking.loop_thread import LoopThread
+    from twinbus.pairing.core.announcements import PairEvent
+    from twinbus.pairing.core.sides import SideState
+    from twinbus.pairing.lifecycle.closing import PairSide as CoreSide
+    from twinbus.pairing.observing.listeners import EventStream as CoreStream
+
+__all__ = ["EventStream", "PairSide"]
+
+T = TypeVar("T")
+
+
+class PairSide:
+    """One namespace of a pair, to be closed or faulted by hand."""
+
+    def __init__(
+        self, core: CoreSide, loop_thread: LoopThread, gone: Callable[[], None] = lambda: None
+    ) -> None:
+        """`gone` closes what is open beside the core, once the side is closed or faulted."""
+        self.endpoint = core.endpoint
+        self._core = core
+        self._loop_thread = loop_thread
+        self._gone = gone
+
+    def __repr__(self) -> str:
+        return repr(self._core)
+
+    @property
+    def state(self) -> SideState:
+        """open, closed or faulted. A namespace that cannot be reached is open."""
+        return self._core.state
+
+    @property
+    def reason(self) -> str:
+        """Why it is not open; empty while it is."""
+        return self._core.reason
+
+    def close(self) -> None:
+        """Use this side no more: later calls that need it raise; what is in flight may end.
+
+        Idempotent. Where the syphon runs, the other side must follow within 5 seconds, or it is
+        faulted (SPEC 7).
+        """
+        self._loop_thread.finish(self._core.close)
+        self._gone()
+
+    def fault(self, error: BaseException) -> None:
+        """Declare that this side must not be used: later calls that need it raise because of it.
+
+        The first fault is the one that stays. Where the syphon runs, the other side must follow
+        within 5 seconds, or it is faulted too (SPEC 7).
+        """
+        self._loop_thread.call(lambda: self._core.fault(error))
+        self._gone()
+
+
+class EventStream:
+    """What happens to a pair, for one listener: `for event in stream`, on a thread of its own."""
+
+    def __init__(self, core: CoreStream, loop_thread: LoopThread) -> None:
+        self._core = core
+        self._loop_thread = loop_thread
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> PairEvent:
+        try:
+            try:
+                return self._loop_thread.run(self._core.__anext__)
+            except PairClosedError:
+                # The loop is gone, and with it all that could be waited for: the rest is there.
+                return _without_waiting(self._core.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """Stop listening; what waits in the buffer is let go."""
+        try:
+            self._loop_thread.run(self._core.aclose)
+        except PairClosedError:
+            _without_waiting(self._core.aclose())
+
+
+def _without_waiting(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that has nothing left to wait for, without an event loop."""
+    try:
+        work.send(None)
+    except StopIteration as answer:
+        value: T = answer.value
+        return value
+    work.close()
+    raise StopAsyncIteration

@@ -1,0 +1,471 @@
+"""The messages in a queue's custody, and every move they make: in, ready, locked, out, dead.
+
+The lower half of a queue. Each method is one transition, made in memory and noted in the journal
+together, so that a message is always in exactly one place: in a lane, locked, deferred or scheduled
+here, or in another entity. It refuses nothing: `Queue`, above it, has checked what clients ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from twinbus.broker.descriptions import FOREVER_MS, QueueDescription, SubscriptionDescription
+from twinbus.broker.engine.deadlines import Deadlines
+from twinbus.broker.engine.dedup import DuplicateHistory
+from twinbus.broker.engine.engine_log import Witness
+from twinbus.broker.engine.forwarding import Forwarding, Resolve
+from twinbus.broker.engine.lane import Lane
+from twinbus.broker.engine.sessions import Session, Sessions
+from twinbus.broker.engine.settlement import (
+    DELIVERED_TOO_OFTEN,
+    ERROR_DESCRIPTION,
+    EXPIRED,
+    REASON,
+    Delivery,
+    Locks,
+)
+from twinbus.broker.engine.stock import Stock, copy_of, first_number
+from twinbus.broker.journal import EntityImage, Journal, State, StoredMessage
+from twinbus.broker.messages.incoming import Incoming
+
+ACTIVE, DEFERRED, SCHEDULED = State.ACTIVE, State.DEFERRED, State.SCHEDULED
+
+NEVER_MS = FOREVER_MS
+"""Later than any deadline."""
+
+TIMERS_AT_ONCE = 1000
+"""Timers that one call fires at most, so that a mass of them does not hold up everything else."""
+
+FAILED_RETRY_MS = 10_000
+"""Time between two tries of a timer that failed unexpectedly; each failure is reported."""
+
+Failed = Callable[[str, str, Exception], None]
+"""Takes the path of an entity, what was being done, and the error that nobody expected."""
+
+
+class Custody:
+    """Messages, locks, sessions and timers of one entity."""
+
+    witness: Witness | None = None
+    """Who is told what is done here, where there is a ledger."""
+
+    failed: Failed | None = None
+    """Who is told of unexpected errors that are contained here."""
+
+    def __init__(
+        self,
+        path: str,
+        entity_id: int,
+        description: QueueDescription | SubscriptionDescription,
+        journal: Journal,
+        tokens: Callable[[], bytes],
+        dead_letter: Custody | None,
+        arm: Callable[[Custody, int], None] | None,
+        resolve: Resolve | None,
+    ) -> None:
+        self.path = path
+        self.entity_id = entity_id
+        self.description = description
+        self.dead_letter = dead_letter
+        self.last_sequence_number = 0
+        self._journal = journal
+        self._tokens = tokens
+        self._arm = arm
+        self._resolve = resolve
+        self._stock = Stock()
+        self.messages = self._stock.messages
+        self._lane = Lane()
+        self._sessions = (
+            Sessions(path, entity_id, journal) if description.requires_session else None
+        )
+        self._locks = Locks()
+        self._schedule: Deadlines[int] = Deadlines(self._activation_of)
+        self._expiries: Deadlines[int] = Deadlines(self._expiry_of)
+        self._retries: dict[int, int] = {}
+        """When a message whose timer failed has its next try, by sequence number."""
+        self._history: DuplicateHistory | None = None
+        self._forwarding: Forwarding | None = None
+        self._wake_ms = NEVER_MS
+        """No timer is due before this; it may be early, never late."""
+        self._apply(description)
+
+    def _apply(self, description: QueueDescription | SubscriptionDescription) -> None:
+        old, self.description = self.description, description
+        if isinstance(description, QueueDescription) and description.requires_duplicate_detection:
+            if self._history is None:
+                self._history = DuplicateHistory(self.entity_id, self._journal, 0)
+            self._history.window_ms = description.duplicate_detection_window_ms
+        if description.forward_to is None or self._resolve is None:
+            self._forwarding = None
+        elif self._forwarding is None or description.forward_to != old.forward_to:
+            self._forwarding = Forwarding(self, self._resolve, description.forward_to)
+
+    def announce(self) -> None:
+        """Tell the outside that something may be deliverable."""
+        raise NotImplementedError
+
+    @property
+    def locked_count(self) -> int:
+        """Messages in receivers' hands."""
+        return len(self._locks)
+
+    @property
+    def deferred_count(self) -> int:
+        """Messages set aside, those locked by number included."""
+        return self._stock.deferred_count
+
+    @property
+    def scheduled_count(self) -> int:
+        """Messages that wait for their time."""
+        return self._stock.scheduled_count
+
+    @property
+    def active_count(self) -> int:
+        """Messages ready or in receivers' hands."""
+        stock = self._stock
+        return len(stock.messages) - stock.deferred_count - stock.scheduled_count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all messages here, those of the dead-letter queue not included."""
+        return self._stock.size_bytes
+
+    # In
+
+    def store(
+        self, incoming: Incoming, now_ms: int, origin: StoredMessage | None = None
+    ) -> StoredMessage:
+        """Keep a new message under the next number; `origin` is what it was before it came here."""
+        ttl_ms = self._ttl_of(incoming.ttl_ms)
+        scheduled_for_ms = incoming.scheduled_for_ms
+        is_scheduled = scheduled_for_ms > now_ms
+        self.last_sequence_number += 1
+        # By position: naming eight arguments costs a send a good part of a microsecond.
+        message = StoredMessage(
+            self.last_sequence_number,
+            now_ms,
+            incoming.size_bytes,
+            incoming.message_id,
+            incoming.session_id,
+            ttl_ms,
+            now_ms + ttl_ms if ttl_ms and not is_scheduled else 0,
+            scheduled_for_ms,
+            SCHEDULED if is_scheduled else ACTIVE,
+        )
+        if origin is not None:
+            message.enqueued_sequence_number = first_number(origin)
+            message.dead_letter_source = origin.dead_letter_source
+        self._journal.put(self.entity_id, message, incoming.payload)
+        self._stock.add(message)
+        return message
+
+    def _ttl_of(self, ttl_ms: int) -> int:
+        """The shorter of a message's own time to live and the entity's; 0: for ever."""
+        default_ms = self.description.default_ttl_ms
+        if 0 < ttl_ms < default_ms:
+            return ttl_ms
+        return default_ms if default_ms < FOREVER_MS else 0
+
+    def adopt(self, source: Custody, message: StoredMessage, moved: StoredMessage) -> None:
+        """Take a message over, as `moved`; if this raises, the message is still with `source`.
+
+        `source` lets go of it in memory, and then `moved` is placed.
+        """
+        self.last_sequence_number += 1
+        moved.sequence_number = self.last_sequence_number
+        moved.enqueued_sequence_number = first_number(message)
+        self._journal.move(source.entity_id, message.sequence_number, self.entity_id, moved)
+        self._stock.add(moved)
+
+    def place(self, message: StoredMessage, now_ms: int, hops: int = 0) -> None:
+        """Make a new message ready or, if it is scheduled, let it wait for its time."""
+        if message.state is SCHEDULED:
+            self._schedule.add(message.scheduled_for_ms, message.sequence_number)
+            self._wake_by(message.scheduled_for_ms)
+            return
+        if self._sessions is None:
+            self._lane.append(message)
+        else:
+            self._sessions.append(message)
+        if message.expires_at_ms:
+            self._expiries.add(message.expires_at_ms, message.sequence_number)
+            self._wake_by(message.expires_at_ms)
+        self._offer(message, now_ms, hops)
+
+    def _offer(self, message: StoredMessage, now_ms: int, hops: int) -> None:
+        """Forward a message that has become ready, or let receivers know of it."""
+        if self._forwarding is not None:
+            self._forwarding.offer(message, now_ms, hops)
+            if self._forwarding.retry_at_ms:
+                self._wake_by(self._forwarding.retry_at_ms)
+            if not self.is_ready(message):
+                return
+        self.announce()
+
+    # Locked
+
+    def lock(
+        self, messages: list[StoredMessage], until_ms: int, session: Session | None
+    ) -> list[Delivery]:
+        """Give messages taken out of their lane, or deferred, into a receiver's hands."""
+        deliveries = self._locks.add(messages, self._tokens, until_ms, timed=session is None)
+        if session is not None:
+            session.tokens.update(dict.fromkeys(each.lock_token for each in deliveries))
+        elif messages:
+            self._wake_by(until_ms)
+        return deliveries
+
+    def unlock(self, token: bytes) -> StoredMessage:
+        """Take a message out of a receiver's hands; the caller puts it somewhere at once."""
+        message = self._locks.remove(token)
+        if self._sessions is not None:
+            session = self._sessions.get(message.session_id)
+            if session is not None:
+                session.tokens.pop(token, None)
+        return message
+
+    def put_back(self, message: StoredMessage, now_ms: int, *, counted: bool) -> None:
+        """Return an unlocked message to where it was; dead-letter it when its tries are used up."""
+        if counted:
+            message.delivery_count += 1
+            tries = self.description.max_delivery_count
+            if self.dead_letter is not None and message.delivery_count >= tries:
+                text = f"The message was delivered {tries} times without being completed."
+                self.bury(message, now_ms, reason=DELIVERED_TOO_OFTEN, description=text)
+                return
+            self._journal.amend(self.entity_id, message)
+        if message.state is DEFERRED:
+            return
+        if 0 < message.expires_at_ms <= now_ms:
+            self.perish(message, now_ms)
+            return
+        self._make_ready(message)
+        self._offer(message, now_ms, 0)
+
+    def _make_ready(self, message: StoredMessage) -> None:
+        """Put a message back into its place in its lane."""
+        if self._sessions is None:
+            self._lane.give_back(message)
+        else:
+            self._sessions.give_back(message)
+
+    def _end_lock(self, token: bytes, now_ms: int, *, counted: bool) -> None:
+        """Put a locked message back; if that fails, it is ready again where it was."""
+        message = self.unlock(token)
+        put_back = partial(self.put_back, message, now_ms, counted=counted)
+        if not self._attempt("put a message back", put_back) and self.is_ready(message):
+            # Still here and in nobody's hands, but in no lane yet.
+            self._make_ready(message)
+            self.announce()
+
+    def free_session(self, session: Session, now_ms: int, *, counted: bool) -> None:
+        """End a session's lock and put its messages back."""
+        assert self._sessions is not None
+        for token in list(session.tokens):
+            self._end_lock(token, now_ms, counted=counted)
+        self._sessions.free(session)
+        self.announce()
+
+    # Out
+
+    def is_ready(self, message: StoredMessage) -> bool:
+        """Whether the message is in a lane of this queue."""
+        return (
+            message.lock_token is None
+            and message.state is ACTIVE
+            and self.messages.get(message.sequence_number) is message
+        )
+
+    def ready(self) -> list[StoredMessage]:
+        """Every message in a lane of this queue, in order of number."""
+        return [message for message in self.messages.values() if self.is_ready(message)]
+
+    def take_out(self, message: StoredMessage) -> None:
+        """Take a ready message out of its lane; the caller puts it somewhere at once."""
+        if self._sessions is None:
+            self._lane.drop(message)
+        else:
+            self._sessions.drop(message)
+
+    def let_go(self, message: StoredMessage) -> None:
+        """Drop a ready message that another entity has taken over, journal included."""
+        self.take_out(message)
+        self._stock.remove(message)
+
+    def forget(self, message: StoredMessage) -> None:
+        """Remove a message for good; it must be in no lane and not locked."""
+        self._stock.remove(message)
+        self._journal.remove(self.entity_id, message)
+
+    def perish(self, message: StoredMessage, now_ms: int) -> None:
+        """End a message whose time to live is over; the caller takes it out of its lane."""
+        if self.description.dead_letter_on_expiration and self.dead_letter is not None:
+            text = "The message expired and was dead lettered."
+            self.bury(message, now_ms, reason=EXPIRED, description=text)
+        else:
+            self.forget(message)
+            if self.witness is not None:
+                self.witness.note("expire", self.path, [message], now_ms)
+
+    def bury(
+        self,
+        message: StoredMessage,
+        now_ms: int,
+        *,
+        reason: str | None,
+        description: str | None,
+        hops: int = 0,
+    ) -> None:
+        """Move a message to the dead-letter queue; the caller takes it out of its lane.
+
+        If this raises, the message is where it was.
+        """
+        assert self.dead_letter is not None, f"{self.path} has no dead-letter queue"
+        overrides = dict(message.overrides or {})
+        if reason is not None:
+            overrides[REASON] = reason
+        if description is not None:
+            overrides[ERROR_DESCRIPTION] = description
+        dead = copy_of(message)
+        dead.expires_at_ms = 0
+        dead.state = ACTIVE
+        dead.dead_letter_source = self.path
+        dead.overrides = overrides or None
+        self.dead_letter.adopt(self, message, dead)
+        self._stock.remove(message)
+        if self.witness is not None:
+            self.witness.note("dead_letter", self.path, [message], now_ms, error=reason)
+        self.dead_letter.place(dead, now_ms, hops)
+
+    # Time
+
+    def run_timers(self, now_ms: int, limit: int = TIMERS_AT_ONCE) -> None:
+        """Do what is due by now, at most about `limit` things; the rest stays due.
+
+        What fails is reported and tried again later. It holds up nothing else.
+        """
+        self._wake_ms = NEVER_MS
+        is_done = False
+        try:
+            is_done = self._attempt("run the timers", partial(self._run_due, now_ms, limit))
+        finally:
+            due_ms = self.next_deadline_ms() or NEVER_MS
+            self._wake_by(due_ms if is_done else max(due_ms, now_ms + FAILED_RETRY_MS))
+
+    def _run_due(self, now_ms: int, left: int) -> None:
+        while left > 0 and (token := self._locks.deadlines.pop(now_ms)) is not None:
+            left -= 1
+            self._end_lock(token, now_ms, counted=True)
+        while left > 0 and self._sessions and (session := self._sessions.expired(now_ms)):
+            left -= 1 + len(session.tokens)
+            self.free_session(session, now_ms, counted=True)
+        while left > 0 and (number := self._schedule.pop(now_ms)) is not None:
+            left -= 1
+            message = self.messages[number]
+            if not self._attempt("enqueue a message", partial(self.activate, message, now_ms)):
+                self._try_later(self._schedule, number, now_ms)
+        while left > 0 and (number := self._expiries.pop(now_ms)) is not None:
+            left -= 1
+            message = self.messages[number]
+            # One in a receiver's hands has till its lock ends; `put_back` looks at the time.
+            if message.lock_token is not None:
+                continue
+            if self._attempt("end an expired message", partial(self.perish, message, now_ms)):
+                self.take_out(message)
+            else:
+                self._try_later(self._expiries, number, now_ms)
+        if left > 0 and self._forwarding and 0 < self._forwarding.retry_at_ms <= now_ms:
+            left -= self._forwarding.run(now_ms, left)
+        if left > 0 and self._history is not None:
+            self._history.forget_old(now_ms, left)
+
+    def _attempt(self, doing: str, act: Callable[[], None]) -> bool:
+        """Do something that must not hold up anything else; false, and reported, if it failed."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - the others go on, and the shell is told
+            self.report(doing, error)
+            return False
+        return True
+
+    def report(self, doing: str, error: Exception) -> None:
+        """Tell the shell of an unexpected error; where nobody listens, raise it."""
+        if self.failed is None:
+            raise error
+        self.failed(self.path, doing, error)
+
+    def _try_later(self, deadlines: Deadlines[int], number: int, now_ms: int) -> None:
+        """Have the timer of a message come up once more, unless the message has left."""
+        retries, messages = self._retries, self.messages
+        if len(retries) > 2 * len(messages):
+            # More than half are of messages that have left since.
+            self._retries = retries = {each: retries[each] for each in retries if each in messages}
+        if number in messages:
+            retries[number] = now_ms + FAILED_RETRY_MS
+            deadlines.add(now_ms + FAILED_RETRY_MS, number)
+
+    def activate(self, message: StoredMessage, now_ms: int) -> None:
+        """Enqueue a scheduled message whose time has come, under a new number.
+
+        Its time to live begins now: a broker that was down at the time does not shorten it.
+        """
+        active = copy_of(message)
+        active.state = ACTIVE
+        active.enqueued_at_ms = now_ms
+        active.expires_at_ms = now_ms + message.ttl_ms if message.ttl_ms else 0
+        self.adopt(self, message, active)
+        self._stock.remove(message)
+        self.place(active, now_ms)
+
+    def next_deadline_ms(self) -> int:
+        """When `run_timers` has something to do, 0 if nothing waits."""
+        due = [
+            self._locks.deadlines.next_ms(),
+            self._sessions.deadlines.next_ms() if self._sessions else 0,
+            self._schedule.next_ms(),
+            self._expiries.next_ms(),
+            self._forwarding.retry_at_ms if self._forwarding else 0,
+            self._history.next_ms() if self._history else 0,
+        ]
+        return min((due_ms for due_ms in due if due_ms), default=0)
+
+    def _wake_by(self, due_ms: int) -> None:
+        if due_ms < self._wake_ms:
+            self._wake_ms = due_ms
+            if self._arm is not None:
+                self._arm(self, due_ms)
+
+    def _activation_of(self, number: int) -> int:
+        message = self.messages.get(number)
+        if message is None or message.state is not SCHEDULED:
+            return 0
+        return self._retries.get(number) or message.scheduled_for_ms
+
+    def _expiry_of(self, number: int) -> int:
+        # A deferred message does not expire by itself (as in Azure), only when it is asked for.
+        message = self.messages.get(number)
+        if message is None or message.state is not ACTIVE:
+            return 0
+        return self._retries.get(number) or message.expires_at_ms
+
+    def restore(self, image: EntityImage) -> None:
+        """Take everything back from the store; locks are gone, the counts of deliveries are not."""
+        self.last_sequence_number = image.last_sequence_number
+        for message in image.messages:
+            self._stock.add(message)
+            number = message.sequence_number
+            self.last_sequence_number = max(self.last_sequence_number, number)
+            if message.state is SCHEDULED:
+                self._schedule.add(message.scheduled_for_ms, number)
+            elif message.state is ACTIVE:
+                (self._lane if self._sessions is None else self._sessions).append(message)
+                if message.expires_at_ms:
+                    self._expiries.add(message.expires_at_ms, number)
+        if self._sessions is not None:
+            self._sessions.restore(image.session_states)
+        if self._history is not None:
+            self._history.restore(image.message_ids)
+        if self._forwarding is not None:
+            self._forwarding.refill(self.ready(), 1)
+        self._wake_by(self.next_deadline_ms() or NEVER_MS)

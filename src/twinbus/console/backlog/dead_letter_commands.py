@@ -1,0 +1,209 @@
+"""`twinbus backlog dead-letters`: what the syphon could not deliver, shown, put back, or saved."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from twinbus.console.backlog.commands import queues_meant
+from twinbus.console.namespaces import run_to_its_end
+from twinbus.console.terminal.output import ATTENTION, print_json
+from twinbus.console.terminal.table import aligned, visible
+from twinbus.console.terminal.time_window import window_of
+from twinbus.errors import SyphonError
+from twinbus.namespace.endpoint import Endpoint, endpoint_of
+from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter
+from twinbus.syphon.replaying import Replayed, dead_letters, replay
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from twinbus.namespace.namespace import Namespace
+    from twinbus.syphon.connection.peeked_message import Peeked
+
+__all__ = [
+    "Meant",
+    "export_letters",
+    "filter_of",
+    "list_letters",
+    "replay_letters",
+    "show_letter",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """The backlog queues that a command is about."""
+
+    secondary: Namespace
+    label: str | None
+    """None: of every pair."""
+    queue: str | None
+    """An index, or a path; None: all of them."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return endpoint_of(self.secondary)
+
+    async def queues(self) -> list[str]:
+        return await queues_meant(self.secondary, self.label, self.queue)
+
+    @asynccontextmanager
+    async def letters(
+        self, wanted: DeadLetterFilter
+    ) -> AsyncIterator[AsyncGenerator[Peeked, None]]:
+        """The dead letters that are meant, for a block."""
+        found = dead_letters(self.endpoint, await self.queues(), wanted)
+        async with aclosing(found):
+            yield found
+
+
+def list_letters(meant: Meant, wanted: DeadLetterFilter, count: int, *, as_json: bool) -> int:
+    """Print up to `count` dead letters; the exit status."""
+
+    async def work() -> int:
+        found: list[Peeked] = []
+        more = False
+        async with meant.letters(wanted) as letters:
+            async for letter in letters:
+                if len(found) == count:
+                    more = True
+                    break
+                found.append(letter)
+        if as_json:
+            messages = [letter.summary() for letter in found]
+            print_json({"secondary": meant.secondary.endpoint, "messages": messages})
+        else:
+            print("\n".join(_lines(found, count, more=more)))
+        return 0
+
+    return run_to_its_end(work)
+
+
+def show_letter(meant: Meant, number: int, *, as_json: bool) -> int:
+    """Print all of one dead letter; the exit status."""
+
+    async def work() -> int:
+        async with meant.letters(DeadLetterFilter(sequence_number=number)) as letters:
+            letter = await anext(letters, None)
+        if letter is None:
+            raise SyphonError(
+                f"there is no dead letter {number} in {meant.queue}; "
+                "`twinbus backlog dead-letters list` shows which there are"
+            )
+        document = letter.document()
+        if as_json:
+            print_json(document)
+            return 0
+        del document["wire_base64"]
+        rows = [[name, visible(value)] for name, value in document.items() if value is not None]
+        print("\n".join(aligned(rows)))
+        return 0
+
+    return run_to_its_end(work)
+
+
+def replay_letters(meant: Meant, wanted: DeadLetterFilter, *, force: bool, as_json: bool) -> int:
+    """Put dead letters back; the exit status says whether all that was meant went."""
+
+    async def work() -> int:
+        result = await replay(meant.endpoint, await meant.queues(), wanted, force=force)
+        if as_json:
+            print_json(_replay_document(result))
+        else:
+            print("\n".join(_replay_lines(result)))
+        return ATTENTION if result.refused or result.missed else 0
+
+    return run_to_its_end(work)
+
+
+def export_letters(meant: Meant, wanted: DeadLetterFilter, to: Path | None) -> int:
+    """Write dead letters as JSON Lines; the exit status."""
+
+    async def work() -> int:
+        if to is None:
+            await _write(meant, wanted, sys.stdout)
+            return 0
+        try:
+            # Never over a file that is there: it may be the only copy of what was replayed since.
+            with to.open("x", encoding="utf-8") as lines:
+                count = await _write(meant, wanted, lines)
+        except OSError as error:
+            raise SyphonError(f"{to} cannot be written: {error.strerror or error}") from error
+        print(f"{count:,} dead letters written to {to}; they are still in their queues")
+        return 0
+
+    return run_to_its_end(work)
+
+
+def filter_of(
+    entity: str | None, reason: str | None, since: str | None, number: int | None = None
+) -> DeadLetterFilter:
+    """The filter that a person typed; WrongUse if `since` is no time."""
+    return DeadLetterFilter(
+        path=entity,
+        reason=reason,
+        since_ms=window_of(since, None, datetime.now(UTC)).since_ms,
+        sequence_number=number,
+    )
+
+
+async def _write(meant: Meant, wanted: DeadLetterFilter, lines: IO[str]) -> int:
+    count = 0
+    async with meant.letters(wanted) as letters:
+        async for letter in letters:
+            lines.write(json.dumps(letter.document()) + "\n")
+            count += 1
+    return count
+
+
+def _lines(found: list[Peeked], count: int, *, more: bool) -> list[str]:
+    if not found:
+        return ["no such dead letters"]
+    rows = [["QUEUE", "NUMBER", "FOR", "MESSAGE ID", "DIVERTED AT", "REPLAYS", "REASON"]]
+    rows += [
+        [
+            visible(letter.queue),
+            str(letter.sequence_number),
+            visible(letter.path or "?"),
+            visible(letter.message_id or "?"),
+            str(letter.summary()["enqueued_at"] or "?"),
+            str(letter.replays),
+            visible(": ".join(filter(None, (letter.reason, letter.description))) or "?"),
+        ]
+        for letter in found
+    ]
+    limit = f"; --max {count} was reached, there are more" if more else ""
+    return [*aligned(rows, right={1, 5}), "", f"{len(found):,} dead letters{limit}"]
+
+
+def _replay_document(result: Replayed) -> dict[str, Any]:
+    return {
+        "replayed": [letter.summary() for letter in result.replayed],
+        "refused": [letter.summary() for letter in result.refused],
+        "missed": [{**letter.summary(), "why": why} for letter, why in result.missed],
+    }
+
+
+def _replay_lines(result: Replayed) -> list[str]:
+    first = (
+        f"replayed {len(result.replayed):,} dead letters: each is in its backlog queue again, with"
+        " its message id, and the syphon will try it (at-least-once)"
+    )
+    lines = [first]
+    if result.refused:
+        lines.append(
+            f"refused {len(result.refused):,} that were replayed {REPLAYS_MAX} times before and"
+            " came back: look at why (`show`), or --force"
+        )
+    lines += [
+        f"left {letter.sequence_number} in {visible(letter.queue)}: {visible(why)}"
+        for letter, why in result.missed
+    ]
+    return lines

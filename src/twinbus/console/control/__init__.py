@@ -1,0 +1,1 @@
+"""`twinbus status` and the commands that steer a running pair."""

@@ -1,0 +1,202 @@
+"""A pair's status in words: what needs somebody on top, then each entity, then backlog queues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from twinbus.console.terminal.table import aligned, duration, visible
+
+__all__ = ["PairView", "attention", "entity_line", "render", "summary"]
+
+RANKS: Final = {"unusable": 0, "failed over": 1, "suspect": 2, "healthy": 3}
+"""The worst on top."""
+
+HEALTHY: Final = "healthy"
+HEALTHY_SHOWN_MAX: Final = 20
+"""Healthy entities that are listed; a pair may have thousands, and they are not the trouble."""
+
+QUEUES_SHOWN_MAX: Final = 20
+"""Backlog queues that are not in use, listed with their reason."""
+
+REASON_LENGTH_MAX: Final = 160
+"""An error of the service can be a page; its beginning says what it is."""
+
+NAMED_MAX: Final = 5
+"""Entities that one line names: the table has them all."""
+
+IN_ROTATION: Final = "in rotation"
+
+
+@dataclass(frozen=True, slots=True)
+class PairView:
+    """One running pair: who it is, and its status or why there is none."""
+
+    name: str
+    pid: int
+    program: str
+    up_s: float | None
+    status: Mapping[str, Any]
+
+
+def attention(status: Mapping[str, Any]) -> list[str]:
+    """What needs somebody, worst first; empty: all is well."""
+    found = [
+        f"the {name} is {visible(side['state'])}: {_short(side['reason'])}"
+        for name, side in status.get("sides", {}).items()
+        if side.get("reason")
+    ]
+    if not status.get("protected", True):
+        found.append("UNPROTECTED: there is no backlog queue to divert to")
+    by_state = Counter(_state(entity) for entity in _entities(status))
+    for state in sorted(by_state.keys() - {HEALTHY}, key=_rank):
+        paths = [visible(e["path"]) for e in _entities(status) if _state(e) == state]
+        found.append(f"{state}: {_named(paths)}")
+    frozen = [visible(entity["path"]) for entity in _entities(status) if entity.get("frozen")]
+    if frozen:
+        found.append(f"frozen by hand: {_named(frozen)}")
+    if status.get("ledger_unrecorded"):
+        found.append(f"the ledger could not take {status['ledger_unrecorded']:,} lines")
+    return found
+
+
+def render(view: PairView, *, show_all: bool = False) -> list[str]:
+    """The lines of one pair."""
+    status = view.status
+    lines = [_title(view)]
+    lines += [f"  ! {what}" for what in attention(status)] or ["  all entities are healthy"]
+    if status.get("searching"):
+        lines.append(f"  still looking for backlog queues: {_short(status['searching'])}")
+    lines.append("")
+    lines += [f"  {line}".rstrip() for line in _entity_table(status, show_all=show_all)]
+    lines.append("")
+    lines += [f"  {line}" for line in (*_queue_lines(status), *_syphon_lines(status))]
+    return lines
+
+
+def entity_line(entity: Mapping[str, Any]) -> str:
+    """One entity in a line, after it was steered."""
+    holds = [hold for hold in ("forced", "frozen") if entity.get(hold)]
+    return f"{visible(entity['path'])}: {', '.join([_state(entity), *holds])}"
+
+
+def summary(views: Sequence[PairView]) -> str:
+    """All pairs in a line."""
+    troubled = sum(1 for view in views if attention(view.status))
+    pairs = f"{len(views)} pair{'s' if len(views) > 1 else ''}"
+    return f"{pairs}, attention needed in {troubled}" if troubled else f"{pairs}, all healthy"
+
+
+def _named(paths: Sequence[str]) -> str:
+    more = len(paths) - NAMED_MAX
+    return ", ".join(paths[:NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _title(view: PairView) -> str:
+    program = f" ({visible(view.program)})" if view.program else ""
+    up = "" if view.up_s is None else f", up {duration(view.up_s)}"
+    primary, secondary = visible(view.status["primary"]), visible(view.status["secondary"])
+    return f"{visible(view.name)}  {primary} -> {secondary}  pid {view.pid}{program}{up}"
+
+
+def _entity_table(status: Mapping[str, Any], *, show_all: bool) -> list[str]:
+    entities = sorted(_entities(status), key=lambda e: (_rank(_state(e)), str(e["path"]).lower()))
+    if not entities:
+        return ["no sender was made yet"]
+    healthy = [entity for entity in entities if _is_quiet(entity)]
+    hidden = 0 if show_all else max(0, len(healthy) - HEALTHY_SHOWN_MAX)
+    left_out = {id(entity) for entity in healthy[len(healthy) - hidden :]}
+    shown = [entity for entity in entities if id(entity) not in left_out]
+    rows = [["ENTITY", "STATE", "SINCE", "SENT", "DIVERTED", "RAISED", "REASON"]]
+    rows += [_row(entity) for entity in shown]
+    lines = aligned(rows, right={3, 4, 5})
+    if hidden:
+        lines.append(f"and {hidden:,} more healthy entities; --all lists them")
+    return [*lines, *_last_errors(shown)]
+
+
+def _last_errors(shown: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each entity in trouble met last; in an outage that is one error for all of them."""
+    by_error: dict[str, list[str]] = {}
+    for entity in shown:
+        if entity.get("last_error") and not _is_quiet(entity):
+            by_error.setdefault(_short(entity["last_error"]), []).append(visible(entity["path"]))
+    lines = [f"last error of {_named(paths)}: {error}" for error, paths in by_error.items()]
+    return ["", *lines] if lines else []
+
+
+def _row(entity: Mapping[str, Any]) -> list[str]:
+    since_s = entity.get("since_s")
+    holds = [hold.upper() for hold in ("forced", "frozen") if entity.get(hold)]
+    state = _state(entity)
+    return [
+        visible(entity["path"]),
+        ", ".join([state if state == HEALTHY else state.upper(), *holds]),
+        "" if since_s is None else f"{duration(since_s)} ago",
+        f"{entity.get('sent', 0):,}",
+        f"{entity.get('diverted', 0):,}",
+        f"{entity.get('raised', 0):,}",
+        "" if _is_quiet(entity) else _short(entity.get("reason", "")),
+    ]
+
+
+def _queue_lines(status: Mapping[str, Any]) -> list[str]:
+    queues = {path: _queue_words(told) for path, told in status["backlog_queues"].items()}
+    absent = {path: words for path, words in queues.items() if words != IN_ROTATION}
+    lines = [f"backlog queues: {len(queues) - len(absent)} of {len(queues)} in rotation"]
+    rows = [[f"  {visible(queue)}", _short(why)] for queue, why in absent.items()]
+    lines += aligned(rows[:QUEUES_SHOWN_MAX])
+    if len(rows) > QUEUES_SHOWN_MAX:
+        lines.append(f"  and {len(rows) - QUEUES_SHOWN_MAX} more that are not in rotation")
+    return lines
+
+
+def _queue_words(told: Mapping[str, Any]) -> str:
+    back_s = told.get("returns_in_s")
+    back = "" if back_s is None else f", back in {duration(back_s)}"
+    why = f": {told['reason']}" if told.get("reason") else ""
+    return f"{told['state']}{back}{why}"
+
+
+def _syphon_lines(status: Mapping[str, Any]) -> list[str]:
+    """What the syphon moved, and what stands in its way; nothing where it does not run."""
+    queues: Mapping[str, Mapping[str, Any]] | None = status.get("syphon")
+    if queues is None:
+        return ["syphon: does not run in this process"]
+    done = {
+        what: sum(queue.get(what, 0) for queue in queues.values())
+        for what in ("completed", "in_flight", "dead_lettered")
+    }
+    moved = (
+        f"syphon: {done['completed']:,} brought home, {done['in_flight']:,} under way,"
+        f" {done['dead_lettered']:,} dead-lettered"
+    )
+    obstacles = [
+        f"  {visible(what)}: {_short(why)}"
+        for queue in queues.values()
+        for what, why in (*queue.get("problems", {}).items(), *queue.get("held", {}).items())
+    ]
+    return [moved, *dict.fromkeys(obstacles)]
+
+
+def _entities(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list(status.get("entities", {}).values())
+
+
+def _is_quiet(entity: Mapping[str, Any]) -> bool:
+    return _state(entity) == HEALTHY and not entity.get("frozen") and not entity.get("forced")
+
+
+def _state(entity: Mapping[str, Any]) -> str:
+    return str(entity.get("state", "unknown")).replace("_", " ").lower()
+
+
+def _rank(state: str) -> int:
+    return RANKS.get(state, -1)
+
+
+def _short(text: object) -> str:
+    words = visible(text)
+    return words if len(words) <= REASON_LENGTH_MAX else words[: REASON_LENGTH_MAX - 1] + "…"

@@ -1,0 +1,1 @@
+"""`twinbus cost` and `twinbus prices`."""

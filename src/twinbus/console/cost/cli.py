@@ -1,0 +1,93 @@
+"""The words of `twinbus cost`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from twinbus.console.cost.work_options import (
+    ClientsOption,
+    EntitiesOption,
+    MessagingUnitsOption,
+    PollOption,
+    PricesOption,
+    RateOption,
+    SettlementOption,
+    SizeOption,
+)
+from twinbus.console.terminal.output import Output, OutputOption
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="What a pair costs, by the documented arithmetic: nothing is read and nobody is asked.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def cost() -> None:
+    """What a pair costs, by the documented arithmetic: nothing is read and nobody is asked."""
+
+
+@app.command(
+    epilog="Example: twinbus cost estimate --rate 500/s --size 2KB --entities 40 --clients 20"
+    " --outages 2/year --outage-length 40min. KB is 1024 bytes. What a ledger counted is shown by"
+    " `twinbus report charges`."
+)
+def estimate(
+    rate: RateOption,
+    size: SizeOption = "1KB",
+    entities: EntitiesOption = 1,
+    clients: ClientsOption = 1,
+    queues: Annotated[
+        int, typer.Option(metavar="N", help="Backlog queues, the option backlog_queue_count.")
+    ] = 10,
+    ping_interval: Annotated[
+        str, typer.Option(metavar="TIME", help="The option ping_primary_interval.")
+    ] = "60s",
+    poll: PollOption = "15min",
+    outages: Annotated[
+        str, typer.Option(metavar="OFTEN", help="How often the primary is down.")
+    ] = "2/year",
+    outage_length: Annotated[
+        str, typer.Option(metavar="TIME", help="How long it is then down.")
+    ] = "40min",
+    tier: Annotated[
+        str, typer.Option(metavar="TIER", help="Of both namespaces: basic, standard or premium.")
+    ] = "standard",
+    settlement: SettlementOption = "free",
+    messaging_units: MessagingUnitsOption = 1,
+    connections: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="At the peak; without it counted from clients, entities and queues.",
+            show_default=False,
+        ),
+    ] = None,
+    prices: PricesOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Estimate a month of 30 days by cause, and what the pair adds to it."""
+    from twinbus.console.cost import estimate as cost_estimate
+
+    asked = cost_estimate.Asked(
+        rate=rate,
+        size=size,
+        entities=entities,
+        clients=clients,
+        queues=queues,
+        ping_interval=ping_interval,
+        poll=poll,
+        outages=outages,
+        outage_length=outage_length,
+        tier=tier,
+        settlement=settlement,
+        messaging_units=messaging_units,
+        connections=connections,
+    )
+    raise typer.Exit(cost_estimate.run(asked, prices, as_json=output is Output.JSON))

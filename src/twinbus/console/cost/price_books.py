@@ -1,0 +1,230 @@
+"""Price books on disk and on the screen: which one is used, what it says, how one is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from twinbus.console.terminal.output import WrongUse, print_json
+from twinbus.console.terminal.table import UNPRICED, aligned, paint, visible
+from twinbus.cost import prices
+from twinbus.cost.bill import exact
+from twinbus.cost.price_documents import read_json
+from twinbus.cost.prices import Meter, PriceBook, PriceBookError
+from twinbus.cost.retail_prices import Imported, book_from
+
+__all__ = ["book_of", "import_files", "show"]
+
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""All prices of Service Bus in all regions are 2 MB; a larger file is another one."""
+
+ASIDE_SHOWN: Final = 20
+"""Items set aside that a person reads; `--output json` has all."""
+
+
+def book_of(path: Path | None) -> PriceBook:
+    """The book that a person named, or the newest that ships; WrongUse, in one line, if not."""
+    if path is None:
+        return prices.standard()
+    try:
+        return prices.load(path, _today())
+    except PriceBookError as error:
+        raise WrongUse(visible(error)) from None
+
+
+def show(path: Path | None, *, as_json: bool) -> int:
+    """Print a book; returns the exit status."""
+    book = book_of(path)
+    today = _today()
+    if as_json:
+        print_json({**_plain(book), "warnings": book.warnings(today)})
+        return 0
+    print("\n".join(_lines(book, today)))
+    return 0
+
+
+def import_files(
+    files: Sequence[Path],
+    to: Path | None,
+    *,
+    region: str | None,
+    currency: str | None,
+    retrieved: str | None,
+    fewer_tiers: bool,
+    as_json: bool,
+) -> int:
+    """Make a book of answers of the API and write it; returns the exit status."""
+    try:
+        made = book_from(
+            [(path.name, _document(path)) for path in files],
+            retrieved=_fetched(files, retrieved),
+            region=region,
+            currency=currency,
+            like=None if fewer_tiers else prices.standard(),
+        )
+    except PriceBookError as error:
+        raise WrongUse(visible(error)) from None
+    target = to or Path(f"prices-{made.book.region}-{made.book.retrieved}.json")
+    _write(target, made.document)
+    unpriced = [key for key, meter in made.book.meters.items() if not meter.priced]
+    if as_json:
+        print_json(
+            {
+                "written": str(target),
+                "taken": made.taken,
+                "set_aside": [aside._asdict() for aside in made.set_aside],
+                "not_priced": unpriced,
+                "book": _plain(made.book),
+            }
+        )
+        return 0
+    print("\n".join(_imported(made, target, unpriced)))
+    return 0
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
+
+
+def _document(path: Path) -> object:
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise PriceBookError(
+                f"{path}: {path.stat().st_size:,} bytes, at most {FILE_BYTES_MAX:,}; ask the API"
+                " with $filter=serviceName eq 'Service Bus'"
+            )
+        # The API and some shells put a mark in front of the text.
+        text = path.read_text("utf-8-sig")
+    except OSError as error:
+        raise PriceBookError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise PriceBookError(f"{path}: it is not UTF-8") from None
+    return read_json(text, str(path))
+
+
+def _fetched(files: Sequence[Path], said: str | None) -> date:
+    """When the prices were asked for: as said, or when the oldest file was written."""
+    if said is None:
+        oldest_s = min(path.stat().st_mtime for path in files)
+        return min(datetime.fromtimestamp(oldest_s, UTC).date(), _today())
+    try:
+        day = date.fromisoformat(said)
+    except ValueError:
+        raise PriceBookError(
+            f"--retrieved must be a day like 2026-10-05; got {said!r:.60}"
+        ) from None
+    if day > _today():
+        raise PriceBookError(f"--retrieved must not be after today, {_today()}; got {said}")
+    return day
+
+
+def _write(target: Path, document: Mapping[str, object]) -> None:
+    """Put the book there whole or not at all; a file that is no price book is left alone."""
+    if target.exists():
+        try:
+            prices.load(target)
+        except PriceBookError:
+            raise WrongUse(
+                f"--to {target} is there and is no price book: name another file"
+            ) from None
+    text = json.dumps(document, indent=2) + "\n"
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise WrongUse(f"--to {target}: {error.strerror}; name another place") from None
+    made = Path(name)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # What mkstemp makes is for its user alone; a price book is no secret.
+        made.chmod(0o644)
+        made.replace(target)
+    except OSError as error:
+        raise WrongUse(f"--to {target}: {error.strerror}; name another place") from None
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _plain(book: PriceBook) -> dict[str, Any]:
+    return {
+        "name": book.name,
+        "source": book.source,
+        "retrieved": book.retrieved.isoformat(),
+        "age_days": book.age_days(_today()),
+        "region": book.region,
+        "currency": book.currency,
+        "meters": {key: _plain_meter(meter) for key, meter in book.meters.items()},
+    }
+
+
+def _plain_meter(meter: Meter) -> dict[str, Any]:
+    return {
+        "meter_name": meter.name,
+        "unit": meter.unit,
+        "per": meter.per,
+        "tiers": [{"from": tier.start, "price": exact(tier.price)} for tier in meter.tiers],
+        "source": meter.source,
+        "retrieved": meter.retrieved.isoformat() if meter.retrieved else None,
+    }
+
+
+def _lines(book: PriceBook, today: date) -> Iterator[str]:
+    yield paint(visible(book.name), "bold")
+    yield from aligned(
+        [
+            ("  source", visible(book.source)),
+            ("  retrieved", f"{book.retrieved}, {(today - book.retrieved).days} days ago"),
+            ("  region", visible(book.region)),
+            ("  currency", book.currency),
+        ]
+    )
+    yield ""
+    rows = [("meter", "from", "price", "for")]
+    for meter in book.meters.values():
+        rows += _rows(meter)
+    head, *body = aligned(rows, right={1, 2})
+    yield paint(head, "dim")
+    yield from body
+    for meter in book.meters.values():
+        if meter.source:
+            when = f", {meter.retrieved}" if meter.retrieved else ""
+            yield f"{visible(meter.name)}: {visible(meter.source)}{when}"
+    for line in book.warnings(today):
+        yield paint(f"warning: {line}", "yellow")
+
+
+def _rows(meter: Meter) -> Iterator[tuple[str, str, str, str]]:
+    if not meter.tiers:
+        yield visible(meter.name), "", UNPRICED, visible(meter.unit)
+    for index, tier in enumerate(meter.tiers):
+        first = (visible(meter.name), visible(meter.unit)) if index == 0 else ("", "")
+        yield first[0], f"{tier.start:,}", str(tier.price), first[1]
+
+
+def _imported(made: Imported, target: Path, unpriced: Sequence[str]) -> Iterator[str]:
+    book = made.book
+    yield (
+        f"{target}: prices of {visible(book.region)} in {book.currency} of {book.retrieved},"
+        f" from {made.taken} items"
+    )
+    for key in unpriced:
+        yield f"not priced: {book.meter(key).name} ({prices.NEEDED_METERS[key]})"
+    if made.set_aside:
+        yield f"set aside: {len(made.set_aside)} items"
+        counted = Counter((aside.meter_name, aside.reason) for aside in made.set_aside)
+        rows = [
+            (f"  {count}", visible(name) or "(no name)", visible(reason))
+            for (name, reason), count in counted.most_common(ASIDE_SHOWN)
+        ]
+        yield from aligned(rows, right={0})
+        if len(counted) > ASIDE_SHOWN:
+            yield f"  and {len(counted) - ASIDE_SHOWN} more kinds; --output json lists each item"
+    yield f"use it with --prices {target}, or TWINBUS_PRICES={target}"

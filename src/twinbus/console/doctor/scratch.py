@@ -1,0 +1,76 @@
+"""Entities that the doctor makes for a moment and takes away again, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Final
+
+from azure.core.exceptions import AzureError, ResourceNotFoundError
+
+from twinbus.console.namespaces import answers
+from twinbus.namespace.administration_client import administration_client
+from twinbus.namespace.namespace import Namespace
+from twinbus.pairing.lifecycle.administration import in_words
+
+__all__ = ["Scratch"]
+
+IDLE: Final = timedelta(minutes=5)
+"""The shortest that Service Bus takes: what a killed doctor left behind goes by itself."""
+
+DELETE_S: Final = 10.0
+
+
+class Scratch:
+    """Scratch entities; an async context manager that leaves none behind."""
+
+    def __init__(self) -> None:
+        self.label = f"twinbus-doctor-{secrets.token_hex(4)}"
+        """What all of them are called after."""
+        self.left_behind: list[str] = []
+        """What could not be deleted, in words."""
+        self._made: list[tuple[Namespace, str, Callable[[Any], Awaitable[None]]]] = []
+
+    async def __aenter__(self) -> Scratch:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for namespace, path, delete in reversed(self._made):
+            try:
+                async with asyncio.timeout(DELETE_S), administration_client(namespace) as client:
+                    await delete(client)
+            except ResourceNotFoundError:
+                pass
+            except (AzureError, OSError) as error:
+                why = in_words(error) or f"no answer within {DELETE_S:g} s"
+                self.left_behind.append(f"{path} in {namespace.endpoint} ({why})")
+        self._made.clear()
+
+    async def queue(self, namespace: Namespace, path: str, **settings: Any) -> str:
+        """Create a queue; its path."""
+        self._made.append((namespace, path, lambda client: client.delete_queue(path)))
+        await _create(
+            namespace, lambda c: c.create_queue(path, auto_delete_on_idle=IDLE, **settings)
+        )
+        return path
+
+    async def topic(
+        self, namespace: Namespace, path: str, subscription: str, **settings: Any
+    ) -> str:
+        """Create a topic with a subscription to which the settings belong; the topic's path."""
+
+        async def create(client: Any) -> None:
+            await client.create_topic(path, auto_delete_on_idle=IDLE)
+            await client.create_subscription(path, subscription, **settings)
+
+        self._made.append((namespace, path, lambda client: client.delete_topic(path)))
+        await _create(namespace, create)
+        return path
+
+
+async def _create(namespace: Namespace, create: Callable[[Any], Awaitable[object]]) -> None:
+    with answers(namespace, "creating scratch entities", "Manage"):
+        async with administration_client(namespace) as client:
+            await create(client)

@@ -1,0 +1,237 @@
+"""The doctor's trials on scratch entities: a ping that must not be seen, a message there and back.
+
+Everything is done by the parts that a pair uses: its ping, its backlog form, its relay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import uuid4
+
+from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
+
+from twinbus.console.doctor.findings import Finding, Level
+from twinbus.console.doctor.namespaces import Patient, refused
+from twinbus.console.doctor.scratch import Scratch
+from twinbus.console.namespaces import administration, answers
+from twinbus.errors import MissingRightError, TwinbusError
+from twinbus.namespace.namespace import Namespace
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.pairing.core.ping import PING_TIME_TO_LIVE_S
+from twinbus.pairing.sending.client import send_ping
+from twinbus.syphon.host import SyphonHost
+from twinbus.transfer import to_backlog_message
+
+__all__ = ["make_probes", "try_ping", "try_round_trip"]
+
+SUBSCRIPTION: Final = "seen"
+ATTEMPT_S: Final = 10.0
+
+LOOK_S: Final = 1.0
+"""How long a receiver waits for a ping that must not come."""
+
+EXPIRED_S: Final = PING_TIME_TO_LIVE_S + 1.0
+"""After this a ping that was kept has expired, and shows among the dead letters."""
+
+MOVE_S: Final = 30.0
+"""A message crosses in a fraction of a second; the rest is for far and busy namespaces."""
+
+SCHEDULED_S: Final = 2.0
+BODY: Final = b"\x00twinbus doctor\xff"
+TIME_TO_LIVE: Final = timedelta(hours=1)
+
+
+async def make_probes(patient: Patient, scratch: Scratch) -> list[Finding]:
+    """Have an entity on each side that links may be attached to, and only that."""
+    if patient.entity is not None:
+        patient.probes["primary"] = patient.entity
+    stocks = patient.stocks
+    if stocks is None:
+        patient.probes["secondary"] = patient.backlog_paths[0]
+    elif stocks:
+        patient.probes["secondary"] = stocks[0].path
+    found = []
+    for role, namespace in patient.roles.items():
+        if role not in patient.probes and patient.manages.get(role):
+            try:
+                path = f"{scratch.label}-probe"
+                patient.probes[role] = await scratch.queue(namespace, path)
+            except TwinbusError as error:
+                found.append(refused(f"scratch {role}", error))
+    return found
+
+
+async def try_ping(patient: Patient, scratch: Scratch) -> list[Finding]:
+    """Whether a ping of a scratch queue and topic is seen by anybody."""
+    check, primary = "ping", patient.primary
+    if not patient.manages.get("primary"):
+        says = "not tried: scratch entities need the Manage right on the primary"
+        return [Finding(check, Level.SKIP, says, 'if in doubt, pair with ping_mode="link"')]
+    kept = {"dead_lettering_on_message_expiration": True}
+    try:
+        queue = await scratch.queue(primary, f"{scratch.label}-ping", **kept)
+        topic = await scratch.topic(primary, f"{scratch.label}-topic", SUBSCRIPTION, **kept)
+        with answers(primary, "pinging", "Send and Listen"):
+            async with primary.bounded_client(ATTEMPT_S) as client:
+                seen = await _sightings(client, queue, topic)
+        seen += await _counted(primary, queue, topic)
+    except MissingRightError as error:
+        return [refused(check, error, Level.SKIP)]
+    except (TwinbusError, TimeoutError) as error:
+        return [refused(check, error)]
+    if seen:
+        says = f"a ping was seen by {', '.join(seen)}"
+        return [Finding(check, Level.WARN, says, 'pair with ping_mode="link"')]
+    says = "acknowledged, and seen by no receiver, peek, subscription, count or dead-letter queue"
+    return [Finding(check, Level.OK, says)]
+
+
+async def _sightings(client: Any, queue: str, topic: str) -> list[str]:
+    """Ping both, and say where a ping shows up: at once, and dead-lettered once it expired."""
+    senders = [client.get_queue_sender(path) for path in (queue, topic)]
+    places = {
+        "the queue": (client.get_queue_receiver, (queue,)),
+        "the subscription": (client.get_subscription_receiver, (topic, SUBSCRIPTION)),
+    }
+    receivers = {name: open_(*at) for name, (open_, at) in places.items()}
+    dead = {
+        name: open_(*at, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+        for name, (open_, at) in places.items()
+    }
+    links = [*senders, *receivers.values(), *dead.values()]
+    try:
+        # Attached before the ping is sent, which lives for a second only; and closed together,
+        # because the SDK takes a second to let go of each.
+        await asyncio.gather(*(link.__aenter__() for link in links))
+        await asyncio.gather(*(send_ping(sender) for sender in senders))
+        looks = [_look(name, receiver) for name, receiver in receivers.items()]
+        looks += [_look_later(name, receiver) for name, receiver in dead.items()]
+        return [sight for sights in await asyncio.gather(*looks) for sight in sights]
+    finally:
+        await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
+
+
+async def _look(name: str, receiver: Any) -> list[str]:
+    seen = []
+    if await receiver.peek_messages(1):
+        seen.append(f"a peek at {name}")
+    if await receiver.receive_messages(1, max_wait_time=LOOK_S):
+        seen.append(f"a receiver of {name}")
+    return seen
+
+
+async def _look_later(name: str, receiver: Any) -> list[str]:
+    await asyncio.sleep(EXPIRED_S)
+    return [f"the dead-letter queue of {name}"] if await receiver.peek_messages(1) else []
+
+
+async def _counted(primary: Namespace, queue: str, topic: str) -> list[str]:
+    async with administration(primary, "counting") as client:
+        one = await client.get_queue_runtime_properties(queue)
+        other = await client.get_subscription_runtime_properties(topic, SUBSCRIPTION)
+    counts = {"queue": one.total_message_count, "subscription": other.total_message_count}
+    return [f"the count of the {name}" for name, count in counts.items() if count]
+
+
+async def try_round_trip(patient: Patient, scratch: Scratch) -> list[Finding]:
+    """Whether a message in the form of the backlog comes back as what it was."""
+    check = "there and back"
+    lacking = [role for role in patient.roles if not patient.manages.get(role)]
+    if lacking:
+        says = f"not tried: scratch entities need the Manage right on the {' and '.join(lacking)}"
+        return [Finding(check, Level.SKIP, says)]
+    primary, secondary = patient.primary, patient.secondary
+    message = _sample()
+    try:
+        home = await scratch.queue(primary, f"{scratch.label}-home", requires_session=True)
+        backlog = await scratch.queue(secondary, backlog_paths(scratch.label, 1)[0])
+        with answers(secondary, "diverting", "Send"):
+            async with (
+                secondary.bounded_client(ATTEMPT_S) as client,
+                client.get_queue_sender(backlog) as sender,
+            ):
+                await sender.send_messages(to_backlog_message(message, home))
+        began = asyncio.get_running_loop().time()
+        stuck = await _moved(patient, backlog)
+        if stuck:
+            return [Finding(check, Level.FAIL, stuck, "the syphon would not drain either")]
+        took_s = asyncio.get_running_loop().time() - began
+        with answers(primary, "receiving", "Listen"):
+            different = await _compare(primary, home, message)
+    except MissingRightError as error:
+        return [refused(check, error, Level.SKIP)]
+    except (TwinbusError, TypeError, TimeoutError) as error:
+        return [refused(check, error)]
+    if different:
+        return [Finding(check, Level.FAIL, f"it came back with another {', '.join(different)}")]
+    says = f"a message with session, time to live and schedule came back as it was, {took_s:.1f} s"
+    return [Finding(check, Level.OK, says)]
+
+
+def _sample() -> ServiceBusMessage:
+    return ServiceBusMessage(
+        BODY,
+        message_id=str(uuid4()),
+        session_id=f"session {uuid4()}",
+        subject="twinbus doctor",
+        correlation_id="there and back",
+        content_type="application/octet-stream",
+        time_to_live=TIME_TO_LIVE,
+        # To the millisecond, as a message carries it.
+        scheduled_enqueue_time_utc=_rounded(datetime.now(UTC) + timedelta(seconds=SCHEDULED_S)),
+        application_properties={"number": 7, "text": "äöü", "flag": True},
+    )
+
+
+async def _moved(patient: Patient, backlog: str) -> str | None:
+    """Have the relay move the message; what stood in its way, if something did."""
+    options = SendAvailabilityOptions(syphon_poll=10.0)
+    host = SyphonHost(patient.primary, patient.secondary, [backlog], options)
+    relay = host.relays[0]
+    await host.start()
+    try:
+        async with asyncio.timeout(MOVE_S):
+            while not (relay.pump.completed or relay.pump.dead_lettered):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        problems = [*relay.problems.values(), *map(str, relay.pump.held.values())]
+        return f"not moved within {MOVE_S:g} s: {'; '.join(problems) or 'nobody says why'}"
+    finally:
+        await host.close()
+    return "the syphon dead-lettered it" if relay.pump.dead_lettered else None
+
+
+async def _compare(primary: Namespace, home: str, sent: ServiceBusMessage) -> list[str]:
+    """Receive the message and name what differs."""
+    async with primary.client(retry_total=0) as client:
+        receiver = client.get_queue_receiver(home, session_id=sent.session_id)
+        async with receiver:
+            got = await receiver.receive_messages(1, max_wait_time=SCHEDULED_S + ATTEMPT_S)
+            if not got:
+                return ["place: nothing arrived"]
+            await receiver.complete_message(got[0])
+    plain = ("message_id", "session_id", "subject", "correlation_id", "content_type")
+    different = [name for name in plain if getattr(got[0], name) != getattr(sent, name)]
+    different += ["body"] if b"".join(got[0].body) != BODY else []
+    different += ["time_to_live"] if got[0].time_to_live != TIME_TO_LIVE else []
+    if _rounded(got[0].scheduled_enqueue_time_utc) != sent.scheduled_enqueue_time_utc:
+        different.append("scheduled_enqueue_time_utc")
+    if _texts(got[0].application_properties) != _texts(sent.application_properties):
+        different.append("application_properties")
+    return different
+
+
+def _rounded(moment: datetime | None) -> datetime | None:
+    if moment is None:
+        return None
+    return moment.replace(microsecond=moment.microsecond // 1_000 * 1_000)
+
+
+def _texts(properties: Any) -> dict[str, object]:
+    def text(value: object) -> object:
+        return value.decode() if isinstance(value, bytes) else value
+
+    return {str(text(name)): text(value) for name, value in (properties or {}).items()}

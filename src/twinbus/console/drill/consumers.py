@@ -1,0 +1,185 @@
+"""The drill's receivers: plain clients of the SDK that know nothing of Twinbus.
+
+They take everything that is in the primary and write down each message that they got. What was
+sent is judged by these records, not by what the senders believe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from azure.servicebus import ServiceBusSubQueue
+from azure.servicebus.aio import ServiceBusClient
+
+from twinbus.console.drill.world import ENTITIES, PRIMARY, SUBSCRIPTION, Entity, administration
+from twinbus.pipeline.report import Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from azure.servicebus.aio import ServiceBusReceiver
+    from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+    from twinbus.ledger import LedgerWriter
+
+__all__ = ["Consumers", "backlog_count", "left_in_backlog"]
+
+RECEIVERS: Final = 2
+"""At each entity without sessions; one with sessions has a receiver for each session."""
+BATCH: Final = 200
+WAIT_S: Final = 0.5
+"""How long a receiver waits for a message before it asks whether there are any left."""
+STALL_S: Final = 20.0
+"""Without a new message for so long, what is still there does not come out, and is reported."""
+
+PATH_ALIAS: Final = b"x-ms-path"
+
+
+class Consumers:
+    """Receivers at every entity; `run` ends when the primary is empty."""
+
+    def __init__(
+        self, connection_string: str, ledger: LedgerWriter, received: Callable[[int], None]
+    ) -> None:
+        self._connection_string = connection_string
+        self._ledger = ledger
+        self._received = received
+        self._count = 0
+        self._last_at = 0.0
+        self._admin: ServiceBusAdministrationClient
+
+    async def run(self) -> int:
+        """Receive everything; the number of messages that came, each copy counted."""
+        self._last_at = asyncio.get_running_loop().time()
+        async with (
+            ServiceBusClient.from_connection_string(self._connection_string) as client,
+            administration(self._connection_string) as self._admin,
+            asyncio.TaskGroup() as group,
+        ):
+            for entity in ENTITIES:
+                for receiver in _receivers(client, entity):
+                    group.create_task(self._consume(receiver, entity))
+        return self._count
+
+    async def in_primary(self) -> int:
+        """Messages that are there to be received."""
+        async with administration(self._connection_string) as self._admin:
+            return sum([await self._left(entity) for entity in ENTITIES])
+
+    async def _consume(self, receiver: ServiceBusReceiver, entity: Entity) -> None:
+        loop = asyncio.get_running_loop()
+        async with receiver:
+            while True:
+                batch = await receiver.receive_messages(BATCH, max_wait_time=WAIT_S)
+                if batch:
+                    self._note(batch, entity)
+                    self._last_at = loop.time()
+                    for message in batch:
+                        await receiver.complete_message(message)
+                    self._record("complete", entity, batch)
+                elif not await self._left(entity) or loop.time() - self._last_at > STALL_S:
+                    return
+
+    def _note(self, batch: list[Any], entity: Entity) -> None:
+        self._record("receive", entity, batch)
+        self._count += len(batch)
+        self._received(self._count)
+
+    def _record(self, operation: str, entity: Entity, batch: Iterable[Any]) -> None:
+        for message in batch:
+            self._ledger.record(
+                operation,
+                cause="consumer",
+                namespace=PRIMARY,
+                side="primary",
+                entity=entity.received_at,
+                message_id=message.message_id,
+                sequence_number=message.sequence_number,
+                # A settlement carries no message.
+                size_bytes=_size_bytes(message) if operation == "receive" else None,
+                outcome="ok",
+                view="client",
+            )
+
+    async def _left(self, entity: Entity) -> int:
+        if entity.is_topic:
+            found = await self._admin.get_subscription_runtime_properties(entity.path, SUBSCRIPTION)
+            return found.total_message_count or 0
+        properties = await self._admin.get_queue_runtime_properties(entity.path)
+        return properties.total_message_count or 0
+
+
+def _receivers(client: ServiceBusClient, entity: Entity) -> list[ServiceBusReceiver]:
+    if entity.is_topic:
+        return [
+            client.get_subscription_receiver(entity.path, SUBSCRIPTION) for _ in range(RECEIVERS)
+        ]
+    if entity.sessions:
+        return [
+            client.get_queue_receiver(entity.path, session_id=session)
+            for session in entity.sessions
+        ]
+    return [client.get_queue_receiver(entity.path) for _ in range(RECEIVERS)]
+
+
+def _size_bytes(message: Any) -> int:
+    return sum(len(part) for part in message.body)
+
+
+async def backlog_count(connection_string: str, queues: Iterable[str]) -> int:
+    """Messages in these backlog queues, whatever their state, dead letters left out."""
+    return sum(found.waiting for found in await _counts(connection_string, queues))
+
+
+async def left_in_backlog(connection_string: str, queues: Iterable[str]) -> list[Sighting]:
+    """What a peek sees in backlog queues and their dead-letter queues: where the rest is."""
+    seen: list[Sighting] = []
+    async with ServiceBusClient.from_connection_string(connection_string) as client:
+        for found in await _counts(connection_string, queues):
+            if found.waiting:
+                seen += await _peek_all(client.get_queue_receiver(found.queue), "waiting")
+            if found.dead_lettered:
+                dead = client.get_queue_receiver(
+                    found.queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER
+                )
+                seen += await _peek_all(dead, "dead_lettered")
+    return seen
+
+
+class _Counts(NamedTuple):
+    queue: str
+    waiting: int
+    dead_lettered: int
+
+
+async def _counts(connection_string: str, queues: Iterable[str]) -> list[_Counts]:
+    async with administration(connection_string) as admin:
+        found = [await admin.get_queue_runtime_properties(queue) for queue in queues]
+    return [
+        _Counts(
+            one.name,
+            # Deferred ones have no number of their own.
+            (one.total_message_count or 0) - (one.dead_letter_message_count or 0),
+            one.dead_letter_message_count or 0,
+        )
+        for one in found
+    ]
+
+
+async def _peek_all(receiver: ServiceBusReceiver, place: str) -> list[Sighting]:
+    found: list[Sighting] = []
+    following = 0
+    async with receiver:
+        while True:
+            batch = await receiver.peek_messages(BATCH, sequence_number=following)
+            if not batch:
+                return found
+            found += [Sighting(_destination(one), str(one.message_id), place) for one in batch]
+            following = (batch[-1].sequence_number or following) + 1
+
+
+def _destination(message: Any) -> str:
+    properties = message.application_properties or {}
+    path = properties.get(PATH_ALIAS) or properties.get(PATH_ALIAS.decode()) or b""
+    return path.decode() if isinstance(path, bytes) else str(path)

@@ -1,0 +1,277 @@
+"""The phases of a drill, one after the other.
+
+start   pair   send ------------------------------------.   Spark   drain   receive   count
+                 '-- outage (SIGKILL, started again) -- ping
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import twinbus
+from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
+from twinbus.console.drill.consumers import Consumers, backlog_count, left_in_backlog
+from twinbus.console.drill.result import HEALTHY, DrillPlan, DrillResult, Moments
+from twinbus.console.drill.spark import SparkThread, start_worker, work_out_tables_once
+from twinbus.console.drill.text import rate
+from twinbus.console.drill.traffic import Traffic
+from twinbus.console.drill.world import ENTITIES, NamespaceProcess, World, create_entities
+from twinbus.cost import prices
+from twinbus.ledger import LedgerWriter
+from twinbus.pipeline import jobs
+from twinbus.pipeline.drain import drain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from twinbus.console.drill.screen import Phase, Screen
+    from twinbus.pair import Pair
+
+__all__ = ["Drill"]
+
+LOOK_S: Final = 0.25
+"""Between two looks at something that is waited for: often enough for a progress bar."""
+
+HEAL_LIMIT_S: Final = 30.0
+"""Past the ping interval; a primary that is back and does not answer a ping by then never will."""
+
+DRAIN_TRIES: Final = 3
+"""A task that died is run again by whoever watches over the job; here that is the drill."""
+
+DRAIN_STALL_S: Final = 75.0
+"""Without a message less in the backlog for so long the drain is given up, and the report says so.
+Longer than a lock of the backlog: what a dead task had locked comes free in between."""
+
+WHY_LENGTH: Final = 200
+"""Of an error of Spark that is shown: it may go on for pages."""
+
+LOST_IDS_MAX: Final = 10_000
+"""A drill names what it lost; past this many ids they are no help any more."""
+
+BACKOFF_S: Final = 0.2
+RETRIES: Final = 1_000
+"""The callers of a drill are patient: time ends their calls (`drill_traffic`), not a count."""
+
+
+class Drill:
+    """One drill in a world of its own."""
+
+    def __init__(
+        self,
+        plan: DrillPlan,
+        world: World,
+        spark: SparkThread,
+        screen: Screen,
+        pump_factory: str | None = None,
+    ) -> None:
+        """`pump_factory` names another pump for the syphon, so that tests can plant a bad one."""
+        self._plan = plan
+        self._world = world
+        self._spark = spark
+        self._screen = screen
+        self._pump_factory = pump_factory
+        self._queues: tuple[str, ...] = ()
+        self._told_accepted = 0
+        self._began_ms = self._killed_ms = self._back_ms = 0
+
+    async def run(self) -> DrillResult:
+        """Everything, in order; what came of it."""
+        sent = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._get_spark_ready(sent))
+            await self._start()
+            await self._send()
+            sent.set()
+        await self._drain()
+        await self._receive()
+        return await self._count()
+
+    async def _get_spark_ready(self, sent: asyncio.Event) -> None:
+        """Start Spark while messages are sent, and have it practise if there is time left."""
+        with self._screen.phase("Spark", "starting Spark") as phase:
+            ready = self._spark.submit(start_worker)
+            while not await _is_done(ready):
+                phase.say(self._spark.said or "starting Spark")
+            ready.result()
+            if not sent.is_set():
+                phase.say("Spark runs, and warms up meanwhile")
+                practice = self._spark.submit(
+                    lambda session: work_out_tables_once(session, self._world.ledger)
+                )
+                while not await _is_done(practice):
+                    pass
+            phase.say("Spark is ready")
+
+    async def _start(self) -> None:
+        primary, secondary = self._world.primary, self._world.secondary
+        with self._screen.phase("start", "two namespaces, each a process of its own") as phase:
+            async with asyncio.TaskGroup() as group:
+                for namespace in (primary, secondary):
+                    group.create_task(asyncio.to_thread(namespace.start))
+            await create_entities(primary.connection_string)
+            phase.say(f"{_place(primary)}, {_place(secondary)}")
+
+    async def _send(self) -> None:
+        primary, secondary = _side(self._world.primary), _side(self._world.secondary)
+        async with pair_namespaces(primary, secondary, self._options()) as pair:
+            self._queues = pair.backlog_queues
+            plan = self._plan
+            words = f"{plan.messages:,} messages, {rate(plan)} a second, {plan.senders} senders"
+            with self._screen.phase("send", words, plan.messages) as phase:
+                traffic = Traffic(plan, pair, phase.reach)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(traffic.run())
+                    await self._lose_primary(pair)
+            self._began_ms, self._told_accepted = traffic.began_ms, traffic.told_accepted
+
+    def _options(self) -> SendAvailabilityOptions:
+        return SendAvailabilityOptions(
+            backlog_queue_count=self._plan.backlog_queues,
+            failover_interval=self._plan.failover_interval_s,
+            ping_primary_interval=self._plan.ping_interval_s,
+            require_secondary=True,
+            retry_total=RETRIES,
+            retry_backoff_factor=BACKOFF_S,
+            retry_backoff_max=1.0,
+            ledger=self._world.ledger,
+        )
+
+    async def _lose_primary(self, pair: Pair) -> None:
+        plan, primary = self._plan, self._world.primary
+        await asyncio.sleep(plan.kill_after_s)
+        words = f"{primary.name} killed with SIGKILL (process {primary.pid})"
+        with self._screen.phase("outage", words, plan.outage_s) as phase:
+            self._killed_ms = _now_ms()
+            primary.kill()
+            await self._wait(plan.outage_s, lambda gone_s: self._outage_line(phase, pair, gone_s))
+            await asyncio.to_thread(primary.start)
+            self._back_ms = _now_ms()
+            down_s = (self._back_ms - self._killed_ms) / 1000
+            phase.say(f"{primary.name} was killed and down for {down_s:.1f} s")
+        with self._screen.phase("ping", "waiting for an answer", len(ENTITIES)) as phase:
+            limit_s = plan.ping_interval_s + HEAL_LIMIT_S
+            await self._wait(limit_s, lambda _: self._ping_line(phase, pair))
+
+    def _outage_line(self, phase: Phase, pair: Pair, gone_s: float) -> bool:
+        entities = pair.status().entities.values()
+        states = sorted({entity.state for entity in entities})
+        phase.reach(gone_s, f"{self._world.primary.name} is down; {', '.join(states)}")
+        return False
+
+    def _ping_line(self, phase: Phase, pair: Pair) -> bool:
+        entities = pair.status().entities
+        healthy = [path for path, entity in entities.items() if entity.state == HEALTHY]
+        phase.reach(len(healthy), f"healthy: {', '.join(sorted(healthy)) or 'none yet'}")
+        return len(healthy) == len(entities)
+
+    async def _wait(self, limit_s: float, look: Callable[[float], bool]) -> None:
+        """Look from time to time until the look says True, or the time is over."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while (gone_s := loop.time() - began) < limit_s:
+            if look(gone_s):
+                return
+            await asyncio.sleep(min(LOOK_S, limit_s - gone_s))
+
+    async def _drain(self) -> None:
+        waiting = await self._in_backlog()
+        words = f"{waiting:,} messages; the Spark syphon brings them home"
+        with self._screen.phase("drain", words, waiting) as phase:
+            for _ in range(DRAIN_TRIES):
+                error = await self._drained(phase, waiting)
+                left = await self._in_backlog()
+                phase.say(f"Spark brought {waiting - left:,} home, {left:,} are left")
+                if error is None:
+                    return
+                why = str(error).strip().partition("\n")[0][:WHY_LENGTH]
+                phase.say(f"the drain ended early, {left:,} messages are left: {why}")
+
+    async def _drained(self, phase: Phase, waiting: int) -> BaseException | None:
+        """Drain once; what ended it early, if something did."""
+        work = self._spark.submit(
+            lambda session: drain.drain(
+                session,
+                self._world.primary.connection_string,
+                self._world.secondary.connection_string,
+                self._queues,
+                ledger_directory=self._world.ledger,
+                pump_factory=self._pump_factory,
+            )
+        )
+        loop = asyncio.get_running_loop()
+        least, since = waiting, loop.time()
+        while not await _is_done(work):
+            left = await self._in_backlog()
+            phase.reach(waiting - left)
+            if left < least:
+                least, since = left, loop.time()
+            if loop.time() - since > DRAIN_STALL_S:
+                self._spark.interrupt()
+        return work.exception()
+
+    async def _in_backlog(self) -> int:
+        return await backlog_count(self._world.secondary.connection_string, self._queues)
+
+    async def _receive(self) -> None:
+        primary = self._world.primary.connection_string
+        with (
+            self._screen.phase("receive", "plain SDK receivers") as phase,
+            LedgerWriter(self._world.ledger) as ledger,
+        ):
+            consumers = Consumers(primary, ledger, phase.reach)
+            phase.expect(await consumers.in_primary())
+            count = await consumers.run()
+            phase.say(f"{count:,} messages received with the plain SDK")
+
+    async def _count(self) -> DrillResult:
+        ended_ms = _now_ms()
+        with self._screen.phase("count", "Spark reads the ledger") as phase:
+            secondary = self._world.secondary.connection_string
+            seen = await left_in_backlog(secondary, self._queues)
+            work = self._spark.submit(
+                lambda session: jobs.tables(
+                    session,
+                    self._world.ledger,
+                    prices.standard(),
+                    snapshot=seen,
+                    ids_max=LOST_IDS_MAX,
+                )
+            )
+            tables = await asyncio.wrap_future(work)
+            phase.say(f"Spark read {tables.records:,} records of the ledger")
+        return DrillResult(
+            plan=self._plan,
+            moments=Moments(
+                began_ms=self._began_ms,
+                killed_ms=self._killed_ms,
+                back_ms=self._back_ms,
+                ended_ms=ended_ms,
+            ),
+            tables=tables,
+            told_accepted=self._told_accepted,
+            left_behind=frozenset(sighting.message_id for sighting in seen),
+            took=tuple(self._screen.took),
+            version=twinbus.__version__,
+        )
+
+
+async def _is_done(work: Future[Any]) -> bool:
+    """Whether the work has ended, waiting a moment for it."""
+    if not work.done():
+        await asyncio.sleep(LOOK_S)
+    return work.done()
+
+
+def _side(namespace: NamespaceProcess) -> Namespace:
+    return Namespace.from_connection_string(namespace.connection_string, name=namespace.name)
+
+
+def _place(namespace: NamespaceProcess) -> str:
+    return f"{namespace.name} at :{namespace.port}"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,86 @@
+"""The drill's senders: several at once, at a steady rate, whatever happens to the primary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+from twinbus.console.drill.world import ENTITIES, Entity
+from twinbus.errors import TwinbusError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twinbus.console.drill.result import DrillPlan
+
+__all__ = ["Traffic"]
+
+PATIENCE_S: Final = 30.0
+"""How much longer than the failover interval a caller waits: no outage of a drill needs more."""
+
+PADDING: Final = "x" * 400
+"""Makes a message of half a KB: the size of a small order."""
+
+
+class Traffic:
+    """All messages of the plan on their way; `run` ends when the last send has ended."""
+
+    def __init__(self, plan: DrillPlan, pair: Any, sent: Callable[[int], None]) -> None:
+        """`sent` is told how many sends have ended, for the progress bar only."""
+        self.told_accepted = 0
+        """Messages whose send returned: no number of the report, but a check of its ledger."""
+        self.began_ms = 0
+        self._plan = plan
+        self._pair = pair
+        self._sent = sent
+        self._ended = 0
+
+    async def run(self) -> None:
+        """Send everything; errors are the callers' and are counted by the ledger."""
+        began = asyncio.get_running_loop().time()
+        self.began_ms = time.time_ns() // 1_000_000
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._plan.senders):
+                share = self._plan.share(number)
+                # A sender that waits for one entity goes on with the others.
+                for place, entity in enumerate(ENTITIES):
+                    numbers = share[place :: len(ENTITIES)]
+                    group.create_task(self._send_to(entity, numbers, began))
+
+    async def _send_to(self, entity: Entity, numbers: range, began: float) -> None:
+        loop = asyncio.get_running_loop()
+        patience_s = self._plan.failover_interval_s + PATIENCE_S
+        async with self._sender(entity) as sender:
+            for number in numbers:
+                due = began + number / self._plan.rate
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                try:
+                    await sender.send_messages(_message(entity, number), timeout=patience_s)
+                except (TwinbusError, ServiceBusError):
+                    # The caller knows, so that nothing is lost; the ledger has it too.
+                    pass
+                else:
+                    self.told_accepted += 1
+                self._ended += 1
+                self._sent(self._ended)
+
+    def _sender(self, entity: Entity) -> Any:
+        if entity.is_topic:
+            return self._pair.get_topic_sender(entity.path)
+        return self._pair.get_queue_sender(entity.path)
+
+
+def _message(entity: Entity, number: int) -> ServiceBusMessage:
+    session = random.choice(entity.sessions) if entity.sessions else None  # noqa: S311
+    return ServiceBusMessage(
+        json.dumps({"entity": entity.path, "number": number, "padding": PADDING}),
+        message_id=f"{entity.path}-{number:06d}",
+        session_id=session,
+        content_type="application/json",
+    )

@@ -1,0 +1,201 @@
+"""The drill's world: two namespaces, each a process of its own with its data on disk.
+
+They are started as a user would start them, with `twinbus serve`, so that SIGKILL means to them
+what a power cut means. Their data is gone when the drill ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, Self
+
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+from twinbus.errors import TwinbusError
+from twinbus.namespace.administration_client import administration_client
+from twinbus.namespace.namespace import Namespace
+
+__all__ = ["ENTITIES", "DrillError", "Entity", "NamespaceProcess", "World", "administration"]
+
+PRIMARY: Final = "contoso"
+SECONDARY: Final = "contoso-dr"
+
+START_LIMIT_S: Final = 30.0
+"""A namespace is up within a second; a machine that needs more than this cannot hold a drill."""
+STOP_LIMIT_S: Final = 5.0
+"""What a namespace gets to end by itself before it is killed: its data is of no use any more."""
+
+SESSIONS: Final = tuple(f"customer-{number}" for number in range(8))
+SUBSCRIPTION: Final = "audit"
+
+_ENTRY: Final = "from twinbus.console.cli import main; main()"
+
+
+class DrillError(TwinbusError):
+    """The drill itself cannot go on, which says nothing of any message; the text says why."""
+
+
+@dataclass(frozen=True)
+class Entity:
+    """Something that the drill sends to."""
+
+    path: str
+    is_topic: bool = False
+    sessions: tuple[str, ...] = ()
+
+    @property
+    def received_at(self) -> str:
+        """Where its messages are received, as the ledger names it."""
+        return f"{self.path}/Subscriptions/{SUBSCRIPTION}" if self.is_topic else self.path
+
+
+ENTITIES: Final = (
+    Entity("orders"),
+    Entity("payments", sessions=SESSIONS),
+    Entity("events", is_topic=True),
+)
+
+
+class NamespaceProcess:
+    """`twinbus serve` for one namespace; started again it has the same port and the same data."""
+
+    def __init__(self, name: str, directory: Path, views: Path) -> None:
+        self.name = name
+        self.connection_string = ""
+        self._directory = directory
+        self._views = views
+        self._port = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    def start(self) -> None:
+        """Run it; returns when it takes connections. Blocks for about a second."""
+        assert self._process is None, f"{self.name} runs already"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        place = f"{self.name}:{self._port}"
+        command = ["serve", place, "--data", str(self._directory / "data"), "--quiet"]
+        command += ["--ledger", str(self._views)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-c", _ENTRY, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Ctrl-C is for the drill, which ends the namespaces itself.
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        limit = threading.Timer(START_LIMIT_S, self._process.kill)
+        limit.start()
+        try:
+            self._read_until_ready(self._process.stdout)
+        finally:
+            limit.cancel()
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye to clients, nothing more to disk."""
+        if self._process is not None:
+            self._process.kill()
+            self._reap()
+
+    def stop(self) -> None:
+        """End it in any case: asked first, killed if it does not listen."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._reap()
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "stderr.log"
+
+    def _read_until_ready(self, output: IO[str]) -> None:
+        for line in output:
+            name, _, rest = line.strip().partition("  ")
+            if name == self.name:
+                self.connection_string = rest
+                self._port = int(rest.partition("sb://")[2].partition(";")[0].rpartition(":")[2])
+            if line.startswith("ready"):
+                return
+        self._reap()
+        said = self._log.read_text(errors="replace").strip().splitlines()
+        raise DrillError(
+            f"the namespace {self.name} did not start: {said[-1] if said else 'it said nothing'}"
+        )
+
+    def _reap(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+class World:
+    """Both namespaces and the directory in which everything of the drill is; a context manager."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="twinbus-drill-"))
+        self.ledger = self.directory / "ledger"
+        self.views = self.directory / "views"
+        """What the brokers themselves recorded. The drill does not need it: it proves that nothing
+        is lost from what its clients know, as a user of Azure has to."""
+        self.primary = NamespaceProcess(PRIMARY, self.directory / "primary", self.views)
+        self.secondary = NamespaceProcess(SECONDARY, self.directory / "secondary", self.views)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def stop(self) -> None:
+        """End both namespaces; their views are whole then."""
+        self.primary.stop()
+        self.secondary.stop()
+
+    def keep_ledger(self, place: Path) -> None:
+        """Copy the ledger for reports to come, with the brokers' views in it."""
+        self.stop()
+        shutil.rmtree(place, ignore_errors=True)
+        for part in (self.ledger, self.views):
+            shutil.copytree(part, place, dirs_exist_ok=True)
+
+
+async def create_entities(connection_string: str) -> None:
+    """Create what the drill sends to, as one should have it: with duplicate detection (SPEC 3)."""
+    async with administration(connection_string) as admin:
+        for entity in ENTITIES:
+            if entity.is_topic:
+                await admin.create_topic(entity.path, requires_duplicate_detection=True)
+                await admin.create_subscription(entity.path, SUBSCRIPTION)
+            else:
+                await admin.create_queue(
+                    entity.path,
+                    requires_duplicate_detection=True,
+                    requires_session=bool(entity.sessions),
+                )
+
+
+def administration(connection_string: str) -> ServiceBusAdministrationClient:
+    """The SDK's administration client of a namespace of the drill."""
+    return administration_client(Namespace.from_connection_string(connection_string))

@@ -1,0 +1,111 @@
+"""`twinbus plan`: the question to Spark, and the answer to a person, a program or a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from twinbus.console.cost.price_books import book_of
+from twinbus.console.plan import page as plan_page
+from twinbus.console.plan import text as plan_words
+from twinbus.console.plan.cli import PlanOutput
+from twinbus.console.plan.request import Asked, Read, read
+from twinbus.console.terminal.live_line import BEAT_S, LiveLine
+from twinbus.console.terminal.output import WrongUse, print_json
+from twinbus.planning.plan import Plan, plan_of
+
+if TYPE_CHECKING:
+    from twinbus.cost.prices import PriceBook
+
+__all__ = ["run"]
+
+
+def run(
+    asked: Asked, prices: Path | None, *, master: str | None, output: PlanOutput, to: Path | None
+) -> int:
+    """Simulate and print; returns the exit status."""
+    book = book_of(prices)
+    question = read(asked)
+    _writable(to)
+    plan = _simulated(question, book, master)
+    warnings = [*plan.warnings, *book.warnings(datetime.now(UTC).date())]
+    if output is PlanOutput.JSON:
+        document = {**plan.as_json(), "warnings": warnings}
+        if to is None:
+            print_json(document)
+            return 0
+        text = json.dumps(document, indent=2) + "\n"
+    elif output is PlanOutput.HTML:
+        text = plan_page.page(plan, warnings)
+    else:
+        text = "\n".join(plan_words.lines(plan, warnings)) + "\n"
+    if to is None:
+        sys.stdout.write(text)
+        return 0
+    to.write_text(text, "utf-8")
+    print(f"twinbus: the plan is in {to}", file=sys.stderr)
+    return 0
+
+
+def _simulated(asked: Read, book: PriceBook, master: str | None) -> Plan:
+    # Late, because Spark takes a moment to load and what was asked for wrongly needs none of it.
+    from twinbus.pipeline.planner import simulate
+    from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START, spark_session
+
+    question = asked.question
+    with _beating(sys.stderr) as line:
+        line.say("starting Spark")
+        settings = QUICK_START if master is None else None
+        with spark_session(
+            master=master or LOCAL_MASTER, announce=line.say, settings=settings
+        ) as spark:
+            line.say(f"{question.years:,} years under {len(question.settings)} settings, on Spark")
+            outcomes = simulate(spark, question)
+    return plan_of(
+        question,
+        outcomes,
+        book,
+        asked.limits,
+        messaging_units=asked.messaging_units,
+        rule=asked.rule,
+    )
+
+
+@contextlib.contextmanager
+def _beating(stream: IO[str]) -> Iterator[LiveLine]:
+    """A live line that a thread keeps alive: this one waits for Spark."""
+    line = LiveLine(stream)
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_S):
+            line.beat()
+
+    beating = threading.Thread(target=beat, name="twinbus-live-line", daemon=True)
+    if stream.isatty():
+        beating.start()
+    try:
+        yield line
+    finally:
+        over.set()
+        if beating.ident is not None:
+            beating.join()
+        line.clear()
+
+
+def _writable(to: Path | None) -> None:
+    """Found out before the minutes of a simulation, not after them."""
+    if to is None:
+        return
+    try:
+        to.touch()
+    except OSError as error:
+        raise WrongUse(
+            f"the plan cannot be written to {to}: {error.strerror}; name another file with --to"
+        ) from None

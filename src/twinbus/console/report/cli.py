@@ -1,0 +1,246 @@
+"""The words of `twinbus report`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from twinbus.console.cost.work_options import PricesOption, SettlementOption, counting_rule
+from twinbus.console.terminal.output import WrongUse
+
+if TYPE_CHECKING:
+    from twinbus.console.report.commands import ReportPlan
+
+__all__ = ["ReportOutput", "app"]
+
+app = typer.Typer(
+    help="What a ledger tells: what was charged, how available it was, and whether anything is"
+    " lost.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+class ReportOutput(StrEnum):
+    """What a report is printed as."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+    HTML = "html"
+
+
+LedgerArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="LEDGER",
+        envvar="TWINBUS_LEDGER",
+        help="The ledger: a directory, or any Hadoop URL.",
+        show_default=False,
+    ),
+]
+TablesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tables",
+        metavar="DIR",
+        help="Where its tables are kept; unset: in _tables inside the ledger. `none`: keep none,"
+        " work everything out from all records.",
+        show_default=False,
+    ),
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="From this day or time (UTC) on, or so long ago: 2026-11-16, 2026-11-16T05:30, 90min,"
+        " 24h.",
+        show_default=False,
+    ),
+]
+UntilOption = Annotated[
+    str | None,
+    typer.Option(
+        "--until",
+        metavar="TIME",
+        help="Up to this time; a day counts whole.",
+        show_default=False,
+    ),
+]
+EntityOption = Annotated[
+    str | None,
+    typer.Option("--entity", metavar="PATH", help="One queue or topic only.", show_default=False),
+]
+OutputOption = Annotated[
+    ReportOutput,
+    typer.Option("--output", help="Text to read, JSON, one table as CSV, or a page with charts."),
+]
+ToOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--to",
+        metavar="FILE",
+        help="Write the report into this file; its answer, one line, is printed as well.",
+        show_default=False,
+    ),
+]
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master", metavar="URL", help="Spark's master; unset: this machine.", show_default=False
+    ),
+]
+
+
+@app.command(
+    epilog="Exit status: 0 done, 1 it could not be, 2 asked for wrongly."
+    " Example: twinbus report charges ./ledger --since 2026-11-01 --settlement counted"
+)
+def charges(
+    ledger: LedgerArgument,
+    tables: TablesOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    entity: EntityOption = None,
+    prices: PricesOption = None,
+    settlement: SettlementOption = "free",
+    output: OutputOption = ReportOutput.TEXT,
+    to: ToOption = None,
+    master: MasterOption = None,
+) -> None:
+    """Show what was done in billed operations, and what it costs by the price book.
+
+    The documented arithmetic stands beside the facts, and what was assumed below them.
+    """
+    from twinbus.console.cost.price_books import book_of
+    from twinbus.console.report import commands as report_run
+
+    book = book_of(prices)
+    plan = _plan(ledger, tables, since, until, entity, output, to, master)
+    raise typer.Exit(report_run.charges(plan, book, counting_rule(settlement)))
+
+
+@app.command(
+    epilog="Exit status: 0 done, 1 it could not be, 2 asked for wrongly, 3 an entity is still"
+    " failed over. Example: twinbus report availability ./ledger --since 24h --output html --to"
+    " outage.html"
+)
+def availability(
+    ledger: LedgerArgument,
+    tables: TablesOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    entity: EntityOption = None,
+    output: OutputOption = ReportOutput.TEXT,
+    to: ToOption = None,
+    master: MasterOption = None,
+) -> None:
+    """Show failovers by entity, sends saved and raised, and the backlog over time."""
+    from twinbus.console.report import commands as report_run
+
+    plan = _plan(ledger, tables, since, until, entity, output, to, master)
+    raise typer.Exit(report_run.availability(plan))
+
+
+@app.command(
+    epilog="Exit status: 0 nothing is lost, 1 something is (or it could not be found out, one line"
+    " says why), 2 asked for wrongly, 3 it is not known. Put the connection string into"
+    " TWINBUS_SECONDARY: others can see a command line. Example: twinbus report conservation"
+    " ./ledger --since 7d"
+)
+def conservation(
+    ledger: LedgerArgument,
+    tables: TablesOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    entity: EntityOption = None,
+    peek: Annotated[
+        str | None,
+        typer.Option(
+            "--peek",
+            envvar="TWINBUS_SECONDARY",
+            metavar="STRING",
+            help="Connection string of the secondary: look into its backlog queues, touching"
+            " nothing. `none`: do not look.",
+            show_default=False,
+        ),
+    ] = None,
+    detection_window: Annotated[
+        str,
+        typer.Option(
+            "--detection-window",
+            metavar="TIME",
+            help="How long the destinations remember ids for duplicate detection.",
+        ),
+    ] = "10min",
+    output: OutputOption = ReportOutput.TEXT,
+    to: ToOption = None,
+    master: MasterOption = None,
+) -> None:
+    """Prove that nothing is lost, or name what is: accepted = delivered + waiting + ...
+
+    What nobody can know is called unknown: without a look into the backlog queues, a message that
+    went there and was not seen since may wait or be lost.
+    """
+    from twinbus.console.report import commands as report_run
+
+    plan = _plan(ledger, tables, since, until, entity, output, to, master)
+    looking = None if peek in {None, "", "none"} else peek
+    detection_s = report_run.detection_s(detection_window)
+    raise typer.Exit(report_run.conservation(plan, looking, detection_s))
+
+
+@app.command(
+    epilog="Exit status: 0 both views agree, 1 they differ (or it could not be found out), 2 asked"
+    " for wrongly, 3 not known: the broker kept no view. Example: twinbus report reconciliation"
+    " ./ledger"
+)
+def reconciliation(
+    ledger: LedgerArgument,
+    tables: TablesOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    entity: EntityOption = None,
+    output: OutputOption = ReportOutput.TEXT,
+    to: ToOption = None,
+    master: MasterOption = None,
+) -> None:
+    """Compare what clients recorded with what the broker did, message by message."""
+    from twinbus.console.report import commands as report_run
+
+    plan = _plan(ledger, tables, since, until, entity, output, to, master)
+    raise typer.Exit(report_run.reconciliation(plan))
+
+
+def _plan(
+    ledger: str,
+    tables: str | None,
+    since: str | None,
+    until: str | None,
+    entity: str | None,
+    output: ReportOutput,
+    to: Path | None,
+    master: str | None,
+) -> ReportPlan:
+    """What was asked for; WrongUse, in one line and before Spark starts, where it cannot be."""
+    from twinbus.console.report.commands import ReportPlan
+    from twinbus.console.terminal.time_window import window_of
+
+    if entity is not None and not entity.strip("/ "):
+        raise WrongUse("--entity is empty: name a queue or a topic, or leave it out")
+    window = window_of(since, until, datetime.now(UTC))
+    return ReportPlan(
+        ledger=ledger,
+        tables=tables,
+        since_ms=window.since_ms,
+        until_ms=window.until_ms,
+        entity=None if entity is None else entity.strip("/ "),
+        output=output.value,
+        to=to,
+        master=master,
+    )

@@ -1,0 +1,269 @@
+"""`twinbus report`: start Spark, have the report made, show it in the form that was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from twinbus.console.drill.spark import SparkThread, require_spark
+from twinbus.console.namespaces import run_to_its_end
+from twinbus.console.report.page import page_of
+from twinbus.console.report.sheets import sheet_of
+from twinbus.console.report.text import csv_of, text_of
+from twinbus.console.terminal.live_line import LiveLine, live_line
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse
+from twinbus.cost.arithmetic import CountingRule
+from twinbus.cost.prices import PriceBook
+from twinbus.cost.quantities import QuantityError, parse_duration
+from twinbus.errors import TwinbusError
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.reports.documents import Asked, Verdict
+from twinbus.pipeline.spark.failure_text import spark_in_words
+from twinbus.pipeline.spark.java import find_java
+from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from twinbus.console.report.backlog_scan import Looking
+    from twinbus.pipeline.reports.documents import LedgerReport
+    from twinbus.pipeline.reports.ledger_tables import LedgerTables
+
+__all__ = [
+    "ReportPlan",
+    "availability",
+    "charges",
+    "conservation",
+    "detection_s",
+    "reconciliation",
+]
+
+NO_TABLES: Final = "none"
+
+LONG_BYTES: Final = 500 << 20
+"""From this size of a ledger on Spark gets all of its compiler: a slower start, a faster run."""
+
+DETECTION_MAX_S: Final = 7 * 86_400
+"""The longest window of duplicate detection that Service Bus has."""
+
+SETTLE_S: Final = 1.0
+"""Writers flush their ledger five times a second: what was done before a look is on disk then."""
+
+_STATUS: Final = {Verdict.GOOD: 0, Verdict.BAD: COULD_NOT, Verdict.UNKNOWN: ATTENTION}
+
+Making = Callable[["SparkSession", "LedgerTables"], "LedgerReport"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportPlan:
+    """What was asked for, whatever the report."""
+
+    ledger: str
+    tables: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    entity: str | None = None
+    output: str = "text"
+    to: Path | None = None
+    master: str | None = None
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(since_ms=self.since_ms, until_ms=self.until_ms, entity=self.entity)
+
+
+def charges(plan: ReportPlan, book: PriceBook, rule: CountingRule) -> int:
+    """Show the charges; the exit status."""
+
+    def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
+        from twinbus.pipeline.reports.charges import charges_report
+
+        report = charges_report(tables, plan.asked, book, rule)
+        old = book.warnings(datetime.now(UTC).date())
+        return replace(report, assumed=(*report.assumed, *old))
+
+    return _run(plan, make)
+
+
+def availability(plan: ReportPlan) -> int:
+    """Show the availability; the exit status."""
+
+    def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
+        from twinbus.pipeline.reports.availability import availability_report
+
+        return availability_report(tables, plan.asked)
+
+    return _run(plan, make)
+
+
+def conservation(plan: ReportPlan, secondary: str | None, detection_window_s: int) -> int:
+    """Show what became of every message, after a look into the backlog if one is asked for."""
+    looking = None if secondary is None else _looking(secondary)
+
+    def make(spark: SparkSession, tables: LedgerTables) -> LedgerReport:
+        from twinbus.pipeline.reports.conservation import conservation_report
+
+        look = None if looking is None else looking.look(spark)
+        return conservation_report(tables, plan.asked, look, detection_s=detection_window_s)
+
+    return _run(plan, make, looking)
+
+
+def reconciliation(plan: ReportPlan) -> int:
+    """Show both views beside each other; the exit status."""
+
+    def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
+        from twinbus.pipeline.reports.reconciliation import reconciliation_report
+
+        return reconciliation_report(tables, plan.asked)
+
+    return _run(plan, make)
+
+
+def detection_s(text: str) -> int:
+    """The window of duplicate detection, in seconds; WrongUse where there is no such window."""
+    try:
+        return int(parse_duration(text, "--detection-window", most=DETECTION_MAX_S))
+    except QuantityError as error:
+        raise WrongUse(str(error)) from None
+
+
+def _looking(secondary: str) -> Looking:
+    from twinbus.console.report.backlog_scan import Looking
+
+    return Looking(secondary)
+
+
+def _run(plan: ReportPlan, make: Making, looking: Looking | None = None) -> int:
+    """Check what can be checked without Spark, make the report, show it; the exit status."""
+    _require_place(plan)
+    require_spark()
+    _require_ledger(plan)
+    find_java()
+    settings = {} if _is_long(plan.ledger) else QUICK_START
+
+    async def work() -> int:
+        async with live_line() as line:
+            line.say("starting Spark")
+            with SparkThread(master=plan.master or LOCAL_MASTER, settings=settings) as spark:
+                try:
+                    await asyncio.wrap_future(spark.submit(lambda session: None))
+                    if looking is not None:
+                        line.say("looking into the backlog queues")
+                        await looking.peek()
+                        await asyncio.sleep(SETTLE_S)
+                    line.say("reading the ledger")
+                    made = spark.submit(lambda session: _made(session, plan, make, line))
+                    report = await asyncio.wrap_future(made)
+                except asyncio.CancelledError:
+                    spark.stop()
+                    raise
+        _show(plan, report)
+        return _STATUS[report.verdict]
+
+    try:
+        return run_to_its_end(work)
+    finally:
+        if looking is not None:
+            looking.close()
+
+
+def _made(spark: SparkSession, plan: ReportPlan, make: Making, line: LiveLine) -> LedgerReport:
+    from twinbus.pipeline.reports import ledger_tables as reporting
+
+    try:
+        with (
+            spark_in_words(),
+            (
+                reporting.batch_tables(spark, plan.ledger)
+                if plan.tables == NO_TABLES
+                else reporting.stored_tables(spark, plan.ledger, plan.tables)
+            ) as tables,
+        ):
+            line.say("working out the report")
+            reporting.require_entity(tables, plan.asked)
+            return make(spark, tables)
+    except reporting.UnknownEntityError as error:
+        raise WrongUse(str(error)) from None
+
+
+class ReportFailed(TwinbusError):
+    """The report was made and cannot be shown where it was asked for."""
+
+
+def _require_place(plan: ReportPlan) -> None:
+    """WrongUse where the answer could not be shown: better now than after a minute's work."""
+    if plan.to is None:
+        if plan.output == "html" and sys.stdout.isatty():
+            raise WrongUse("--output html makes a file: say --to report.html")
+        return
+    directory = plan.to.absolute().parent
+    if plan.to.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK):
+        raise WrongUse(f"--to {plan.to} cannot be written: name a file in a directory of yours")
+
+
+def _require_ledger(plan: ReportPlan) -> None:
+    """WrongUse where there is no ledger to read, or no place for its tables."""
+    ledger = plan.ledger
+    if "://" in ledger:
+        return
+    if not Path(ledger).is_dir():
+        kind = "is a file" if Path(ledger).exists() else "is not there"
+        raise WrongUse(f"LEDGER must be a directory with a ledger in it; {ledger} {kind}")
+    from twinbus.pipeline.tables.bronze import location_of
+
+    try:
+        location_of(ledger)
+    except LedgerError as error:
+        raise WrongUse(str(error)) from None
+    if plan.tables is None and not os.access(ledger, os.W_OK):
+        raise WrongUse(
+            f"the tables of {ledger} cannot be kept in it, it must not be written to: say --tables"
+            " DIR, or --tables none to work everything out anew"
+        )
+
+
+def _is_long(ledger: str) -> bool:
+    if "://" in ledger:
+        return True
+    with suppress(OSError):
+        return sum(path.stat().st_size for path in Path(ledger).glob("*")) > LONG_BYTES
+    return False
+
+
+def _show(plan: ReportPlan, report: LedgerReport) -> None:
+    text = _rendered(plan.output, report)
+    if plan.to is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        plan.to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReportFailed(f"{plan.to} could not be written: {error.strerror}") from error
+    print(f"{sheet_of(report).headline}\nwritten to {plan.to}", flush=True)
+
+
+def _rendered(output: str, report: LedgerReport) -> str:
+    match output:
+        case "json":
+            return json.dumps(report.as_json(), indent=2 if sys.stdout.isatty() else None) + "\n"
+        case "csv":
+            return csv_of(report)
+        case "html":
+            import twinbus
+
+            now = datetime.fromtimestamp(time.time(), UTC)
+            made = f"made by Twinbus {twinbus.__version__} at {now:%Y-%m-%d %H:%M:%S} UTC"
+            return page_of(sheet_of(report), made)
+        case _:
+            return text_of(sheet_of(report))

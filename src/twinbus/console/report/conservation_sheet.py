@@ -1,0 +1,241 @@
+"""`twinbus report conservation` in words: is anything lost, and what became of the rest. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from twinbus.console.drill.text import WINDOWS
+from twinbus.console.report import charts as report_charts
+from twinbus.console.report.sheet import (
+    ROWS_SHOWN,
+    Figure,
+    Sheet,
+    Table,
+    Tile,
+    clock,
+    count,
+    counted,
+    figures,
+    read_line,
+    rest,
+    span,
+)
+from twinbus.console.terminal.table import visible
+from twinbus.pipeline.reports.documents import Verdict
+
+if TYPE_CHECKING:
+    from twinbus.pipeline.reports.documents import Balance, ConservationReport, NamedMessage
+
+__all__ = ["FATE_WORDS", "conservation_sheet"]
+
+FATE_WORDS: Final = {
+    "delivered": "delivered",
+    "waiting": "waiting",
+    "dead_lettered": "dead-lettered",
+    "expired": "expired",
+    "lost": "lost",
+    "undecided": "undecided",
+}
+"""The fates of an accepted message, from the best to the worst known."""
+
+IDS_IN_LINE: Final = 5
+"""Ids that stand in a sentence; the table has more."""
+
+
+def conservation_sheet(report: ConservationReport) -> Sheet:
+    """The report in words."""
+    return Sheet(
+        title="Conservation",
+        headline=_headline(report),
+        verdict=report.verdict,
+        lines=tuple(_lines(report)),
+        tiles=tuple(_tiles(report)),
+        tables=tuple(_tables(report)),
+        charts=tuple(_charts(report)),
+        unknown=report.unknown,
+        assumed=report.assumed,
+        read=(*read_line(report.scope), _looked(report)),
+    )
+
+
+def _headline(report: ConservationReport) -> str:
+    total = report.total
+    sum_of = f"{total.accepted:,} accepted = {_sum(total._replace(lost=report.lost_at_least))}"
+    match report.verdict:
+        case Verdict.BAD:
+            least = "" if total.lost is not None else "at least "
+            return f"{least}{report.lost_at_least:,} LOST: {sum_of}"
+        case Verdict.UNKNOWN:
+            return f"not known whether anything is lost: {sum_of}"
+        case _ if not total.accepted:
+            return "nothing lost: no message was accepted"
+        case _:
+            return f"nothing lost: {sum_of}"
+
+
+def _sum(total: Balance) -> str:
+    parts = [
+        f"{number:,} {words}"
+        for fate, words in FATE_WORDS.items()
+        if (number := _of_fate(total, fate))
+    ]
+    return " + ".join(parts) or "0"
+
+
+def _of_fate(balance: Balance, fate: str) -> int:
+    number: int | None = getattr(balance, fate)
+    if fate == "lost" and number is None:
+        # All fates together are the accepted ones: the rest of them is lost for certain.
+        return balance.accepted - sum(
+            _of_fate(balance, other) for other in FATE_WORDS if other != fate
+        )
+    return number or 0
+
+
+def _cell(balance: Balance, name: str) -> str:
+    """A figure of a balance; of what is lost the least, where no more is known."""
+    number: int | None = getattr(balance, name)
+    if name == "lost" and number is None and _of_fate(balance, name) > 0:
+        return f"≥ {_of_fate(balance, name):,}"
+    return count(number)
+
+
+def _lines(report: ConservationReport) -> Iterator[str]:
+    lost = [message for message in report.messages if message.fate == "lost"]
+    if lost:
+        named = ", ".join(visible(message.message_id) for message in lost[:IDS_IN_LINE])
+        more = report.lost_at_least - min(len(lost), IDS_IN_LINE)
+        yield f"lost: {named}{f' and {more:,} more' if more > 0 else ''}"
+    if report.total.undecided:
+        yield from _undecided(report)
+    if report.total.dead_lettered:
+        yield (
+            f"{counted(report.total.dead_lettered, 'message')} dead-lettered: twinbus backlog"
+            " dead-letters list"
+        )
+    for aged in report.aged:
+        yield (
+            f"{visible(aged.entity)}: {counted(aged.messages, 'message')} stayed in the backlog"
+            f" for up to {span(aged.oldest_ms)}; duplicates are detected for"
+            f" {span(aged.detection_ms)} only, so copies of these were not told apart"
+        )
+
+
+def _undecided(report: ConservationReport) -> Iterator[str]:
+    undecided = counted(report.total.undecided, "message")
+    if report.peeked_ms is None:
+        yield (
+            f"{undecided} went to the backlog and nobody looked since: they wait there, or are"
+            " lost. To know, peek: set TWINBUS_SECONDARY, or say --peek"
+        )
+    else:
+        yield f"{undecided} moved while the backlog was looked at: run it again to know"
+
+
+def _looked(report: ConservationReport) -> str:
+    if report.peeked_ms is None:
+        return "nobody looked into the backlog queues"
+    return f"looked into the backlog queues at {clock(report.peeked_ms)} UTC"
+
+
+def _tiles(report: ConservationReport) -> Iterator[Tile]:
+    total = report.total
+    yield Tile("accepted", count(total.accepted))
+    yield Tile("delivered", count(total.delivered))
+    yield Tile("waiting", count(total.waiting))
+    yield Tile("dead-lettered", count(total.dead_lettered), is_bad=bool(total.dead_lettered))
+    lost = f"≥ {report.lost_at_least:,}" if total.lost is None and report.lost_at_least else None
+    yield Tile("lost", lost or count(total.lost), is_bad=report.verdict is Verdict.BAD)
+    yield Tile("duplicates", count(total.duplicates))
+
+
+def _tables(report: ConservationReport) -> Iterator[Table]:
+    yield _balances(report)
+    if report.messages:
+        yield _messages(report)
+    if report.duplicate_windows:
+        yield Table(
+            title="Duplicates by window",
+            columns=("messages", "why"),
+            rows=tuple(
+                (f"{number:,}", WINDOWS.get(name, visible(name)))
+                for name, number in sorted(report.duplicate_windows.items())
+            ),
+            numbers=frozenset({0}),
+        )
+    if report.duplicates:
+        total = sum(report.duplicate_windows.values())
+        yield Table(
+            title="Duplicates",
+            columns=("entity", "message id", "times", "window"),
+            rows=tuple(
+                (visible(one.entity), visible(one.message_id), f"{one.times:,}", one.window)
+                for one in report.duplicates[:ROWS_SHOWN]
+            ),
+            numbers=frozenset({2}),
+            note=rest(min(len(report.duplicates), ROWS_SHOWN), total),
+        )
+
+
+def _balances(report: ConservationReport) -> Table:
+    rows = [*report.entities[:ROWS_SHOWN], report.total]
+    optional = ("undecided", "received", "duplicates", "raised")
+    shown = [name for name in optional if any(getattr(row, name) for row in rows)]
+    columns = ("accepted", *(fate for fate in FATE_WORDS if fate != "undecided"), *shown)
+    cells = [
+        (
+            visible(row.entity) if row is not report.total else "all",
+            *(_cell(row, name) for name in columns),
+        )
+        for row in rows
+    ]
+    names = ("entity", *(FATE_WORDS.get(name, name) for name in columns))
+    return Table(
+        title="By entity",
+        columns=names,
+        rows=tuple(cells),
+        numbers=figures(*names[1:], of=names),
+        bad=frozenset(place for place, row in enumerate(rows) if _of_fate(row, "lost") > 0),
+        note=rest(min(len(report.entities), ROWS_SHOWN), len(report.entities), "more entities"),
+    )
+
+
+def _messages(report: ConservationReport) -> Table:
+    total = len(report.messages) + report.messages_left_out
+    return Table(
+        title="Not delivered",
+        columns=("fate", "entity", "message id", "accepted (UTC)"),
+        rows=tuple(_message(message) for message in report.messages[:ROWS_SHOWN]),
+        bad=frozenset(
+            place
+            for place, message in enumerate(report.messages[:ROWS_SHOWN])
+            if message.fate == "lost"
+        ),
+        note=rest(min(len(report.messages), ROWS_SHOWN), total),
+    )
+
+
+def _message(message: NamedMessage) -> tuple[str, ...]:
+    return (
+        FATE_WORDS.get(message.fate, message.fate),
+        visible(message.entity),
+        visible(message.message_id),
+        clock(message.at_ms),
+    )
+
+
+def _charts(report: ConservationReport) -> Iterator[Figure]:
+    rows = [row for row in report.entities[:ROWS_SHOWN] if row.accepted]
+    if rows:
+        yield Figure(
+            "What became of the accepted messages",
+            lambda: report_charts.shares(
+                [
+                    # The worst first: on a phone the end of a bar is out of sight.
+                    (row.entity, [(fate, _of_fate(row, fate)) for fate in reversed(FATE_WORDS)])
+                    for row in rows
+                ],
+                FATE_WORDS,
+            ),
+        )

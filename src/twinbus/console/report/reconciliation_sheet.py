@@ -1,0 +1,108 @@
+"""`twinbus report reconciliation` in words: do the clients and the broker say the same. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from twinbus.console.report.sheet import (
+    ROWS_SHOWN,
+    Sheet,
+    Table,
+    Tile,
+    count,
+    counted,
+    figures,
+    read_line,
+    rest,
+)
+from twinbus.console.terminal.table import visible
+from twinbus.pipeline.reports.documents import Verdict
+
+if TYPE_CHECKING:
+    from twinbus.pipeline.reports.documents import ReconciliationReport
+
+__all__ = ["reconciliation_sheet"]
+
+
+def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
+    """The report in words."""
+    return Sheet(
+        title="Reconciliation",
+        headline=_headline(report),
+        verdict=report.verdict,
+        lines=tuple(_lines(report)),
+        tiles=tuple(_tiles(report)),
+        tables=tuple(_tables(report)),
+        unknown=report.unknown,
+        assumed=report.assumed,
+        read=read_line(report.scope),
+    )
+
+
+def _headline(report: ReconciliationReport) -> str:
+    if report.verdict is Verdict.UNKNOWN:
+        return "not known: the ledger has no record of the broker's view"
+    both = sum(row.clients for row in report.rows)
+    if report.verdict is Verdict.BAD:
+        return (
+            f"{counted(report.unexplained, 'difference')} between the clients' view and the"
+            f" broker's, in {counted(both, 'operation')}"
+        )
+    explained = f"; {counted(report.explained, 'difference')} explained" if report.explained else ""
+    return f"both views agree on {counted(both, 'operation')}{explained}"
+
+
+def _lines(report: ReconciliationReport) -> Iterator[str]:
+    if report.verdict is Verdict.UNKNOWN:
+        yield "the embedded broker writes its view with: twinbus serve ... --ledger DIR"
+
+
+def _tiles(report: ReconciliationReport) -> Iterator[Tile]:
+    yield Tile("operations, by clients", count(sum(row.clients for row in report.rows)))
+    yield Tile("operations, by the broker", count(sum(row.broker for row in report.rows)))
+    yield Tile("explained differences", count(report.explained))
+    yield Tile("not explained", count(report.unexplained), is_bad=bool(report.unexplained))
+
+
+def _tables(report: ReconciliationReport) -> Iterator[Table]:
+    if report.rows:
+        names = ("place", "operation", "clients", "broker", "only clients", "only broker")
+        shown = report.rows[:ROWS_SHOWN]
+        yield Table(
+            title="By place and operation",
+            columns=names,
+            rows=tuple(
+                (
+                    visible(row.entity),
+                    visible(row.operation),
+                    *(f"{number:,}" for number in row[2:]),
+                )
+                for row in shown
+            ),
+            numbers=figures(*names[2:], of=names),
+            bad=frozenset(
+                place for place, row in enumerate(shown) if row.only_clients or row.only_broker
+            ),
+            note=rest(len(shown), len(report.rows)),
+        )
+    if report.differences:
+        names = ("place", "operation", "message id", "clients ahead by", "unanswered", "why")
+        total = len(report.differences) + report.differences_left_out
+        yield Table(
+            title="Differences",
+            columns=names,
+            rows=tuple(
+                (
+                    visible(one.entity),
+                    visible(one.operation),
+                    visible(one.message_id),
+                    f"{one.ahead:+,}",
+                    f"{one.unanswered:,}",
+                    visible(one.explanation) or "not explained",
+                )
+                for one in report.differences[:ROWS_SHOWN]
+            ),
+            numbers=figures("clients ahead by", "unanswered", of=names),
+            note=rest(min(len(report.differences), ROWS_SHOWN), total),
+        )

@@ -1,0 +1,37 @@
+"""Which words a report gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twinbus.console.report.availability_sheet import availability_sheet
+from twinbus.console.report.charges_sheet import charges_sheet
+from twinbus.console.report.conservation_sheet import conservation_sheet
+from twinbus.console.report.reconciliation_sheet import reconciliation_sheet
+from twinbus.pipeline.reports.documents import (
+    AvailabilityReport,
+    ChargesReport,
+    ConservationReport,
+    ReconciliationReport,
+)
+
+if TYPE_CHECKING:
+    from twinbus.console.report.sheet import Sheet
+    from twinbus.pipeline.reports.documents import LedgerReport
+
+__all__ = ["sheet_of"]
+
+
+def sheet_of(report: LedgerReport) -> Sheet:
+    """A report of any kind in words."""
+    match report:
+        case ChargesReport():
+            return charges_sheet(report)
+        case AvailabilityReport():
+            return availability_sheet(report)
+        case ConservationReport():
+            return conservation_sheet(report)
+        case ReconciliationReport():
+            return reconciliation_sheet(report)
+        case _:
+            raise AssertionError(f"no words for {report.kind}")

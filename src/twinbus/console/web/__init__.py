@@ -1,0 +1,1 @@
+"""What all HTML pages share: the page frame and SVG charts."""

@@ -1,0 +1,1 @@
+"""What a namespace is: its connection string, host, label, tokens and credentials."""

@@ -1,0 +1,89 @@
+"""The SDK's administration client for any namespace and any credential that a pair may have.
+
+On its own it has https on port 443 built in and knows a key in a connection string or a token
+credential. What is added here is in its transport, the part that users may replace: plain HTTP for
+`UseDevelopmentEmulator`, the user's own certificates, and a header for shared access signatures.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+from azure.core.credentials import AccessToken
+from azure.core.pipeline.transport import AioHttpTransport
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+if TYPE_CHECKING:
+    from twinbus.namespace.namespace import Namespace
+
+__all__ = ["administration_client"]
+
+SILENCE_S: Final = 30.0
+"""A pair bounds its calls itself, more tightly. The SDK's own bound is 5 minutes, in which a person
+at a command line has long given up."""
+
+
+def administration_client(namespace: Namespace) -> ServiceBusAdministrationClient:
+    """A client of the namespace's administration, to be entered and left; without retries."""
+    options: dict[str, Any] = {"retry_total": 0, "transport": _Transport(namespace)}
+    credential: Any = namespace.token_credential
+    if namespace.signature is not None:
+        credential = _InHeader()
+    if credential is not None:
+        return ServiceBusAdministrationClient(namespace.administration, credential, **options)
+    # The client knows a key only from a connection string.
+    name, key = _named_key(namespace)
+    text = (
+        f"Endpoint=sb://{namespace.administration}/;SharedAccessKeyName={name};"
+        f"SharedAccessKey={key}"
+    )
+    return ServiceBusAdministrationClient.from_connection_string(text, **options)
+
+
+def _named_key(namespace: Namespace) -> tuple[str, str]:
+    if namespace.parts is not None:
+        assert namespace.parts.key_name is not None
+        assert namespace.parts.key is not None
+        return namespace.parts.key_name, namespace.parts.key
+    name, key = namespace.credential.named_key
+    return name, key
+
+
+class _Transport(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-core
+    """The SDK's transport as the namespace wants it."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__(connection_timeout=SILENCE_S, read_timeout=SILENCE_S)
+        self.session: aiohttp.ClientSession | None
+        self._namespace = namespace
+
+    async def open(self) -> None:
+        """Open a session that trusts whom the namespace trusts."""
+        if self.session is None and not self._has_been_opened:
+            self.session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=self._namespace.certificates()),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=True,
+            )
+        await super().open()
+
+    async def send(self, request: Any, **config: Any) -> Any:
+        """Send one request."""
+        if self._namespace.emulator:
+            request.url = request.url.replace("https://", "http://", 1)
+        signature = self._namespace.signature
+        if signature is not None:
+            # As the service wants it; the client would write "Bearer" in front of it.
+            request.headers["Authorization"] = signature
+        return await super().send(request, **config)
+
+
+class _InHeader:
+    """Stands where the client wants a credential, while the transport writes the header."""
+
+    async def get_token(self, *_: str, **__: Any) -> AccessToken:
+        """Nothing that is ever sent."""
+        return AccessToken("", int(time.time()) + 3_600)

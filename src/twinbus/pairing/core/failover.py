@@ -1,0 +1,283 @@
+"""Failover of one entity: when its sends leave the primary, and when they return (SPEC 3, 5).
+
+    HEALTHY --counting failure--> SUSPECT --failover interval--> FAILED_OVER <--> UNUSABLE
+       ^---------- success ----------'                              |    not found, disabled
+       '-------------------- pings answered, late success ----------'
+
+Pure: the shell calls `handle` with the time of each event, performs the returned actions in order,
+and arms one timer for `timer_at`. Two holds lie over the states: *forced* keeps FAILED_OVER until
+`MarkHealthy`; *frozen* keeps the routing and rests timer and pings until `Unfreeze`. A command of a
+person moves a frozen entity too: it is newer than the wish to keep things as they were.
+
+The shell reports the end of every ping it was told to send exactly once, unless `StopPinging` came
+first; then it drops the ping and reports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from twinbus.clock import TimerFired
+from twinbus.pairing.core.events import (
+    ROUTES,
+    Action,
+    Close,
+    Divert,
+    Event,
+    ForceFailover,
+    Freeze,
+    MarkHealthy,
+    Notify,
+    PingAnswered,
+    PingFailed,
+    Route,
+    SendFailed,
+    SendPing,
+    SendSucceeded,
+    State,
+    StopPinging,
+    Transition,
+    Unfreeze,
+)
+
+__all__ = [
+    "Action",
+    "Close",
+    "Divert",
+    "EntityFailover",
+    "Event",
+    "ForceFailover",
+    "Freeze",
+    "MarkHealthy",
+    "Notify",
+    "PingAnswered",
+    "PingFailed",
+    "Route",
+    "SendFailed",
+    "SendPing",
+    "SendSucceeded",
+    "State",
+    "StopPinging",
+    "TimerFired",
+    "Transition",
+    "Unfreeze",
+]
+
+
+NOTHING: Final[tuple[Action, ...]] = ()
+
+LATE_AND_HARMLESS: Final = {
+    (State.HEALTHY, TimerFired): "the timer was cancelled while its event was on the way",
+    (State.HEALTHY, PingAnswered): "the ping ended after something else had healed the entity",
+    (State.HEALTHY, PingFailed): "the ping ended after something else had healed the entity",
+    (State.HEALTHY, SendFailed): "the caller's own fault, or seen while frozen",
+    (State.SUSPECT, TimerFired): "the timer was moved while its event was on the way",
+    (State.SUSPECT, PingAnswered): "a ping of an earlier failover; it proves nothing of today",
+    (State.SUSPECT, PingFailed): "a ping of an earlier failover; it proves nothing of today",
+    (State.SUSPECT, SendFailed): "the timer runs from the first failure; later ones add nothing",
+    (State.FAILED_OVER, TimerFired): "the timer was moved while its event was on the way",
+    (State.FAILED_OVER, PingAnswered): "a ping that was stopped, or of an earlier failover",
+    (State.FAILED_OVER, PingFailed): "a ping that was stopped, or of an earlier failover",
+    (State.FAILED_OVER, SendFailed): "an attempt that began before the failover",
+    (State.FAILED_OVER, SendSucceeded): "a late success, while a person holds the state",
+    (State.UNUSABLE, TimerFired): "the timer was moved while its event was on the way",
+    (State.UNUSABLE, PingAnswered): "a ping that was stopped, or of an earlier failover",
+    (State.UNUSABLE, PingFailed): "a ping that was stopped, or of an earlier failover",
+    (State.UNUSABLE, SendFailed): "an attempt that began before the failover",
+    (State.UNUSABLE, SendSucceeded): "a late success, while the entity is frozen",
+}
+"""Events that may come and change nothing, each with its reason. Any other is a bug."""
+
+
+class EntityFailover:
+    """The failover state of one entity, shared by all senders of a pair."""
+
+    __slots__ = (
+        "_failover_interval_s", "_healthy_pings", "_ping_in_flight", "_ping_interval_s",
+        "answered_pings", "closed", "forced", "frozen", "last_error", "reason", "route", "since",
+        "state", "timer_at",
+    )  # fmt: skip
+
+    def __init__(
+        self, *, failover_interval_s: float, ping_interval_s: float, healthy_pings: int = 1
+    ) -> None:
+        assert failover_interval_s >= 0
+        assert ping_interval_s > 0
+        assert healthy_pings >= 1
+        self._failover_interval_s = failover_interval_s
+        self._ping_interval_s = ping_interval_s
+        self._healthy_pings = healthy_pings
+        self._ping_in_flight = False
+        self.state = State.HEALTHY
+        self.route = Route.PRIMARY
+        self.since: float | None = None
+        """When the state was entered; None: it never changed."""
+        self.reason = ""
+        """Why the state was entered."""
+        self.last_error = ""
+        """What the last failed attempt or ping said; it outlives a recovery."""
+        self.forced = False
+        self.frozen = False
+        self.closed = False
+        self.answered_pings = 0
+        """Pings answered in a row since the failover."""
+        self.timer_at: float | None = None
+
+    def __repr__(self) -> str:
+        holds = "".join(
+            f", {name}" for name in ("forced", "frozen", "closed") if getattr(self, name)
+        )
+        return f"EntityFailover({self.state.value}{holds}, timer_at={self.timer_at})"
+
+    @property
+    def failover_at(self) -> float | None:
+        """When the entity will fail over if nothing succeeds; None: not on its way there."""
+        return self.timer_at if self.state is State.SUSPECT else None
+
+    def handle(self, event: Event, now: float) -> Sequence[Action]:
+        """Take one event at time `now`; return what the shell must do, in order."""
+        # The usual case comes first: it is on the way of every healthy send.
+        if self.closed or (self.state is State.HEALTHY and type(event) is SendSucceeded):
+            return NOTHING
+        match event:
+            case SendSucceeded():
+                return self._success(now)
+            case SendFailed():
+                return self._failure(event, now)
+            case TimerFired():
+                return self._timer(now)
+            case PingAnswered() | PingFailed():
+                return self._ping_ended(event, now)
+        return self._command(event, now)
+
+    def _success(self, now: float) -> Sequence[Action]:
+        match self.state:
+            case State.SUSPECT:
+                return self._enter(State.HEALTHY, now, "a send succeeded")
+            case State.FAILED_OVER | State.UNUSABLE if not self.forced and not self.frozen:
+                return self._enter(State.HEALTHY, now, "a late send succeeded")
+        return self._harmless(SendSucceeded())
+
+    def _failure(self, event: SendFailed, now: float) -> Sequence[Action]:
+        self.last_error = event.error or self.last_error
+        if not event.counts or self.frozen:
+            return self._harmless(event)
+        match self.state:
+            case State.HEALTHY if self._failover_interval_s == 0:
+                return self._enter(State.FAILED_OVER, now, "a send failed", Divert())
+            case State.HEALTHY:
+                return self._enter(State.SUSPECT, now, "a send failed")
+            # The interval is over although the timer's own event has not come yet.
+            case State.SUSPECT if self._is_due(now):
+                return self._fail_over(now)
+        return self._harmless(event)
+
+    def _timer(self, now: float) -> Sequence[Action]:
+        match self.state:
+            case State.SUSPECT if self._is_due(now):
+                return self._fail_over(now)
+            case State.FAILED_OVER | State.UNUSABLE if self._is_due(now):
+                self._ping_in_flight = True
+                self.timer_at = None
+                return (SendPing(),)
+        return self._harmless(TimerFired())
+
+    def _ping_ended(self, event: PingAnswered | PingFailed, now: float) -> Sequence[Action]:
+        if not self._ping_in_flight:
+            return self._harmless(event)
+        self._ping_in_flight = False
+        self.timer_at = now + self._ping_interval_s
+        if isinstance(event, PingAnswered):
+            self.answered_pings += 1
+            return self._answered(now)
+        self.answered_pings = 0
+        self.last_error = event.error or self.last_error
+        if not event.unusable or self.forced:
+            return NOTHING
+        reason = event.error or "not found or disabled"
+        if self.state is State.FAILED_OVER:
+            return self._enter(State.UNUSABLE, now, reason)
+        # Disabled first and then deleted: callers are told what is true now.
+        self.reason = reason
+        return NOTHING
+
+    def _answered(self, now: float) -> Sequence[Action]:
+        # Forced, an answer is only news for the status: a person decides when to return.
+        if self.forced:
+            return NOTHING
+        if self.answered_pings >= self._healthy_pings:
+            return self._enter(State.HEALTHY, now, "the ping was answered")
+        if self.state is State.UNUSABLE:
+            # It takes messages again, so that diverting is right; too few answers yet to return.
+            return self._enter(State.FAILED_OVER, now, "the ping was answered", Divert())
+        return NOTHING
+
+    def _command(self, event: Event, now: float) -> Sequence[Action]:
+        match event:
+            case ForceFailover():
+                self.forced = True
+                if self.state is State.FAILED_OVER:
+                    return NOTHING
+                return self._enter(State.FAILED_OVER, now, "forced", Divert())
+            case MarkHealthy():
+                self.forced = False
+                if self.state is State.HEALTHY:
+                    return NOTHING
+                return self._enter(State.HEALTHY, now, "marked healthy")
+            case Freeze():
+                self.frozen = True
+                return self._rest()
+            case Unfreeze():
+                if self.frozen:
+                    self.frozen = False
+                    # Nothing was watched meanwhile, so that every interval begins anew.
+                    self.timer_at = self._timer_of(self.state, now)
+                return NOTHING
+            case Close():
+                self.closed = True
+                return self._rest()
+        raise AssertionError(f"{event} is no event of a failover")
+
+    def _fail_over(self, now: float) -> Sequence[Action]:
+        reason = f"no success for {self._failover_interval_s:g} s"
+        return self._enter(State.FAILED_OVER, now, reason, Divert())
+
+    def _enter(self, state: State, now: float, reason: str, *actions: Action) -> Sequence[Action]:
+        """Change the state. Nothing else writes it, so that no timer or ping outlives its state."""
+        before, self.state = self.state, state
+        assert before is not state
+        self.route = ROUTES[state]
+        self.since, self.reason = now, reason
+        announcement = Notify(Transition(before, state, now, reason))
+        if before in PINGED and state in PINGED:
+            # One failover goes on: its pings keep their rhythm and their count.
+            return (*actions, announcement)
+        self.answered_pings = 0
+        self._ping_in_flight = False
+        self.timer_at = self._timer_of(state, now)
+        stop = (StopPinging(),) if before in PINGED else ()
+        return (*actions, *stop, announcement)
+
+    def _timer_of(self, state: State, now: float) -> float | None:
+        if self.frozen or state is State.HEALTHY:
+            return None
+        if state is State.SUSPECT:
+            return now + self._failover_interval_s
+        return now + self._ping_interval_s
+
+    def _rest(self) -> Sequence[Action]:
+        self.timer_at = None
+        self._ping_in_flight = False
+        return (StopPinging(),) if self.state in PINGED else NOTHING
+
+    def _is_due(self, now: float) -> bool:
+        return self.timer_at is not None and now >= self.timer_at
+
+    def _harmless(self, event: Event) -> Sequence[Action]:
+        assert (self.state, type(event)) in LATE_AND_HARMLESS, f"{event} in {self.state}"
+        return NOTHING
+
+
+PINGED: Final = frozenset({State.FAILED_OVER, State.UNUSABLE})
+"""States in which pings run."""

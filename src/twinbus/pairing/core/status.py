@@ -1,0 +1,175 @@
+"""A pair at one moment, for people (`str`) and for programs (`as_dict`, which is plain JSON)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from twinbus.pairing.core.sides import PairSides, Side
+
+if TYPE_CHECKING:
+    from twinbus.pairing.core.backlog import Rotation
+
+__all__ = [
+    "BacklogQueueStatus",
+    "EntityStatus",
+    "PairStatus",
+    "SideStatus",
+    "backlog_status",
+    "side_status",
+]
+
+IN_ROTATION = "in rotation"
+PULLED = "pulled"
+LEFT_OUT = "left out"
+NOT_FOUND = "not found yet"
+QUEUE_STATES = (IN_ROTATION, PULLED, LEFT_OUT, NOT_FOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class EntityStatus:
+    """What is believed of one entity, for people and programs."""
+
+    path: str
+    state: str
+    since_s: float | None
+    """Seconds since the state was entered; None: it never changed."""
+    reason: str
+    last_error: str
+    forced: bool
+    frozen: bool
+    sent: int
+    diverted: int
+    """Messages stored on the primary, and in backlog queues, through this pair."""
+    raised: int
+    """Messages whose call raised, or was cancelled: none of them is known to be stored."""
+    answered_pings: int
+    """In a row, since the failover."""
+    oversize: int = 0
+    reserved: int = 0
+    """Of those on the primary: how many could not have been diverted, for their size with the
+    aliases or for a property with the name of an alias (SPEC 4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideStatus:
+    """One namespace of the pair."""
+
+    endpoint: str
+    state: str
+    """open, closed or faulted."""
+    reason: str
+    """Why it is not open."""
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogQueueStatus:
+    """One backlog queue."""
+
+    queue: str
+    state: str
+    """in rotation, pulled, left out, or not found yet."""
+    reason: str = ""
+    """Why it is not in the rotation."""
+    returns_in_s: float | None = None
+    """Seconds until a pulled queue is used again."""
+
+    def __str__(self) -> str:
+        until = "" if self.returns_in_s is None else f", back in {self.returns_in_s:.0f} s"
+        return self.state + until + (f" ({self.reason})" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
+class PairStatus:
+    """A pair at one moment."""
+
+    primary: str
+    secondary: str
+    protected: bool
+    """Whether there is a backlog queue to divert to; False is UNPROTECTED."""
+    searching: str | None
+    """Why backlog queues are still being looked for; None: all are accounted for."""
+    entities: dict[str, EntityStatus]
+    backlog_queues: dict[str, BacklogQueueStatus]
+    sides: dict[str, SideStatus] = field(default_factory=dict)
+    """`primary` and `secondary`: open, closed or faulted, and why."""
+    faulted: str | None = None
+    """What every call raises, once the pair was faulted."""
+    faults_in_s: float | None = None
+    """Seconds until a side that did not follow the other one's end is faulted (SPEC 7)."""
+    syphon: dict[str, dict[str, Any]] | None = None
+    """For each backlog queue what was moved and what is in the way; None: it does not run here."""
+    pings: dict[str, int] = field(default_factory=dict)
+    """Pings so far: answered, failed, dropped in the middle."""
+    ledger_unrecorded: int = 0
+    """Lines that the ledger could not take: a full disk, mostly."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON can hold it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterable[str]:
+        yield f"{self.primary} with {self.secondary}" + ("" if self.protected else ", UNPROTECTED")
+        for name, side in self.sides.items():
+            if side.reason:
+                yield f"  the {name} is {side.state}: {side.reason}"
+        if self.faults_in_s is not None:
+            yield f"  the other side is faulted in {self.faults_in_s:.1f} s unless it follows"
+        if self.searching:
+            yield f"  still looking for backlog queues: {self.searching}"
+        for entity in self.entities.values():
+            yield "  " + _entity_line(entity)
+        for queue, status in self.backlog_queues.items():
+            yield f"  {queue}: {status}"
+        for queue, moved in (self.syphon or {}).items():
+            yield f"  syphon {queue}: " + _syphon_line(moved)
+        if self.ledger_unrecorded:
+            yield f"  the ledger could not take {self.ledger_unrecorded} lines"
+
+
+def backlog_status(
+    rotation: Rotation, paths: Iterable[str], now: float
+) -> dict[str, BacklogQueueStatus]:
+    """How each backlog queue of a pair stands at time `now`."""
+    pulled, left_out, had = rotation.pulled(now), rotation.left_out, frozenset(rotation.queues)
+
+    def of(queue: str) -> BacklogQueueStatus:
+        if queue in pulled:
+            reason, rest_s = pulled[queue]
+            return BacklogQueueStatus(queue, PULLED, reason, rest_s)
+        if queue in left_out:
+            return BacklogQueueStatus(queue, LEFT_OUT, left_out[queue])
+        return BacklogQueueStatus(queue, IN_ROTATION if queue in had else NOT_FOUND)
+
+    return {queue: of(queue) for queue in paths}
+
+
+def side_status(sides: PairSides, endpoints: dict[Side, str]) -> dict[str, SideStatus]:
+    """How the two sides of a pair stand."""
+    return {
+        str(side): SideStatus(endpoints[side], str(sides.state(side)), sides.reason(side))
+        for side in Side
+    }
+
+
+def _entity_line(entity: EntityStatus) -> str:
+    since = "" if entity.since_s is None else f" for {entity.since_s:.0f} s"
+    why = f" ({entity.reason})" if entity.reason else ""
+    holds = "".join(f", {h}" for h in ("forced", "frozen") if getattr(entity, h))
+    counts = f"{entity.sent} sent, {entity.diverted} diverted, {entity.raised} raised"
+    if entity.oversize or entity.reserved:
+        counts += f", {entity.oversize + entity.reserved} that no backlog queue would take"
+    is_news = entity.last_error and entity.state != "healthy"
+    error = f"; last error: {entity.last_error}" if is_news else ""
+    return f"{entity.path}: {entity.state}{since}{why}{holds}; {counts}{error}"
+
+
+def _syphon_line(moved: dict[str, Any]) -> str:
+    counts = f"{moved['completed']} moved, {moved['in_flight']} in flight"
+    dead = f", {moved['dead_lettered']} dead-lettered" if moved["dead_lettered"] else ""
+    ways = {**moved["problems"], **moved["held"]}
+    return counts + dead + "".join(f"; {what}: {why}" for what, why in ways.items())

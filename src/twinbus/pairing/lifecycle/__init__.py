@@ -1,0 +1,1 @@
+"""From pairing to closing: backlog queues discovered, sides closed and faulted."""

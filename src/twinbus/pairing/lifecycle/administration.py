@@ -1,0 +1,292 @@
+"""Backlog queues in the secondary: looked for, created where they are missing (SPEC 2.3 to 2.5).
+
+What is there is listed, in one call unless the namespace holds hundreds of queues; what is missing
+is created. What each answer means for a pair is decided here, once: `MissingRightError` for a
+right, `SecondaryUnreachable` when nobody answers, a reason in words for one queue that cannot be
+had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceExistsError,
+    ResourceNotFoundError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
+
+from twinbus.errors import MissingRightError
+from twinbus.namespace.administration_client import administration_client
+from twinbus.namespace.credentials import expiry_of, refused_token, utc
+from twinbus.pairing.core.backlog import LEASE_LOCK_S, WANTED, BacklogDescription, Drift, drift_of
+
+if TYPE_CHECKING:
+    from azure.servicebus.aio.management import ServiceBusAdministrationClient
+    from azure.servicebus.management import QueueProperties, QueueRuntimeProperties
+
+    from twinbus.namespace.namespace import Namespace
+    from twinbus.pairing.sending.recording import Recorder
+
+__all__ = [
+    "BacklogAdministration",
+    "Findings",
+    "SecondaryUnreachable",
+    "description_of",
+    "in_words",
+]
+
+T = TypeVar("T")
+
+CALLS_AT_ONCE: Final = 8
+"""Administration calls in flight. Azure throttles a namespace that is asked for much more."""
+
+LIST_PAGES_MAX: Final = 3
+"""Pages of 100 queues. A secondary with more queues than that is not listed to its end, which could
+take a minute: what was not met by then is asked for by name."""
+
+FOREVER: Final = "P10675199DT2H48M5.4775807S"
+"""The largest duration, as the service writes it."""
+
+FORBIDDEN: Final = 403
+BUSY: Final = 429
+SERVER_FAULTS: Final = 500
+
+
+class SecondaryUnreachable(Exception):
+    """Nobody answers for the secondary's administration, or only with a fault of its own."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a look at the secondary brought."""
+
+    usable: list[str] = field(default_factory=list)
+    """Queues to divert to."""
+    drained: list[str] = field(default_factory=list)
+    """Queues to drain: these, and those that are there but must not be used."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Queues that cannot be had or must not be used, and why."""
+    drift: dict[str, tuple[Drift, ...]] = field(default_factory=dict)
+    created: list[str] = field(default_factory=list)
+    """Queues that were not there before."""
+
+
+class BacklogAdministration:
+    """Administration calls of one namespace; an async context manager."""
+
+    def __init__(self, namespace: Namespace, recorder: Recorder, *, timeout_s: float) -> None:
+        self._namespace = namespace
+        self._recorder = recorder
+        self._timeout_s = timeout_s
+        self._stack = AsyncExitStack()
+        self._gate = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._client: ServiceBusAdministrationClient
+
+    async def __aenter__(self) -> Self:
+        client = administration_client(self._namespace)
+        self._client = await self._stack.enter_async_context(client)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def find_or_create(
+        self, paths: Iterable[str], findings: Findings, *, accept_drift: bool
+    ) -> None:
+        """Take what is there and create the rest; `findings` grows as answers come in.
+
+        MissingRightError, SecondaryUnreachable: no use to go on asking.
+        """
+        wanted = {path.lower(): path for path in paths}
+        if not wanted:
+            return
+        there, is_all = await self._list(wanted)
+        for path, found in there.items():
+            _judge(path, found, findings, accept_drift=accept_drift)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for path in wanted.values():
+                    if path not in there:
+                        work = self._have(path, findings, ask=not is_all, accept_drift=accept_drift)
+                        group.create_task(work)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def counts(self, path: str) -> QueueRuntimeProperties:
+        """How many messages a queue holds, as the service counts them."""
+        return await self._call(path, lambda: self._client.get_queue_runtime_properties(path))
+
+    async def have_lease_queue(self, path: str) -> None:
+        """Create the queue on whose sessions leases are held, unless it is there (SPEC 6)."""
+        try:
+            await self._call(path, lambda: self._client.get_queue(path))
+        except ResourceNotFoundError:
+            with contextlib.suppress(ResourceExistsError):
+                await self._call(path, lambda: _create_for_leases(self._client, path))
+
+    async def _list(self, wanted: dict[str, str]) -> tuple[dict[str, BacklogDescription], bool]:
+        """Which of the wanted queues are there, and whether none other can be."""
+        there: dict[str, BacklogDescription] = {}
+        pages: Any = self._client.list_queues().by_page()
+        for _ in range(LIST_PAGES_MAX):
+            for found in await self._call(None, lambda: _next_page(pages)):
+                path = wanted.get(found.name.lower())
+                if path is not None:
+                    there[path] = description_of(found)
+            if pages.continuation_token is None or len(there) == len(wanted):
+                return there, True
+        return there, False
+
+    async def _have(self, path: str, findings: Findings, *, ask: bool, accept_drift: bool) -> None:
+        async with self._gate:
+            try:
+                found = await self._get(path) if ask else None
+                found = found or await self._create(path, findings)
+            except HttpResponseError as error:
+                findings.left_out[path] = in_words(error)
+                return
+        _judge(path, found, findings, accept_drift=accept_drift)
+
+    async def _get(self, path: str) -> BacklogDescription | None:
+        try:
+            return description_of(await self._call(path, lambda: self._client.get_queue(path)))
+        except ResourceNotFoundError:
+            return None
+
+    async def _create(self, path: str, findings: Findings) -> BacklogDescription:
+        try:
+            created = await self._call(path, lambda: _create_as_wanted(self._client, path))
+            findings.created.append(path)
+        except ResourceExistsError:
+            # Another process was quicker, and it has what we want (SPEC 2.3).
+            created = await self._call(path, lambda: _get_queue(self._client, path))
+        return description_of(created)
+
+    async def _call(self, path: str | None, call: Callable[[], Awaitable[T]]) -> T:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        error: BaseException | None = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call()
+        except BaseException as caught:
+            error = caught
+            raise self._judged(caught, path) from caught
+        finally:
+            self._recorder.managed("secondary", began, loop.time(), error=error, queue=path)
+
+    def _judged(self, error: BaseException, path: str | None) -> BaseException:
+        """What an error of one call means for the pair; itself where it is about one queue."""
+        endpoint = self._namespace.endpoint
+        status = getattr(error, "status_code", None)
+        # The service forbids a queue too many as well; with a list had, the credential is good.
+        is_forbidden = status == FORBIDDEN and path is None
+        if isinstance(error, ClientAuthenticationError) or is_forbidden:
+            return MissingRightError(
+                f"creating backlog queues in {endpoint} needs the Manage right, and the credential"
+                f" was refused ({self._why_refused(error)}); grant it, or have an administrator run"
+                " `twinbus backlog create` and pair with create_backlog_queues=False"
+            )
+        if isinstance(error, ServiceRequestError | ServiceResponseError | TimeoutError | OSError):
+            why = in_words(error) or f"no answer within {self._timeout_s:g} s"
+            return SecondaryUnreachable(f"{endpoint}: {why}")
+        if isinstance(status, int) and (status >= SERVER_FAULTS or status == BUSY or path is None):
+            return SecondaryUnreachable(f"{endpoint}: {in_words(error)}")
+        if isinstance(error, AzureError) and not isinstance(error, HttpResponseError):
+            return SecondaryUnreachable(f"{endpoint}: {in_words(error)}")
+        return error
+
+    def _why_refused(self, error: BaseException) -> str:
+        """The service's words, or ours where we know better: an old signature is just refused."""
+        ends = expiry_of(self._namespace.signature or "")
+        if ends is not None and ends <= time.time():
+            return f"its shared access signature expired at {utc(ends)}, give a new one"
+        return in_words(error)
+
+
+def _judge(path: str, found: BacklogDescription, findings: Findings, *, accept_drift: bool) -> None:
+    """Put a queue that is there where it belongs: usable, or left out, and drained either way."""
+    drift = drift_of(found)
+    if drift:
+        findings.drift[path] = drift
+    dangers = [str(one) for one in drift if one.unsafe]
+    findings.drained.append(path)
+    if dangers and not accept_drift:
+        findings.left_out[path] = "; ".join(dangers)
+    else:
+        findings.usable.append(path)
+        findings.left_out.pop(path, None)
+
+
+async def _next_page(pages: Any) -> list[QueueProperties]:
+    """The next page of a listing, of which there must be one."""
+    return [queue async for queue in await anext(pages)]
+
+
+async def _get_queue(client: ServiceBusAdministrationClient, path: str) -> QueueProperties:
+    """A queue as it is; HttpResponseError if there is none, or something else has its name."""
+    try:
+        return await client.get_queue(path)
+    except AttributeError:
+        # What the client makes of a topic where it expects a queue.
+        raise HttpResponseError(f"{path} is no queue: another entity has its name") from None
+
+
+async def _create_for_leases(client: ServiceBusAdministrationClient, path: str) -> QueueProperties:
+    return await client.create_queue(
+        path, requires_session=True, lock_duration=timedelta(seconds=LEASE_LOCK_S)
+    )
+
+
+async def _create_as_wanted(client: ServiceBusAdministrationClient, path: str) -> QueueProperties:
+    """Create a queue with the settings of SPEC 2.3, and no others."""
+    return await client.create_queue(
+        path,
+        max_size_in_megabytes=WANTED.max_size_mb,
+        max_delivery_count=WANTED.max_delivery_count,
+        default_message_time_to_live=FOREVER,
+        auto_delete_on_idle=FOREVER,
+        lock_duration=timedelta(milliseconds=WANTED.lock_duration_ms),
+        dead_lettering_on_message_expiration=WANTED.dead_letter_on_expiration,
+        enable_batched_operations=WANTED.enable_batched_operations,
+    )
+
+
+def description_of(found: QueueProperties) -> BacklogDescription:
+    def ms(value: Any, default: int) -> int:
+        return value // timedelta(milliseconds=1) if isinstance(value, timedelta) else default
+
+    return BacklogDescription(
+        max_size_mb=found.max_size_in_megabytes or WANTED.max_size_mb,
+        max_delivery_count=found.max_delivery_count or WANTED.max_delivery_count,
+        default_ttl_ms=ms(found.default_message_time_to_live, WANTED.default_ttl_ms),
+        auto_delete_on_idle_ms=ms(found.auto_delete_on_idle, WANTED.auto_delete_on_idle_ms),
+        lock_duration_ms=ms(found.lock_duration, WANTED.lock_duration_ms),
+        dead_letter_on_expiration=bool(found.dead_lettering_on_message_expiration),
+        enable_batched_operations=found.enable_batched_operations is not False,
+        requires_duplicate_detection=bool(found.requires_duplicate_detection),
+        requires_session=bool(found.requires_session),
+        enable_partitioning=bool(found.enable_partitioning),
+        forward_to=found.forward_to or None,
+        forward_dead_letters_to=found.forward_dead_lettered_messages_to or None,
+        status=str(getattr(found.status, "value", found.status) or WANTED.status),
+    )
+
+
+def in_words(error: BaseException) -> str:
+    """What went wrong, in one line: an answer over HTTP repeats itself over several."""
+    refused = refused_token(error)
+    text = refused or str(getattr(error, "message", None) or error).strip()
+    return text.splitlines()[0] if text else ""

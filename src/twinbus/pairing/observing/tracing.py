@@ -1,0 +1,147 @@
+"""Traces of a pair, for OpenTelemetry: a span for each send, with an event for each turn it took.
+
+Only the API is used, and only if the application has set a provider of its own before it paired:
+without one nothing is imported and a send pays one comparison. The names are OpenTelemetry's for
+messaging, with `twinbus.` before what is ours.
+
+A message is not changed on its way to the primary: it has the trace context that the application,
+or the SDK with its own tracing on, gave it. A diverted message is a copy anyway; if it carries no
+context it gets the one of this span, for the backlog is where the trail would end otherwise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+    from twinbus.namespace.namespace import Namespace
+    from twinbus.pairing.sending.watched_entity import WatchedEntity
+
+__all__ = ["Tracing", "tracing_now"]
+
+SYSTEM: Final = "servicebus"
+
+CONTEXT_NAMES: Final = frozenset({"traceparent", "Diagnostic-Id"})
+"""Application properties that say which trace a message belongs to; the SDK writes both."""
+
+
+def tracing_now(primary: Namespace) -> Tracing | None:
+    """Traces by the provider that the application has set; None: it has set none so far."""
+    # A provider cannot have been set by a program that has not imported this.
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    provider = api.get_tracer_provider()
+    if isinstance(provider, api.ProxyTracerProvider | api.NoOpTracerProvider):
+        return None
+    return Tracing(provider.get_tracer("twinbus"), primary)
+
+
+class Tracing:
+    """The spans of one pair."""
+
+    def __init__(self, tracer: Tracer, primary: Namespace) -> None:
+        self._tracer = tracer
+        self._common: dict[str, Any] = {
+            "messaging.system": SYSTEM,
+            "server.address": primary.host,
+            "server.port": primary.port,
+        }
+
+    @contextmanager
+    def send(self, entity: WatchedEntity, count: int) -> Iterator[Span]:
+        """The span of one call of `send_messages`, current while the block runs."""
+        from opentelemetry.trace import SpanKind
+
+        attributes = self._attributes("send", entity.path)
+        if count > 1:
+            attributes["messaging.batch.message_count"] = count
+        with self._span(f"send {entity.path}", SpanKind.CLIENT, attributes) as span:
+            yield span
+
+    @contextmanager
+    def ping(self, entity: WatchedEntity) -> Iterator[None]:
+        """The span of one ping, a trace of its own: no call of the application caused it."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import SpanKind
+
+        attributes = self._attributes("ping", entity.path)
+        name = f"ping {entity.path}"
+        with self._span(name, SpanKind.CLIENT, attributes, Context()):
+            yield
+
+    def failed(self, place: str, error: BaseException, *, diverting: bool) -> None:
+        """One attempt of the call in progress failed; there may be others."""
+        attributes = {"error.type": type(error).__name__, "twinbus.place": place}
+        self._current().add_event(
+            "divert failed" if diverting else "attempt failed", attributes=attributes
+        )
+
+    def diverting(self, queue: str, copies: Any) -> None:
+        """The call in progress goes to a backlog queue; its copies carry the trace from here on."""
+        span = self._current()
+        span.set_attribute("twinbus.backlog_queue", queue)
+        span.add_event("diverted", attributes={"twinbus.backlog_queue": queue})
+        if span.is_recording():
+            for copy in copies if isinstance(copies, list) else [copies]:
+                _stamp(copy)
+
+    def trace_id(self) -> str | None:
+        """The trace of the call in progress, as the ledger has it; None outside of any."""
+        context = self._current().get_span_context()
+        return f"{context.trace_id:032x}" if context.is_valid else None
+
+    def _attributes(self, operation: str, path: str) -> dict[str, Any]:
+        return {
+            **self._common,
+            "messaging.operation.name": operation,
+            "messaging.operation.type": "send",
+            "messaging.destination.name": path,
+        }
+
+    @contextmanager
+    def _span(
+        self, name: str, kind: Any, attributes: dict[str, Any], context: Any = None
+    ) -> Iterator[Span]:
+        with self._tracer.start_as_current_span(
+            name, context, kind, attributes, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield span
+            except BaseException as error:
+                from opentelemetry.trace import Status, StatusCode
+
+                span.set_attribute("error.type", type(error).__name__)
+                span.set_status(Status(StatusCode.ERROR, _first_line(error)))
+                raise
+
+    @staticmethod
+    def _current() -> Span:
+        from opentelemetry.trace import get_current_span
+
+        return get_current_span()
+
+
+def _stamp(copy: Any) -> None:
+    """Put the current trace context on a message that has none. `copy` must be our own."""
+    from opentelemetry.propagate import inject
+
+    properties: dict[Any, Any] = copy.application_properties
+    names = {name.decode() if isinstance(name, bytes) else str(name) for name in properties}
+    if names & CONTEXT_NAMES:
+        return
+    carrier: dict[str, str] = {}
+    inject(carrier)
+    if "traceparent" in carrier:
+        properties.update(carrier)
+        # What receivers of the SDK looked for before the W3C agreed on a name.
+        properties["Diagnostic-Id"] = carrier["traceparent"]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,1 @@
+"""Everything that touches senders and messages of the official SDK."""

@@ -1,0 +1,73 @@
+"""A batch that knows what it will be in the backlog: ids from the start, and room for the aliases.
+
+The SDK's own batch is full when the primary would find it too large. This one is full too when its
+copies, with their aliases, would be more than a backlog queue takes. What the aliases add is
+counted message by message as they are added, and bounded from above: it depends on the path, on the
+session id, and on which of the others a message can have at all. So a batch that was filled to the
+brim is diverted in one piece. Only where the limit of the backlog was not known when the batch was
+made, or turned out smaller, it is split.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from azure.servicebus import ServiceBusMessageBatch
+
+from twinbus.pairing.sdk.guards import annotated
+from twinbus.pairing.sdk.outgoing import with_id
+from twinbus.transfer import overhead_bytes
+
+if TYPE_CHECKING:
+    from twinbus.pairing.sdk.outgoing import MessageIds
+
+__all__ = ["PairedMessageBatch"]
+
+ENTRY_GROWTH_MAX: Final = 3
+"""A message that grows past 255 bytes has a longer length before it in a batch."""
+
+
+class PairedMessageBatch(ServiceBusMessageBatch):
+    """The SDK's batch, for a paired sender: `add_message` leaves room for the aliases.
+
+    `max_size_in_bytes` is what the messages themselves may have, and so goes down a little with
+    each that is added.
+    """
+
+    def __init__(
+        self, max_size_in_bytes: int, *, room_bytes: int, path: str, ids: MessageIds, **sdk: Any
+    ) -> None:
+        """`room_bytes` is what a backlog queue takes; the rest is the SDK's own."""
+        self._room_bytes = room_bytes
+        self._aliases_bytes = 0
+        self._path = path
+        self._ids = ids
+        self._without_session = overhead_bytes(path) + ENTRY_GROWTH_MAX
+        super().__init__(max_size_in_bytes, **sdk)
+
+    @property
+    def max_size_in_bytes(self) -> int:
+        """What the messages may have together, so that they fit the primary and the backlog."""
+        return min(self._max_size_in_bytes, self._room_bytes - self._aliases_bytes)
+
+    def add_message(self, message: Any) -> None:
+        """Add a message; MessageSizeExceededError when the batch is full, here or in the backlog.
+
+        A message without an id is added as a copy that has one.
+        """
+        named = with_id(message, self._ids)
+        before = self._aliases_bytes
+        self._aliases_bytes += self._added_by(named)
+        try:
+            super().add_message(named)
+        except BaseException:
+            self._aliases_bytes = before
+            raise
+
+    def _added_by(self, message: Any) -> int:
+        properties = annotated(message).properties
+        session = properties.group_id if properties is not None else None
+        if session is None:
+            return self._without_session
+        text = session.decode("utf-8", "replace") if isinstance(session, bytes) else str(session)
+        return overhead_bytes(self._path, session_id=text) + ENTRY_GROWTH_MAX

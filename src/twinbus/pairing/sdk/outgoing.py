@@ -1,0 +1,227 @@
+"""What one send call carries: the application's messages, unchanged, with their ids.
+
+The SDK's message objects are handed to the SDK as they are. Only a message without an id is sent as
+a copy that has one, and it is the same one each time the same object is sent (SPEC 3, Ids).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.exceptions import MessageSizeExceededError
+
+from twinbus.pairing.sdk.guards import (
+    annotated,
+    body_bytes,
+    diverted_copy,
+    glance,
+    id_of,
+    too_large,
+)
+from twinbus.transfer.sdk import with_message_id
+
+__all__ = ["MessageIds", "Outgoing", "id_of", "with_id"]
+
+MAPPINGS_MAX: Final = 1_000
+"""Mappings whose id is remembered after a failed send. They cannot be referred to weakly, so that
+each is kept alive meanwhile; a caller with more of them to retry puts `message_ids` in itself."""
+
+
+class MessageIds:
+    """Ids given to messages that had none: the same object is the same message, and has one id.
+
+    A message object keeps its id as long as it lives. A mapping, often a form that is filled in
+    again and again, keeps it until it was sent, and only while it says the same.
+    """
+
+    def __init__(self) -> None:
+        self._given: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._mappings: OrderedDict[int, tuple[Any, dict[str, Any], str]] = OrderedDict()
+
+    def of(self, message: Any) -> str:
+        """The id given to this message object, a new one the first time."""
+        given = self._given.get(message)
+        if given is None:
+            given = self._given[message] = str(uuid4())
+        return given
+
+    def of_mapping(self, mapping: Mapping[str, Any]) -> str:
+        """The id given to this mapping when it was sent last, and failed; else a new one."""
+        known = self._mappings.get(id(mapping))
+        if known is not None and known[0] is mapping and known[1] == mapping:
+            return known[2]
+        message_id = str(uuid4())
+        self._mappings[id(mapping)] = mapping, dict(mapping), message_id
+        self._mappings.move_to_end(id(mapping))
+        if len(self._mappings) > MAPPINGS_MAX:
+            self._mappings.popitem(last=False)
+        return message_id
+
+    def forget(self, mappings: Sequence[Mapping[str, Any]]) -> None:
+        """These were sent; what they say next is another message."""
+        for mapping in mappings:
+            self._mappings.pop(id(mapping), None)
+
+
+class Outgoing:
+    """The messages of one call, as the SDK takes them and as a backlog queue does."""
+
+    __slots__ = (
+        "_by_session", "_diverted", "_measured", "mappings", "messages", "path", "payload",
+        "suspects",
+    )  # fmt: skip
+
+    def __init__(self, payload: Any, messages: Sequence[Any], path: str) -> None:
+        self.payload = payload
+        """What `send_messages` of the SDK gets."""
+        self.messages = messages
+        """The same one by one, each with an id."""
+        self.path = path
+        self.mappings: list[Mapping[str, Any]] = []
+        """Those of the given ones that are mappings."""
+        self.suspects: list[Any] = []
+        """Those that may have a flaw, and must be looked at more closely (SPEC 4)."""
+        self._diverted: list[Any] | None = None
+        self._measured: list[tuple[str | None, int | None]] | None = None
+        self._by_session: dict[str | None, list[Any]] | None = None
+
+    @classmethod
+    def of(cls, given: Any, path: str, ids: MessageIds, limit_bytes: int | None = None) -> Outgoing:
+        """What an application handed to `send_messages`, of any kind that the SDK takes.
+
+        Messages that may be too much for a backlog queue of this limit are the `suspects`.
+        """
+        if isinstance(given, ServiceBusMessageBatch):
+            payload, every = _named_batch(given, ids)
+            result = cls(payload, every, path)
+        elif isinstance(given, Iterable) and not isinstance(given, Mapping):
+            every = list(given)
+            result = cls(every, every, path)
+        else:
+            every = [given]
+            result = cls(given, every, path)
+        result._look(every, ids, limit_bytes)
+        if type(result.payload) is list:
+            result.payload = result.messages
+        elif not isinstance(result.payload, ServiceBusMessageBatch):
+            [result.payload] = result.messages
+        return result
+
+    def _look(self, every: Sequence[Any], ids: MessageIds, limit_bytes: int | None) -> None:
+        """Take one look at each message for all that must be known of it; give ids where needed."""
+        messages, measured = [], []
+        for one in every:
+            message = one
+            seen = glance(one, limit_bytes) if type(one) is ServiceBusMessage else None
+            if seen is None or seen[0] is None:
+                message = with_id(one, ids)
+                if seen is None:
+                    self.suspects.append(message)
+                seen = id_of(message), body_bytes(annotated(message))
+                if isinstance(one, Mapping):
+                    self.mappings.append(one)
+            messages.append(message)
+            measured.append(seen)
+        self.messages, self._measured = messages, measured
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The id of each message."""
+        return tuple(id_of(message) or "" for message in self.messages)
+
+    def measured(self) -> Sequence[tuple[str | None, int | None]]:
+        """Id and size of each message. The size is that of the body: all else costs too much."""
+        if self._measured is None:
+            self._measured = [(id_of(m), body_bytes(annotated(m))) for m in self.messages]
+        return self._measured
+
+    def diverted(self, limit_bytes: int | None) -> Any:
+        """Copies for a backlog queue that takes so much: one message, or a list of them.
+
+        BacklogGuardError, before anything is sent, if one of them could not be stored there.
+        """
+        if self._diverted is None:
+            self._diverted = [diverted_copy(message, self.path) for message in self.messages]
+        for message, copy in zip(self.messages, self._diverted, strict=True):
+            refusal = too_large(message, copy, limit_bytes)
+            if refusal is not None:
+                raise refusal
+        return self._diverted[0] if len(self._diverted) == 1 else self._diverted
+
+    def halves(self) -> tuple[Outgoing, Outgoing]:
+        """The same messages in two calls, for a batch that is too large with its aliases."""
+        middle = len(self.messages) // 2
+        first, second = list(self.messages[:middle]), list(self.messages[middle:])
+        return Outgoing(first, first, self.path), Outgoing(second, second, self.path)
+
+    def by_session(self) -> dict[str | None, list[Any]]:
+        """The messages of each session, in order; under None those without one."""
+        if self._by_session is None:
+            self._by_session = {}
+            for message in self.messages:
+                self._by_session.setdefault(_session_of(message), []).append(message)
+        return self._by_session
+
+    def parts(self) -> list[Outgoing]:
+        """The same messages in one call for each session."""
+        return [Outgoing(part, part, self.path) for part in self.by_session().values()]
+
+
+def _session_of(message: Any) -> str | None:
+    properties = annotated(message).properties
+    session = properties.group_id if properties is not None else None
+    if session is None:
+        return None
+    return session.decode() if isinstance(session, bytes) else str(session)
+
+
+def with_id(message: Any, ids: MessageIds) -> Any:
+    """The message itself if it has an id, else a copy that has one; TypeError if it is none."""
+    if isinstance(message, ServiceBusMessage | AmqpAnnotatedMessage):
+        return message if id_of(message) is not None else with_message_id(message, ids.of(message))
+    if not isinstance(message, Mapping):
+        raise TypeError(
+            "a message is a ServiceBusMessage, an AmqpAnnotatedMessage or a mapping that stands for"
+            f" one; got {type(message).__name__}"
+        )
+    try:
+        made = ServiceBusMessage(**message)
+    except TypeError as error:
+        raise TypeError(f"a mapping that stands for a message: {error}") from None
+    if not message.get("message_id"):
+        # The SDK draws an id for every message it makes, another one each time.
+        made.message_id = ids.of_mapping(message)
+    return made
+
+
+def _named_batch(batch: ServiceBusMessageBatch, ids: MessageIds) -> tuple[Any, list[Any]]:
+    """A batch whose messages all have ids, and these.
+
+    Our own batches give ids as messages are added. One that the SDK made is made anew. Where the
+    ids would not fit into it any more, it goes to the primary as it is, for without a pair it
+    would have gone there too; only its copies for the backlog have ids then.
+    """
+    messages = batch._messages
+    if all(id_of(message) is not None for message in messages):
+        return batch, messages
+    named = [with_id(message, ids) for message in messages]
+    again = ServiceBusMessageBatch(
+        batch.max_size_in_bytes,
+        amqp_transport=batch._amqp_transport,
+        tracing_attributes=batch._tracing_attributes,
+    )
+    try:
+        for message in named:
+            again.add_message(message)
+    except MessageSizeExceededError:
+        return batch, named
+    return again, named

@@ -1,0 +1,1 @@
+"""A send call from the application to the primary or to a backlog queue."""

@@ -1,0 +1,208 @@
+"""One entity of the primary as a pair watches it: the failover machine with its timer and pings.
+
+The shell of `failover`: it hands in events with their time, arms the one timer, runs the one ping,
+and wakes every call that waits, on any change of state and when a person freezes the entity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from twinbus.clock import TimerFired
+from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, PairingError
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pairing.core.classify import meaning_of
+from twinbus.pairing.core.events import (
+    Action,
+    Close,
+    Divert,
+    Event,
+    Freeze,
+    Notify,
+    PingAnswered,
+    PingFailed,
+    SendPing,
+    SendSucceeded,
+    State,
+    StopPinging,
+    Transition,
+)
+from twinbus.pairing.core.failover import EntityFailover
+from twinbus.pairing.core.status import EntityStatus
+
+__all__ = ["EntityStatus", "WatchedEntity"]
+
+log = logging.getLogger("twinbus.pairing")
+
+HEALTHY: Final = State.HEALTHY
+"""By a name of its own: to find a member in an enum takes Python 3.11 a tenth of a microsecond."""
+
+
+class WatchedEntity:
+    """The failover state of one entity, alive: shared by all its senders in the pair."""
+
+    # A pair may have ten thousand of these, and most of them have nobody who waits.
+    __slots__ = (
+        "_armed_for", "_changed", "_listeners", "_loop", "_ping", "_pinging", "_stopped", "_timer",
+        "_waiters", "diverted", "failover", "oversize", "path", "raised", "reserved", "sent",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        path: str,
+        options: SendAvailabilityOptions,
+        *,
+        ping: Callable[[WatchedEntity], Awaitable[None]],
+        changed: Callable[[WatchedEntity, Transition], None],
+    ) -> None:
+        """`ping` asks the entity once and raises if it was not answered."""
+        self.path = path
+        self.failover = EntityFailover(
+            failover_interval_s=options.failover_interval_s,
+            ping_interval_s=options.ping_primary_interval_s,
+            healthy_pings=options.healthy_pings,
+        )
+        self.sent = 0
+        self.diverted = 0
+        self.oversize = 0
+        self.reserved = 0
+        self.raised = 0
+        self._ping = ping
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for: float | None = None
+        self._pinging: asyncio.Task[None] | None = None
+        self._stopped: list[asyncio.Task[None]] = []
+        # Woken in the order in which they came: fair, and the same in every run of a simulation.
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._listeners: dict[Callable[[], None], None] = {}
+
+    def tell(self, event: Event) -> None:
+        """Hand in an event that happened now, and do what follows from it."""
+        actions = self.failover.handle(event, self._loop.time())
+        if self.failover.timer_at != self._armed_for or type(event) is TimerFired:
+            self._arm()
+        if actions or type(event) is Freeze or type(event) is Close:
+            for action in actions:
+                self._perform(action)
+            self._rouse()
+
+    def took(self, count: int) -> None:
+        """So many messages were stored on the primary, now."""
+        self.sent += count
+        # A success changes nothing of a healthy entity, and is on the way of every send.
+        if self.failover.state is not HEALTHY:
+            self.tell(SendSucceeded())
+
+    def could_not_divert(self, flaws: Sequence[BacklogGuardError]) -> list[BacklogGuardError]:
+        """Count messages that the primary gets and the backlog could not; the first of a kind."""
+        first = []
+        for flaw in flaws:
+            is_oversize = isinstance(flaw, BacklogMessageTooLargeError)
+            if not (self.oversize if is_oversize else self.reserved):
+                log.warning("%s: in an outage this message could not be sent: %s", self.path, flaw)
+                first.append(flaw)
+            if is_oversize:
+                self.oversize += 1
+            else:
+                self.reserved += 1
+        return first
+
+    async def changes(self, until: float | None) -> None:
+        """Return when the entity changed, or when the time has come."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters[waiter] = None
+        try:
+            timeout_s = None if until is None else max(0.0, until - self._loop.time())
+            await asyncio.wait({waiter}, timeout=timeout_s)
+        finally:
+            self._waiters.pop(waiter, None)
+            waiter.cancel()
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], object]:
+        """Have `listener` called on every change; the answer ends that."""
+        self._listeners[listener] = None
+        return lambda: self._listeners.pop(listener, None)
+
+    def status(self) -> EntityStatus:
+        failover = self.failover
+        return EntityStatus(
+            path=self.path,
+            state=failover.state.value,
+            since_s=None if failover.since is None else self._loop.time() - failover.since,
+            reason=failover.reason,
+            last_error=failover.last_error,
+            forced=failover.forced,
+            frozen=failover.frozen,
+            sent=self.sent,
+            diverted=self.diverted,
+            oversize=self.oversize,
+            reserved=self.reserved,
+            raised=self.raised,
+            answered_pings=failover.answered_pings,
+        )
+
+    def known_error(self) -> PairingError | None:
+        """Why the primary is not asked, for a call that did not ask it; None: a person's wish.
+
+        The text of the last failed attempt or ping and not the exception itself, whose traceback
+        would keep every frame alive for as long as the entity is watched.
+        """
+        text = self.failover.last_error
+        return PairingError(text) if text else None
+
+    async def close(self) -> None:
+        """Leave no timer and no ping behind."""
+        self.tell(Close())
+        if self._stopped:
+            await asyncio.wait(set(self._stopped))
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Divert():
+                pass  # Every change wakes those who wait; they see the new route.
+            case SendPing():
+                assert self._pinging is None
+                self._pinging = asyncio.create_task(self._run_ping())
+            case StopPinging():
+                self._stop_pinging()
+            case Notify(transition):
+                self._changed(self, transition)
+
+    async def _run_ping(self) -> None:
+        event: Event = PingAnswered()
+        try:
+            await self._ping(self)
+        except Exception as error:  # noqa: BLE001  # every failure is an answer of a kind
+            text = f"{type(error).__name__}: {error}"
+            event = PingFailed(unusable=meaning_of(error).unusable, error=text)
+        # Stopped meanwhile, this ping proves nothing and is not reported.
+        if self._pinging is asyncio.current_task():
+            self._pinging = None
+            self.tell(event)
+
+    def _stop_pinging(self) -> None:
+        task, self._pinging = self._pinging, None
+        if task is not None:
+            self._stopped.append(task)
+            task.add_done_callback(self._stopped.remove)
+            task.cancel()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._armed_for = self.failover.timer_at
+        if self._armed_for is not None:
+            self._timer = self._loop.call_at(self._armed_for, self.tell, TimerFired())
+
+    def _rouse(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        for listener in tuple(self._listeners):
+            listener()

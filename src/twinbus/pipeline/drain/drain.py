@@ -1,0 +1,350 @@
+"""The syphon as a Spark job: backlog queues drained by tasks, one task for a group of queues.
+
+    from twinbus.pipeline.drain.drain import drain
+    done = drain(spark, primary, secondary, queues, ledger_directory="/mnt/ledger")
+    print(done.statistics())
+
+A task receives, restores, sends and completes by itself (`drain_task`); what it has not completed
+is still locked in the broker, and that lock is the only checkpoint. So a task that fails, or whose
+executor dies, is simply run again, and a drain whose driver died is started again: nothing is lost,
+and only what was sent and not yet completed is duplicated. What was done is in the ledger, which
+each task writes as it goes; rows that tasks return would vanish with a failed attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.types import StringType, StructField, StructType
+
+from twinbus.errors import SyphonError
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.options import LEDGER_VARIABLE, SendAvailabilityOptions
+from twinbus.pipeline.drain.driver_link import Post
+from twinbus.pipeline.drain.progress import Backlog
+from twinbus.pipeline.drain.statistics import DrainRun, DrainStatistics
+from twinbus.pipeline.drain.task import SEPARATOR, DrainTask
+from twinbus.pipeline.drain.task_ledger import require_place
+from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob
+from twinbus.pipeline.spark.shipping import ship_package
+from twinbus.syphon.connection.counts import CountsUnavailable
+from twinbus.syphon.connection.selection import selected
+from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.rate import LOWEST_PER_S, Rate
+from twinbus.syphon.host import DrainProgress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["GROUPS", "DrainRun", "DrainStatistics", "DrainTask", "drain", "group_queues"]
+
+log = logging.getLogger("twinbus.pipeline")
+
+PROGRESS_S: Final = 0.5
+"""Between two looks at the counts, while the job runs."""
+
+TURN_POLLS: Final = 4
+"""Long polls of one continuous task at the least; then jobs begin anew, on the executors of the
+day."""
+
+FAILURES_MAX: Final = 3
+"""Jobs in a row that fail and leave no message less, before a batch is given up. Spark has by then
+tried each task four times."""
+
+FIRST_AGAIN_S: Final = 1.0
+LONGEST_AGAIN_S: Final = 30.0
+
+STARVED_S: Final = 15.0
+"""Tasks may wait so long for a slot: an executor that died comes back by then, or does not, and a
+task that is running may wait for a destination for ever."""
+
+STOP_S: Final = 30.0
+"""Tasks that are told to end settle what is in flight; after this Spark kills them."""
+
+GROUPS: Final = StructType([StructField("queues", StringType(), nullable=False)])
+
+
+def drain(
+    spark: SparkSession,
+    primary: object,
+    secondary: object,
+    queues: Sequence[str],
+    *,
+    ledger_directory: Path | str | None = None,
+    tasks: int | None = None,
+    on_progress: Callable[[DrainProgress], None] | None = None,
+    options: SendAvailabilityOptions | None = None,
+    limits: Limits | None = None,
+    pump_factory: str | None = None,
+    lease: bool | None = None,
+    rate_per_s: float | None = None,
+    only: Collection[str] | None = None,
+    continuous: bool = False,
+    stop: threading.Event | None = None,
+) -> DrainRun:
+    """Move everything out of these backlog queues with Spark jobs; its `statistics()` say what was.
+
+    Returns when active, locked, scheduled and deferred messages are 0; with `continuous` it goes on
+    until `stop` is set or Ctrl-C. Either way what is in flight is settled first. `primary` and
+    `secondary` are connection strings, or have one. `ledger_directory` is a directory that all
+    executors reach, or a URL, by default that of the options; without one nothing is counted.
+    `tasks` is how many tasks share the queues, by default as many as can run at
+    once. `on_progress` is called now and then with what is left. `lease`: a queue is pumped only
+    by a task that holds its lease; None: if the order is strict. `rate_per_s` bounds all tasks
+    together, an equal part for each. `only` are the destinations to serve: it is over when no
+    message to them is left. SyphonError if a queue is not there, or jobs fail again and again.
+    """
+    options = options or SendAvailabilityOptions()
+    place = options.ledger if ledger_directory is None else ledger_directory
+    place = os.environ.get(LEDGER_VARIABLE) if place is None else place
+    _require_usable(spark)
+    if tasks is not None and tasks < 1:
+        raise SyphonError(f"tasks must be at least 1; got {tasks}")
+    require_place(str(place or ""))
+    _require_rate(rate_per_s)
+    served = None if only is None else selected(only)
+    task = DrainTask(
+        primary=_text_of("primary", primary),
+        secondary=_text_of("secondary", secondary),
+        # A callable need not survive the way to the executors, and the syphon does not ask it.
+        options=replace(options, classify=None, ledger=""),
+        run=f"spark-{uuid.uuid4().hex[:12]}",
+        ledger=str(place) if place else None,
+        limits=limits,
+        pump_factory=pump_factory,
+        lease=lease,
+        only=None if served is None else tuple(sorted(served)),
+        rate_per_s=rate_per_s,
+        turn_s=_turn_s(options) if continuous else None,
+    )
+    unique = list(dict.fromkeys(queues))
+    backlog = Backlog(Endpoint.parse(task.secondary), unique, on_progress, served)
+    if backlog.queues:
+        ship_package(spark.sparkContext)
+        _Drain(spark, task, backlog, tasks, stop or threading.Event()).run()
+    return DrainRun(spark, task.run, task.ledger)
+
+
+def group_queues(queues: Sequence[str], count: int) -> list[list[str]]:
+    """The queues dealt into at most `count` groups of nearly the same size, none of them empty."""
+    if count < 1:
+        raise SyphonError(f"tasks must be at least 1; got {count}")
+    unique = list(dict.fromkeys(queues))
+    return [unique[at::count] for at in range(min(count, len(unique)))]
+
+
+def drained(groups: DataFrame, task: DrainTask) -> DataFrame:
+    """The same rows, one for each group of queues, after their tasks have drained them."""
+    return groups.mapInArrow(task, GROUPS)
+
+
+class _Drain:
+    """One call of `drain`: jobs, one after the other, until there is no reason for another."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        task: DrainTask,
+        backlog: Backlog,
+        tasks: int | None,
+        stop: threading.Event,
+    ) -> None:
+        self._spark = spark
+        self._task = task
+        self._backlog = backlog
+        self._tasks = tasks
+        self._stop = stop
+        self._failures = 0
+        self._slots: int | None = None
+        """Tasks that really ran of a job that had more; None: as many as Spark says it has."""
+
+    @property
+    def _is_continuous(self) -> bool:
+        return self._task.turn_s is not None
+
+    def run(self) -> None:
+        """Submit jobs until the queues are empty or somebody says stop."""
+        # A queue that is not there, or a right that is missing, is told before anything starts.
+        with contextlib.suppress(CountsUnavailable):
+            self._backlog.look()
+        with _stopped_by_interrupt(self._stop):
+            while not self._stop.is_set():
+                before = self._backlog.waiting
+                try:
+                    self._run_job()
+                    self._failures = 0
+                except JobFailed as error:
+                    self._failed(error, before)
+                if not self._is_continuous and not self._stop.is_set() and self._is_empty():
+                    return
+
+    def _run_job(self) -> None:
+        context = self._spark.sparkContext
+        count = self._slots or self._tasks or context.defaultParallelism
+        self._slots = None
+        groups = group_queues(self._backlog.queues, self._at_rate(count))
+        task = self._task
+        if task.rate_per_s is not None:
+            task = replace(task, rate_per_s=task.rate_per_s / len(groups))
+        conf = context.getConf()
+        host = conf.get("spark.driver.host") or "localhost"
+        with Post(host, conf.get("spark.driver.bindAddress")) as post:
+            work = drained(_rows(self._spark, groups), replace(task, tether=post.address))
+            words = f"twinbus: {len(self._backlog.queues)} backlog queues in {len(groups)} groups"
+            with SparkJob(self._spark, work, words) as job:
+                self._watch(job, post)
+            job.result()
+
+    def _at_rate(self, count: int) -> int:
+        """So many tasks, or fewer: the part of each must be a rate that there is."""
+        rate_per_s = self._task.rate_per_s
+        return count if rate_per_s is None else max(1, min(count, int(rate_per_s / LOWEST_PER_S)))
+
+    def _watch(self, job: SparkJob, post: Post) -> None:
+        """Stay beside the job until it ends; tell how it goes, and have it end when it shall."""
+        starving_since: float | None = None
+        ending_since: float | None = None
+        while not job.wait(PROGRESS_S):
+            now = time.monotonic()
+            self._backlog.tell(post.problems)
+            if ending_since is None and self._stop.is_set():
+                ending_since = now
+                post.release()
+            if ending_since is not None:
+                if now - ending_since > STOP_S:
+                    job.cancel()
+            else:
+                running, waiting = job.tasks()
+                if not (running and waiting):
+                    starving_since = None
+                elif starving_since is None:
+                    starving_since = now
+                elif now - starving_since > STARVED_S:
+                    log.info("%d tasks find no slot: the queues are dealt anew", waiting)
+                    self._slots = running
+                    ending_since = now
+                    post.release()
+        self._backlog.tell((), is_over=True)
+
+    def _failed(self, error: JobFailed, before: int | None) -> None:
+        """A job failed: wait a little before the next, or give up."""
+        if self._stop.is_set():
+            # It was told to end, and Spark may have ended it.
+            return
+        if isinstance(error, JobCancelled) or error.is_final:
+            raise SyphonError(str(error)) from error
+        with contextlib.suppress(CountsUnavailable):
+            self._backlog.look()
+        left = self._backlog.waiting
+        has_moved = before is None or left is None or left < before
+        self._failures = 1 if has_moved else self._failures + 1
+        if not self._is_continuous and self._failures >= FAILURES_MAX:
+            raise SyphonError(
+                f"{FAILURES_MAX} Spark jobs failed and moved nothing, {left} messages are left:"
+                f" {error}"
+            ) from error
+        again_s = min(LONGEST_AGAIN_S, FIRST_AGAIN_S * 2 ** (self._failures - 1))
+        log.warning("the Spark job failed, the next begins in %.0f s: %s", again_s, error)
+        self._stop.wait(again_s)
+
+    def _is_empty(self) -> bool:
+        """Whether nothing is left; asks until somebody answers."""
+        while not self._stop.is_set():
+            try:
+                return self._backlog.look() == 0
+            except CountsUnavailable as error:
+                log.warning("counting what is left: %s", error)
+                self._stop.wait(FIRST_AGAIN_S)
+        return False
+
+
+def _rows(spark: SparkSession, groups: Sequence[Sequence[str]]) -> DataFrame:
+    rows = [(SEPARATOR.join(group),) for group in groups]
+    # `parallelize` with as many slices as rows is what gives each group a task of its own.
+    slices = spark.sparkContext.parallelize(rows, len(rows))
+    return spark.createDataFrame(slices, GROUPS)
+
+
+def _turn_s(options: SendAvailabilityOptions) -> float:
+    """How long a continuous task works before jobs begin anew: what it knows ends with it.
+
+    A missing destination is given up after its grace, so a turn is longer than that.
+    """
+    poll_s, grace_s = options.syphon_poll_s, options.undeliverable_grace_s
+    return max(TURN_POLLS * poll_s, grace_s + poll_s)
+
+
+def _require_usable(spark: SparkSession) -> None:
+    """SyphonError for a session that a drain cannot use."""
+    try:
+        conf = spark.sparkContext.getConf()
+    except Exception as error:
+        raise SyphonError(
+            "this Spark session has no SparkContext (Spark Connect): a drain needs a classic one,"
+            " as spark-submit and twinbus.pipeline.spark.session start it"
+        ) from error
+    if str(conf.get("spark.speculation", "false")).lower() == "true":
+        raise SyphonError(
+            "spark.speculation is on: a second attempt beside a running one would send what that "
+            "has received; set it to false"
+        )
+
+
+def _require_rate(rate_per_s: float | None) -> None:
+    """SyphonError for a rate that no syphon can keep."""
+    try:
+        Rate(LOWEST_PER_S if rate_per_s is None else rate_per_s)
+    except ValueError as error:
+        raise SyphonError(str(error)) from error
+
+
+def _text_of(side: str, given: object) -> str:
+    text = given if isinstance(given, str) else getattr(given, "connection_string", None)
+    if not isinstance(text, str):
+        raise SyphonError(
+            f"the {side} needs a connection string: tasks sign in by themselves, on other machines;"
+            f" got {type(given).__name__}"
+        )
+    try:
+        Endpoint.parse(text)
+    except ValueError as error:
+        raise SyphonError(f"the {side}: {error}") from error
+    return text
+
+
+@contextlib.contextmanager
+def _stopped_by_interrupt(stop: threading.Event) -> Iterator[None]:
+    """In the block Ctrl-C sets `stop`, and raises when the block has ended; the second raises.
+
+    pyspark's own answer to Ctrl-C kills all jobs, and with them what is in flight.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: Any = signal.getsignal(signal.SIGINT)
+    interrupted = False
+
+    def on_interrupt(number: int, frame: object) -> None:
+        nonlocal interrupted
+        if interrupted and callable(before):
+            before(number, frame)
+        interrupted = True
+        stop.set()
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt

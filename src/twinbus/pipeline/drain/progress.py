@@ -1,0 +1,89 @@
+"""How far a drain on Spark has come, by what its backlog queues hold: the driver asks them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from twinbus.errors import SyphonError
+from twinbus.loops import run_anywhere
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
+from twinbus.syphon.connection.selection import matching
+from twinbus.syphon.host import PEEK_AGAIN_S, DrainProgress
+
+__all__ = ["Backlog"]
+
+
+class Backlog:
+    """The queues of one drain and what was last seen in them."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        queues: Sequence[str],
+        on_progress: Callable[[DrainProgress], None] | None,
+        only: frozenset[str] | None = None,
+    ) -> None:
+        self.queues = queues
+        self.waiting: int | None = None
+        """What was left at the last look; None: nobody has answered yet."""
+        self._endpoint = endpoint
+        self._on_progress = on_progress
+        self._only = only
+        self._tell_at = float("-inf")
+        self._dead_lettered = 0
+        self._first: tuple[int, int] | None = None
+        """Waiting and dead-lettered at the first look."""
+
+    def look(self) -> int:
+        """What waits now; SyphonError, CountsUnavailable as `counts_of` raises them.
+
+        Of some destinations only, what waits is counted by peeking.
+        """
+        counts = run_anywhere(self._ask())
+        self.waiting = sum(count.waiting for count in counts)
+        if self._only is not None:
+            self.waiting = self._peek(self._only)
+        self._dead_lettered = sum(count.dead_lettered for count in counts)
+        if self._first is None:
+            self._first = self.waiting, self._dead_lettered
+        return self.waiting
+
+    def _peek(self, only: frozenset[str]) -> int:
+        try:
+            return sum(run_anywhere(matching(self._endpoint, self.queues, only)).values())
+        except SyphonError as error:
+            if self._first is None:
+                # Before anything starts: most likely a right that is missing.
+                raise
+            raise CountsUnavailable(str(error)) from error
+
+    def tell(self, problems: tuple[str, ...], *, is_over: bool = False) -> None:
+        """Tell whoever wants to know; `problems` are what the tasks report."""
+        now = time.monotonic()
+        if self._on_progress is None or (now < self._tell_at and not is_over):
+            return
+        # Peeking looks at all that the queues hold.
+        self._tell_at = now + (0.0 if self._only is None else PEEK_AGAIN_S)
+        try:
+            waiting = self.look()
+        except (CountsUnavailable, SyphonError):
+            # The tasks know better what is wrong, and say so.
+            return
+        assert self._first is not None
+        # By what is gone: a message that comes meanwhile hides one that went.
+        dead_lettered = max(0, self._dead_lettered - self._first[1])
+        forwarded = max(0, self._first[0] - waiting - dead_lettered)
+        self._on_progress(
+            DrainProgress(
+                waiting=waiting,
+                forwarded=forwarded,
+                dead_lettered=dead_lettered,
+                problems=problems,
+            )
+        )
+
+    async def _ask(self) -> list[QueueCounts]:
+        return await asyncio.gather(*(counts_of(self._endpoint, queue) for queue in self.queues))

@@ -1,0 +1,259 @@
+"""Queues as a DataFrame: a read-only data source that peeks, and settles nothing.
+
+    from twinbus.pipeline.drain.queue_source import register
+    register(spark)
+    source = spark.read.format("servicebus").options(connection_string=text, queue="orders")
+    messages = source.load()
+
+One of these options says what is read:
+
+    queue        a queue, or topic/Subscriptions/name
+    dead_letter  the dead letters of such a one
+    backlog      all backlog queues of a primary's label; "*" for those of every label.
+                 With dead_letters=true, their dead letters
+
+Each queue is one partition, read by one task, message by message: memory stays small. What is read
+is what lies there while the task passes by; other receivers may take messages meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from twinbus.errors import SyphonError
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.pipeline.spark.shipping import ship_package
+from twinbus.syphon.connection.amqp_json import as_json, as_time
+from twinbus.syphon.connection.peeked_message import Peeked
+from twinbus.syphon.connection.peeking import backlog_queues_of, dialled, peek
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["MESSAGES", "ServiceBusSource", "register"]
+
+EVERY_LABEL: Final = "*"
+BACKLOG_MARK: Final = "/x-servicebus-transfer/"
+
+MESSAGES: Final = StructType(
+    [
+        StructField("queue", StringType(), nullable=False),
+        StructField("sequence_number", LongType(), nullable=False),
+        StructField("enqueued_sequence_number", LongType()),
+        StructField("enqueued_at", TimestampType()),
+        StructField("state", StringType(), nullable=False),
+        StructField("delivery_count", IntegerType(), nullable=False),
+        StructField("locked_until", TimestampType()),
+        StructField("message_id", StringType()),
+        StructField("session_id", StringType()),
+        StructField("subject", StringType()),
+        StructField("content_type", StringType()),
+        StructField("content_encoding", StringType()),
+        StructField("correlation_id", StringType()),
+        StructField("to", StringType()),
+        StructField("reply_to", StringType()),
+        StructField("reply_to_session_id", StringType()),
+        StructField("partition_key", StringType()),
+        StructField("user_id", BinaryType()),
+        StructField("group_sequence", LongType()),
+        StructField("created_at", TimestampType()),
+        StructField("absolute_expiry", TimestampType()),
+        StructField("time_to_live_ms", LongType()),
+        StructField("scheduled_at", TimestampType()),
+        StructField("durable", BooleanType()),
+        StructField("priority", IntegerType()),
+        # Text, ids and times as they are, other values as JSON; all of it is in the next column.
+        StructField("application_properties", MapType(StringType(), StringType())),
+        StructField("application_properties_json", StringType()),
+        StructField("annotations_json", StringType()),
+        StructField("body_kind", StringType(), nullable=False),
+        StructField("body", BinaryType()),
+        StructField("body_json", StringType()),
+        StructField("size_bytes", LongType(), nullable=False),
+        StructField("dead_letter_source", StringType()),
+        StructField("dead_letter_reason", StringType()),
+        StructField("dead_letter_description", StringType()),
+        # Of a backlog message: what it was before it was diverted (SPEC 4).
+        StructField("destination", StringType()),
+        StructField("original_session_id", StringType()),
+        StructField("original_time_to_live_ms", LongType()),
+        StructField("original_scheduled_at", TimestampType()),
+        StructField("replays", IntegerType(), nullable=False),
+        StructField("problem", StringType()),
+    ]
+)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `spark.read.format("servicebus")` known to a session, and to its executors."""
+    ship_package(spark.sparkContext)
+    spark.dataSource.register(ServiceBusSource)
+
+
+@dataclass
+class QueuePartition(InputPartition):
+    """One queue, or its dead letters."""
+
+    queue: str
+    dead_letters: bool
+
+
+class ServiceBusSource(DataSource):
+    """`servicebus`: messages of queues, peeked."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "servicebus"
+
+    def schema(self) -> StructType:
+        return MESSAGES
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        if schema != MESSAGES:
+            raise SyphonError("servicebus has a schema of its own: leave out .schema(), and select")
+        return PeekReader(self.options)
+
+
+class PeekReader(DataSourceReader):
+    """Reads the queues that the options name; it travels to the tasks."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        text = options.get("connection_string")
+        if not text:
+            raise SyphonError("servicebus needs the option connection_string")
+        try:
+            self._endpoint = Endpoint.parse(text)
+        except ValueError as error:
+            raise SyphonError(f"the option connection_string: {error}") from None
+        given = {name: options.get(name) for name in ("queue", "dead_letter", "backlog")}
+        said = {name: value for name, value in given.items() if value}
+        if len(said) != 1:
+            raise SyphonError(
+                "servicebus needs one of the options queue, dead_letter and backlog; "
+                f"got {', '.join(said) or 'none of them'}"
+            )
+        ((self._kind, self._what),) = said.items()
+        self._dead_letters = self._kind == "dead_letter" or (
+            str(options.get("dead_letters", "false")).lower() == "true"
+        )
+
+    def partitions(self) -> list[QueuePartition]:
+        """One for each queue; a backlog's are listed here, on the driver."""
+        queues = [self._what]
+        if self._kind == "backlog":
+            label = None if self._what == EVERY_LABEL else self._what
+            queues = asyncio.run(backlog_queues_of(self._endpoint, label))
+        return [QueuePartition(queue, self._dead_letters) for queue in queues]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """The rows of one queue, as they are peeked."""
+        assert isinstance(partition, QueuePartition)
+        rows = self._rows(partition)
+        # A loop that is turned by hand: rows leave while the peek goes on.
+        with asyncio.Runner() as runner:
+            try:
+                while (row := runner.run(_next(rows))) is not None:
+                    yield row
+            finally:
+                runner.run(rows.aclose())
+
+    async def _rows(self, partition: QueuePartition) -> AsyncGenerator[tuple[Any, ...], None]:
+        async with dialled(self._endpoint) as line:
+            found = peek(line, partition.queue, dead_letters=partition.dead_letters)
+            async with aclosing(found) as messages:
+                async for message in messages:
+                    yield row_of(message)
+
+
+async def _next(rows: AsyncGenerator[tuple[Any, ...], None]) -> tuple[Any, ...] | None:
+    return await anext(rows, None)
+
+
+def row_of(message: Peeked) -> tuple[Any, ...]:
+    """A message as a row of MESSAGES."""
+    properties, header = message.properties, message.header
+    in_backlog = BACKLOG_MARK in message.queue.lower()
+    aliases = message.aliases if in_backlog else None
+    values = {
+        "queue": message.queue,
+        "sequence_number": message.sequence_number,
+        "enqueued_sequence_number": message.number("x-opt-enqueue-sequence-number"),
+        "enqueued_at": as_time(message.enqueued_ms),
+        "state": message.state,
+        "delivery_count": header.delivery_count or 0,
+        "locked_until": as_time(message.number("x-opt-locked-until")),
+        "message_id": message.message_id,
+        "session_id": properties.group_id,
+        "subject": properties.subject,
+        "content_type": properties.content_type,
+        "content_encoding": properties.content_encoding,
+        "correlation_id": _text(properties.correlation_id),
+        "to": properties.to,
+        "reply_to": properties.reply_to,
+        "reply_to_session_id": properties.reply_to_group_id,
+        "partition_key": _text(message.annotations.get("x-opt-partition-key")),
+        "user_id": properties.user_id,
+        "group_sequence": properties.group_sequence,
+        "created_at": as_time(properties.creation_time),
+        "absolute_expiry": as_time(properties.absolute_expiry_time),
+        "time_to_live_ms": header.ttl,
+        "scheduled_at": as_time(message.number("x-opt-scheduled-enqueue-time")),
+        "durable": header.durable,
+        "priority": header.priority,
+        "application_properties": {
+            str(name): _as_text(value) for name, value in message.application_properties.items()
+        },
+        "application_properties_json": json.dumps(as_json(message.application_properties)),
+        "annotations_json": json.dumps(as_json(message.annotations)),
+        "body_kind": message.body_kind,
+        "body": message.body,
+        "body_json": message.body_json,
+        "size_bytes": len(message.wire),
+        "dead_letter_source": _text(message.annotations.get("x-opt-deadletter-source")),
+        "dead_letter_reason": message.reason,
+        "dead_letter_description": message.description,
+        "destination": message.path if in_backlog else None,
+        "original_session_id": aliases.session_id if aliases else None,
+        "original_time_to_live_ms": aliases.time_to_live_ms if aliases else None,
+        "original_scheduled_at": as_time(aliases.scheduled_ms) if aliases else None,
+        "replays": message.replays,
+        # Only a backlog message must say where it belongs.
+        "problem": (message.problem or None) if in_backlog or not message.is_readable else None,
+    }
+    return tuple(_plain(values[name]) for name in MESSAGES.names)
+
+
+def _plain(value: object) -> object:
+    """Without our AMQP types, which are subclasses that Spark would have to pickle."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    return str(value) if isinstance(value, str) else value
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _as_text(value: object) -> str | None:
+    shown = as_json(value)
+    return shown if shown is None or isinstance(shown, str) else json.dumps(shown)

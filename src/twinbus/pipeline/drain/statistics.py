@@ -1,0 +1,64 @@
+"""What a drain on Spark did, counted in the ledger that its tasks wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from twinbus.ledger.record import FILE_SUFFIX, LedgerError
+from twinbus.pipeline.drain.task_ledger import is_url
+from twinbus.pipeline.tables.bronze import read_ledger
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["DrainRun", "DrainStatistics", "operations_done", "statistics_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrainStatistics:
+    """Messages by what became of them; attempts that died are in it, as far as they wrote."""
+
+    forwarded: int = 0
+    """Accepted by the primary. More than completed: sent, and the attempt died before the rest."""
+    completed: int = 0
+    dead_lettered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRun:
+    """A drain that has ended."""
+
+    spark: SparkSession
+    name: str
+    """The names of its ledger files begin with it."""
+    ledger: str | None
+
+    def statistics(self) -> DrainStatistics | None:
+        """What it did, by the ledger; None where it wrote none. Runs a Spark job."""
+        return None if self.ledger is None else statistics_of(self.spark, self.ledger, self.name)
+
+
+def statistics_of(spark: SparkSession, ledger: str, run: str) -> DrainStatistics:
+    """The statistics of one drain; all 0 where its tasks had nothing to write."""
+    try:
+        lines = read_ledger(spark, _plain(ledger), files=f"{run}-*{FILE_SUFFIX}*")
+    except LedgerError:
+        return DrainStatistics()
+    counts = {row["operation"]: row["count"] for row in operations_done(lines).collect()}
+    return DrainStatistics(
+        forwarded=counts.get("forward", 0),
+        completed=counts.get("complete", 0),
+        dead_lettered=counts.get("dead_letter", 0),
+    )
+
+
+def operations_done(lines: DataFrame) -> DataFrame:
+    """How often each operation was carried out."""
+    return lines.where(F.col("outcome") == "ok").groupBy("operation").count()
+
+
+def _plain(ledger: str) -> str:
+    return ledger if is_url(ledger) else ledger.removeprefix("file://")

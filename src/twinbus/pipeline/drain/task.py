@@ -1,0 +1,142 @@
+"""What runs in the executors: one task, which drains a group of backlog queues with the relay.
+
+It needs pyarrow, which Spark has, and this package, which the driver ships; not the SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from twinbus.ledger import process_name
+from twinbus.loops import run_alone
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pipeline.drain.driver_link import Tether, TetherAddress
+from twinbus.pipeline.drain.task_ledger import task_ledger
+from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.rate import Rate
+from twinbus.syphon.host import DrainProgress, SyphonHost
+from twinbus.syphon.host import drain as drain_here
+from twinbus.syphon.relay.bookkeeping import Ledger
+
+__all__ = ["SEPARATOR", "DrainTask"]
+
+SEPARATOR: Final = "\n"
+"""Between the queues of a group; no entity path holds one."""
+
+TELL_S: Final = 1.0
+"""Between two looks at what is in the way of a task that goes on for ever."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrainTask:
+    """What a task needs; it travels to the executors as it is, so it holds nothing but values."""
+
+    primary: str = field(repr=False)
+    secondary: str = field(repr=False)
+    options: SendAvailabilityOptions = field(default_factory=SendAvailabilityOptions)
+    run: str = "drain"
+    """Of the drain it belongs to; its ledger files begin with that."""
+    ledger: str | None = None
+    limits: Limits | None = None
+    pump_factory: str | None = None
+    lease: bool | None = None
+    """Whether a queue is pumped under its lease only; None: if the order is strict."""
+    only: tuple[str, ...] | None = None
+    """The destinations to serve; None: all."""
+    rate_per_s: float | None = None
+    """This task's part of the rate; None: as fast as it can."""
+    turn_s: float | None = None
+    """How long it syphons; None: until its queues are empty."""
+    tether: TetherAddress | None = None
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Drain the queues of each row that comes; for `mapInArrow`, with its record batches.
+
+        The rows go back as they came: what was done is in the ledger.
+        """
+        importlib.import_module("pyarrow")
+        for batch in batches:
+            for group in batch.column(0).to_pylist():
+                self.drain(group.split(SEPARATOR))
+            yield batch
+
+    def drain(self, queues: Sequence[str]) -> None:
+        """Drain these queues in this process, until they are empty or the turn is over."""
+        with task_ledger(self.ledger, self._process_name()) as ledger:
+            run_alone(self._work(queues, ledger))
+
+    def _process_name(self) -> str:
+        """Of this attempt alone: a task that is run again writes files of its own."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        part = "0-0" if context is None else f"{context.partitionId()}-{context.attemptNumber()}"
+        return process_name(f"{self.run}-{part}")
+
+    async def _work(self, queues: Sequence[str], ledger: Ledger) -> None:
+        async with Tether(self.tether) as tether:
+            make = self._until_empty if self.turn_s is None else self._for_a_turn
+            work = asyncio.ensure_future(make(queues, ledger, tether))
+            released = asyncio.ensure_future(tether.released())
+            await asyncio.wait({work, released}, return_when=asyncio.FIRST_COMPLETED)
+            released.cancel()
+            # Both kinds of work settle what is in flight when they are cancelled.
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+    async def _until_empty(self, queues: Sequence[str], ledger: Ledger, tether: Tether) -> None:
+        def told(progress: DrainProgress) -> None:
+            tether.tell(progress.problems)
+
+        await drain_here(
+            self.primary,
+            self.secondary,
+            queues,
+            ledger=ledger,
+            on_progress=told,
+            options=self.options,
+            limits=self.limits,
+            pump_factory=self.pump_factory,
+            **self._bounds(),
+        )
+
+    async def _for_a_turn(self, queues: Sequence[str], ledger: Ledger, tether: Tether) -> None:
+        assert self.turn_s is not None
+        host = SyphonHost(
+            self.primary,
+            self.secondary,
+            queues,
+            self.options,
+            ledger,
+            limits=self.limits,
+            pump_factory=self.pump_factory,
+            **self._bounds(),
+        )
+        ends = time.monotonic() + self.turn_s
+        await host.start()
+        try:
+            while (left_s := ends - time.monotonic()) > 0:
+                tether.tell(_problems(host))
+                await asyncio.sleep(min(TELL_S, left_s))
+        finally:
+            await host.close()
+
+    def _bounds(self) -> dict[str, Any]:
+        rate = None if self.rate_per_s is None else Rate(self.rate_per_s)
+        return {"lease": self.lease, "only": self.only, "rate": rate}
+
+
+def _problems(host: SyphonHost) -> tuple[str, ...]:
+    found = [
+        f"{what}: {why}"
+        for status in host.status().values()
+        for what, why in (*status["problems"].items(), *status["held"].items())
+    ]
+    return tuple(dict.fromkeys(found))

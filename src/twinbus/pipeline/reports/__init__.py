@@ -1,0 +1,1 @@
+"""The four reports, from the gold tables to plain data."""

@@ -1,0 +1,204 @@
+"""From the gold tables to an `AvailabilityReport`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.report import Sends
+from twinbus.pipeline.reports.documents import (
+    AvailabilityReport,
+    BacklogPoint,
+    EntityAvailability,
+    FailoverWindow,
+    Percentiles,
+)
+from twinbus.pipeline.reports.ledger_tables import by_time, lines_of, of_entity, scope_of
+from twinbus.pipeline.tables.availability import backlog_over_time, drains
+from twinbus.pipeline.tables.windows import SILENCE_S, downtimes, failover_windows, percentiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from twinbus.pipeline.reports.documents import Asked, Scope
+    from twinbus.pipeline.reports.ledger_tables import LedgerTables
+
+__all__ = ["availability_report"]
+
+POINTS_MAX: Final = 600
+"""Points of a time series: more than a chart has room for. Longer windows get wider buckets."""
+
+ROWS_MAX: Final = 10_000
+"""Entities and failovers that a report names."""
+
+
+def availability_report(tables: LedgerTables, asked: Asked) -> AvailabilityReport:
+    """Failovers, what they saved, and the backlog over time."""
+    scope = scope_of(tables, asked, lines_of(tables, asked))
+    windows = _windows(tables, asked).cache()
+    try:
+        return _report(tables, asked, scope, windows)
+    finally:
+        windows.unpersist()
+
+
+def _report(
+    tables: LedgerTables, asked: Asked, scope: Scope, windows: DataFrame
+) -> AvailabilityReport:
+    bucket_s = _bucket_s(tables, scope)
+    found = windows.orderBy("failed_over_ms", "entity", "process").limit(ROWS_MAX + 1).collect()
+    took = {
+        row["measure"]: Percentiles(*row[2:]) for row in percentiles(windows).collect() if found
+    }
+    drained, drain_s = _drained(tables, asked)
+    backlog = _backlog(tables, asked, bucket_s)
+    return AvailabilityReport(
+        scope=scope,
+        entities=_entities(tables, asked, scope, windows),
+        windows=tuple(
+            FailoverWindow(
+                entity=row["entity"],
+                pair=row["pair"],
+                process=row["process"],
+                suspect_ms=row["suspect_ms"],
+                failed_over_ms=row["failed_over_ms"],
+                recovered_ms=row["recovered_ms"],
+                reason=row["reason"],
+                sends_saved=row["saved"],
+                process_ended_ms=row["process_ended_ms"],
+            )
+            for row in found[:ROWS_MAX]
+        ),
+        windows_left_out=windows.count() - ROWS_MAX if len(found) > ROWS_MAX else 0,
+        detect=took.get("detect"),
+        recover=took.get("recover"),
+        bucket_s=bucket_s,
+        sends=_sends(tables, asked, bucket_s),
+        backlog=backlog,
+        drained=drained,
+        drain_ms=drain_s * 1000 if drained else None,
+        unknown=tuple(_unknown(scope, backlog)),
+        assumed=tuple(_assumed(tables, asked)),
+    )
+
+
+def _windows(tables: LedgerTables, asked: Asked) -> DataFrame:
+    """Windows that overlap with the one that is asked for."""
+    found = failover_windows(
+        of_entity(tables.table("states"), asked, "entity"),
+        of_entity(tables.table("diversions"), asked, "entity"),
+        of_entity(tables.table("traffic"), asked, "entity"),
+        bucket_s=tables.bucket_s,
+    )
+    if asked.since_ms is not None:
+        ended = F.coalesce("recovered_ms", "process_ended_ms")
+        found = found.where(ended.isNull() | (ended > asked.since_ms))
+    if asked.until_ms is not None:
+        found = found.where(F.col("failed_over_ms") < asked.until_ms)
+    return found
+
+
+def _entities(
+    tables: LedgerTables, asked: Asked, scope: Scope, windows: DataFrame
+) -> tuple[EntityAvailability, ...]:
+    """What each entity went through; those that were sent to and never failed over too."""
+    traffic = _in_scope(tables, asked, "traffic", "entity").where("entity <> ''")
+    saved = traffic.groupBy("entity").agg(F.sum("diverted").alias("saved"))
+    raised = (
+        _in_scope(tables, asked, "raised", "destination")
+        .groupBy(F.col("destination").alias("entity"))
+        .agg(F.sum("messages").alias("raised"))
+    )
+    down = downtimes(
+        windows, last_ms=scope.last_ms or 0, since_ms=asked.since_ms, until_ms=asked.until_ms
+    )
+    rows = (
+        saved.join(raised, "entity", "full")
+        .join(down, "entity", "full")
+        .orderBy(
+            F.coalesce("open", F.lit(False)).desc(),
+            F.coalesce("failed_over_ms", F.lit(0)).desc(),
+            "entity",
+        )
+        .limit(ROWS_MAX)
+        .collect()
+    )
+    return tuple(
+        EntityAvailability(
+            entity=row["entity"],
+            failovers=row["failovers"] or 0,
+            failed_over_ms=row["failed_over_ms"] or 0,
+            is_failed_over=bool(row["open"]),
+            sends_saved=row["saved"] or 0,
+            sends_raised=row["raised"] or 0,
+        )
+        for row in rows
+    )
+
+
+def _in_scope(tables: LedgerTables, asked: Asked, name: str, column: str) -> DataFrame:
+    return of_entity(by_time(tables.table(name), asked, tables.bucket_s), asked, column)
+
+
+def _bucket_s(tables: LedgerTables, scope: Scope) -> int:
+    """The width of a point in the report: a multiple of that in the tables."""
+    if scope.first_ms is None or scope.last_ms is None:
+        return tables.bucket_s
+    points = (scope.last_ms - scope.first_ms) // (1000 * tables.bucket_s)
+    return tables.bucket_s * max(1, -(-points // POINTS_MAX))
+
+
+def _sends(tables: LedgerTables, asked: Asked, bucket_s: int) -> tuple[Sends, ...]:
+    at_s = F.floor(F.col("at_s") / bucket_s) * bucket_s
+    rows = (
+        _in_scope(tables, asked, "traffic", "entity")
+        .groupBy(at_s.alias("at_s"))
+        .agg(F.sum("sent").alias("sent"), F.sum("diverted").alias("diverted"))
+        .where((F.col("sent") > 0) | (F.col("diverted") > 0))
+        .collect()
+    )
+    return tuple(sorted(Sends(*row) for row in rows))
+
+
+def _backlog(tables: LedgerTables, asked: Asked, bucket_s: int) -> tuple[BacklogPoint, ...]:
+    stays = of_entity(tables.table("stays"), asked)
+    if asked.until_ms is not None:
+        stays = stays.where(F.col("entered_s") * 1000 < asked.until_ms)
+    if asked.since_ms is not None:
+        # Of what was gone before nothing is left to see.
+        there = (F.col("left_s") + tables.bucket_s) * 1000 > asked.since_ms
+        stays = stays.where(F.col("left_s").isNull() | there)
+    points = by_time(backlog_over_time(stays, bucket_s=bucket_s, by=()), asked, bucket_s)
+    rows = points.select(*BacklogPoint._fields).collect()
+    return tuple(sorted(BacklogPoint(*row) for row in rows))
+
+
+def _drained(tables: LedgerTables, asked: Asked) -> tuple[int, int]:
+    """How much came out of the backlog, and in how many seconds (of whole buckets)."""
+    left = by_time(of_entity(tables.table("stays"), asked), asked, tables.bucket_s, "left_s")
+    whole = left.withColumn("destination", F.lit(""))
+    rows = drains(whole, bucket_s=tables.bucket_s).select("drained", "drain_s").collect()
+    return (rows[0]["drained"], rows[0]["drain_s"]) if rows else (0, 0)
+
+
+def _unknown(scope: Scope, backlog: Sequence[BacklogPoint]) -> Iterator[str]:
+    if scope.unrecorded:
+        yield f"{scope.unrecorded:,} records could not be written: counts are too low"
+    if backlog and backlog[-1].depth:
+        yield (
+            f"whether all {backlog[-1].depth:,} messages at the end of the backlog's curve are"
+            " there: what expired, was lost or came home without a record never leaves it"
+            " (`report conservation` tells)"
+        )
+
+
+def _assumed(tables: LedgerTables, asked: Asked) -> Iterator[str]:
+    if asked.since_ms is not None or asked.until_ms is not None:
+        yield f"sends are kept in steps of {tables.bucket_s} s: a step that is cut counts whole"
+    yield (
+        "a process that ended while failed over counts up to its last sign; one that was killed up"
+        f" to the last record, until the entity takes messages {SILENCE_S // 60} minutes later"
+    )

@@ -1,0 +1,198 @@
+"""From the gold tables and a price book to a `ChargesReport`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F
+
+from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule
+from twinbus.cost.bill import MonthUse, ServiceTier
+from twinbus.cost.bill import bill as month_bill
+from twinbus.pipeline.reports.documents import (
+    ChargeLine,
+    ChargesReport,
+    DayUnits,
+    EntityUnits,
+    ModelLine,
+    PriceLine,
+)
+from twinbus.pipeline.reports.findings import (
+    MonthlySum,
+    MonthQuantities,
+    bill,
+    charges_by_kind,
+    idle_model,
+    quantities,
+)
+from twinbus.pipeline.reports.ledger_tables import by_day, lines_of, of_entity, scope_of, whole_days
+from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.charges import MESSAGE_STAGES, beside_model, monthly, with_receives
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from decimal import Decimal
+
+    from pyspark.sql import DataFrame
+
+    from twinbus.cost.prices import PriceBook
+    from twinbus.pipeline.report import Bill
+    from twinbus.pipeline.reports.documents import Asked, Scope
+    from twinbus.pipeline.reports.ledger_tables import LedgerTables
+
+__all__ = ["charges_report"]
+
+LINES_MAX: Final = 100_000
+"""Rows of the table of charges that a report has: some tens of MB of CSV. Sums are of all rows."""
+
+ENTITIES_MAX: Final = 10_000
+
+POLL_S: Final = 900
+"""Of an idle syphon, as documented; where the application says another `syphon_poll`, the fact
+beside the model shows it."""
+
+_STAGE_NAMES: Final = {
+    "send_backlog": "send to the backlog",
+    "receive_backlog": "receive from the backlog",
+    "send_primary": "send to the primary",
+    "receive_primary": "receive from the primary",
+}
+
+
+def charges_report(
+    tables: LedgerTables, asked: Asked, prices: PriceBook, rule: CountingRule
+) -> ChargesReport:
+    """What was done in the days that are asked for, and what it costs."""
+    scope = scope_of(tables, asked, lines_of(tables, asked))
+    deliveries = by_day(of_entity(tables.table("deliveries"), asked), asked)
+    recorded = by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
+    table = with_receives(recorded, deliveries).cache()
+    try:
+        sums = [MonthlySum(*row) for row in monthly(table).collect()]
+        lines, left_out = _lines(table)
+        entities, entity_count = _entities(table)
+        money = bill(sums, prices, rule)
+        return ChargesReport(
+            scope=scope,
+            operations=sum(row.operations for row in sums),
+            units=sum(row.units for row in sums),
+            bytes_in=sum(row.bytes_in for row in sums),
+            bytes_out=sum(row.bytes_out for row in sums),
+            by_kind=charges_by_kind(sums),
+            by_day=_days(table, rule),
+            by_entity=entities,
+            entities=entity_count,
+            lines=lines,
+            lines_left_out=left_out,
+            bill=money,
+            prices=tuple(_prices(quantities(sums, rule), prices)),
+            model=tuple(_model(table, deliveries, _polled_s(tables, asked))),
+            unknown=tuple(_unknown(scope, money)),
+            assumed=(*whole_days(asked), *_assumed(sums, prices)),
+        )
+    finally:
+        table.unpersist()
+
+
+def _lines(table: DataFrame) -> tuple[tuple[ChargeLine, ...], int]:
+    keys = ChargeLine._fields[:-3]
+    summed = table.groupBy(*keys).agg(
+        *(F.sum(name).alias(name) for name in ("operations", "units", "bytes"))
+    )
+    rows = summed.orderBy(*keys).limit(LINES_MAX + 1).collect()
+    left_out = summed.count() - LINES_MAX if len(rows) > LINES_MAX else 0
+    return tuple(ChargeLine(*row) for row in rows[:LINES_MAX]), left_out
+
+
+def _entities(table: DataFrame) -> tuple[tuple[EntityUnits, ...], int]:
+    summed = table.groupBy(F.lower("entity").alias("entity")).agg(
+        F.sum("operations").alias("operations"), F.sum("units").alias("units")
+    )
+    rows = summed.orderBy(F.col("units").desc(), "entity").limit(ENTITIES_MAX + 1).collect()
+    total = summed.count() if len(rows) > ENTITIES_MAX else len(rows)
+    return tuple(EntityUnits(*row) for row in rows[:ENTITIES_MAX]), total
+
+
+def _days(table: DataFrame, rule: CountingRule) -> tuple[DayUnits, ...]:
+    """Billed units by day and cause."""
+    if not rule.count_settlement:
+        table = table.where(~F.col("operation").isin(*SETTLEMENTS))
+    rows = table.groupBy("day", "cause").agg(F.sum("units").alias("units")).collect()
+    return tuple(sorted(DayUnits(*row) for row in rows))
+
+
+def _prices(months: Sequence[MonthQuantities], prices: PriceBook) -> Iterator[PriceLine]:
+    """What the same months cost in each tier; what is not in a ledger is not in the bill."""
+    for tier in ServiceTier:
+        sums: dict[tuple[str, str, str], tuple[int, Decimal | None]] = {}
+        for month in months:
+            use = MonthUse(operation_units=month.units, bytes_out=month.bytes_out)
+            for line in month_bill(use, tier, prices).lines:
+                if line.name == "connections":
+                    continue
+                quantity, amount = sums.get(key := (line.name, line.unit, line.note), (0, None))
+                if line.amount is not None:
+                    amount = line.amount if amount is None else amount + line.amount
+                sums[key] = quantity + line.quantity, amount
+        for (name, unit, note), (quantity, amount) in sums.items():
+            yield PriceLine(tier.value, name, f"{quantity:,} {unit}", amount, note)
+
+
+def _polled_s(tables: LedgerTables, asked: Asked) -> int:
+    """From the beginning of the first poll that found nothing to the end of the last one."""
+    polled = tables.table("traffic").where("polls > 0")
+    days = polled.withColumn("day", day_of(F.col("at_s") * 1000))
+    row = by_day(days, asked).agg(F.min("at_s"), F.max("at_s")).collect()[0]
+    # A poll is recorded when it is over.
+    return 0 if row[0] is None else row[1] - row[0] + POLL_S
+
+
+def _model(table: DataFrame, deliveries: DataFrame, polled_s: int) -> Iterator[ModelLine]:
+    """The documented arithmetic beside the ledger: the stages of messages, and idle polls."""
+    found = {row["stage"]: row for row in beside_model(table, deliveries).collect()}
+    for stage in MESSAGE_STAGES:
+        if stage in found:
+            yield _stage(stage, found[stage])
+    polls = (
+        table.where("stage = 'poll'")
+        .agg(
+            F.coalesce(F.sum("operations"), F.lit(0)).alias("polls"),
+            F.count_distinct("entity").alias("queues"),
+        )
+        .collect()[0]
+    )
+    if polls["polls"]:
+        told = idle_model(
+            polls["polls"], queue_count=polls["queues"], poll_s=POLL_S, period_s=polled_s
+        )
+        yield ModelLine("polls that found nothing", told.model_units, told.units, told.note)
+
+
+def _stage(stage: str, row: Any) -> ModelLine:
+    assumed = row["assumed_units"]
+    note = f"{assumed:,} of them assumed, one for each delivered message" if assumed else ""
+    return ModelLine(_STAGE_NAMES[stage], row["model_units"], row["units"], note)
+
+
+def _unknown(scope: Scope, money: Bill) -> Iterator[str]:
+    if money.bytes_out and money.egress_amount is None:
+        yield "what traffic out of the region costs: the price book has no price for it"
+    yield "connections, and operations of programs that keep no ledger, are in no figure"
+    if scope.unrecorded:
+        yield f"{scope.unrecorded:,} records could not be written: counts are too low"
+
+
+def _assumed(sums: Sequence[MonthlySum], prices: PriceBook) -> Iterator[str]:
+    yield "operations that failed are not charged, those without an answer are"
+    receives = sum(row.operations for row in sums if row.assumed)
+    if receives:
+        yield f"{receives:,} receives by consumers, one for each delivered message"
+    yield (
+        f"prices of {prices.region} of {prices.retrieved}, without discounts or taxes; tiers and"
+        " free operations are those of whole months, in which nothing else was done"
+    )
+    yield "Premium is counted as 1 messaging unit in each of two namespaces for whole months"
+    yield (
+        "the documented model: an idle syphon polls 10 queues 40 times an hour, 960 a day, 28,800"
+        " in 30 days; a moved message is charged four stages, another one two"
+    )

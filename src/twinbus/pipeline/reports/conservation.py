@@ -1,0 +1,292 @@
+"""From the gold tables and a look into the backlog to a `ConservationReport`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.reports.documents import (
+    AgedBacklog,
+    Balance,
+    ConservationReport,
+    DuplicateMessage,
+    NamedMessage,
+)
+from twinbus.pipeline.reports.ledger_tables import by_day, lines_of, of_entity, scope_of, whole_days
+from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.conservation import (
+    aged,
+    in_backlog,
+    is_duplicate,
+    named_duplicates,
+    window_of,
+)
+from twinbus.pipeline.tables.journeys import (
+    DELIVERED_FATE,
+    FATES_OF_ACCEPTED,
+    UNSEEN,
+    destination_of,
+    looked_at,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from twinbus.pipeline.reports.documents import Asked, Scope
+    from twinbus.pipeline.reports.ledger_tables import LedgerTables
+
+Counts = dict[str, Any]
+"""A row of counts by name, of one destination."""
+
+__all__ = ["DETECTION_S", "Look", "conservation_report"]
+
+DETECTION_S: Final = 600
+"""How long Service Bus remembers ids for duplicate detection, unless an entity says otherwise."""
+
+IDS_MAX: Final = 1_000
+"""Ids of a kind that a report names: enough to look into, and it stays a report."""
+
+ENTITIES_MAX: Final = 10_000
+
+MARGIN_MS: Final = 5_000
+"""What clocks of processes may differ by: a message younger than the look is not called lost."""
+
+_WORST_FIRST: Final = ("lost", "expired", "dead_lettered", "undecided", "waiting")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What peeks into all backlog queues and their dead-letter queues saw (`schemas.SIGHTINGS`)."""
+
+    sightings: DataFrame
+    began_ms: int
+
+
+def conservation_report(
+    tables: LedgerTables,
+    asked: Asked,
+    look: Look | None,
+    *,
+    detection_s: int = DETECTION_S,
+    ids_max: int = IDS_MAX,
+) -> ConservationReport:
+    """What became of every accepted message. `look` must be older than the tables, or None."""
+    lines = lines_of(tables, asked)
+    scope = scope_of(tables, asked, lines)
+    has_broker = lines.broker_records > 0
+    notable = _notable(tables, asked, look).cache()
+    try:
+        counted = _counted(tables, asked, notable)
+        sums = _Sums(looked=look is not None, has_broker=has_broker, counted=_added(counted))
+        named, left_out = _named(notable, ids_max)
+        twice = sums.counted["repeated"]
+        return ConservationReport(
+            scope=scope,
+            total=sums.total(counted),
+            entities=tuple(sums.balance(row) for row in counted[:ENTITIES_MAX]),
+            lost_at_least=sums.counted["lost"],
+            messages=named,
+            messages_left_out=left_out,
+            duplicate_windows=_duplicate_windows(notable) if twice else {},
+            duplicates=_duplicates(notable, ids_max) if twice else (),
+            aged=_aged(tables, asked, detection_s),
+            peeked_ms=None if look is None else look.began_ms,
+            nameless=lines.nameless,
+            unknown=(
+                *_unknown(scope, sums, counted, lines.nameless),
+                *_of_several_pairs(tables, asked),
+            ),
+            assumed=(*whole_days(asked), *_assumed(detection_s), *_skewed(tables, asked)),
+        )
+    finally:
+        notable.unpersist()
+
+
+def _notable(tables: LedgerTables, asked: Asked, look: Look | None) -> DataFrame:
+    """Messages that are not delivered or were received twice, with the fate they have now."""
+    found = of_entity(tables.notable(), asked)
+    found = by_day(found.withColumn("day", day_of(F.col("first_ms"))), asked)
+    if look is None:
+        return found.drop("day")
+    before = found.drop("day").withColumnRenamed("fate", "told")
+    now = looked_at(found.drop("day"), look.sightings)
+    # Accepted while somebody looked, or moved meanwhile: the look may have missed it.
+    too_young = F.col("last_ms") >= look.began_ms - MARGIN_MS
+    told = before.select("destination", "message_id", "told")
+    fate = F.when(
+        F.col("told").isin(*UNSEEN) & (F.col("fate") == "lost") & too_young, F.col("told")
+    ).otherwise(F.col("fate"))
+    return now.join(told, ["destination", "message_id"]).withColumn("fate", fate).drop("told")
+
+
+def _counted(tables: LedgerTables, asked: Asked, notable: DataFrame) -> list[Counts]:
+    """For each entity: what the sums say, and the fates of those that are not delivered."""
+    told = of_entity(tables.table("fates"), asked).where(~in_backlog(F.col("destination")))
+    sums = (
+        by_day(told, asked)
+        .groupBy("destination")
+        .agg(
+            *(
+                F.sum(name).alias(name)
+                for name in ("accepted", "delivered", "raised", "received_accepted")
+            )
+        )
+    )
+    # Whether anybody keeps count of what is received there, on whatever day.
+    heard = told.groupBy("destination").agg((F.sum("received") > 0).alias("heard"))
+    missing = [fate for fate in FATES_OF_ACCEPTED if fate != DELIVERED_FATE]
+    others = notable.groupBy("destination").agg(
+        *(F.count_if(F.col("accepted") & (F.col("fate") == fate)).alias(fate) for fate in missing),
+        F.count_if(is_duplicate()).alias("repeated"),
+    )
+    rows = (
+        sums.join(heard, "destination", "left")
+        .join(others, "destination", "full")
+        .fillna(0)
+        .fillna(False)
+        .orderBy(
+            F.col("lost").desc(), F.col("undecided").desc(), F.col("accepted").desc(), "destination"
+        )
+        .collect()
+    )
+    return [row.asDict() for row in rows]
+
+
+def _added(rows: Sequence[Counts]) -> Counts:
+    names = (*FATES_OF_ACCEPTED, "accepted", "raised", "received_accepted", "repeated")
+    return {"destination": "", **{name: sum(row[name] for row in rows) for name in names}}
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Counts as balances, with what cannot be known left out."""
+
+    looked: bool
+    has_broker: bool
+    counted: Counts
+
+    def balance(self, row: Counts) -> Balance:
+        """What is known of one entity."""
+        lost, undecided, expired = row["lost"], row["undecided"], row["expired"]
+        is_settled = self.has_broker or not (lost or undecided)
+        heard = row.get("heard", False)
+        return Balance(
+            entity=row["destination"],
+            accepted=row["accepted"],
+            delivered=row["delivered"],
+            # Without a look the broker's view can have told of some.
+            waiting=row["waiting"] or (0 if self.looked or not undecided else None),
+            dead_lettered=row["dead_lettered"] or (0 if self.looked or not undecided else None),
+            expired=expired or (0 if is_settled else None),
+            lost=None if undecided else lost,
+            undecided=undecided,
+            received=row["received_accepted"] if heard else None,
+            duplicates=row["repeated"] if heard or row["repeated"] else None,
+            raised=row["raised"],
+        )
+
+    def total(self, rows: Sequence[Counts]) -> Balance:
+        """All entities: what is unknown of one with messages is unknown of all."""
+        all_heard = bool(rows) and all(row["heard"] for row in rows if row["accepted"])
+        whole = self.balance({**self.counted, "heard": all_heard})
+        any_heard = any(row["heard"] for row in rows)
+        return whole._replace(duplicates=self.counted["repeated"] if any_heard else None)
+
+
+def _named(notable: DataFrame, ids_max: int) -> tuple[tuple[NamedMessage, ...], int]:
+    """Messages that are not delivered, the worst first, and how many more there are."""
+    rank = F.array_position(F.array(*(F.lit(fate) for fate in _WORST_FIRST)), F.col("fate"))
+    missing = notable.where(F.col("accepted") & (F.col("fate") != DELIVERED_FATE))
+    rows = (
+        missing.orderBy(rank, "accepted_ms", "destination", "message_id")
+        .select("destination", "message_id", "fate", "accepted_ms")
+        .limit(ids_max + 1)
+        .collect()
+    )
+    left_out = missing.count() - ids_max if len(rows) > ids_max else 0
+    return tuple(NamedMessage(*row) for row in rows[:ids_max]), left_out
+
+
+def _duplicate_windows(notable: DataFrame) -> dict[str, int]:
+    repeated = notable.where(is_duplicate()).groupBy(window_of().alias("window"))
+    return {row["window"]: row["count"] for row in sorted(repeated.count().collect())}
+
+
+def _duplicates(notable: DataFrame, ids_max: int) -> tuple[DuplicateMessage, ...]:
+    found = named_duplicates(notable).select(*DuplicateMessage._fields)
+    rows = found.orderBy("entity", "message_id").limit(ids_max).collect()
+    return tuple(DuplicateMessage(*row) for row in rows)
+
+
+def _aged(tables: LedgerTables, asked: Asked, detection_s: int) -> tuple[AgedBacklog, ...]:
+    """Entities whose messages were in the backlog for longer than duplicates are detected."""
+    found = aged(of_entity(tables.table("ages"), asked), detection_s)
+    rows = found.orderBy(F.col("oldest_s").desc(), "destination").limit(ENTITIES_MAX).collect()
+    return tuple(
+        AgedBacklog(
+            row["destination"], row["messages"], row["oldest_s"] * 1000, row["detection_s"] * 1000
+        )
+        for row in rows
+    )
+
+
+def _unknown(scope: Scope, sums: _Sums, rows: Sequence[Counts], nameless: int) -> Iterator[str]:
+    if not sums.looked and sums.counted["undecided"]:
+        yield "waiting and dead-lettered: nobody looked into the backlog queues"
+    silent = [row["destination"] for row in rows if row["accepted"] and not row["heard"]]
+    if silent:
+        yield f"received and duplicates: no consumer of {_some(silent)} kept a ledger"
+    if sums.counted["lost"] and not sums.has_broker:
+        yield "expired: one of the lost can have expired, which only the broker's view tells"
+    if nameless:
+        yield f"{nameless:,} accepted messages have no id or no entity: not followed"
+    if scope.unrecorded:
+        yield f"{scope.unrecorded:,} records could not be written: counts are too low"
+    if any(scope.set_aside.values()):
+        yield f"{sum(scope.set_aside.values()):,} lines are no record: what they said is not known"
+
+
+def _of_several_pairs(tables: LedgerTables, asked: Asked) -> Iterator[str]:
+    """A sentence if entities of several primaries have one name: a message is told by that."""
+    table = of_entity(tables.table("charges"), asked, "entity")
+    at_primary = F.col("operation").isin("send", "forward", "ping") & (F.col("namespace") != "")
+    rows = (
+        table.where(at_primary & (F.col("view") == "client"))
+        .groupBy(destination_of(F.col("entity")).alias("entity"))
+        .agg(F.count_distinct("namespace").alias("primaries"))
+        .where("primaries > 1")
+        .orderBy("entity")
+        .limit(ENTITIES_MAX)
+        .collect()
+    )
+    if rows:
+        names = _some([row["entity"] for row in rows])
+        yield (
+            f"several primaries have an entity {names}: of messages with one id in two of them one"
+            " can be lost unseen; a ledger for each pair would tell"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _assumed(detection_s: int) -> Iterator[str]:
+    yield f"destinations detect duplicates for {detection_s:,} s (--detection-window)"
+
+
+def _skewed(tables: LedgerTables, asked: Asked) -> Iterator[str]:
+    row = (
+        of_entity(tables.table("skews"), asked)
+        .agg(F.sum("messages").alias("messages"), F.max("up_to_ms").alias("up_to_ms"))
+        .collect()[0]
+    )
+    if row["messages"]:
+        yield (
+            f"clocks disagree: {row['messages']:,} messages have steps in the wrong order, by up to"
+            f" {row['up_to_ms']:,} ms; they are counted as all others"
+        )

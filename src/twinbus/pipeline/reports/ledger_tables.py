@@ -1,0 +1,295 @@
+"""What the reports are made of: the gold tables of one ledger, and the part of them that is asked.
+
+Rows kept by day answer for whole days, those over time for whole buckets: a window that begins or
+ends inside one takes all of it, and the report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from pyspark.sql import functions as F
+
+from twinbus.errors import TwinbusError
+from twinbus.pipeline.reports.documents import Asked, Scope
+from twinbus.pipeline.spark.scale import session_for_few, session_for_many
+from twinbus.pipeline.store.current import CurrentTables, current_tables
+from twinbus.pipeline.tables import bronze
+from twinbus.pipeline.tables.conservation import in_backlog, witnessed
+from twinbus.pipeline.tables.gold import BUCKET_S, gold_tables
+from twinbus.pipeline.tables.journeys import destination_of, judged, partial_journeys
+from twinbus.pipeline.tables.named_messages import notable
+from twinbus.pipeline.tables.schemas import FATES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = [
+    "BatchTables",
+    "LedgerTables",
+    "Lines",
+    "StoredTables",
+    "UnknownEntityError",
+    "batch_tables",
+    "by_day",
+    "by_time",
+    "lines_of",
+    "of_entity",
+    "require_entity",
+    "scope_of",
+    "stored_tables",
+    "whole_days",
+]
+
+NAMES_SHOWN: Final = 5
+NAMES_MAX: Final = 1_000
+"""Entities that are looked through for one that may have been meant."""
+
+SMALL_BYTES: Final = 20_000_000
+"""Of a ledger that is worked out faster without compiling anything for it."""
+
+LINE_BYTES: Final = 250
+"""Of one record, about."""
+
+
+class UnknownEntityError(TwinbusError):
+    """The ledger has no record of an entity that was asked for; the text names some that it has."""
+
+
+class LedgerTables(Protocol):
+    """The gold tables of one ledger, however they came to be. DataFrames end when it is closed."""
+
+    bucket_s: int
+    """The width of a point in the tables over time."""
+    ledger: str
+
+    @property
+    def set_aside(self) -> Mapping[str, int]:
+        """Lines that are no record, by reason."""
+
+    def table(self, name: str) -> DataFrame:
+        """One of `gold.gold_tables`."""
+
+    def notable(self) -> DataFrame:
+        """Messages that a report may have to name, as `schemas.FATES`."""
+
+    def every_record(self) -> DataFrame:
+        """For what no sums can tell: as expensive as the ledger is long."""
+
+
+class StoredTables:
+    """The tables as they are kept, and what has come since: a report costs what is new."""
+
+    bucket_s = BUCKET_S
+
+    def __init__(self, ledger: Path | str, current: CurrentTables) -> None:
+        self.ledger = str(ledger)
+        self._current = current
+
+    @property
+    def set_aside(self) -> Mapping[str, int]:
+        """Lines that are no record, by reason."""
+        return self._current.set_aside
+
+    def table(self, name: str) -> DataFrame:
+        """One of the gold tables."""
+        return self._current.table(name)
+
+    def notable(self) -> DataFrame:
+        """Messages that a report may have to name."""
+        return self._current.notable()
+
+    def every_record(self) -> DataFrame:
+        """Every record, in the tables or after them."""
+        return self._current.every_record()
+
+
+@contextmanager
+def stored_tables(
+    spark: SparkSession, ledger: Path | str, tables: Path | str | None = None
+) -> Iterator[StoredTables]:
+    """The tables that are kept of a ledger, brought up to date, for a `with` block."""
+    with current_tables(spark, ledger, tables) as current:
+        yield StoredTables(ledger, current)
+
+
+class BatchTables:
+    """The tables worked out from all records at once, for a ledger that is not to be written to."""
+
+    def __init__(
+        self, spark: SparkSession, ledger: Path | str, *, bucket_s: int = BUCKET_S
+    ) -> None:
+        self.ledger = str(ledger)
+        self.bucket_s = bucket_s
+        session = _session_for(spark, ledger)
+        # Kept before they are counted: a query of a few columns does not see a damaged line.
+        self._lines = bronze.read_ledger(session, ledger).cache()
+        self._fates = judged(partial_journeys(self.every_record())).cache()
+        self._tables = {table.name: table for table in gold_tables(bucket_s)}
+        self._set_aside: dict[str, int] | None = None
+
+    @property
+    def set_aside(self) -> Mapping[str, int]:
+        """Lines that are no record, by reason."""
+        if self._set_aside is None:
+            counts = self._lines.agg(*bronze.line_counts(bronze.reason())).collect()[0]
+            self._set_aside = bronze.set_aside(counts.asDict())
+        return self._set_aside
+
+    def table(self, name: str) -> DataFrame:
+        """One of the gold tables."""
+        table = self._tables[name]
+        if table.of_records is not None:
+            return table.of_records(self.every_record())
+        assert table.of_journeys is not None, name
+        return table.of_journeys(self._fates)
+
+    def notable(self) -> DataFrame:
+        """Messages that a report may have to name."""
+        rows = notable(self._fates).select(*FATES.fieldNames())
+        there = in_backlog(F.col("destination"))
+        return witnessed(rows.where(~there), rows.where(there), self.table("states"))
+
+    def every_record(self) -> DataFrame:
+        """Every record."""
+        return bronze.records_of(self._lines)
+
+    def close(self) -> None:
+        """Let go of what Spark keeps."""
+        self._fates.unpersist()
+        self._lines.unpersist()
+
+
+@contextmanager
+def batch_tables(spark: SparkSession, ledger: Path | str) -> Iterator[BatchTables]:
+    """The tables of all records at once, for a `with` block."""
+    tables = BatchTables(spark, ledger)
+    try:
+        yield tables
+    finally:
+        tables.close()
+
+
+def _session_for(spark: SparkSession, ledger: Path | str) -> SparkSession:
+    """What suits the ledger's size, if it is a directory; a cluster has settings of its own."""
+    if "://" in str(ledger):
+        return spark
+    size_bytes = sum(path.stat().st_size for path in Path(ledger).glob("*.jsonl*"))
+    if size_bytes <= SMALL_BYTES:
+        return session_for_few(spark)
+    return session_for_many(spark, size_bytes // LINE_BYTES)
+
+
+def by_day(table: DataFrame, asked: Asked) -> DataFrame:
+    """The rows of the days that a window touches; the column is `day`."""
+    if asked.first_day is not None:
+        table = table.where(F.col("day") >= F.lit(asked.first_day))
+    if asked.last_day is not None:
+        table = table.where(F.col("day") <= F.lit(asked.last_day))
+    return table
+
+
+def by_time(table: DataFrame, asked: Asked, bucket_s: int, column: str = "at_s") -> DataFrame:
+    """The rows of the buckets that a window touches."""
+    if asked.since_ms is not None:
+        table = table.where((F.col(column) + bucket_s) * 1000 > asked.since_ms)
+    if asked.until_ms is not None:
+        table = table.where(F.col(column) * 1000 < asked.until_ms)
+    return table
+
+
+def of_entity(table: DataFrame, asked: Asked, column: str = "destination") -> DataFrame:
+    """The rows of the entity that is asked for: of a queue, or a topic with its subscriptions."""
+    if asked.entity is None:
+        return table
+    return table.where(destination_of(F.col(column)) == destination_of(F.lit(asked.entity)))
+
+
+def require_entity(tables: LedgerTables, asked: Asked) -> None:
+    """UnknownEntityError where the ledger never speaks of the entity."""
+    if asked.entity is None:
+        return
+    called = tables.table("charges").select(destination_of(F.col("entity")).alias("entity"))
+    changed = tables.table("states").select("entity")
+    names = called.union(changed).where("entity <> ''").distinct()
+    known = sorted(row["entity"] for row in names.limit(NAMES_MAX).collect())
+    wanted = asked.entity.lower()
+    if wanted in known or (
+        len(known) == NAMES_MAX
+        and names.where(F.col("entity") == destination_of(F.lit(asked.entity))).limit(1).collect()
+    ):
+        return
+    near = get_close_matches(wanted, known, NAMES_SHOWN) or known
+    some = ", ".join(near[:NAMES_SHOWN]) or "none"
+    raise UnknownEntityError(
+        f"the ledger has no record of the entity {asked.entity!r:.100}; it has {some}"
+        + (" and others" if len(known) > len(near[:NAMES_SHOWN]) else "")
+    )
+
+
+class Lines(NamedTuple):
+    """What the ledger says of itself, in scope."""
+
+    records: int
+    nameless: int
+    """Accepted messages without an id or an entity."""
+    unrecorded: int
+    broker_records: int
+    """Over the whole ledger: whether the broker's view is there."""
+
+
+def lines_of(tables: LedgerTables, asked: Asked) -> Lines:
+    """One pass over a small table: a row for each day and view."""
+    table = tables.table("lines")
+    is_asked = F.lit(True)
+    if asked.first_day is not None:
+        is_asked &= F.col("day") >= F.lit(asked.first_day)
+    if asked.last_day is not None:
+        is_asked &= F.col("day") <= F.lit(asked.last_day)
+    is_broker = F.col("view") == "broker"
+
+    def summed(name: str, condition: Column) -> Column:
+        return F.sum(F.when(condition, F.col(name)).otherwise(F.lit(0)))
+
+    row = table.agg(
+        *(summed(name, is_asked) for name in ("records", "nameless", "unrecorded")),
+        summed("records", is_broker),
+    ).collect()[0]
+    return Lines(*(number or 0 for number in row))
+
+
+def scope_of(tables: LedgerTables, asked: Asked, lines: Lines) -> Scope:
+    """What the tables say they were made of, inside what was asked."""
+    at_s = F.col("at_s")
+    traffic = by_time(tables.table("traffic"), asked, tables.bucket_s).select(
+        (at_s * 1000).alias("first_ms"), ((at_s + tables.bucket_s) * 1000).alias("last_ms")
+    )
+    # A change of state has its own moment, not only a bucket.
+    states = tables.table("states").withColumn("at_s", F.floor(F.col("at_ms") / 1000))
+    changes = by_time(states, asked, 1).select(F.col("at_ms"), F.col("at_ms"))
+    row = traffic.union(changes).agg(F.min("first_ms"), F.max("last_ms")).collect()[0]
+    return Scope(
+        ledger=tables.ledger,
+        since_ms=asked.since_ms,
+        until_ms=asked.until_ms,
+        entity=asked.entity,
+        first_ms=row[0],
+        last_ms=row[1],
+        records=lines.records,
+        set_aside=dict(tables.set_aside),
+        unrecorded=lines.unrecorded,
+    )
+
+
+def whole_days(asked: Asked) -> tuple[str, ...]:
+    """A sentence where a window does not begin or end at midnight."""
+    if asked.is_of_whole_days:
+        return ()
+    first, last = asked.first_day, asked.last_day
+    since = "" if first is None else f" from {first}"
+    until = "" if last is None else f" to {last}"
+    return (f"kept by day: whole days (UTC) are counted,{since}{until}",)

@@ -1,0 +1,132 @@
+"""From the gold tables and the records of both views to a `ReconciliationReport`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.reports.documents import Agreement, Difference, ReconciliationReport
+from twinbus.pipeline.reports.ledger_tables import by_day, lines_of, of_entity, scope_of, whole_days
+from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.reconciliation import agreements, disagreements, named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import Column, DataFrame
+
+    from twinbus.pipeline.reports.documents import Asked, Scope
+    from twinbus.pipeline.reports.ledger_tables import LedgerTables
+
+__all__ = ["reconciliation_report"]
+
+ROWS_MAX: Final = 10_000
+IDS_MAX: Final = 100
+"""Ids of each kind, place and operation that a report names."""
+DIFFERENCES_MAX: Final = 1_000
+
+EXPLANATIONS: Final = {
+    "only_clients": "",
+    "only_broker": "",
+    "ambiguous_done": "the client had no answer, and the broker did it",
+    "ambiguous_not_done": "the client had no answer, and the broker did not do it",
+    "given_back": "handed to a receiver, which gave it back or recorded nothing",
+    "too_young": "just done: the client may not have written it yet",
+}
+"""Kinds of differences (`reconciliation`); those that the ledger explains say how."""
+EXPLAINED: Final = tuple(kind for kind, words in EXPLANATIONS.items() if words)
+
+
+def reconciliation_report(tables: LedgerTables, asked: Asked) -> ReconciliationReport:
+    """Both views beside each other. It reads all records, for ids are compared one by one."""
+    lines = lines_of(tables, asked)
+    scope = scope_of(tables, asked, lines)
+    if not lines.broker_records:
+        return ReconciliationReport(
+            scope=scope,
+            rows=(),
+            differences=(),
+            broker_records=0,
+            unknown=("what the broker saw: it wrote no view of its own into this ledger",),
+        )
+    records = _in_scope(tables.every_record(), asked)
+    found_differing = disagreements(
+        records,
+        # Clients call a namespace by its host, a broker by its name: paths are what they share.
+        by_namespace=False,
+        began=_began(asked),
+        newest_ms=records.agg(F.max("at_ms")).collect()[0][0],
+    )
+    differing = of_entity(found_differing, asked, "place").cache()
+    try:
+        views = by_day(of_entity(tables.table("views"), asked, "place"), asked)
+        found = agreements(views, differing, by_namespace=False)
+        # Those that differ first: no difference may be among the rows that are left out.
+        differ = sum((F.col(kind) for kind in EXPLANATIONS), F.lit(0)) > 0
+        rows = found.orderBy(differ.desc(), "place", "operation").limit(ROWS_MAX).collect()
+        told = sorted(Agreement(*(row[name] for name in _COLUMNS)) for row in rows)
+        differences = _differences(differing)
+        total = sum(sum(row[kind] for kind in EXPLANATIONS) for row in rows)
+        return ReconciliationReport(
+            scope=scope,
+            rows=tuple(told),
+            differences=differences,
+            differences_left_out=max(0, total - len(differences)),
+            explained=sum(row[kind] for row in rows for kind in EXPLAINED),
+            broker_records=lines.broker_records,
+            unknown=tuple(_unknown(scope)),
+            assumed=whole_days(asked),
+        )
+    finally:
+        differing.unpersist()
+
+
+_COLUMNS: Final = ("place", "operation", "clients", "broker", "only_clients", "only_broker")
+
+
+def _in_scope(records: DataFrame, asked: Asked) -> DataFrame:
+    """The records of the days that are asked for, and of a day before and after them."""
+    day = day_of(F.col("at_ms"))
+    if asked.first_day is not None:
+        records = records.where(day >= F.lit(asked.first_day - timedelta(days=1)))
+    if asked.last_day is not None:
+        records = records.where(day <= F.lit(asked.last_day + timedelta(days=1)))
+    return records
+
+
+def _began(asked: Asked) -> Column:
+    day, condition = day_of(F.col("first_ms")), F.lit(True)
+    if asked.first_day is not None:
+        condition &= day >= F.lit(asked.first_day)
+    if asked.last_day is not None:
+        condition &= day <= F.lit(asked.last_day)
+    return condition
+
+
+def _differences(differing: DataFrame) -> tuple[Difference, ...]:
+    unexplained_first = F.col("kind").isin(*EXPLAINED)
+    rows = (
+        named(differing, IDS_MAX)
+        .orderBy(unexplained_first, "place", "operation", "message_id")
+        .limit(DIFFERENCES_MAX)
+        .collect()
+    )
+    return tuple(
+        Difference(
+            entity=row["place"],
+            operation=row["operation"],
+            message_id=row["message_id"],
+            ahead=row["ahead"],
+            unanswered=row["unanswered"],
+            explanation=EXPLANATIONS[row["kind"]],
+        )
+        for row in rows
+    )
+
+
+def _unknown(scope: Scope) -> Iterator[str]:
+    yield "entities whose broker keeps no view: what clients did there shows as known to them only"
+    if scope.unrecorded:
+        yield f"{scope.unrecorded:,} records could not be written: they show as differences"

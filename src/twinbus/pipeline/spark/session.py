@@ -1,0 +1,241 @@
+"""A Spark session without ceremony: starts on the Java there is, says so, and is quiet otherwise.
+
+The JVM's own output goes to a file that nobody sees unless the start fails: its first lines come
+before any log level can be set. A session that is active already (a notebook, `spark-submit`) is
+used as it is and left running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from twinbus.errors import TwinbusError
+from twinbus.pipeline.spark.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["QUICK_START", "SparkStartError", "spark_session", "start_session", "stop_session"]
+
+LOCAL_MASTER: Final = "local[*,4]"
+"""All cores, and a task is tried four times as on a cluster; `local[*]` alone would try once."""
+
+DRIVER_MEMORY: Final = "1g"
+"""Spark refuses less than about 450 MB; a drill needs no more than this."""
+
+SHUFFLE_PARTITIONS: Final = 4
+"""Spark's 200 are for a cluster: on one machine each is a task with nothing to do."""
+
+QUICK_START: Final = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+"""Settings for short work (a drill, the tests): half the start for a slower long run."""
+
+_END_LIMIT_S: Final = 15.0
+_TAIL_BYTES: Final = 16_000
+_TELLING: Final = ("Exception: ", "Error: ", "ERROR")
+"""What marks a reason among the JVM's lines, the plainest first; else it is the last one."""
+_UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
+
+
+class SparkStartError(TwinbusError):
+    """Spark is not installed or does not start; the text says which, and the JVM's last words."""
+
+
+@contextlib.contextmanager
+def spark_session(
+    *,
+    master: str = LOCAL_MASTER,
+    announce: Callable[[str], None] | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """A session for a `with` block: `start_session` before it, `stop_session` after it."""
+    running = _active()
+    if running is not None:
+        yield running
+        return
+    session = start_session(master=master, announce=announce, settings=settings)
+    try:
+        yield session
+    finally:
+        stop_session(session)
+
+
+def start_session(
+    *,
+    master: str = LOCAL_MASTER,
+    announce: Callable[[str], None] | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A quiet session on `master`, or the active one; takes seconds, and says so to `announce`.
+
+    `settings` are Spark's own, over the ones here; under `spark-submit` its own come first.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise SparkStartError("Spark is not installed: pip install 'twinbus[spark,jre]'")
+    running = _active()
+    if running is not None:
+        return running
+    if _UNDER_SPARK_SUBMIT in os.environ:
+        return _submitted(settings or {})
+    changes = _environment(master, announce or (lambda line: None))
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # To a file and not a pipe: nobody would read the pipe, and a full one stops the JVM.
+    with tempfile.TemporaryFile() as output, _changed(os.environ, changes):
+        try:
+            return _launch({**_settings(master), **(settings or {})}, output)
+        except Exception as error:
+            _reset()
+            raise SparkStartError(
+                f"Spark does not start on {master}: {_last_words(output) or error}"
+            ) from error
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop the session and, where this process started it, the JVM; waits until it is gone."""
+    process = getattr(session.sparkContext._gateway, "proc", None)
+    session.stop()
+    if process is not None:
+        _reset()
+
+
+def _active() -> SparkSession | None:
+    # Without pyspark loaded nobody can have made a session; loading it to ask would cost 0.2 s.
+    if "pyspark.sql" not in sys.modules:
+        return None
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:
+        return None
+    # A thread that has none of its own shares the process's: there can be no second Spark in it.
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+
+
+def _settings(master: str) -> dict[str, str]:
+    common = {
+        "spark.master": master,
+        "spark.app.name": "twinbus",
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.log.level": "ERROR",
+        # Spark would look up the stack for the source line of every column expression.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+        # A second attempt beside a running one would be a second syphon on the same queue.
+        "spark.speculation": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if not _is_local(master):
+        # A cluster has settings of its own for these.
+        for name in ("spark.driver.memory", "spark.sql.shuffle.partitions", "spark.ui.enabled"):
+            del common[name]
+        return common
+    # Nothing outside this machine has business with it, and its name need not resolve.
+    return {**common, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+def _environment(master: str, announce: Callable[[str], None]) -> dict[str, str]:
+    """What the JVM and its Python workers find in their environment."""
+    java = find_java()
+    announce(f"starting Spark (Java {java.version} from {java.source})")
+    changes = {"JAVA_HOME": str(java.home)}
+    if _is_local(master):
+        changes |= {
+            # The workers must be this Python, with what is installed in it.
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            # A Spark of another version on this machine does not fit our pyspark.
+            "SPARK_HOME": _pyspark_home(),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_HOSTNAME": "localhost",
+        }
+    return changes
+
+
+def _is_local(master: str) -> bool:
+    return master.startswith("local")
+
+
+def _pyspark_home() -> str:
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent)
+
+
+def _launch(settings: Mapping[str, str], output: IO[bytes]) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    launch: Any = launch_gateway
+    gateway = launch(conf, {"stdout": output, "stderr": subprocess.STDOUT})
+    return SparkSession(SparkContext(conf=conf, gateway=gateway))
+
+
+def _submitted(settings: Mapping[str, str]) -> SparkSession:
+    """The session of `spark-submit`, whose command line and files say all but these settings."""
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    return builder.config(map=dict(settings)).getOrCreate()  # type: ignore[no-any-return]
+
+
+def _reset() -> None:
+    """End the JVM that this process started and let pyspark forget it: it can start anew."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if process is None:
+        return
+    gateway.shutdown()
+    # The JVM ends by itself when its standard input does.
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(_END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _last_words(output: IO[bytes]) -> str:
+    """The line of the JVM's output that says most about why it ended, or nothing."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _TAIL_BYTES))
+    lines = [line.strip() for line in output.read().decode("utf-8", "replace").splitlines()]
+    for telling in _TELLING:
+        for line in lines:
+            if telling in line:
+                return line
+    return lines[-1] if lines else ""
+
+
+@contextlib.contextmanager
+def _changed(environment: Any, changes: Mapping[str, str]) -> Iterator[None]:
+    """The environment with `changes` while Spark starts, as it was before afterwards."""
+    before = {name: environment.get(name) for name in changes}
+    environment.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del environment[name]
+            else:
+                environment[name] = value

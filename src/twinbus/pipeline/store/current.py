@@ -1,0 +1,173 @@
+"""The tables as they are now: what was committed, and what the files that are still written add.
+
+A report costs in proportion to what is new: it takes the files that were ended since the last one
+(`stream.update`), and does for the tail (`.open` files) what a stream does for a batch, without
+committing it: next time those files have grown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, kept_tables, keyed, totals
+from twinbus.pipeline.store.store import BRONZE, Snapshot, TableStore
+from twinbus.pipeline.store.stream import open_store, update
+from twinbus.pipeline.tables.bronze import (
+    LINES,
+    OPEN_FILES,
+    READING,
+    REASONS,
+    STORED_RECORDS,
+    line_counts,
+    location_of,
+    reason,
+    records_of,
+)
+from twinbus.pipeline.tables.conservation import in_backlog, witnessed
+from twinbus.pipeline.tables.gold import GoldTable
+from twinbus.pipeline.tables.journeys import partial_journeys
+from twinbus.pipeline.tables.named_messages import NOTABLE
+from twinbus.pipeline.tables.schemas import FATES, LEDGER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["CurrentTables", "current_tables"]
+
+TRIES: Final = 3
+"""Looks at the open files of a ledger: one that is ended meanwhile could be missed twice."""
+
+_FEW_BYTES: Final = 1_500_000
+"""Of open files: about `ONE_TASK_MAX` records."""
+
+_FEW_RECORDS: Final = 20_000
+"""Of a ledger whose sums are surely few: its tables are read without compiling anything."""
+
+
+@contextmanager
+def current_tables(
+    spark: SparkSession, ledger: Path | str, tables: Path | str | None = None
+) -> Iterator[CurrentTables]:
+    """The tables of a ledger for a `with` block, up to its last whole line."""
+    store = open_store(spark, ledger, tables)
+    for tries_left in reversed(range(TRIES)):
+        before = _open_files(store, ledger)
+        snapshot = update(spark, ledger, tables)
+        found = _open_files(store, ledger)
+        if tries_left and before.keys() - found.keys():
+            # Ended before the update looked, or after it: the next one will have it.
+            continue
+        tail = _Tail(spark, store, snapshot, ledger, found) if found else None
+        try:
+            if tail is None or not tries_left or found.keys() <= _open_files(store, ledger).keys():
+                yield CurrentTables(store, snapshot, tail)
+                return
+        finally:
+            if tail is not None:
+                tail.close()
+
+
+@dataclass(frozen=True)
+class CurrentTables:
+    """What is known of a ledger at one time. DataFrames of it end with its `with` block."""
+
+    _store: TableStore
+    _snapshot: Snapshot
+    _tail: _Tail | None
+
+    @property
+    def records(self) -> int:
+        """Lines that are records."""
+        return self._snapshot.records + (self._tail.records if self._tail else 0)
+
+    @property
+    def set_aside(self) -> Mapping[str, int]:
+        """Lines that are none, by reason (`bronze.REASONS`), those that occurred."""
+        counts = dict(self._snapshot.set_aside)
+        for why, count in self._tail.set_aside.items() if self._tail else ():
+            counts[why] = counts.get(why, 0) + count
+        return counts
+
+    def table(self, name: str) -> DataFrame:
+        """A gold table by its name in `gold.gold_tables`, of its schema."""
+        found = [table for table in kept_tables() if table.name == name]
+        assert found, f"no such table: {name}"
+        return self._total(found[0])
+
+    def notable(self) -> DataFrame:
+        """The messages that can be named (`notable`), as `schemas.FATES`.
+
+        Their fates are better known than in the sums: the broker's view of the backlog is asked
+        too.
+        """
+        rows = self._total(NOTABLE).select(*FATES.fieldNames())
+        there = in_backlog(F.col("destination"))
+        return witnessed(rows.where(~there), rows.where(there), self.table("states"))
+
+    def every_record(self) -> DataFrame:
+        """Every record, as `schemas.LEDGER`: this reads all there are."""
+        parts = self._snapshot.parts_of(BRONZE)
+        store = self._store.for_many(self._snapshot.records)
+        stored = store.read(BRONZE, parts, STORED_RECORDS).select(*LEDGER.fieldNames())
+        return stored if self._tail is None else stored.unionByName(self._tail.taken)
+
+    def _total(self, table: GoldTable) -> DataFrame:
+        change = self._tail.step.change_of(table) if self._tail else None
+        few = self._snapshot.records <= _FEW_RECORDS
+        store = self._store.for_few() if few else self._store
+        return totals(store, self._snapshot, table, change)
+
+
+class _Tail:
+    """What the files that are still written add to a snapshot."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        store: TableStore,
+        snapshot: Snapshot,
+        ledger: Path | str,
+        files: Mapping[str, int],
+    ) -> None:
+        few = sum(files.values()) <= _FEW_BYTES
+        session = store.for_few().session if few else spark
+        # A file that is ended now has another name: whoever made this looks again.
+        reader = session.read.schema(LINES).options(**READING, ignoreMissingFiles="true")
+        lines = reader.json(location_of(ledger), pathGlobFilter=OPEN_FILES)
+        self._lines = (lines.coalesce(1) if few else lines).persist()
+        counts = self._lines.withColumn("reason", reason()).agg(*line_counts(F.col("reason")))
+        told = counts.collect()[0]
+        self.records: int = told["records"]
+        # A line that is not whole is being written: it is no news.
+        self.set_aside = {why: told[why] for why in REASONS if told[why] and why != "torn"}
+        self.taken = records = records_of(self._lines)
+        few = few and self.records <= ONE_TASK_MAX
+        self.fresh = keyed(partial_journeys(records, one_task=few)).persist()
+        seen = self.fresh.agg(
+            F.count("*").alias("rows"), F.count_if(F.col("receiver") != "").alias("fanned")
+        ).collect()[0]
+        self.step = Increment(
+            store,
+            snapshot,
+            records,
+            self.fresh,
+            messages=seen["rows"],
+            fan_out=seen["fanned"] > 0,
+        )
+
+    def close(self) -> None:
+        self.step.close()
+        self.fresh.unpersist()
+        self._lines.unpersist()
+
+
+def _open_files(store: TableStore, ledger: Path | str) -> dict[str, int]:
+    """The files of a ledger that are still written, with their sizes."""
+    suffix = OPEN_FILES.removeprefix("*")
+    return {name: size for name, size in store.files_at(str(ledger)) if name.endswith(suffix)}

@@ -1,0 +1,177 @@
+"""What new records change in the tables: the step that a stream commits and a report does not.
+
+Tables of records get the new records' sums. Tables of messages need the facts of the messages that
+the new records speak of, as they were before: these are looked up in the journeys of all earlier
+batches, first by the narrow columns (a hash of the key, and the first time, which the rows are
+ordered by), then in the files and the span of time that had them. All else follows the new records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+
+from twinbus.pipeline.store.store import JOURNEYS, SUMS, Snapshot, TableStore
+from twinbus.pipeline.tables import schemas
+from twinbus.pipeline.tables.gold import GoldTable, gold_tables
+from twinbus.pipeline.tables.gold import merged as merged_sums
+from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
+from twinbus.pipeline.tables.named_messages import NOTABLE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "ONE_TASK_MAX",
+    "STORED_JOURNEYS",
+    "Increment",
+    "kept_tables",
+    "keyed",
+    "signature_of",
+    "totals",
+]
+
+BROADCAST_MAX: Final = 1_000_000
+"""Messages whose hashes are sent to every task of a look-up (16 MB): past that Spark decides."""
+
+ONE_TASK_MAX: Final = 5_000
+"""Messages of a step that one task does whole: to spread fewer costs more than the work itself."""
+
+STORED_JOURNEYS: Final = StructType(
+    [*schemas.JOURNEYS.fields, StructField("key_hash", LongType(), nullable=False)]
+)
+
+
+def kept_tables() -> tuple[GoldTable, ...]:
+    """Every table of sums that is kept, with the messages that can be named."""
+    return (*gold_tables(), NOTABLE)
+
+
+def signature_of(tables: Sequence[GoldTable]) -> str:
+    """A digest of names and columns: tables of other columns cannot be added to."""
+    told = "\n".join(f"{table.name} {table.keys} {table.schema.json()}" for table in tables)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def keyed(journeys: DataFrame) -> DataFrame:
+    """Journeys as they are stored."""
+    # Two messages with one hash cost a needless look and nothing else: see `_earlier`.
+    return journeys.withColumn("key_hash", F.xxhash64(*MESSAGE_KEY))
+
+
+def committed(store: TableStore, snapshot: Snapshot, table: GoldTable) -> list[DataFrame]:
+    """The sums of a table that a snapshot has, in parts that are still to be added up."""
+    parts = snapshot.parts_of(SUMS)
+    return [store.read(f"{SUMS}-{table.name}", parts, table.schema)] if parts else []
+
+
+class Increment:
+    """The change that new records make to the tables of a snapshot. Close it after use."""
+
+    def __init__(
+        self,
+        store: TableStore,
+        snapshot: Snapshot,
+        records: DataFrame,
+        fresh: DataFrame,
+        *,
+        messages: int,
+        fan_out: bool,
+    ) -> None:
+        """`fresh` are the stored journeys of these records, `messages` how many rows.
+
+        Both may be of another session than the store's: the step is done by theirs.
+        """
+        one_task = messages <= ONE_TASK_MAX
+        if one_task:
+            records, fresh = records.coalesce(1), fresh.coalesce(1)
+        self._records = records
+        self._kept: list[DataFrame] = []
+        fan_out |= snapshot.fan_out
+        plain = fresh.drop("key_hash")
+        earlier = _earlier(store, snapshot, fresh, messages)
+        if earlier is None:
+            self._before = None
+            # Nothing to merge. Where topics are, rows are folded: once, and not for each table.
+            told = judged(plain, fan_out=fan_out)
+            self._after = self._keep(told) if fan_out and not one_task else told
+            return
+        # The session of a union is that of its first part.
+        earlier = plain.limit(0).unionByName(earlier)
+        old = self._keep(earlier.coalesce(1) if one_task else earlier)
+        both = plain.unionByName(old)
+        before = merged(old, one_task=one_task)
+        after = merged(both.coalesce(1) if one_task else both, one_task=one_task)
+        self._before = self._keep(judged(before, fan_out=fan_out))
+        self._after = self._keep(judged(after, fan_out=fan_out))
+        if one_task:
+            # Not to be planned anew for each of the tables, which takes longer than they do.
+            self._before = self._before.localCheckpoint()
+            self._after = self._after.localCheckpoint()
+
+    def change_of(self, table: GoldTable) -> DataFrame:
+        """What one table gains."""
+        if table.of_records is not None:
+            return table.of_records(self._records)
+        assert table.of_journeys is not None, table.name
+        now = table.of_journeys(self._after)
+        if self._before is None:
+            return now
+        # Not added up here: whoever reads the table adds up all that it has.
+        taken_back = [(-F.col(name)).alias(name) for name in table.sums]
+        return now.unionByName(table.of_journeys(self._before).select(*table.keys, *taken_back))
+
+    def close(self) -> None:
+        """Let go of what Spark keeps for this step."""
+        for frame in self._kept:
+            frame.unpersist()
+        self._kept.clear()
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        self._kept.append(frame.persist())
+        return frame
+
+
+def _earlier(
+    store: TableStore, snapshot: Snapshot, fresh: DataFrame, messages: int
+) -> DataFrame | None:
+    """The rows of earlier batches about these messages; None: there are none.
+
+    Rows of another message with the same hash may be among them: they are the same before and
+    after, and change nothing.
+    """
+    parts = snapshot.parts_of(JOURNEYS)
+    if not parts:
+        return None
+    stored = store.read(JOURNEYS, parts, STORED_JOURNEYS)
+    wanted = fresh.select("key_hash").distinct()
+    if messages <= BROADCAST_MAX:
+        wanted = F.broadcast(wanted)
+    found = (
+        stored.select("key_hash", "first_ms", F.col("_metadata.file_path").alias("file"))
+        .join(wanted, "key_hash", "left_semi")
+        .groupBy("file")
+        .agg(F.min("first_ms").alias("first_ms"), F.max("first_ms").alias("last_ms"))
+        .collect()
+    )
+    if not found:
+        return None
+    begin_ms, end_ms = min(row["first_ms"] for row in found), max(row["last_ms"] for row in found)
+    return (
+        store.read_files([row["file"] for row in found], STORED_JOURNEYS)
+        .where(F.col("first_ms").between(begin_ms, end_ms))
+        .join(wanted, "key_hash", "left_semi")
+        .drop("key_hash")
+    )
+
+
+def totals(
+    store: TableStore, snapshot: Snapshot, table: GoldTable, change: DataFrame | None = None
+) -> DataFrame:
+    """A table's rows in a snapshot, with what is to be added to them."""
+    parts = [*committed(store, snapshot, table), *([] if change is None else [change])]
+    return merged_sums(table, parts) if parts else store.read("", (), table.schema)

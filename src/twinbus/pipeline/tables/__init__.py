@@ -1,0 +1,1 @@
+"""Tables as pure functions from DataFrame to DataFrame, with literal schemas."""

@@ -1,0 +1,232 @@
+"""The tables of availability: what failed over, for how long, and what the backlog held (SPEC 8).
+
+The sums that are kept are here; `windows` makes failover windows of them, and the functions below
+the backlog over time.
+
+A point in time is a bucket: the `bucket_s` seconds from `at_s` (unix time) on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.tables.buckets import bucket_of
+from twinbus.pipeline.tables.conservation import DELETED
+from twinbus.pipeline.tables.gold_schemas import (
+    BACKLOG,
+    DIVERSIONS,
+    DRAINS,
+    RAISED,
+    STATES,
+    STAYS,
+    TRAFFIC,
+)
+from twinbus.pipeline.tables.journeys import destination_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "backlog_over_time",
+    "diversions",
+    "drains",
+    "raised",
+    "states",
+    "stays",
+    "traffic",
+]
+
+
+def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
+    """What the clients did with messages of each entity, by time; and polls, of none."""
+    operation, outcome = F.col("operation"), F.coalesce(F.col("outcome"), F.lit("ok"))
+    ok = outcome == "ok"
+    mine = F.coalesce(F.col("cause"), F.lit("")) != "consumer"
+    came_out = operation == "backlog_receive"
+    polled = came_out & F.coalesce(F.col("cause") == "poll", F.lit(False))
+    counts = {
+        "sent": (operation == "send") & ok,
+        "diverted": (operation == "divert") & ok,
+        "failed": (operation == "send") & (outcome == "failed"),
+        "unanswered": (operation == "send") & (outcome == "unknown"),
+        "came_out": came_out & ok & ~polled,
+        "forwarded": (operation == "forward") & ok,
+        "settled": operation.isin("complete", "dead_letter") & ok & mine,
+        "received": (operation == "receive") & ok,
+        "polls": polled,
+    }
+    about_messages = ("send", "divert", "backlog_receive", "forward", "complete", "dead_letter")
+    return (
+        _of_clients(records)
+        .where(operation.isin(*about_messages, "receive"))
+        .groupBy(
+            bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
+            F.coalesce(destination_of(F.col("entity")), F.lit("")).alias("entity"),
+        )
+        .agg(*(F.count_if(condition).alias(name) for name, condition in counts.items()))
+        .select(*TRAFFIC.fieldNames())
+    )
+
+
+def diversions(records: DataFrame, *, bucket_s: int) -> DataFrame:
+    """Diverts and pings of each process: what its failover windows saved, and that it lives."""
+    ok = F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
+    diverts = F.col("operation") == "divert"
+    return (
+        _of_clients(records)
+        .where(F.col("operation").isin("divert", "ping") & F.col("entity").isNotNull())
+        .groupBy(
+            bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
+            _or_unnamed("pair"),
+            F.lower("entity").alias("entity"),
+            "process",
+        )
+        .agg(
+            F.count_if(diverts & ok).alias("diverted"),
+            F.count_if(diverts & ~ok).alias("not_diverted"),
+            F.count_if(~diverts).alias("pings"),
+        )
+        .select(*DIVERSIONS.fieldNames())
+    )
+
+
+def states(records: DataFrame) -> DataFrame:
+    """Every change of state, as it was recorded; and what the broker says was deleted."""
+    operation = F.col("operation")
+    client = F.coalesce(F.col("view"), F.lit("client")) == "client"
+    deleted = ~client & (operation == "manage") & (F.col("state") == DELETED)
+    return (
+        records.where(((client & (operation == "state")) | deleted) & F.col("entity").isNotNull())
+        .groupBy(
+            "at_ms",
+            _or_unnamed("pair"),
+            F.lower("entity").alias("entity"),
+            "process",
+            _or_unnamed("state"),
+            F.coalesce(F.col("error"), F.lit("")).alias("reason"),
+        )
+        .agg(F.count("*").alias("changes"))
+        .select(*STATES.fieldNames())
+    )
+
+
+def stays(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
+    """Messages by when they entered the backlog and when they left it.
+
+    Both depth and age over time come from these. Two clocks can disagree: nothing leaves before
+    it came.
+    """
+    entered_ms = F.col("entered_ms")
+    left_ms = F.greatest(F.col("left_ms"), entered_ms)
+    gone = F.col("left_ms").isNotNull()
+    return (
+        journeys.where(entered_ms.isNotNull())
+        .groupBy(
+            "destination",
+            bucket_of(entered_ms, bucket_s).alias("entered_s"),
+            F.when(gone, bucket_of(left_ms, bucket_s)).alias("left_s"),
+        )
+        .agg(
+            F.count("*").alias("messages"),
+            F.sum(F.when(gone, left_ms - entered_ms).otherwise(F.lit(0))).alias("waited_ms"),
+        )
+        .select(*STAYS.fieldNames())
+    )
+
+
+def raised(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
+    """Messages whose sender had an error, by when they were first tried."""
+    return (
+        journeys.where(F.col("tried") & ~F.col("accepted"))
+        .groupBy(bucket_of(F.col("first_ms"), bucket_s).alias("at_s"), "destination")
+        .agg(F.count("*").alias("messages"))
+        .select(*RAISED.fieldNames())
+    )
+
+
+def backlog_over_time(
+    stays: DataFrame, *, bucket_s: int, by: tuple[str, ...] = ("destination",)
+) -> DataFrame:
+    """Depth and oldest age of the backlog at the end of each bucket in which it changed.
+
+    And at the end of the one before, so that the age can be drawn as it is: it grows between two
+    changes. `by` is () for the whole backlog. The caller picks buckets (a multiple of those of
+    `stays`) so that there are some hundreds: each is compared with each.
+    """
+    wide = stays.select(
+        *by,
+        (F.floor(F.col("entered_s") / bucket_s) * bucket_s).alias("entered_s"),
+        (F.floor(F.col("left_s") / bucket_s) * bucket_s).alias("left_s"),
+        "messages",
+    )
+    steps = wide.select(*by, F.col("entered_s").alias("at_s"), F.col("messages").alias("step"))
+    left = wide.where(F.col("left_s").isNotNull())
+    steps = steps.unionAll(left.select(*by, "left_s", -F.col("messages")))
+    # The second step of nothing is the bucket before, which is a point and no change.
+    steps = steps.unionAll(steps.select(*by, F.col("at_s") - bucket_s, F.lit(0)))
+    so_far = Window.partitionBy(*by).orderBy("at_s")
+    depth = (
+        steps.groupBy(*by, "at_s")
+        .agg(F.sum("step").alias("step"))
+        .withColumn("depth", F.sum("step").over(so_far.rowsBetween(Window.unboundedPreceding, 0)))
+        .withColumn("is_first", F.row_number().over(so_far) == 1)
+        .where(~F.col("is_first"))
+        .drop("step", "is_first")
+    )
+    # When the last of those that came together left; never, where one is still there.
+    stayed = wide.groupBy(*by, "entered_s").agg(
+        F.max("left_s").alias("left_s"),
+        F.count_if(F.col("left_s").isNull()).alias("still_there"),
+    )
+    there = (F.col("entered_s") <= F.col("at_s")) & (
+        (F.col("still_there") > 0) | (F.col("left_s") > F.col("at_s"))
+    )
+    same = [F.col(f"point.{name}") == F.col(f"stay.{name}") for name in by]
+    condition = there
+    for equal in same:
+        condition &= equal
+    oldest = (
+        depth.alias("point")
+        .join(stayed.alias("stay"), condition, "left")
+        .groupBy(*(F.col(f"point.{name}").alias(name) for name in by), "at_s", "depth")
+        .agg(F.min("entered_s").alias("entered_s"))
+    )
+    age_s = F.when(F.col("depth") > 0, F.col("at_s") + bucket_s - F.col("entered_s"))
+    whole = oldest.withColumn("oldest_age_s", age_s)
+    if not by:
+        whole = whole.withColumn("destination", F.lit(""))
+    return whole.select(*BACKLOG.fieldNames())
+
+
+def drains(stays: DataFrame, *, bucket_s: int) -> DataFrame:
+    """What left the backlog for each destination, in how much time, and after how long.
+
+    The time is that of the buckets in which something left: a syphon that waits is not slow.
+    """
+    left = stays.where(F.col("left_s").isNotNull())
+    by_bucket = left.groupBy("destination", "left_s").agg(
+        F.sum("messages").alias("messages"), F.sum("waited_ms").alias("waited_ms")
+    )
+    return (
+        by_bucket.groupBy("destination")
+        .agg(
+            F.sum("messages").alias("drained"),
+            (F.count("*") * bucket_s).alias("drain_s"),
+            F.max("messages").alias("most_in_a_bucket"),
+            F.sum("waited_ms").alias("waited_ms"),
+            F.min("left_s").alias("began_s"),
+            (F.max("left_s") + bucket_s).alias("ended_s"),
+        )
+        .select(*DRAINS.fieldNames())
+    )
+
+
+def _of_clients(records: DataFrame) -> DataFrame:
+    return records.where(F.coalesce(F.col("view"), F.lit("client")) == "client")
+
+
+def _or_unnamed(name: str) -> Column:
+    return F.coalesce(F.col(name), F.lit("")).alias(name)

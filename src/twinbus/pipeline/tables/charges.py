@@ -1,0 +1,253 @@
+"""The table of charges: operations by day, namespace, entity, cause, stage and direction (SPEC 8).
+
+    stage              what the call was for                                direction
+    send_primary       a send, or a forward of the syphon                   in
+    receive_primary    a receive by a consumer                              out
+    send_backlog       a divert                                             in
+    receive_backlog    a message that came out of a backlog queue           out
+    poll               a receive that found nothing                         none
+    ping               a ping                                               in
+    settlement         complete, defer, dead-letter                         none
+    renew, management  a lock renewed; any other call                       none
+
+A moved message is charged four of them (the two of the backlog and the two of the primary), a
+direct one two. Rows keep the outcome and the view, so that what is counted is decided on the sums:
+`counted` has the rule. Money is put on the sums of whole months, for a price has tiers of a month.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from twinbus.cost.arithmetic import UNCHARGED, UNIT_BYTES
+from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.conservation import in_backlog
+from twinbus.pipeline.tables.gold_schemas import DELIVERIES, STAGES
+from twinbus.pipeline.tables.journeys import destination_of
+from twinbus.pipeline.tables.schemas import CHARGES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "KEYS",
+    "MESSAGE_STAGES",
+    "assumed_receives",
+    "beside_model",
+    "charges",
+    "counted",
+    "deliveries",
+    "monthly",
+    "receives_of",
+    "with_receives",
+]
+
+SUMS: Final = ("operations", "units", "bytes")
+KEYS: Final = tuple(name for name in CHARGES.fieldNames() if name not in SUMS)
+
+NOT_CALLS: Final = (*sorted(UNCHARGED), "expire")
+"""Lines that nobody is charged for: news of a state, and a message that ended by itself."""
+
+_STAGES: Final = {
+    "divert": "send_backlog",
+    "forward": "send_primary",
+    "ping": "ping",
+    "complete": "settlement",
+    "defer": "settlement",
+    "dead_letter": "settlement",
+    "renew": "renew",
+}
+_INWARD: Final = ("send_primary", "send_backlog", "ping")
+_OUTWARD: Final = ("receive_primary", "receive_backlog")
+
+DIRECT: Final = ("send_primary", "receive_primary")
+MESSAGE_STAGES: Final = ("send_backlog", "receive_backlog", *DIRECT)
+"""What a moved message is charged, by the documentation; of these a direct one has two."""
+
+
+def charges(records: DataFrame) -> DataFrame:
+    """Operations, units and bytes as recorded: of every outcome, and in both views."""
+    calls = records.where(~F.col("operation").isin(*NOT_CALLS)).select(
+        day_of(F.col("at_ms")).alias("day"),
+        _or_unnamed("namespace"),
+        # A poll is about a backlog queue and no entity.
+        F.coalesce("entity", "backlog_queue", F.lit("")).alias("entity"),
+        _or_unnamed("cause"),
+        "operation",
+        _stage().alias("stage"),
+        F.coalesce(F.col("outcome"), F.lit("ok")).alias("outcome"),
+        F.coalesce(F.col("view"), F.lit("client")).alias("view"),
+        F.coalesce("size_bytes", F.lit(0)).alias("size_bytes"),
+    )
+    return _summed(calls.withColumn("assumed", F.lit(False)))
+
+
+def counted(table: DataFrame) -> DataFrame:
+    """The rows of the clients that may have been carried out.
+
+    A call that failed is not charged, which is an assumption: what Azure charges for a refused one
+    is not published.
+    """
+    return table.where((F.col("view") == "client") & (F.col("outcome") != "failed"))
+
+
+def deliveries(journeys: DataFrame) -> DataFrame:
+    """Messages that their destination acknowledged, by day: what a consumer is to receive."""
+    delivered = journeys.where(F.col("acknowledged") & F.col("delivered_ms").isNotNull())
+    return (
+        delivered.groupBy(
+            day_of(F.col("delivered_ms")).alias("day"),
+            "destination",
+            (F.col("forwards") > 0).alias("moved"),
+        )
+        .agg(
+            F.count("*").alias("messages"),
+            F.sum(_units(F.col("size_bytes"))).alias("units"),
+            F.sum("size_bytes").alias("bytes"),
+        )
+        .select(*DELIVERIES.fieldNames())
+    )
+
+
+def assumed_receives(journeys: DataFrame) -> DataFrame:
+    """One receive for each delivered message, for a ledger in which nobody recorded any."""
+    return receives_of(deliveries(journeys))
+
+
+def receives_of(deliveries: DataFrame) -> DataFrame:
+    """Rows of charges for the receives that deliveries bring with them, marked as assumed."""
+    summed = deliveries.groupBy("day", F.col("destination").alias("entity")).agg(
+        F.sum("messages").alias("operations"),
+        F.sum("units").alias("units"),
+        F.sum("bytes").alias("bytes"),
+    )
+    return summed.withColumns(
+        {
+            "namespace": F.lit(""),
+            "cause": F.lit("consumer"),
+            "operation": F.lit("receive"),
+            "stage": F.lit("receive_primary"),
+            "direction": F.lit("out"),
+            "outcome": F.lit("ok"),
+            "view": F.lit("client"),
+            "assumed": F.lit(True),
+        }
+    ).select(*CHARGES.fieldNames())
+
+
+def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """What is counted, with receives by consumers from whoever knows them best.
+
+    For each destination: the broker, if its view has any; else the consumers themselves, if they
+    kept a ledger; else one is assumed for each delivered message.
+    """
+    mine = counted(table)
+    by_consumers = mine.where(_received())
+    by_broker = (
+        table.where(_received() & (F.col("view") == "broker") & (F.col("outcome") != "failed"))
+        .withColumn("cause", F.lit("consumer"))
+        .select(*CHARGES.fieldNames())
+    )
+    destination = destination_of(F.col("entity")).alias("destination")
+    seen = by_broker.select(destination).distinct()
+    told = by_consumers.select(destination).union(seen).distinct()
+    rest = by_consumers.withColumn("destination", destination).join(
+        F.broadcast(seen), "destination", "left_anti"
+    )
+    return (
+        mine.where(~_received())
+        .unionByName(by_broker)
+        .unionByName(rest.drop("destination"))
+        .unionByName(receives_of(deliveries.join(F.broadcast(told), "destination", "left_anti")))
+    )
+
+
+def beside_model(table: DataFrame, deliveries: DataFrame, *, by: tuple[str, ...] = ()) -> DataFrame:
+    """The stages that messages are charged, as counted and as the documented model has them.
+
+    The model: four stages for a delivered message that went by the backlog, two for any other. A
+    message that still waits has been charged one stage and is in no model yet. `by` may name
+    `entity`: its destination. `table` is what `with_receives` gives.
+    """
+    shared = {"entity": destination_of(F.col("entity"))}
+    facts = (
+        table.where(F.col("stage").isin(*MESSAGE_STAGES))
+        .withColumns({name: shared[name] for name in by})
+        .groupBy(*by, "stage")
+        .agg(
+            F.sum("operations").alias("operations"),
+            F.sum("units").alias("units"),
+            F.sum(F.when(F.col("assumed"), F.col("units")).otherwise(0)).alias("assumed_units"),
+        )
+    )
+    of_direct, of_moved = (
+        F.array(*(F.lit(stage) for stage in stages)) for stages in (DIRECT, MESSAGE_STAGES)
+    )
+    model = (
+        deliveries.withColumn("entity", F.col("destination"))
+        .withColumn("stage", F.explode(F.when(F.col("moved"), of_moved).otherwise(of_direct)))
+        .groupBy(*by, "stage")
+        .agg(F.sum("messages").alias("model_operations"), F.sum("units").alias("model_units"))
+    )
+    joined = facts.join(model, [*by, "stage"], "full").fillna(0)
+    if "entity" not in by:
+        joined = joined.withColumn("entity", F.lit(""))
+    return joined.select(*STAGES.fieldNames())
+
+
+def monthly(table: DataFrame) -> DataFrame:
+    """Rows for `findings.MonthlySum`: the price of a unit depends on how many its month had."""
+    size, direction = F.col("bytes"), F.col("direction")
+    return table.groupBy(
+        F.date_format("day", "yyyy-MM").alias("month"), "cause", "operation", "assumed"
+    ).agg(
+        F.sum("operations").alias("operations"),
+        F.sum("units").alias("units"),
+        F.sum(F.when(direction == "in", size).otherwise(F.lit(0))).alias("bytes_in"),
+        F.sum(F.when(direction == "out", size).otherwise(F.lit(0))).alias("bytes_out"),
+    )
+
+
+def _summed(calls: DataFrame) -> DataFrame:
+    stage = F.col("stage")
+    direction = F.when(stage.isin(*_INWARD), "in").when(stage.isin(*_OUTWARD), "out")
+    size = F.when(F.col("direction") == "none", F.lit(0)).otherwise(F.col("size_bytes"))
+    return (
+        calls.withColumn("direction", direction.otherwise("none"))
+        .groupBy(*KEYS)
+        .agg(
+            F.count("*").alias("operations"),
+            F.sum(_units(size)).alias("units"),
+            F.sum(size).alias("bytes"),
+        )
+        .select(*CHARGES.fieldNames())
+    )
+
+
+def _stage() -> Column:
+    operation = F.col("operation")
+    at_backlog = in_backlog(F.coalesce(F.col("entity"), F.lit("")))
+    polled = (operation == "backlog_receive") & (F.col("cause") == "poll")
+    stage = F.when(polled, F.lit("poll")).when(
+        operation == "backlog_receive", F.lit("receive_backlog")
+    )
+    for way in ("send", "receive"):
+        stage = stage.when((operation == way) & at_backlog, F.lit(f"{way}_backlog"))
+        stage = stage.when(operation == way, F.lit(f"{way}_primary"))
+    for name, found in _STAGES.items():
+        stage = stage.when(operation == name, F.lit(found))
+    return stage.otherwise(F.lit("management"))
+
+
+def _received() -> Column:
+    return F.col("stage") == "receive_primary"
+
+
+def _units(size_bytes: Column) -> Column:
+    return F.greatest(F.ceil(size_bytes / UNIT_BYTES), F.lit(1))
+
+
+def _or_unnamed(name: str) -> Column:
+    return F.coalesce(F.col(name), F.lit("")).alias(name)

@@ -1,0 +1,370 @@
+"""The table of conservation: what became of every message that a caller was told is safe (SPEC 8).
+
+What a message is, and which fates it can have, is said in `journeys`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.tables.buckets import bucket_of, day_of
+from twinbus.pipeline.tables.gold_schemas import AGED, AGES, FATE_SUMS, LINES, SKEWS
+from twinbus.pipeline.tables.journeys import (
+    DELIVERED_FATE,
+    FATES_OF_ACCEPTED,
+    destination_of,
+    judged,
+    partial_journeys,
+)
+from twinbus.pipeline.tables.schemas import DEPTH, DUPLICATES, SENDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "DELETED",
+    "DELIVERED_FATE",
+    "FATES_OF_ACCEPTED",
+    "aged",
+    "ages",
+    "backlog_depth",
+    "destination_of",
+    "duplicates",
+    "fate_sums",
+    "fates",
+    "in_backlog",
+    "is_duplicate",
+    "lines",
+    "named_duplicates",
+    "sends_by_route",
+    "skews",
+    "window_of",
+    "witnessed",
+]
+
+AGE_EXACT_S: Final = 3600
+
+ANSWER_MAX_MS: Final = 60_000
+"""The longest that one attempt may last (SPEC 1, `attempt_timeout`)."""
+
+BACKLOG_PATH: Final = "%/x-servicebus-transfer/%"
+
+DELETED: Final = "deleted"
+"""The broker's word for an entity that is gone with all that was in it."""
+
+
+def fates(records: DataFrame, sightings: DataFrame | None) -> DataFrame:
+    """One row for each message: what is known of it, and its fate if it was accepted.
+
+    `sightings` are what peeks saw after the last record, in all backlog queues and their
+    dead-letter queues; None: nobody looked.
+    """
+    return judged(partial_journeys(records), sightings)
+
+
+def lines(records: DataFrame) -> DataFrame:
+    """How many records there are of each day, and what they say that they leave out."""
+    view = F.coalesce(F.col("view"), F.lit("client"))
+    accepted = F.col("operation").isin("send", "divert") & (
+        F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
+    )
+    nameless = F.col("message_id").isNull() | F.col("entity").isNull()
+    return (
+        records.groupBy(day_of(F.col("at_ms")).alias("day"), view.alias("view"))
+        .agg(
+            F.count("*").alias("records"),
+            F.count_if((view == "client") & accepted & nameless).alias("nameless"),
+            F.sum(F.coalesce("unrecorded", F.lit(0))).alias("unrecorded"),
+        )
+        .select(*LINES.fieldNames())
+    )
+
+
+def fate_sums(journeys: DataFrame) -> DataFrame:
+    """Messages by what is known of them, and by fate."""
+    accepted, received = F.col("accepted"), F.col("received")
+    counts = {
+        "tried": F.col("tried"),
+        "accepted": accepted,
+        "raised": F.col("tried") & ~accepted,
+        "diverted": F.col("diverted"),
+        "ambiguous": F.col("ambiguous"),
+        "entered": F.col("entered_ms").isNotNull(),
+        "received": received,
+        "received_accepted": accepted & received,
+        **{fate: F.col("fate") == fate for fate in FATES_OF_ACCEPTED},
+    }
+    return (
+        journeys.groupBy(day_of(F.col("first_ms")).alias("day"), "destination")
+        .agg(*(F.count_if(condition).alias(name) for name, condition in counts.items()))
+        .select(*FATE_SUMS.fieldNames())
+    )
+
+
+def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFrame:
+    """The same messages after the broker was asked what became of them in its backlog queues.
+
+    `backlog` are rows of journeys (or fates) about messages in backlog queues, which in the
+    broker's view are where they are and not where they belong: `in_backlog` tells them. What the
+    broker knows nothing of stays as it is. `states` has the queues that were deleted
+    (`availability.states`): what was in one then has ended, and nobody says of it how.
+
+    The broker's rows tell ids and not where they belong. Where messages of several destinations
+    have one id, it is only known that all wait if as many copies stand; else each keeps its fate.
+    """
+    fate, told = F.col("fate"), F.col("found")
+    is_asked = F.coalesce(fate.isin("undecided", "dead_lettered", "lost"), F.lit(False))
+    sharers = F.count_if(is_asked).over(Window.partitionBy("message_id"))
+    # The copy that did not get lost can be that of a message of this id that was delivered.
+    is_sure = (fate != "lost") | (F.col("copies") == 1) | (told == "waiting")
+    now = (
+        F.when(~is_asked | told.isNull(), fate)
+        .when(F.col("sharers") == 1, F.when(is_sure, told).otherwise(fate))
+        .when(F.col("standing") >= F.col("sharers"), told)
+        .otherwise(fate)
+    )
+    return (
+        fates.join(_in_queues(backlog, states), "message_id", "left")
+        .withColumn("sharers", sharers)
+        # A copy can be moved by somebody who keeps no ledger.
+        .withColumns({"fate": now, "last_ms": F.greatest("last_ms", "seen_ms")})
+        .select(*fates.columns)
+    )
+
+
+def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
+    """What the broker says of each id: copies, those that stand, the last time, and `found`."""
+    path = F.col("destination")
+    deleted = (
+        states.where(F.col("state") == DELETED)
+        .groupBy(F.col("entity").alias("destination"))
+        .agg(F.max("at_ms").alias("deleted_ms"))
+    )
+    open_copies = F.greatest(F.col("broker_copies") - F.col("broker_ended"), F.lit(0))
+    # What was stored after the queue was made anew has a later record.
+    is_swept = F.coalesce(F.col("last_ms") <= F.col("deleted_ms"), F.lit(False))
+    is_letter, is_done = path.endswith("$deadletterqueue"), F.col("broker_completed")
+    completed, taken_out = F.max(is_done & ~is_letter), F.max(is_done & is_letter)
+    return (
+        backlog.where(in_backlog(path))
+        .join(F.broadcast(deleted), "destination", "left")
+        .withColumns(
+            {
+                "standing": F.when(~is_swept, open_copies).otherwise(F.lit(0)),
+                "swept": F.when(is_swept, open_copies).otherwise(F.lit(0)),
+            }
+        )
+        .groupBy("message_id")
+        .agg(
+            F.sum("standing").alias("standing"),
+            F.sum("broker_copies").alias("copies"),
+            F.max("last_ms").alias("seen_ms"),
+            F.when(F.sum("standing") > 0, F.lit("waiting"))
+            .when(F.sum("swept") > 0, F.lit(None))
+            .when(F.max("broker_expired"), F.lit("expired"))
+            # Taken out of the dead letters, put back, and then completed like any other.
+            .when(completed & taken_out, F.lit("lost"))
+            .when(F.max("broker_dead_lettered"), F.lit("dead_lettered"))
+            .when(completed, F.lit("lost"))
+            .alias("found"),
+        )
+    )
+
+
+def in_backlog(path: Column) -> Column:
+    """Whether a path is a backlog queue's (SPEC 2)."""
+    return path.like(BACKLOG_PATH)
+
+
+def ages(journeys: DataFrame) -> DataFrame:
+    """How long messages had been in the backlog when they were forwarded, for the last forward.
+
+    In started seconds, past an hour in started minutes: duplicate-detection windows are whole
+    seconds or minutes, so that "older than the window" is exact for each of them.
+    """
+    age_s = F.ceil((F.col("forwarded_ms") - F.col("entered_ms")) / 1000)
+    rounded = F.when(age_s <= AGE_EXACT_S, age_s).otherwise(F.ceil(age_s / 60) * 60)
+    return (
+        journeys.where((F.col("forwards") > 0) & F.col("entered_ms").isNotNull())
+        # Two clocks can disagree; nothing is younger than new.
+        .groupBy("destination", F.greatest(rounded, F.lit(0)).alias("age_s"))
+        .agg(F.count("*").alias("messages"))
+        .select(*AGES.fieldNames())
+    )
+
+
+def aged(ages: DataFrame, detection_s: Mapping[str, int] | int) -> DataFrame:
+    """Destinations with messages that were older at their forward than duplicates are detected.
+
+    `detection_s` is the window of all destinations, or of each that is known (0: it detects none,
+    which is no promise that age could break).
+    """
+    if isinstance(detection_s, int):
+        window = F.lit(detection_s)
+    else:
+        pairs = [(F.lit(name.lower()), F.lit(each)) for name, each in detection_s.items()]
+        known = F.create_map(*(part for pair in pairs for part in pair))
+        window = known[F.col("destination")] if pairs else F.lit(None)
+    return (
+        ages.withColumn("detection_s", window.cast("long"))
+        .where((F.col("detection_s") > 0) & (F.col("age_s") > F.col("detection_s")))
+        .groupBy("destination", "detection_s")
+        .agg(F.sum("messages").alias("messages"), F.max("age_s").alias("oldest_s"))
+        .select(*AGED.fieldNames())
+    )
+
+
+def skews(journeys: DataFrame) -> DataFrame:
+    """Messages with a later step that is earlier than the step before it, by how much at most.
+
+    They are counted as all others: no fate depends on the order of times. A consumer can have a
+    message before its sender has the answer, but not for longer than an attempt may last.
+    """
+    entered, accepted = F.col("entered_ms"), F.col("accepted_ms")
+    behind = {
+        "divert, forward": entered - F.col("forwarded_ms"),
+        # Of two forwards the completion can belong to the first.
+        "forward, complete": F.when(
+            F.col("forwards") == 1, F.col("forwarded_ms") - F.col("left_ms")
+        ),
+        "accept, receive": accepted - F.col("received_ms") - ANSWER_MAX_MS,
+    }
+    steps = F.array(
+        *(
+            F.struct(F.lit(step).alias("step"), value.alias("behind_ms"))
+            for step, value in behind.items()
+        )
+    )
+    # Rounded up to a power of two, so that the table stays small.
+    up_to = F.pow(F.lit(2), F.ceil(F.log2(F.col("skew.behind_ms")))).cast("long")
+    return (
+        journeys.select("destination", F.explode(steps).alias("skew"))
+        .where(F.col("skew.behind_ms") > 0)
+        .groupBy("destination", F.col("skew.step").alias("step"), up_to.alias("up_to_ms"))
+        .agg(F.count("*").alias("messages"))
+        .select(*SKEWS.fieldNames())
+    )
+
+
+def is_duplicate() -> Column:
+    """Whether a message was received more than once at one entity, or stored more than once."""
+    return (F.col("repeats") > 0) | (F.col("broker_copies") > 1)
+
+
+def window_of() -> Column:
+    """Why a message can be there more than once.
+
+    syphon        forwarded more than once: a crash between forward and completion (SPEC 6)
+    ambiguous     a send ended without an answer and was done again elsewhere (SPEC 3)
+    stored_twice  the broker stored it more than once, and nothing in the ledger says why
+    redelivered   the broker stored it once: it came again to a consumer that did not complete it
+    unexplained   none of these, and the broker's view is not there to tell
+    """
+    return (
+        F.when(F.col("forwards") > 1, F.lit("syphon"))
+        .when(F.col("ambiguous"), F.lit("ambiguous"))
+        .when(F.col("broker_copies") > 1, F.lit("stored_twice"))
+        .when(F.col("broker_copies") == 1, F.lit("redelivered"))
+        .otherwise(F.lit("unexplained"))
+    )
+
+
+def named_duplicates(journeys: DataFrame) -> DataFrame:
+    """Messages that are there more than once, at the entity that had them most often."""
+    return (
+        journeys.where(_is_followed() & is_duplicate())
+        .select(
+            F.coalesce("repeated_at", "destination").alias("entity"),
+            "destination",
+            "message_id",
+            (_copies() + 1).alias("times"),
+            window_of().alias("window"),
+        )
+        .select(*DUPLICATES.fieldNames())
+    )
+
+
+def _copies() -> Column:
+    return F.greatest(F.col("repeats"), F.col("broker_copies") - 1)
+
+
+def _is_followed() -> Column:
+    """Not what the broker says of a message in a backlog queue, where copies are no duplicates."""
+    return ~in_backlog(F.col("destination"))
+
+
+def duplicates(records: DataFrame, fates: DataFrame) -> DataFrame:
+    """Messages that a consumer received more than once at one entity, and the window of each.
+
+    ambiguous    a send ended without an answer and was done again elsewhere (SPEC 3)
+    syphon       forwarded more than once: a crash between forward and completion (SPEC 6)
+    unexplained  neither is in the ledger: sent twice under one id, or redelivered to the consumer
+    """
+    received = records.where(
+        (F.col("operation") == "receive")
+        & (F.coalesce(F.col("outcome"), F.lit("ok")) == "ok")
+        & F.col("message_id").isNotNull()
+        & F.col("entity").isNotNull()
+    )
+    again = (
+        received.groupBy(F.lower("entity").alias("entity"), "message_id")
+        .agg(F.count("*").alias("times"))
+        .where(F.col("times") > 1)
+        .withColumn("destination", destination_of(F.col("entity")))
+    )
+    window = (
+        F.when(F.col("forwards") > 1, F.lit("syphon"))
+        .when(F.col("ambiguous"), F.lit("ambiguous"))
+        .otherwise(F.lit("unexplained"))
+    )
+    return (
+        again.join(
+            fates.select("destination", "message_id", "ambiguous", "forwards"),
+            ["destination", "message_id"],
+        )
+        .withColumn("window", window)
+        .select(*DUPLICATES.fieldNames())
+    )
+
+
+def sends_by_route(records: DataFrame, bucket_s: int) -> DataFrame:
+    """Acknowledged sends to the primary and to the backlog, by the second (or `bucket_s`)."""
+    acknowledged = records.where(
+        F.col("operation").isin("send", "divert")
+        & (F.coalesce(F.col("outcome"), F.lit("ok")) == "ok")
+    )
+    return (
+        acknowledged.groupBy(bucket_of(F.col("at_ms"), bucket_s).alias("at_s"))
+        .agg(
+            F.count_if(F.col("operation") == "send").alias("to_primary"),
+            F.count_if(F.col("operation") == "divert").alias("to_backlog"),
+        )
+        .select(*SENDS.fieldNames())
+    )
+
+
+def backlog_depth(fates: DataFrame, bucket_s: int) -> DataFrame:
+    """Messages in the backlog at the end of each second (or `bucket_s`) in which that changed."""
+    entered = fates.where(F.col("entered_ms").isNotNull())
+    left = entered.where(F.col("left_ms").isNotNull())
+    steps = entered.select(
+        bucket_of(F.col("entered_ms"), bucket_s).alias("at_s"), F.lit(1).alias("step")
+    ).unionAll(
+        # Two clocks can disagree; nothing leaves before it came.
+        left.select(
+            bucket_of(F.greatest("left_ms", "entered_ms"), bucket_s).alias("at_s"),
+            F.lit(-1).alias("step"),
+        )
+    )
+    # One row for each second by now, so that one task can hold the whole of it.
+    so_far = Window.orderBy("at_s").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    return (
+        steps.groupBy("at_s")
+        .agg(F.sum("step").alias("step"))
+        .withColumn("depth", F.sum("step").over(so_far))
+        .select(*DEPTH.fieldNames())
+    )

@@ -1,0 +1,340 @@
+"""Silver: the journey of every message, as facts that can be put together in any order.
+
+A message is its destination (the queue or topic it belongs to) and its id. What one lot of records
+says of it is a row of facts: whether something was ever seen (any), how often (sum), when first
+(min) and when last (max). Rows of two lots are merged by the same four words, so that it does not
+matter which record came when, in which file, or in which batch.
+
+A topic's message is received once at each subscription, which is no duplicate: what a subscription
+received is a row of its own, told by `receiver`, and folded into its message when it is judged.
+
+    partial_journeys    records -> rows of one lot
+    merged              rows of many lots -> one row for each message and receiver
+    judged              merged rows -> one row for each message, with its fate (`schemas.FATES`)
+
+A message was *accepted* when a send or a divert of it was acknowledged; then it has one fate:
+
+    delivered        its destination acknowledged it or, as the broker says, took it; or a
+                     consumer received it there
+    waiting          a peek saw it in a backlog queue
+    expired          the broker says that it expired on its way
+    dead_lettered    the syphon set it aside, or the broker did, or a peek saw it there
+    lost             it is in none of these places, and not in the backlog: a peek looked, or the
+                     syphon completed it there
+    undecided        it was diverted and nobody looked since: waiting, or lost
+
+Without a peek the broker's view can tell that a message waits (`conservation.witnessed`): a peek
+that does not see it there overrules that.
+
+A receipt counts as a delivery because the line that says "forwarded" can die with its process
+(`ledger.writer`), and the message cannot have come from elsewhere.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.tables.schemas import FATES, JOURNEYS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "DELIVERED_FATE",
+    "FATES_OF_ACCEPTED",
+    "MESSAGE_KEY",
+    "UNSEEN",
+    "destination_of",
+    "judged",
+    "looked_at",
+    "merged",
+    "partial_journeys",
+]
+
+DELIVERED_FATE: Final = "delivered"
+FATES_OF_ACCEPTED: Final = (
+    DELIVERED_FATE,
+    "dead_lettered",
+    "expired",
+    "waiting",
+    "lost",
+    "undecided",
+)
+
+MESSAGE_KEY: Final = ("destination", "message_id")
+
+UNSEEN: Final = ("undecided", "waiting")
+"""Fates of messages that should be in the backlog, and are lost if a look does not find them."""
+
+_KEY: Final = (*MESSAGE_KEY, "receiver")
+_ANY: Final = (
+    "tried",
+    "sent",
+    "diverted",
+    "ambiguous",
+    "received",
+    "set_aside",
+    "completed",
+    "came_out",
+    "deferred",
+    "broker_enqueued",
+    "broker_received",
+    "broker_completed",
+    "broker_expired",
+    "broker_dead_lettered",
+)
+_SUM: Final = ("failed_sends", "receipts", "forwards", "broker_copies", "broker_ended")
+_MAX: Final = ("size_bytes", "last_ms", "settled_ms", "forwarded_ms")
+_MIN: Final = ("first_ms", "accepted_ms", "diverted_ms", "tried_ms", "delivered_ms", "received_ms")
+
+RAN_OUT: Final = "TTLExpiredException"
+"""Why Service Bus dead-lettered a message whose time was over."""
+
+_SUBSCRIPTION: Final = r"(?i)/subscriptions/[^/]+(/\$deadletterqueue)?$"
+
+
+def destination_of(entity: Column) -> Column:
+    """The queue or topic of an entity's path: what it was sent to, for what was received there.
+
+    Names are the same in any case, as in Service Bus.
+    """
+    # Most paths have no such part, and to look for one is the dearest step of all.
+    plain = F.regexp_replace(entity, _SUBSCRIPTION, "")
+    return F.lower(F.when(F.contains(entity, F.lit("/")), plain).otherwise(entity))
+
+
+def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame:
+    """What these records say of each message, as rows of `schemas.JOURNEYS`.
+
+    A record without id or entity is about no message that can be told from others. `one_task`: the
+    records are few, and in one partition already.
+    """
+    named = records.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
+    told = named.withColumn("destination", destination_of(F.col("entity")))
+    operation, at_ms = F.col("operation"), F.col("at_ms")
+    ok = F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
+    client = F.coalesce(F.col("view"), F.lit("client")) == "client"
+    # What a consumer settles is not what the syphon settles.
+    mine = client & ok & (F.coalesce(F.col("cause"), F.lit("")) != "consumer")
+    tried = client & operation.isin("send", "divert")
+    sent, diverted = client & ok & (operation == "send"), client & ok & (operation == "divert")
+    forwarded = client & ok & (operation == "forward")
+    received = client & ok & (operation == "receive")
+    # Where an entity dead-letters what ran out of time, the reason tells.
+    ran_out = (operation == "expire") | (
+        (operation == "dead_letter") & F.coalesce(F.col("error"), F.lit("")).startswith(RAN_OUT)
+    )
+    dropped = F.coalesce(F.col("state"), F.lit("")) == "duplicate"
+    at_subscription = received & (F.lower("entity") != F.col("destination"))
+    facts = {
+        "tried": tried,
+        "sent": sent,
+        "diverted": diverted,
+        "ambiguous": tried & (F.col("outcome") == "unknown"),
+        "received": received,
+        "set_aside": mine & (operation == "dead_letter"),
+        "completed": mine & (operation == "complete"),
+        "came_out": client & (operation == "backlog_receive"),
+        "deferred": mine & (operation == "defer"),
+        "broker_enqueued": ~client & ok & (operation == "send"),
+        "broker_received": ~client & ok & (operation == "receive"),
+        "broker_completed": ~client & ok & (operation == "complete"),
+        "broker_expired": ~client & ok & ran_out,
+        "broker_dead_lettered": ~client & ok & (operation == "dead_letter") & ~ran_out,
+    }
+    numbers = {
+        "failed_sends": _one(tried & (F.col("outcome") == "failed")),
+        "receipts": _one(received),
+        "forwards": _one(forwarded),
+        "broker_copies": _one(~client & ok & (operation == "send") & ~dropped),
+        "broker_ended": _one(~client & ok & operation.isin("complete", "dead_letter", "expire")),
+        "size_bytes": F.coalesce("size_bytes", F.lit(0)),
+        "last_ms": at_ms,
+        "settled_ms": F.when(mine & operation.isin("complete", "dead_letter"), at_ms),
+        "forwarded_ms": F.when(forwarded, at_ms),
+        "first_ms": at_ms,
+        "accepted_ms": F.when(sent | diverted, at_ms),
+        "diverted_ms": F.when(diverted, at_ms),
+        "tried_ms": F.when(client & (operation == "divert"), at_ms),
+        "delivered_ms": F.when(sent | forwarded | received, at_ms),
+        "received_ms": F.when(received, at_ms),
+    }
+    return _summed(
+        told.select(
+            *MESSAGE_KEY,
+            F.when(at_subscription, F.lower("entity")).otherwise(F.lit("")).alias("receiver"),
+            _packed(facts).alias("facts"),
+            *(value.alias(name) for name, value in numbers.items()),
+        ),
+        one_task=one_task,
+    )
+
+
+def merged(journeys: DataFrame, *, one_task: bool = False) -> DataFrame:
+    """The rows of many lots as one for each message and receiver, of the same schema."""
+    return _summed(
+        journeys.select(
+            *_KEY,
+            _packed({name: F.col(name) for name in _ANY}).alias("facts"),
+            *_SUM,
+            *_MAX,
+            *_MIN,
+        ),
+        one_task=one_task,
+    )
+
+
+def judged(
+    journeys: DataFrame, sightings: DataFrame | None = None, *, fan_out: bool = True
+) -> DataFrame:
+    """One row for each message of merged journeys: what is known of it, and its fate.
+
+    `sightings` are what peeks saw after the last record, in all backlog queues and their
+    dead-letter queues; None: nobody looked. `fan_out` may be False where no row has a receiver.
+    """
+    messages = _folded(journeys) if fan_out else _alone(journeys)
+    acknowledged = F.col("sent") | (F.col("forwards") > 0)
+    accepted = F.col("sent") | F.col("diverted")
+    fate = (
+        F.when(~accepted, F.lit(None))
+        .when(acknowledged | F.col("received") | F.col("broker_enqueued"), F.lit(DELIVERED_FATE))
+        .when(F.col("broker_expired"), F.lit("expired"))
+        # A dead letter that was put back and then lost, or a copy of each: only a look can tell.
+        .when(F.col("set_aside") & F.col("completed"), F.lit("undecided"))
+        .when(F.col("set_aside") | F.col("broker_dead_lettered"), F.lit("dead_lettered"))
+        .when(F.col("completed"), F.lit("lost"))
+        .otherwise(F.lit("undecided"))
+    )
+    # A divert without an answer did store its message if that came out of the backlog.
+    entered_ms = F.coalesce("diverted_ms", F.when(F.col("came_out"), F.col("tried_ms")))
+    # The line of the completion can be missing where that of the forward is not, and both where a
+    # consumer has it. What was sent without an answer can be at both ends.
+    received_ms = F.when(~F.col("sent") & ~F.col("ambiguous"), F.col("received_ms"))
+    left_ms = F.coalesce(F.col("settled_ms"), F.col("forwarded_ms"), received_ms)
+    known = messages.withColumns(
+        {
+            "accepted": accepted,
+            "acknowledged": acknowledged,
+            "entered_ms": entered_ms,
+            "left_ms": left_ms,
+            "fate": fate,
+        }
+    ).select(*FATES.fieldNames())
+    return known if sightings is None else looked_at(known, sightings)
+
+
+def looked_at(fates: DataFrame, sightings: DataFrame) -> DataFrame:
+    """The same messages after a look into every backlog queue: none is undecided any more."""
+    seen = (
+        sightings.select(
+            destination_of(F.col("destination")).alias("destination"), "message_id", "place"
+        )
+        .groupBy(*MESSAGE_KEY)
+        # Seen in both places (a copy of each) it still waits.
+        .agg(F.max("place").alias("place"))
+    )
+    fate, place = F.col("fate"), F.col("place")
+    now = (
+        F.when(fate.isNull() | (fate == DELIVERED_FATE), fate)
+        .when(place == "waiting", place)
+        # Where an expired message is kept, it is kept among the dead letters.
+        .when(fate == "expired", fate)
+        .when(place.isNotNull(), place)
+        # Stored and not ended, by the broker's records: a queue can go without a word of each.
+        .when(fate.isin(*UNSEEN), F.lit("lost"))
+        .otherwise(fate)
+    )
+    return (
+        fates.join(seen, list(MESSAGE_KEY), "left")
+        .withColumn("fate", now)
+        .select(*FATES.fieldNames())
+    )
+
+
+def _summed(rows: DataFrame, *, one_task: bool) -> DataFrame:
+    """Rows with packed facts, one for each message and receiver.
+
+    All rows of a message are in one partition afterwards, so that folding moves none of them.
+    """
+    placed = rows if one_task else rows.repartition(*MESSAGE_KEY)
+    return (
+        placed.groupBy(*_KEY)
+        .agg(F.bit_or("facts").alias("facts"), *_numbers())
+        .select(*_unpacked(JOURNEYS.fieldNames()))
+    )
+
+
+def _folded(journeys: DataFrame) -> DataFrame:
+    """One row for each message, with all that its receivers say."""
+    packed = _packed({name: F.col(name) for name in _ANY})
+    # The entity that had it most often, and how often.
+    most = F.max(F.struct(F.col("receipts"), _receiving_entity().alias("entity")))
+    return (
+        journeys.groupBy(*MESSAGE_KEY)
+        .agg(
+            F.bit_or(packed).alias("facts"),
+            *_numbers(),
+            F.sum(_repeats()).alias("repeats"),
+            most.alias("most"),
+        )
+        .select(
+            *_unpacked([*MESSAGE_KEY, *_ANY, *_SUM, *_MAX, *_MIN]),
+            "repeats",
+            F.col("most.receipts").alias("times"),
+            F.when(F.col("most.receipts") > 1, F.col("most.entity")).alias("repeated_at"),
+        )
+    )
+
+
+def _alone(journeys: DataFrame) -> DataFrame:
+    """What `_folded` gives where every message has one row."""
+    times = F.col("receipts")
+    return journeys.withColumns(
+        {
+            "repeats": _repeats(),
+            "times": times,
+            "repeated_at": F.when(times > 1, _receiving_entity()),
+        }
+    )
+
+
+def _repeats() -> Column:
+    return F.greatest(F.col("receipts") - 1, F.lit(0))
+
+
+def _receiving_entity() -> Column:
+    return F.when(F.col("receiver") == "", F.col("destination")).otherwise(F.col("receiver"))
+
+
+def _numbers() -> list[Column]:
+    return [
+        *(F.sum(name).alias(name) for name in _SUM),
+        *(F.max(name).alias(name) for name in _MAX),
+        *(F.min(name).alias(name) for name in _MIN),
+    ]
+
+
+def _packed(facts: dict[str, Column]) -> Column:
+    """The facts as one number, a bit each: one column to shuffle and to merge instead of many."""
+    bits = (
+        F.when(facts[name], F.lit(1 << place)).otherwise(F.lit(0))
+        for place, name in enumerate(_ANY)
+    )
+    return reduce(lambda left, right: left.bitwiseOR(right), bits)
+
+
+def _unpacked(names: list[str]) -> list[Column]:
+    facts = F.col("facts")
+    return [
+        (facts.bitwiseAND(F.lit(1 << _ANY.index(name))) != 0).alias(name)
+        if name in _ANY
+        else F.col(name)
+        for name in names
+    ]
+
+
+def _one(condition: Column) -> Column:
+    return F.when(condition, F.lit(1)).otherwise(F.lit(0)).cast("long")

@@ -1,0 +1,184 @@
+"""The clients' view beside the broker's: the same operations, told by both ends (SPEC 8).
+
+An operation is compared at its *place*, as the broker names it: the entity, or the backlog queue.
+
+    clients say                                  broker says
+    send, forward                                send at the entity
+    divert                                       send at the backlog queue
+    receive, and what a consumer settles         receive, complete, ... at the entity
+    backlog_receive, and what a syphon settles   receive, complete, ... at the backlog queue
+
+Calls that are about no message (pings, polls, renewals, management) are not compared, nor is what
+the broker does by itself: auto-forwarding, and dead-lettering what ran out of time or deliveries.
+
+For each message both ends are counted up. `ahead` is how much more often the clients were told that
+it was done than the broker says it did it; `unanswered` is how often a client had no answer. So
+
+    only_clients          ahead > 0: acknowledged to a client, and the broker does not know of it
+    only_broker           ahead < 0, by more than unanswered calls explain
+    ambiguous_done        ahead < 0, as unanswered calls explain: the broker did carry them out
+    ambiguous_not_done    ahead = 0 with unanswered calls: the broker did not carry them out
+    given_back            a receive with ahead < 0: handed to a receiver that never showed it to its
+                          application. It was closed with messages in hand, or let a lock end, or
+                          keeps no ledger; what became of the message is told by what settled it
+    too_young             only_broker, in the last moments before `newest_ms`: a broker writes
+                          before it answers, its client a little after that
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.gold_schemas import AGREEMENTS, DISAGREEMENTS, VIEWS
+from twinbus.pipeline.tables.journeys import RAN_OUT
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["KINDS", "agreements", "disagreements", "named", "views"]
+
+KINDS: Final = (
+    *("only_clients", "only_broker"),
+    *("ambiguous_done", "ambiguous_not_done", "given_back", "too_young"),
+)
+
+YOUNG_MS: Final = 5_000
+"""A client has written what it was told by then, if it lives."""
+
+_SETTLEMENTS: Final = ("complete", "defer", "dead_letter")
+_BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
+_AS_THE_BROKER_SAYS: Final = {
+    "send": "send",
+    "forward": "send",
+    "divert": "send",
+    "receive": "receive",
+    "backlog_receive": "receive",
+    **{name: name for name in _SETTLEMENTS},
+}
+
+
+def views(records: DataFrame) -> DataFrame:
+    """How often each end says that an operation was done at a place: the sums that are kept."""
+    return (
+        _placed(records)
+        .groupBy("day", "namespace", "place", "operation", "view", "outcome")
+        .agg(F.count("*").alias("operations"))
+        .select(*VIEWS.fieldNames())
+    )
+
+
+def disagreements(
+    records: DataFrame,
+    *,
+    by_namespace: bool = True,
+    began: Column | None = None,
+    newest_ms: int | None = None,
+) -> DataFrame:
+    """Messages on which the ends disagree, or of which a client had no answer.
+
+    `by_namespace` is False where the two ends do not call the namespaces by the same names; then
+    places of the same path are taken for one. `began` is a condition on `first_ms`, when the first
+    of either end did it: the other may have told of it a day later. `newest_ms` is the time of the
+    newest record there is; None: all is told that ever will be.
+    """
+    ok, client = F.col("outcome") == "ok", F.col("view") == "client"
+    one, less = F.lit(1).cast("long"), F.lit(-1).cast("long")
+    placed = _placed(records).where(F.col("message_id").isNotNull())
+    if not by_namespace:
+        placed = placed.withColumn("namespace", F.lit(""))
+    told = placed.groupBy("namespace", "place", "operation", "message_id").agg(
+        F.sum(F.when(ok & client, one).when(ok, less).otherwise(0)).alias("ahead"),
+        F.count_if(client & (F.col("outcome") == "unknown")).alias("unanswered"),
+        F.min("at_ms").alias("first_ms"),
+        F.max("at_ms").alias("last_ms"),
+    )
+    return (
+        told.where(F.lit(True) if began is None else began)
+        .where((F.col("ahead") != 0) | (F.col("unanswered") > 0))
+        .withColumn("kind", _kind(newest_ms))
+        .select(*DISAGREEMENTS.fieldNames())
+    )
+
+
+def agreements(
+    views: DataFrame, disagreements: DataFrame, *, by_namespace: bool = True
+) -> DataFrame:
+    """For each namespace, place and operation: what both ends count, and how many differ how."""
+    keys = ["namespace", "place", "operation"]
+    told = views.where(F.col("outcome") == "ok")
+    if not by_namespace:
+        told = told.withColumn("namespace", F.lit(""))
+    client = F.col("view") == "client"
+    counted = told.groupBy(*keys).agg(
+        F.sum(F.when(client, F.col("operations")).otherwise(0)).alias("clients"),
+        F.sum(F.when(client, F.lit(0)).otherwise(F.col("operations"))).alias("broker"),
+    )
+    differing = disagreements.groupBy(*keys).agg(
+        *(F.count_if(F.col("kind") == kind).alias(kind) for kind in KINDS)
+    )
+    return (
+        counted.join(differing, keys, "full")
+        .fillna(0)
+        .withColumn("difference", F.col("clients") - F.col("broker"))
+        .select(*AGREEMENTS.fieldNames())
+    )
+
+
+def named(disagreements: DataFrame, ids_max: int) -> DataFrame:
+    """The first `ids_max` of each kind, place and operation by name, so that a report is bounded.
+
+    How many there are is in `agreements`.
+    """
+    by_id = Window.partitionBy("namespace", "place", "operation", "kind").orderBy("message_id")
+    numbered = disagreements.withColumn("number", F.row_number().over(by_id))
+    return numbered.where(F.col("number") <= ids_max).drop("number")
+
+
+def _placed(records: DataFrame) -> DataFrame:
+    operation = F.col("operation")
+    view = F.coalesce(F.col("view"), F.lit("client"))
+    by_syphon = operation.isin(*_SETTLEMENTS) & (
+        F.coalesce(F.col("cause"), F.lit("")) != "consumer"
+    )
+    in_backlog = operation.isin("divert", "backlog_receive") | by_syphon
+    place = F.when((view == "client") & ~in_backlog, F.col("entity")).otherwise(
+        F.coalesce("backlog_queue", "entity")
+    )
+    names = F.create_map(*(F.lit(part) for pair in _AS_THE_BROKER_SAYS.items() for part in pair))
+    is_poll = (operation == "backlog_receive") & F.col("message_id").isNull()
+    error = F.coalesce(F.col("error"), F.lit(""))
+    by_itself = (operation == "forward") | (
+        (operation == "dead_letter") & error.rlike(_BY_THE_BROKER)
+    )
+    compared = operation.isin(*_AS_THE_BROKER_SAYS) & ~is_poll
+    return records.where(compared & ~((view == "broker") & by_itself)).select(
+        day_of(F.col("at_ms")).alias("day"),
+        _or_unnamed("namespace"),
+        F.lower(F.coalesce(place, F.lit(""))).alias("place"),
+        names[operation].alias("operation"),
+        view.alias("view"),
+        F.coalesce(F.col("outcome"), F.lit("ok")).alias("outcome"),
+        "message_id",
+        "at_ms",
+    )
+
+
+def _kind(newest_ms: int | None) -> Column:
+    ahead, unanswered = F.col("ahead"), F.col("unanswered")
+    young = F.lit(False) if newest_ms is None else F.col("last_ms") > newest_ms - YOUNG_MS
+    return (
+        F.when(ahead > 0, F.lit("only_clients"))
+        .when(ahead == 0, F.lit("ambiguous_not_done"))
+        .when(-ahead <= unanswered, F.lit("ambiguous_done"))
+        .when(F.col("operation") == "receive", F.lit("given_back"))
+        .when(young, F.lit("too_young"))
+        .otherwise(F.lit("only_broker"))
+    )
+
+
+def _or_unnamed(name: str) -> Column:
+    return F.coalesce(F.col(name), F.lit("")).alias(name)

@@ -1,0 +1,218 @@
+"""Failover windows: each time that an entity's sends left the primary, until they returned.
+
+Every process has its own view of an entity, so a window is one process's; what an entity was failed
+over in all is the union of them. A window begins with the record of "failed over", which the record
+of "suspect" (the first attempt that failed) comes before, and ends with that of "healthy". Records
+may come in any order: their times decide, which within one process come from one clock.
+
+A process can end while it is failed over. One that closes its pair says so ("closed"). Of one that
+was killed nothing comes any more, neither diverts nor pings: its window ends with its last sign if
+the entity was seen to take messages after a silence that no process keeps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.tables.gold_schemas import DOWNTIMES, PERCENTILES, WINDOWS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["downtimes", "failover_windows", "percentiles"]
+
+SUSPECT: Final = "suspect"
+DOWN: Final = ("failed over", "unusable")
+"""States in which sends do not go to the primary."""
+
+HEALTHY: Final = "healthy"
+STATES: Final = (SUSPECT, *DOWN, HEALTHY)
+"""The words of `pairing.events`, as states of one millisecond follow each other."""
+
+CLOSED: Final = "closed"
+"""What `pairing.recording` says of an entity that was not healthy when its pair was closed."""
+
+SILENCE_S: Final = 1_860
+"""The longest ping interval and the longest attempt (SPEC 1): a process that is failed over, and
+has not been frozen, gives a sign within it."""
+
+AT_ONCE: Final = "a send failed"
+"""Why an entity fails over without being suspect first: its failover interval is 0."""
+
+_OF_ONE: Final = ("pair", "entity", "process")
+
+
+def failover_windows(
+    states: DataFrame, diversions: DataFrame, traffic: DataFrame, *, bucket_s: int
+) -> DataFrame:
+    """One row for each window of each process, with what was diverted in it.
+
+    `diversions` and `traffic` are in buckets of `bucket_s`; of two windows of a process in one
+    bucket the later one gets all of what was diverted.
+    """
+    windows = _ended_with_process(_windows(states), states, diversions, traffic, bucket_s)
+    began = windows.select(
+        *_OF_ONE,
+        (F.floor(F.col("failed_over_ms") / (1000 * bucket_s)) * bucket_s).alias("at_s"),
+        "failed_over_ms",
+        F.lit(0).alias("diverted"),
+    )
+    diverted = diversions.select(*_OF_ONE, "at_s", F.lit(None).cast("long"), F.col("diverted"))
+    so_far = (
+        Window.partitionBy(*_OF_ONE)
+        .orderBy("at_s", F.col("failed_over_ms").asc_nulls_last())
+        .rowsBetween(Window.unboundedPreceding, 0)
+    )
+    saved = (
+        began.unionAll(diverted)
+        .withColumn("failed_over_ms", F.last("failed_over_ms", ignorenulls=True).over(so_far))
+        .where(F.col("failed_over_ms").isNotNull())
+        .groupBy(*_OF_ONE, "failed_over_ms")
+        .agg(F.sum("diverted").alias("saved"))
+    )
+    return windows.join(saved, [*_OF_ONE, "failed_over_ms"]).select(*WINDOWS.fieldNames())
+
+
+def _ended_with_process(
+    windows: DataFrame,
+    states: DataFrame,
+    diversions: DataFrame,
+    traffic: DataFrame,
+    bucket_s: int,
+) -> DataFrame:
+    """The windows with an end for those whose process gave no sign before the entity was well."""
+    bucket_ms = F.col("at_s") * 1000
+    signs = (
+        states.select(*_OF_ONE, "at_ms")
+        .unionAll(diversions.select(*_OF_ONE, bucket_ms))
+        .groupBy(*_OF_ONE)
+        .agg(F.max("at_ms").alias("sign_ms"))
+    )
+    took = traffic.where((F.col("sent") > 0) | (F.col("forwarded") > 0))
+    well = (
+        states.where(F.col("state") == HEALTHY)
+        .select("entity", "at_ms")
+        .unionAll(took.select("entity", bucket_ms))
+        .groupBy("entity")
+        .agg(F.max("at_ms").alias("well_ms"))
+    )
+    # A sign is somewhere in its bucket.
+    silent_ms = F.col("sign_ms") + (SILENCE_S + bucket_s) * 1000
+    # The last sign can be in the bucket that the window began in.
+    sign_ms = F.greatest("sign_ms", "failed_over_ms")
+    is_over = F.col("recovered_ms").isNull() & (F.col("well_ms") > silent_ms)
+    ended_ms = F.coalesce("process_ended_ms", F.when(is_over, sign_ms))
+    return (
+        windows.join(signs, list(_OF_ONE), "left")
+        .join(well, "entity", "left")
+        .withColumn("process_ended_ms", ended_ms)
+        .drop("sign_ms", "well_ms")
+    )
+
+
+def _windows(states: DataFrame) -> DataFrame:
+    words = F.array(*(F.lit(state) for state in (*STATES, CLOSED)))
+    rank = F.array_position(words, F.col("state"))
+    in_order = Window.partitionBy(*_OF_ONE).orderBy("at_ms", rank)
+    down = F.col("state").isin(*DOWN)
+    turns = (
+        states.where(F.col("state").isin(*STATES, CLOSED))
+        .withColumn("down", down)
+        .withColumn("before", F.lag("state").over(in_order))
+        .withColumn("before_ms", F.lag("at_ms").over(in_order))
+        .withColumn("was_down", F.coalesce(F.lag("down").over(in_order), F.lit(False)))
+        # One row where sends leave the primary, one where they return.
+        .where(F.col("down") != F.col("was_down"))
+        .withColumn("ended_ms", F.lead("at_ms").over(in_order))
+        .withColumn("is_closed", F.lead("state").over(in_order) == CLOSED)
+    )
+    suspected = F.when(F.col("before") == SUSPECT, F.col("before_ms")).when(
+        F.col("reason") == AT_ONCE, F.col("at_ms")
+    )
+    return turns.where("down").select(
+        *_OF_ONE,
+        suspected.alias("suspect_ms"),
+        F.col("at_ms").alias("failed_over_ms"),
+        F.when(~F.col("is_closed"), F.col("ended_ms")).alias("recovered_ms"),
+        F.when(F.col("is_closed"), F.col("ended_ms")).alias("process_ended_ms"),
+        "reason",
+    )
+
+
+def downtimes(
+    windows: DataFrame, *, last_ms: int, since_ms: int | None = None, until_ms: int | None = None
+) -> DataFrame:
+    """For each entity: how long some process had it failed over, and how often that began.
+
+    Windows of many processes that overlap are one failover. One that is open lasts up to `last_ms`,
+    the last record. What lies before `since_ms` or after `until_ms` is not counted.
+    """
+    ended_ms = F.coalesce("recovered_ms", "process_ended_ms")
+    # None is left out where two are compared.
+    begin_ms = F.greatest(F.col("failed_over_ms"), F.lit(since_ms).cast("long"))
+    cut_ms = F.least(F.coalesce(ended_ms, F.lit(last_ms)), F.lit(until_ms).cast("long"))
+    by_start = Window.partitionBy("entity").orderBy("begin_ms", "end_ms")
+    earlier = by_start.rowsBetween(Window.unboundedPreceding, -1)
+    islands = (
+        windows.withColumn("begin_ms", begin_ms)
+        .withColumn("end_ms", F.greatest("begin_ms", cut_ms))
+        .withColumn("reached_ms", F.max("end_ms").over(earlier))
+        .withColumn("begins", _no_later("reached_ms", "begin_ms"))
+        .withColumn("island", F.sum(F.col("begins").cast("long")).over(by_start))
+        .groupBy("entity", "island")
+        .agg(
+            F.count("*").alias("windows"),
+            F.min("begin_ms").alias("began_ms"),
+            F.max("end_ms").alias("end_ms"),
+            F.max(ended_ms.isNull()).alias("open"),
+        )
+    )
+    return (
+        islands.groupBy("entity")
+        .agg(
+            F.count("*").alias("failovers"),
+            F.sum("windows").alias("windows"),
+            F.sum(F.col("end_ms") - F.col("began_ms")).alias("failed_over_ms"),
+            F.max("open").alias("open"),
+        )
+        .select(*DOWNTIMES.fieldNames())
+    )
+
+
+def percentiles(windows: DataFrame, *, by: tuple[str, ...] = ()) -> DataFrame:
+    """How long it took to detect an outage and to recover from one: times that did occur.
+
+    Exact, for windows are few. One that a person began tells nothing of detection, and one that is
+    open or ended with its process nothing of recovery.
+    """
+    took = {
+        "detect": F.col("failed_over_ms") - F.col("suspect_ms"),
+        "recover": F.col("recovered_ms") - F.col("failed_over_ms"),
+    }
+    known = windows.select(
+        *by,
+        F.explode(
+            F.create_map(*(part for name, value in took.items() for part in (F.lit(name), value)))
+        ).alias("measure", "ms"),
+    ).where(F.col("ms").isNotNull())
+    summed = known.groupBy(*by, "measure").agg(
+        F.count("*").alias("count"),
+        *(_percentile(share).alias(f"p{share}_ms") for share in (50, 95, 99)),
+        F.max("ms").alias("max_ms"),
+    )
+    if "entity" not in by:
+        summed = summed.withColumn("entity", F.lit(""))
+    return summed.select(*PERCENTILES.fieldNames())
+
+
+def _percentile(share: int) -> Column:
+    # The least value that so many percent of all do not exceed: one of them, not one in between.
+    within = f"percentile_disc({share / 100}) WITHIN GROUP (ORDER BY ms)"
+    return F.expr(within).cast("long")
+
+
+def _no_later(reached: str, start: str) -> Column:
+    return F.coalesce(F.col(reached) < F.col(start), F.lit(True))

@@ -1,0 +1,86 @@
+"""How many messages a backlog queue holds, asked over the administration API.
+
+The numbers decide whether a backlog is drained: active (locked ones included), scheduled and
+deferred must all be 0 (SPEC 6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from twinbus.errors import SyphonError
+from twinbus.namespace.endpoint import Endpoint, Token
+from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, asked
+
+__all__ = ["CountsUnavailable", "QueueCounts", "counts_of"]
+
+ANSWER_BYTES_MAX: Final = 1024 * 1024
+
+_COUNT: Final = re.compile(r"<(?:\w+:)?(\w*MessageCount)>(\d+)<")
+
+
+class CountsUnavailable(Exception):
+    """The namespace did not answer; it may later."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueCounts:
+    """The messages of one queue."""
+
+    active: int = 0
+    """Locked ones included."""
+    scheduled: int = 0
+    dead_lettered: int = 0
+    total: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Active, locked, scheduled and deferred: what a drained queue has none of.
+
+        Deferred ones have no number of their own; they are what the total has beyond the others.
+        """
+        return max(self.total - self.dead_lettered, self.active + self.scheduled)
+
+
+async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
+    """The counts now; SyphonError if they are refused, CountsUnavailable if nobody answers."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            token = await endpoint.token(queue, time.time())
+    except Exception as error:
+        who = endpoint.tokens.who
+        raise CountsUnavailable(f"{who} gives no token for {endpoint.label}: {error}") from error
+    return await asyncio.to_thread(_ask, endpoint, queue, token)
+
+
+def _ask(endpoint: Endpoint, queue: str, token: Token) -> QueueCounts:
+    try:
+        status, text = asked(endpoint, quote(queue), token, bytes_max=ANSWER_BYTES_MAX)
+    except NotAnswered as error:
+        raise CountsUnavailable(f"{endpoint.label} does not answer: {error}") from error
+    return _read(endpoint, queue, status, text)
+
+
+def _read(endpoint: Endpoint, queue: str, status: int, text: str) -> QueueCounts:
+    if status in (401, 403):
+        raise SyphonError(
+            f"the counts of {queue} in {endpoint.label} need the Manage right, and "
+            f"{endpoint.tokens.who} does not have it: drain with one that does"
+        )
+    counts = dict(_COUNT.findall(text))
+    # Azure answers 200 with an empty feed for a queue that is not there.
+    if status == 404 or (status == 200 and "MessageCount" not in counts):
+        raise SyphonError(f"there is no queue {queue} in {endpoint.label}; name one that exists")
+    if status != 200:
+        raise CountsUnavailable(f"{endpoint.label} answers {status} for the counts of {queue}")
+    return QueueCounts(
+        active=int(counts.get("ActiveMessageCount", 0)),
+        scheduled=int(counts.get("ScheduledMessageCount", 0)),
+        dead_lettered=int(counts.get("DeadLetterMessageCount", 0)),
+        total=int(counts["MessageCount"]),
+    )

@@ -1,0 +1,212 @@
+"""A message as it lies in a queue, with all that can be known of it. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from twinbus.amqp.message import (
+    DATA,
+    VALUE,
+    Header,
+    Properties,
+    Sections,
+    data_sections,
+    decode_header,
+    decode_map,
+    decode_properties,
+    section_at,
+    split,
+)
+from twinbus.amqp.types import DecodeError, decode, skip
+from twinbus.errors import TransferError
+from twinbus.syphon.connection.amqp_json import as_json, iso_time
+from twinbus.transfer import Aliases, aliases_of
+from twinbus.transfer.aliases import REPLAYS
+
+__all__ = ["DESCRIPTION", "REASON", "Peeked", "read_peeked"]
+
+REASON: Final = "DeadLetterReason"
+DESCRIPTION: Final = "DeadLetterErrorDescription"
+STATES: Final = {0: "active", 1: "deferred", 2: "scheduled"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peeked:
+    """One message; what cannot be read of it is left out, and `problem` says why."""
+
+    queue: str
+    sequence_number: int
+    wire: bytes = field(repr=False)
+    """The whole message, encoded, as the queue gave it."""
+    header: Header = field(default_factory=Header)
+    properties: Properties = field(default_factory=Properties)
+    annotations: dict[Any, Any] = field(default_factory=dict)
+    application_properties: dict[Any, Any] = field(default_factory=dict)
+    body_kind: str = "none"
+    """data, value, sequence, or none."""
+    body: bytes | None = field(default=None, repr=False)
+    """The content of its data sections, one after the other."""
+    body_json: str | None = field(default=None, repr=False)
+    """The value, or the sequences, as JSON."""
+    aliases: Aliases | None = None
+    """What it was before it was diverted, if it is a backlog message that can be read."""
+    problem: str = ""
+    """Why it cannot be brought anywhere, or not even be read."""
+    is_readable: bool = True
+
+    def number(self, annotation: str) -> int | None:
+        """The value of an annotation that is a number."""
+        value = self.annotations.get(annotation)
+        return int(value) if isinstance(value, int) else None
+
+    @property
+    def enqueued_ms(self) -> int | None:
+        return self.number("x-opt-enqueued-time")
+
+    @property
+    def state(self) -> str:
+        return STATES.get(self.number("x-opt-message-state") or 0, "active")
+
+    @property
+    def message_id(self) -> str | None:
+        return _text(self.properties.message_id)
+
+    @property
+    def path(self) -> str | None:
+        """The entity of the primary where a backlog message belongs."""
+        return None if self.aliases is None else self.aliases.path
+
+    @property
+    def reason(self) -> str | None:
+        """Why it was dead-lettered, in a word."""
+        return _text(self.application_properties.get(REASON))
+
+    @property
+    def description(self) -> str | None:
+        """The same in a sentence."""
+        return _text(self.application_properties.get(DESCRIPTION))
+
+    @property
+    def replays(self) -> int:
+        """How often it was replayed before."""
+        value = self.application_properties.get(REPLAYS)
+        return int(value) if isinstance(value, int) and value > 0 else 0
+
+    def summary(self) -> dict[str, Any]:
+        """What tells it from others, as JSON."""
+        aliases = self.aliases
+        return {
+            "queue": self.queue,
+            "sequence_number": self.sequence_number,
+            "message_id": self.message_id,
+            "path": self.path,
+            "session_id": aliases.session_id if aliases else self.properties.group_id,
+            "reason": self.reason,
+            "description": self.description,
+            "enqueued_at": None if self.enqueued_ms is None else iso_time(self.enqueued_ms),
+            "delivery_count": self.header.delivery_count or 0,
+            "replays": self.replays,
+            "size_bytes": len(self.wire),
+            "problem": self.problem or None,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """All of it, as JSON; `wire` is the message itself, in base64."""
+        aliases = self.aliases
+        body = None if self.body is None else base64.b64encode(self.body).decode()
+        return {
+            **self.summary(),
+            "state": self.state,
+            "time_to_live_ms": aliases.time_to_live_ms if aliases else self.header.ttl,
+            "scheduled_at": _scheduled(self, aliases),
+            "properties": {
+                name: as_json(getattr(self.properties, name))
+                for name in self.properties.__slots__
+                if getattr(self.properties, name) is not None
+            },
+            "application_properties": as_json(self.application_properties),
+            "annotations": as_json(self.annotations),
+            "body_kind": self.body_kind,
+            "body_base64": body,
+            "body_value": None if self.body_json is None else json.loads(self.body_json),
+            "wire_base64": base64.b64encode(self.wire).decode(),
+        }
+
+
+def read_peeked(queue: str, wire: bytes) -> Peeked:
+    """The message in the answer to a peek."""
+    try:
+        sections = split(wire)
+        annotations = decode_map(sections.message_annotations)
+        number = annotations.get("x-opt-sequence-number", 0)
+        kind, body, body_json = _body(sections.body)
+        aliases, problem = _aliases(sections)
+        return Peeked(
+            queue=queue,
+            sequence_number=int(number) if isinstance(number, int) else 0,
+            wire=wire,
+            header=decode_header(sections.header),
+            properties=decode_properties(sections.properties),
+            annotations=annotations,
+            application_properties=decode_map(sections.application_properties),
+            body_kind=kind,
+            body=body,
+            body_json=body_json,
+            aliases=aliases,
+            problem=problem,
+        )
+    except DecodeError as error:
+        return Peeked(
+            queue=queue,
+            sequence_number=_number_despite(wire),
+            wire=wire,
+            problem=f"the message cannot be read: {error}",
+            is_readable=False,
+        )
+
+
+def _number_despite(wire: bytes) -> int:
+    """The sequence number of a message that cannot be read otherwise: peeking needs it to go on."""
+    try:
+        number = decode_map(split(wire).message_annotations).get("x-opt-sequence-number", 0)
+    except DecodeError:
+        return 0
+    return int(number) if isinstance(number, int) else 0
+
+
+def _aliases(sections: Sections) -> tuple[Aliases | None, str]:
+    try:
+        return aliases_of(sections), ""
+    except TransferError as error:
+        return None, str(error)
+
+
+def _body(raw: bytes) -> tuple[str, bytes | None, str | None]:
+    if not raw:
+        return "none", None, None
+    code, content = section_at(raw, 0)
+    if code == DATA:
+        return "data", b"".join(data_sections(raw)), None
+    values, at = [], 0
+    while at < len(raw):
+        _, content = section_at(raw, at)
+        values.append(as_json(decode(raw, content)[0]))
+        at = skip(raw, content)
+    # A value is one section; sequences may be several.
+    if code == VALUE:
+        return "value", None, json.dumps(values[0])
+    return "sequence", None, json.dumps(values)
+
+
+def _scheduled(peeked: Peeked, aliases: Aliases | None) -> str | None:
+    scheduled = peeked.number("x-opt-scheduled-enqueue-time")
+    if aliases is not None:
+        scheduled = aliases.scheduled_ms
+    return None if scheduled is None else iso_time(scheduled)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

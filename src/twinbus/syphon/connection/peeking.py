@@ -1,0 +1,165 @@
+"""Looking into queues without touching them: peek over AMQP, and which backlog queues there are."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+from urllib.parse import quote
+from xml.sax.saxutils import unescape
+
+from twinbus.amqp.events import Event
+from twinbus.amqp.types import Int
+from twinbus.errors import SyphonError
+from twinbus.namespace.endpoint import Endpoint, Token
+from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, asked
+from twinbus.syphon.connection.line import Line, LineLost, RequestRefused
+from twinbus.syphon.connection.peeked_message import Peeked, read_peeked
+
+__all__ = [
+    "DEAD_LETTERS",
+    "ListingRefused",
+    "Unreachable",
+    "backlog_queues_of",
+    "dialled",
+    "peek",
+    "said_in_one_line",
+]
+
+DEAD_LETTERS: Final = "$DeadLetterQueue"
+"""Behind a queue's path: its dead-letter queue."""
+
+PEEK_COUNT: Final = 100
+"""Messages that one peek asks for: at the most, 26 MB of them are in memory at once."""
+
+LIST_PAGE: Final = 100
+PAGE_BYTES_MAX: Final = 16 << 20
+
+_TITLE: Final = re.compile(r"<title[^>]*>([^<]+)</title>")
+_ENTRY: Final = re.compile(r"<entry[\s>].*?</entry>", re.DOTALL)
+_BACKLOG: Final = re.compile(r"(?P<label>.+)/x-servicebus-transfer/(?P<index>\d+)", re.IGNORECASE)
+
+
+class ListingRefused(SyphonError):
+    """The queues of a namespace must not be listed; those that are named can be used."""
+
+
+class Unreachable(SyphonError):
+    """Nobody answers now; that may change."""
+
+
+@asynccontextmanager
+async def dialled(endpoint: Endpoint) -> AsyncIterator[Line]:
+    """A line to a namespace for a block; SyphonError, in one line, whatever goes wrong on it."""
+    line = Line(endpoint, _ignored)
+    with said_in_one_line(endpoint):
+        try:
+            await line.open()
+            yield line
+        finally:
+            await line.close()
+
+
+class said_in_one_line:  # noqa: N801  # reads as a sentence where it is used
+    """Turns what a line raises in the block into a SyphonError for a person."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, LineLost):
+            raise Unreachable(str(error)) from error
+        if isinstance(error, RequestRefused):
+            raise SyphonError(f"{self._endpoint.label} refuses: {error}") from error
+
+
+async def peek(
+    line: Line,
+    queue: str,
+    *,
+    dead_letters: bool = False,
+    start: int = 1,
+    end: int | None = None,
+) -> AsyncGenerator[Peeked, None]:
+    """The messages of a queue, or its dead letters, oldest first; nothing is locked or settled.
+
+    From sequence number `start` on, and before `end`.
+    """
+    address = f"{queue}/{DEAD_LETTERS}" if dead_letters else queue
+    while True:
+        answer = await line.request(
+            address,
+            "peek-message",
+            {"from-sequence-number": start, "message-count": Int(PEEK_COUNT)},
+        )
+        found = [read_peeked(queue, entry["message"]) for entry in answer.get("messages", ())]
+        if not found:
+            return
+        for peeked in found:
+            if end is not None and peeked.sequence_number >= end:
+                return
+            yield peeked
+        # Not from the last: one that cannot be read at all has no number.
+        following = max(peeked.sequence_number for peeked in found) + 1
+        if following <= start:
+            return
+        start = following
+
+
+async def backlog_queues_of(endpoint: Endpoint, label: str | None = None) -> list[str]:
+    """The backlog queues in a namespace, of one primary's label or of all, by label and index.
+
+    SyphonError if they must not be listed, or nobody answers.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            token = await endpoint.token("", time.time())
+    except Exception as error:
+        who = endpoint.tokens.who
+        raise SyphonError(f"{who} gives no token for {endpoint.label}: {error}") from error
+    names = await asyncio.to_thread(_queue_names, endpoint, token)
+    found = []
+    for name in names:
+        place = _BACKLOG.fullmatch(name)
+        if place and (label is None or place["label"].lower() == label.lower()):
+            found.append((place["label"].lower(), int(place["index"]), name))
+    return [name for _, _, name in sorted(found)]
+
+
+def _queue_names(endpoint: Endpoint, token: Token) -> list[str]:
+    names: list[str] = []
+    while True:
+        page = _page(endpoint, token, len(names))
+        entries = _ENTRY.findall(page)
+        names += [
+            unescape(title[1]) for entry in entries if (title := _TITLE.search(entry)) is not None
+        ]
+        if len(entries) < LIST_PAGE:
+            return names
+
+
+def _page(endpoint: Endpoint, token: Token, skip: int) -> str:
+    query = f"$skip={skip}&$top={LIST_PAGE}&"
+    queues = quote("$Resources/queues")
+    try:
+        status, text = asked(endpoint, queues, token, query=query, bytes_max=PAGE_BYTES_MAX)
+    except NotAnswered as error:
+        raise SyphonError(f"{endpoint.label} cannot be reached: {error}") from error
+    if status in (401, 403):
+        raise ListingRefused(
+            f"listing the queues of {endpoint.label} needs the Manage right, and "
+            f"{endpoint.tokens.who} does not have it: name the queues"
+        )
+    if status != 200:
+        raise SyphonError(f"{endpoint.label} answers {status} to the listing of its queues")
+    return text
+
+
+def _ignored(_: Event) -> None:
+    """A peek is answered on the line's own links."""

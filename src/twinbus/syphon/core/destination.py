@@ -1,0 +1,242 @@
+"""One destination on the primary as a pump sees it, and what its refusals mean (SPEC 6).
+
+unattached --attach--> attached --refusal of the entity--> held --back-off--> on trial, with
+                          ^                                  ^                one message
+                          '-------- it was accepted ---------+--- it was not ---'
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from enum import Enum
+from typing import Final
+
+from twinbus.syphon.core.backlog_message import Parcel
+
+__all__ = ["ANY_NUMBER", "TOO_LARGE", "Destination", "Meaning", "meaning_of"]
+
+FIRST_BACKOFF_S: Final = 1.0
+LONGEST_BACKOFF_S: Final = 60.0
+"""A destination that refuses is asked again after the first, then after twice as long each time, up
+to the second."""
+
+ANY_NUMBER: Final = 1 << 30
+"""Messages in flight to a destination that takes what it gets: the pump's own bound holds."""
+
+ATTACHED_SOON_S: Final = 2.0
+"""An attach usually takes milliseconds. One that takes longer may take for ever, and what waits for
+it must not be in the way of others."""
+
+RECENT_S: Final = 10.0
+"""A destination that took a message within this time is going on."""
+
+
+class Meaning(Enum):
+    """What a refusal says."""
+
+    MESSAGE = "the message is refused for what it is"
+    MISSING = "the entity does not exist"
+    HOLD = "the entity cannot take messages now"
+
+
+TOO_LARGE: Final = "amqp:link:message-size-exceeded"
+
+_MEANINGS: Final = {
+    TOO_LARGE: Meaning.MESSAGE,
+    "amqp:not-allowed": Meaning.MESSAGE,
+    "amqp:not-implemented": Meaning.MESSAGE,
+    "amqp:decode-error": Meaning.MESSAGE,
+    "amqp:invalid-field": Meaning.MESSAGE,
+    "amqp:precondition-failed": Meaning.MESSAGE,
+    "com.microsoft:precondition-failed": Meaning.MESSAGE,
+    "com.microsoft:argument-error": Meaning.MESSAGE,
+    "com.microsoft:argument-out-of-range": Meaning.MESSAGE,
+    "amqp:not-found": Meaning.MISSING,
+    "amqp:resource-deleted": Meaning.MISSING,
+}
+"""Conditions that do not only ask for patience. Every other one (disabled, full, busy,
+unauthorized, internal error, unknown) does: a message waits rather than be given up."""
+
+
+def meaning_of(condition: str | None) -> Meaning:
+    """What a refusal with that AMQP condition says of the message or the entity."""
+    return _MEANINGS.get(condition or "", Meaning.HOLD)
+
+
+class Destination:
+    """What is under way to one entity of the primary, and whether more may be sent."""
+
+    __slots__ = (
+        "accepted_at",
+        "attach_at",
+        "attached",
+        "backoff_s",
+        "credit",
+        "deferred",
+        "held_until",
+        "is_careful",
+        "is_on_trial",
+        "is_selected",
+        "limit_bytes",
+        "missing_since",
+        "path",
+        "progressed",
+        "reason",
+        "sent",
+        "unsorted",
+        "waiting",
+        "window",
+    )
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.attached = False
+        self.attach_at: float | None = None
+        """When an attach was asked for that is not answered yet."""
+        self.credit = 0
+        self.limit_bytes = 0
+        """Largest message that the link takes; 0: it does not say."""
+        self.window = ANY_NUMBER
+        self.waiting: deque[Parcel] = deque()
+        self.unsorted = False
+        """Parcels came back to `waiting` out of order."""
+        self.sent: dict[bytes, Parcel] = {}
+        """In flight, the oldest first, by lock token."""
+        self.deferred: OrderedDict[int, None] = OrderedDict()
+        """Numbers of messages that were set aside in the backlog queue; taken from the front, with
+        each message that comes or is accepted, which a plain dict would make slow."""
+        self.held_until: float | None = None
+        """None: it takes what it is sent, as far as is known."""
+        self.is_on_trial = False
+        """It was held, and one message is to find out whether it still has to be."""
+        self.is_selected = True
+        """It is one of those that the syphon is to serve."""
+        self.reason = ""
+        self.backoff_s = 0.0
+        self.missing_since: float | None = None
+        self.accepted_at = float("-inf")
+        self.progressed = False
+        """It took a message since its link was attached."""
+        self.is_careful = False
+        """The link was detached for what some message is: one at a time, until it is found."""
+
+    def __repr__(self) -> str:
+        state = "open" if self.held_until is None else f"held: {self.reason}"
+        return f"<{self.path}, {state}, {len(self.sent)} sent, {len(self.waiting)} waiting>"
+
+    def goes_on(self, now: float) -> bool:
+        """Whether messages to it arrive, so that others must not make it wait."""
+        if self.held_until is not None:
+            return False
+        return bool(self.sent or self.waiting) or now - self.accepted_at < RECENT_S
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is to be sent nothing at all."""
+        return self.held_until is not None and not self.is_on_trial
+
+    @property
+    def ready(self) -> int:
+        """How many messages could be sent to it at once."""
+        if not self.attached or self.is_held:
+            return 0
+        return max(0, min(len(self.waiting), self.credit, self.window - len(self.sent)))
+
+    def finds_too_large(self, parcel: Parcel) -> str:
+        """Why the link would not take a parcel for its size; empty: it would."""
+        if not 0 < self.limit_bytes < len(parcel.wire):
+            return ""
+        return f"the message has {len(parcel.wire)} bytes, {self.path} takes {self.limit_bytes}"
+
+    def gave_up(self, grace_s: float, now: float) -> bool:
+        """Whether it has been missing for so long that its messages are given up."""
+        return self.missing_since is not None and now - self.missing_since >= grace_s
+
+    def lets_go(self, parcel: Parcel, *, is_up: bool) -> bool:
+        """Take a parcel out that waits here in vain; false if it is sent, or will be soon."""
+        if parcel.lock_token in self.sent or (is_up and not self.is_held):
+            return False
+        self.waiting.remove(parcel)
+        return True
+
+    def due_at(self, answer_s: float) -> float | None:
+        """When its back-off, or the time for an answer, is over; None: nothing is waited for."""
+        if self.is_held:
+            return self.held_until
+        if self.attach_at is not None:
+            is_late = self.held_until is not None
+            return self.attach_at + (answer_s if is_late else min(answer_s, ATTACHED_SOON_S))
+        return next((oldest.sent_at + answer_s for oldest in self.sent.values()), None)
+
+    def hold(self, reason: str, now: float) -> None:
+        """Send it nothing for a while; each time in a row for longer."""
+        if not self.is_held:
+            self.backoff_s = min(max(FIRST_BACKOFF_S, self.backoff_s * 2), LONGEST_BACKOFF_S)
+            self.held_until = now + self.backoff_s
+            self.is_on_trial = False
+        self.reason = reason
+        self.window = 1
+
+    def leave_out(self) -> None:
+        """Never send it anything: somebody asked for others only."""
+        self.is_selected = False
+        self.held_until = float("inf")
+
+    def is_late(self, now: float) -> bool:
+        """Whether an attach takes so long that it had better be doubted."""
+        if self.attach_at is None or self.held_until is not None:
+            return False
+        return now >= self.attach_at + ATTACHED_SOON_S
+
+    def doubt(self, now: float) -> None:
+        """Send it one message, once that can be done, before any more."""
+        self.held_until = now
+        self.reason = f"an attach to {self.path} was not answered for {ATTACHED_SOON_S:g} s so far"
+        self.probe()
+
+    def probe(self) -> None:
+        """Let one message find out whether it takes them again."""
+        self.is_on_trial = True
+        self.window = 1
+
+    def succeeded(self, now: float) -> None:
+        """It took a message: it is itself again."""
+        self.accepted_at = now
+        self.progressed = True
+        self.backoff_s = 0.0
+        self.missing_since = None
+        if self.is_on_trial:
+            self.is_on_trial = False
+            self.held_until = None
+        if not self.is_careful or not self.waiting:
+            self.is_careful = False
+            self.window = ANY_NUMBER
+
+    def drop_link(self) -> list[Parcel]:
+        """Forget the link; what was in flight on it waits again, and is returned."""
+        back = list(self.sent.values())
+        self.sent.clear()
+        self.waiting.extendleft(reversed(back))
+        self.unsorted = self.unsorted or bool(back)
+        self.attached = self.progressed = False
+        self.attach_at = None
+        self.credit = 0
+        return back
+
+    def return_to_waiting(self, parcel: Parcel) -> None:
+        """Have a refused parcel wait again."""
+        self.waiting.appendleft(parcel)
+        self.unsorted = True
+
+    def take_waiting(self) -> list[Parcel]:
+        """All that waits, which then waits here no more."""
+        taken = list(self.waiting)
+        self.waiting.clear()
+        return taken
+
+    def next_waiting(self) -> Parcel:
+        """The parcel to send next: in the order of the backlog queue."""
+        if self.unsorted:
+            self.waiting = deque(sorted(self.waiting, key=lambda each: each.sequence_number))
+            self.unsorted = False
+        return self.waiting.popleft()

@@ -1,0 +1,419 @@
+"""Strict session order inside one backlog queue: whose turn it is in each session (SPEC 3).
+
+    a lane = the messages of one session, by number:   head, next, next, ...
+    the head goes when it is in hand and nothing before it can be unknown; the next one goes when
+    the queue has confirmed what became of the head
+
+A message that is known but not in hand keeps its place: it was deferred, or somebody else has its
+lock (a syphon that died), or it went back. Those behind it wait. What this process was never told
+of is found by a survey: the queue is peeked wherever the numbers that it delivers have a gap.
+
+Pure: it answers what may go, what must step aside, and what is to be peeked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from twinbus.syphon.core.backlog_message import Parcel
+
+__all__ = ["Lane", "SessionLanes", "Sighting"]
+
+KNOWN_MAX: Final = 100_000
+"""Numbers remembered of messages that are not in hand. With so many known nothing more is deferred
+for room's sake and no survey goes on, until some of them have been delivered."""
+
+FETCH_RUN: Final = 16
+"""Deferred messages of one session that are asked for at once; a session goes one by one, so that
+more would only sit in memory."""
+
+RUNS_MAX: Final = 1_000
+"""Runs of delivered numbers kept beyond the survey; forgotten ones are peeked at again."""
+
+
+class Sighting(NamedTuple):
+    """One message of the backlog queue as a peek shows it."""
+
+    number: int
+    path: str
+    session: str | None
+    is_deferred: bool
+
+
+class Absent(Enum):
+    """Where a message is that is known and not in hand."""
+
+    AWAY = "in the queue, or locked by somebody; it will be delivered, or is gone"
+    DEFERRED = "set aside, to be received by its number"
+    FETCHING = "asked for by its number"
+
+
+class Lane:
+    """One session of one destination."""
+
+    __slots__ = ("_numbers", "behind", "destination", "going", "path", "places", "session")
+
+    def __init__(self, path: str, session: str) -> None:
+        self.path = path
+        self.destination = path.lower()
+        self.session = session
+        self.places: dict[int, Parcel | Absent] = {}
+        self.behind: dict[int, Parcel] = {}
+        """In hand, and not their turn."""
+        self.going: Parcel | None = None
+        """Handed over to be sent; until the queue confirmed what became of it."""
+        self._numbers: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<lane {self.session} to {self.destination}, {len(self.places)} known>"
+
+    def put(self, number: int, place: Parcel | Absent) -> None:
+        if number not in self.places:
+            heappush(self._numbers, number)
+        self.places[number] = place
+
+    def head(self) -> int | None:
+        """The lowest number that is left."""
+        numbers, places = self._numbers, self.places
+        while numbers and numbers[0] not in places:
+            heappop(numbers)
+        return numbers[0] if numbers else None
+
+    def deferred_run(self, count: int) -> list[int]:
+        """The numbers from the head on that are deferred, without a gap, up to `count`."""
+        run: list[int] = []
+        while len(run) < count:
+            head = self.head()
+            if head is None or self.places[head] is not Absent.DEFERRED:
+                break
+            run.append(heappop(self._numbers))
+        for number in run:
+            heappush(self._numbers, number)
+        return run
+
+
+class SessionLanes:
+    """The lanes of one backlog queue."""
+
+    def __init__(self, in_hand_max: int) -> None:
+        """`in_hand_max` is how many of one session may wait in hand; the rest is set aside."""
+        self.surveyed = 0
+        """Every message up to this number that has a session is known here, or gone."""
+        self._in_hand_max = max(1, in_hand_max)
+        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._by_number: dict[int, Lane] = {}
+        self._absent: dict[int, Absent] = {}
+        self._copies: dict[int, Parcel] = {}
+        """A second delivery of a message whose first is still in hand: its lock was lost."""
+        self._stirred: dict[Lane, None] = {}
+        self._stuck: dict[Lane, None] = {}
+        """Lanes whose head is away."""
+        self._to_fetch: dict[str, dict[Lane, None]] = {}
+        self._crowded: dict[str, dict[Lane, None]] = {}
+        """By destination, the lanes in which messages in hand wait for their turn."""
+        self._ahead: list[int] = []
+        """Numbers in hand beyond the survey: a heap."""
+        self._runs: list[list[int]] = []
+        """First and last of runs of numbers that were delivered beyond the survey, in order."""
+        self._highest = 0
+        self._peeked_up_to = 0
+        """The highest number known when the peek that is under way was asked for."""
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    # What happens to messages
+
+    def saw(self, number: int) -> None:
+        """A message was delivered, of whatever kind."""
+        self._highest = max(self._highest, number)
+        if number == self.surveyed + 1:
+            self._survey_reaches(number)
+        elif number > self.surveyed:
+            runs = self._runs
+            if runs and runs[-1][1] + 1 == number:
+                runs[-1][1] = number
+            elif not runs or number > runs[-1][1]:
+                runs.append([number, number])
+                del runs[:-RUNS_MAX]
+
+    def arrived(self, parcel: Parcel) -> Parcel | None:
+        """A message with a session came. An earlier copy is returned, whose lock must be gone."""
+        number = parcel.sequence_number
+        lane = self._lane(number, parcel.path, parcel.session or "")
+        if isinstance(lane.places.get(number), Parcel):
+            older = self._copies.get(number)
+            self._copies[number] = parcel
+            return older
+        self._take_in(lane, parcel)
+        return None
+
+    def left(self, parcel: Parcel) -> None:
+        """A message is no longer in hand; as far as is known it keeps its place."""
+        number = parcel.sequence_number
+        lane = self._by_number.get(number)
+        if lane is None:
+            return
+        if self._copies.get(number) is parcel:
+            del self._copies[number]
+            return
+        if lane.places.get(number) is not parcel:
+            return
+        if lane.going is parcel:
+            lane.going = None
+        self._not_behind(lane, number)
+        copy = self._copies.pop(number, None)
+        if copy is not None:
+            self._take_in(lane, copy)
+            return
+        self._set_absent(lane, number, Absent.DEFERRED if parcel.is_deferred else Absent.AWAY)
+
+    def gone(self, parcel: Parcel) -> Parcel | None:
+        """A message is in the primary or dead-lettered: the next may go.
+
+        A copy of it that is in hand is returned: nothing is to be sent any more.
+        """
+        number = parcel.sequence_number
+        lane = self._by_number.get(number)
+        # It may have taken the place of the one that left a moment ago.
+        copy = None if lane is None else lane.behind.get(number)
+        return self._gone(number) or (copy if copy is not parcel else None)
+
+    def set_aside(self, parcel: Parcel) -> None:
+        """A message was deferred."""
+        lane = self._by_number.get(parcel.sequence_number)
+        if lane is not None:
+            self._set_absent(lane, parcel.sequence_number, Absent.DEFERRED)
+
+    def withdraw(self, parcel: Parcel) -> bool:
+        """Whether a message waited here for its turn, which it then does no more."""
+        number = parcel.sequence_number
+        if self._copies.get(number) is parcel:
+            return True
+        lane = self._by_number.get(number)
+        if lane is None or lane.behind.get(number) is not parcel:
+            return False
+        self._not_behind(lane, number)
+        return True
+
+    def is_behind(self, parcel: Parcel) -> bool:
+        """Whether a message waits here for its turn, or for the end of its other copy."""
+        number = parcel.sequence_number
+        lane = self._by_number.get(number)
+        if lane is None:
+            return False
+        return lane.behind.get(number) is parcel or self._copies.get(number) is parcel
+
+    def take_behind(self, destination: str) -> list[Parcel]:
+        """All that wait for their turn to one destination, which they then do no more."""
+        taken = [p for lane in self._crowded.pop(destination, ()) for p in lane.behind.values()]
+        for parcel in taken:
+            self._by_number[parcel.sequence_number].behind.clear()
+        return sorted(taken, key=lambda parcel: parcel.sequence_number)
+
+    def has_behind(self, destination: str) -> bool:
+        return destination in self._crowded
+
+    # Whose turn it is
+
+    def take_stirred(self) -> list[Lane]:
+        """The lanes in which something may have changed."""
+        stirred = list(self._stirred)
+        self._stirred.clear()
+        return stirred
+
+    def next_to_go(self, lane: Lane) -> Parcel | None:
+        """The lane's head, handed over to be sent; None: it is not its turn, or not in hand."""
+        head = lane.head()
+        if head is None or lane.going is not None or head > self.surveyed:
+            return None
+        parcel = lane.behind.get(head)
+        if parcel is not None:
+            self._not_behind(lane, head)
+            lane.going = parcel
+        return parcel
+
+    def out_of_turn(self, lane: Lane) -> list[Parcel]:
+        """What must not stay in hand: those behind a head that is not, and those that are too many.
+
+        Left where they are they could fill the pump, and the head would find no room.
+        """
+        head = lane.head()
+        if head is None or not lane.behind or head > self.surveyed:
+            return []
+        if lane.places[head] in (Absent.AWAY, Absent.DEFERRED):
+            numbers: Iterable[int] = list(lane.behind)
+        elif len(self._absent) >= KNOWN_MAX:
+            return []
+        else:
+            numbers = sorted(lane.behind)[self._in_hand_max :]
+        out = [lane.behind[number] for number in numbers]
+        for parcel in out:
+            self._not_behind(lane, parcel.sequence_number)
+        return out
+
+    # Deferred messages
+
+    def has_aside(self, destination: str) -> bool:
+        """Whether a session's head waits to be received by its number."""
+        return destination in self._to_fetch
+
+    def take_aside(self, destination: str, room: int) -> list[int]:
+        """Numbers to receive now: heads, and what follows them."""
+        numbers: list[int] = []
+        lanes = self._to_fetch.get(destination, {})
+        while lanes and len(numbers) < room:
+            lane = next(iter(lanes))
+            del lanes[lane]
+            run = lane.deferred_run(min(FETCH_RUN, room - len(numbers)))
+            for number in run:
+                lane.places[number] = self._absent[number] = Absent.FETCHING
+            numbers += run
+        if not lanes:
+            self._to_fetch.pop(destination, None)
+        return numbers
+
+    def fetch_ended(self, numbers: Iterable[int] | None = None) -> None:
+        """Those that were asked for and did not come are not where they were thought to be."""
+        for number in list(self._absent) if numbers is None else numbers:
+            if self._absent.get(number) is Absent.FETCHING:
+                self._set_absent(self._by_number[number], number, Absent.AWAY)
+
+    # The survey
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a lane waits for a message of which nobody knows where it is."""
+        return bool(self._stuck)
+
+    def survey_from(self) -> int | None:
+        """Where to peek, because messages in hand lie beyond what is known; None: none does."""
+        if not self._ahead or len(self._absent) >= KNOWN_MAX:
+            return None
+        return self.surveyed + 1
+
+    def check_from(self, after: int) -> int | None:
+        """Where to peek for heads that do not come: the first beyond `after`, or the first."""
+        heads = [head for lane in self._stuck if (head := lane.head()) is not None]
+        return min((h for h in heads if h > after), default=min(heads, default=None))
+
+    def peeking(self) -> None:
+        """A peek is asked for now."""
+        self._peeked_up_to = max(self._highest, self.surveyed)
+
+    def peeked(self, start: int, page: Iterable[Sighting]) -> int:
+        """What a peek from `start` showed; up to which number that says everything."""
+        seen: dict[int, Sighting] = {sighting.number: sighting for sighting in page}
+        # A page may be short for its size alone, so that only an empty one shows the end; and even
+        # then only of what was there when it was asked for. Numbers are given in order: whatever
+        # lies before the last one seen, and was not seen, is no longer there.
+        end = max(seen, default=self._peeked_up_to)
+        for number in [n for n in self._absent if start <= n <= end and n not in seen]:
+            self._gone(number)
+        for sighting in seen.values():
+            self.sighted(sighting)
+        if start <= self.surveyed + 1 and end > self.surveyed:
+            self._survey_reaches(end)
+        return end
+
+    def sighted(self, sighting: Sighting) -> None:
+        """A message was seen in the queue."""
+        number = sighting.number
+        if sighting.session is None:
+            return
+        lane = self._lane(number, sighting.path, sighting.session)
+        known = lane.places.get(number)
+        if isinstance(known, Parcel) or known is Absent.FETCHING:
+            return
+        self._set_absent(lane, number, Absent.DEFERRED if sighting.is_deferred else Absent.AWAY)
+
+    def _survey_reaches(self, number: int) -> None:
+        self.surveyed = number
+        runs = self._runs
+        while runs and runs[0][0] <= self.surveyed + 1:
+            self.surveyed = max(self.surveyed, runs.pop(0)[1])
+        while self._ahead and self._ahead[0] <= self.surveyed:
+            lane = self._by_number.get(heappop(self._ahead))
+            if lane is not None:
+                self._stir(lane)
+
+    # Places
+
+    def _lane(self, number: int, path: str, session: str) -> Lane:
+        lane, key = self._by_number.get(number), (path.lower(), session)
+        if lane is not None and (lane.destination, lane.session) != key:
+            # A queue that was deleted and made anew counts from the start again.
+            self._gone(number)
+            lane = None
+        if lane is None:
+            lane = self._lanes.get(key)
+            if lane is None:
+                lane = self._lanes[key] = Lane(path, session)
+            self._by_number[number] = lane
+        return lane
+
+    def _take_in(self, lane: Lane, parcel: Parcel) -> None:
+        number = parcel.sequence_number
+        self._absent.pop(number, None)
+        lane.put(number, parcel)
+        lane.behind[number] = parcel
+        self._crowded.setdefault(lane.destination, {})[lane] = None
+        if number > self.surveyed:
+            heappush(self._ahead, number)
+        self._stir(lane)
+
+    def _set_absent(self, lane: Lane, number: int, place: Absent) -> None:
+        lane.put(number, place)
+        self._absent[number] = place
+        self._stir(lane)
+
+    def _gone(self, number: int) -> Parcel | None:
+        lane = self._by_number.pop(number, None)
+        self._absent.pop(number, None)
+        if lane is None:
+            return None
+        place = lane.places.pop(number, None)
+        self._not_behind(lane, number)
+        if lane.going is place:
+            lane.going = None
+        if not lane.places:
+            self._forget(lane)
+        else:
+            self._stir(lane)
+        return self._copies.pop(number, None)
+
+    def _forget(self, lane: Lane) -> None:
+        """Only sessions of which something is left are remembered."""
+        del self._lanes[lane.destination, lane.session]
+        self._stirred.pop(lane, None)
+        self._stuck.pop(lane, None)
+        self._drop(self._to_fetch, lane)
+
+    def _not_behind(self, lane: Lane, number: int) -> None:
+        if lane.behind.pop(number, None) is not None and not lane.behind:
+            self._drop(self._crowded, lane)
+
+    @staticmethod
+    def _drop(lanes_of: dict[str, dict[Lane, None]], lane: Lane) -> None:
+        lanes = lanes_of.get(lane.destination)
+        if lanes is not None:
+            lanes.pop(lane, None)
+            if not lanes:
+                del lanes_of[lane.destination]
+
+    def _stir(self, lane: Lane) -> None:
+        """Something changed in a lane: it is to be looked at, and where its head is, is noted."""
+        self._stirred[lane] = None
+        head = lane.head()
+        place = None if head is None else lane.places[head]
+        if place is Absent.AWAY:
+            self._stuck[lane] = None
+        else:
+            self._stuck.pop(lane, None)
+        if place is Absent.DEFERRED:
+            self._to_fetch.setdefault(lane.destination, {})[lane] = None
+        else:
+            self._drop(self._to_fetch, lane)

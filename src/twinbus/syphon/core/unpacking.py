@@ -1,0 +1,382 @@
+"""A delivery of a backlog queue into a parcel: where it belongs, and as what it is sent there.
+
+Pure. Only the sections that change are looked into, the body never (SPEC 4). `unpack` does it step
+by step with `twinbus.transfer`. An `Unpacker` gives the same parcels faster: a backlog holds many
+messages of one shape, so it learns from each message that took the slow way how such a message
+looks, and takes the short way for every later one that looks so, byte for byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Final
+
+from twinbus.amqp.encoding import compound
+from twinbus.amqp.message import APPLICATION_PROPERTIES, Sections, join, split
+from twinbus.amqp.skipping import skip_many
+from twinbus.amqp.types import AmqpError, DecodeError, decode
+from twinbus.errors import TransferError
+from twinbus.syphon.core.backlog_message import LOCK_SHORTEST_S, Parcel
+from twinbus.transfer import Aliases, aliases_of, from_backlog_sections, without_delivery_marks
+from twinbus.transfer.splice import entries_of, field_value, fields_of
+
+__all__ = ["EXPIRED", "MALFORMED", "NOT_RESTORED", "Unpacker", "unpack"]
+
+MALFORMED: Final = "MalformedMessage"
+NOT_RESTORED: Final = "RestoreFailed"
+EXPIRED: Final = "TimeToLiveExpired"
+
+UNFORESEEN: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What code that does no I/O raises on input that its author did not expect. MemoryError is not
+among them: it says nothing about the message."""
+
+LEARNED_MAX: Final = 256
+"""Shapes of each kind that are remembered; past that all are forgotten and learned anew."""
+
+CUSTOM_BYTES_MAX: Final = 1024
+"""Longest application properties that are remembered whole."""
+
+UUID_CODE: Final = 0x98
+UUID_BYTES: Final = 16
+
+_SEQUENCE: Final = b"x-opt-sequence-number"
+_ENQUEUED: Final = b"x-opt-enqueued-time"
+_LOCKED: Final = b"x-opt-locked-until"
+_TOKEN: Final = b"x-opt-lock-token"
+_PATH_ENTRY: Final = b"\xa1\x09x-ms-path"
+_HEADER_HEAD: Final = b"\x00\x53\x70\xc0"
+_PROPERTIES: Final = (b"\x00\x53\x73\xc0", b"\x00\x53\x73\xd0")
+_CUSTOM: Final = (b"\x00\x53\x74\xc1", b"\x00\x53\x74\xd1")
+_SHORT_PROPERTIES, _SHORT_CUSTOM = _PROPERTIES[0], _CUSTOM[0]
+_BODY: Final = (b"\x00\x53\x75\xa0", b"\x00\x53\x75\xb0")
+"""How nearly every section begins: with a size of one byte, or of four."""
+_WIDE_BODY: Final = _BODY[1]
+_MAP_HEAD: Final = bytes((0x00, 0x53, APPLICATION_PROPERTIES))
+_WIDE_COUNT: Final = struct.Struct(">I").unpack_from
+_INT_FORMATS: Final = {0x81: "q", 0x83: "q", 0x55: "b", 0x54: "b", 0x71: "i", 0x70: "I", 0x80: "Q"}
+"""Struct formats of the codes that broker marks are written with."""
+
+
+def unpack(
+    payload: bytes, lock_token: bytes, now_ms: int, *, remaining_ttl: bool = False
+) -> Parcel:
+    """The parcel in a delivery; what cannot be brought anywhere has a `fault`."""
+    parcel = Parcel(lock_token, len(payload))
+    _fill(parcel, payload, now_ms, remaining_ttl)
+    return parcel
+
+
+def _fill(parcel: Parcel, payload: bytes, now_ms: int, remaining_ttl: bool) -> Sections | None:
+    """Unpack step by step; the delivery's sections, if they could be brought somewhere."""
+    try:
+        sections = split(payload)
+        _read_marks(parcel, sections.message_annotations, now_ms)
+        parcel.message_id = _message_id(sections.properties)
+        shortened = _shortened(parcel, aliases_of(sections), now_ms) if remaining_ttl else None
+        restored, aliases = from_backlog_sections(
+            without_delivery_marks(sections), now_ms=now_ms, aliases=shortened
+        )
+        parcel.wire = join(restored)
+    except TransferError as error:
+        parcel.fault = (error.reason, str(error))
+        return None
+    except AmqpError as error:
+        parcel.fault = (MALFORMED, f"the message cannot be read: {error}")
+        return None
+    except UNFORESEEN as error:
+        # Raised further it would end the connection, at each delivery anew, and the messages
+        # beside this one would never arrive (SPEC 6).
+        parcel.fault = (NOT_RESTORED, f"restoring the message failed: {error!r:.400}")
+        return None
+    parcel.path = aliases.path
+    parcel.destination = parcel.path.lower()
+    parcel.session = aliases.session_id
+    return sections
+
+
+class Unpacker:
+    """Unpacks the deliveries of one queue; what it has learned changes nothing but the time."""
+
+    def __init__(self, *, remaining_ttl: bool = False) -> None:
+        self._remaining_ttl = remaining_ttl
+        self._fronts: dict[bytes, tuple[bytes, _Front]] = {}
+        """A header as it is delivered: as it was sent, and how the broker's marks follow it."""
+        self._paths: dict[bytes, tuple[str, str]] = {}
+        """An alias `x-ms-path` as a map's last entry: the path, and in lower case."""
+        self._restored: dict[bytes, tuple[bytes, str, str]] = {}
+        """Application properties as they came: as they were sent, and the path."""
+
+    def unpack(self, payload: bytes, lock_token: bytes, now_ms: int) -> Parcel:
+        """The parcel in a delivery; what cannot be brought anywhere has a `fault`."""
+        parcel = Parcel(lock_token, len(payload))
+        try:
+            if not self._take_short_way(parcel, payload, now_ms):
+                sections = _fill(parcel, payload, now_ms, self._remaining_ttl)
+                if sections is not None:
+                    self._learn(sections)
+        except UNFORESEEN:
+            # The long way alone decides what a message is, and what is wrong with it.
+            return unpack(payload, lock_token, now_ms, remaining_ttl=self._remaining_ttl)
+        return parcel
+
+    def _take_short_way(self, parcel: Parcel, payload: bytes, now_ms: int) -> bool:
+        """Unpack a message that looks like one before; false, and nothing done, if it does not.
+
+        It is header, marks, properties, application properties and one data section, each known
+        by its first bytes; any other message takes the long way.
+        """
+        try:
+            known = self._fronts.get(payload[: 5 + payload[4]])
+            if known is None:
+                return False
+            header, front = known
+            found = front.read(payload)
+            if found is None:
+                return False
+            start = front.end
+            # Nearly always sizes of one byte; only the body's, checked last, is sure to fit.
+            if payload[start : start + 4] == _SHORT_PROPERTIES:
+                custom_at = start + 5 + payload[start + 4]
+            else:
+                custom_at = _end_of(payload, start, _PROPERTIES)
+            if payload[custom_at : custom_at + 4] == _SHORT_CUSTOM:
+                body_at = custom_at + 5 + payload[custom_at + 4]
+            else:
+                body_at = _end_of(payload, custom_at, _CUSTOM)
+            if payload[body_at : body_at + 4] == _WIDE_BODY:
+                end = body_at + 8 + _WIDE_COUNT(payload, body_at + 4)[0]
+            else:
+                end = _end_of(payload, body_at, _BODY)
+            if end != len(payload):
+                return False
+            custom = payload[custom_at:body_at]
+            properties = payload[start:custom_at]
+            restored = self._restored.get(custom) or self._restore(custom)
+            if restored is None:
+                sections = Sections(header, b"", b"", properties, custom, payload[body_at:], b"")
+                return self._take_middle_way(parcel, sections, found, now_ms)
+            message_id: str | None
+            if payload[start + 6] == 0xA1 and payload[start + 3] == 0xC0:
+                message_id = properties[8 : 8 + properties[7]].decode("utf-8", "replace")
+            else:
+                message_id = _message_id(properties)
+        except (DecodeError, struct.error, IndexError):
+            return False
+        parcel.sequence_number, parcel.enqueued_ms, locked_ms = found
+        if locked_ms:
+            parcel.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
+        parcel.message_id = message_id
+        kept, parcel.path, parcel.destination = restored
+        parcel.wire = b"".join((header, properties, kept, payload[body_at:]))
+        return True
+
+    def _take_middle_way(
+        self, parcel: Parcel, sections: Sections, found: tuple[int, int, int], now_ms: int
+    ) -> bool:
+        """Unpack a message with other aliases than a path alone, whose marks are read already."""
+        try:
+            parcel.sequence_number, parcel.enqueued_ms, locked_ms = found
+            parcel.message_id = _message_id(sections.properties)
+            shortened = None
+            if self._remaining_ttl:
+                shortened = _shortened(parcel, aliases_of(sections), now_ms)
+            restored, aliases = from_backlog_sections(sections, now_ms=now_ms, aliases=shortened)
+        except (TransferError, AmqpError):
+            return False  # The long way says what is wrong with it.
+        if locked_ms:
+            parcel.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
+        parcel.wire = join(restored)
+        parcel.path = aliases.path
+        parcel.destination = parcel.path.lower()
+        parcel.session = aliases.session_id
+        return True
+
+    def _restore(self, custom: bytes) -> tuple[bytes, str, str] | None:
+        """Application properties without their last entry, a known path; None if it is not that.
+
+        The path, and the path in lower case, come with them. Senders repeat themselves.
+        """
+        at = custom.rfind(_PATH_ENTRY)
+        path = self._paths.get(custom[at:])
+        if path is None:
+            return None
+        kept = _entries_before(custom, at)
+        if kept is None:
+            return None
+        if len(custom) <= CUSTOM_BYTES_MAX:
+            if len(self._restored) >= LEARNED_MAX:
+                self._restored.clear()
+            self._restored[custom] = (kept, *path)
+        return (kept, *path)
+
+    def _learn(self, sections: Sections) -> None:
+        """Remember how this message looks, where it is as nearly all are."""
+        for learned in (self._fronts, self._paths):
+            if len(learned) >= LEARNED_MAX:
+                learned.clear()
+        front = _Front.of(sections)
+        if front is not None:
+            restored = without_delivery_marks(Sections(header=sections.header)).header
+            self._fronts[sections.header] = (restored, front)
+        custom = sections.application_properties
+        key, start, value_at, end = entries_of(custom)[-1]
+        if key == b"x-ms-path" and end == len(custom) and custom[start:].startswith(_PATH_ENTRY):
+            path = str(decode(custom, value_at)[0])
+            self._paths[custom[start:]] = (path, path.lower())
+
+
+def _end_of(payload: bytes, at: int, heads: tuple[bytes, bytes]) -> int:
+    """Where the section at `at` ends; IndexError if it does not begin with one of the heads."""
+    head = payload[at : at + 4]
+    if head == heads[0]:
+        end = at + 5 + payload[at + 4]
+    elif head == heads[1]:
+        end = at + 8 + _WIDE_COUNT(payload, at + 4)[0]
+    else:
+        raise IndexError
+    if end > len(payload):
+        raise IndexError
+    return end
+
+
+def _is_token_alone(raw: bytes) -> bool:
+    entries = entries_of(raw)
+    if len(entries) != 1:
+        return False
+    key, _, value_at, end = entries[0]
+    return key == _TOKEN and raw[value_at] == UUID_CODE and end == len(raw)
+
+
+def _entries_before(custom: bytes, at: int) -> bytes | None:
+    """The application properties without their last entry, which begins at `at`.
+
+    None if other aliases are there too, or if no entry begins at `at` after all.
+    """
+    if custom.find(b"x-ms-", 0, at) >= 0 or custom.find(b"x-twinbus-", 0, at) >= 0:
+        return None
+    if not custom.startswith(_MAP_HEAD):
+        return None
+    code = custom[3]
+    if code == 0xC1:
+        count, start = custom[5], 6
+    elif code == 0xD1:
+        count, start = _WIDE_COUNT(custom, 8)[0], 12
+    else:
+        return None
+    # Walked, not guessed: the text of the alias may stand inside a value of somebody else.
+    if skip_many(custom, start, count - 2) != at:
+        return None
+    if count == 2:
+        return b""
+    return _MAP_HEAD + compound(0xC1, 0xD1, count - 2, custom[start:at])
+
+
+class _Front:
+    """Where the broker's marks stand between a header and the properties that follow it.
+
+    One struct reads values and the bytes between them; those must be the same in each message.
+    """
+
+    __slots__ = ("_at", "_between", "_enqueued", "_locked", "_sequence", "_unpack", "end")
+
+    def __init__(
+        self, at: int, layout: struct.Struct, between: tuple[bytes, ...], places: dict[bytes, int]
+    ) -> None:
+        self._at = at
+        self.end = at + layout.size
+        """Where the properties begin."""
+        self._unpack = layout.unpack_from
+        self._between = between
+        self._sequence = places[_SEQUENCE]
+        self._enqueued = places[_ENQUEUED]
+        self._locked = places.get(_LOCKED, -1)
+
+    @classmethod
+    def of(cls, sections: Sections) -> _Front | None:
+        """How this message begins; None unless a short header and fixed marks are all there is."""
+        header, hop = sections.header, sections.delivery_annotations
+        raw = sections.message_annotations
+        if header[:4] != _HEADER_HEAD or (hop and not _is_token_alone(hop)):
+            return None
+        if without_delivery_marks(Sections(message_annotations=raw)).message_annotations:
+            return None
+        # The lock token is a value too, of which nothing is made: the delivery's tag says it.
+        form, at = (f">{len(hop) - UUID_BYTES}s{UUID_BYTES}s" if hop else ">"), 0
+        places: dict[bytes, int] = {}
+        for number, (key, _, value_at, end) in enumerate(entries_of(raw)):
+            kind = _INT_FORMATS.get(raw[value_at])
+            if kind is None:
+                return None
+            form += f"{value_at + 1 - at}s{kind}"
+            places[key] = 2 * number + (3 if hop else 1)
+            at = end
+        if at != len(raw) or _SEQUENCE not in places or _ENQUEUED not in places:
+            return None
+        layout = struct.Struct(form)
+        if layout.size != len(hop) + len(raw):
+            return None
+        return cls(len(header), layout, layout.unpack(hop + raw)[0::2], places)
+
+    def read(self, payload: bytes) -> tuple[int, int, int] | None:
+        """Sequence number, enqueued time and the end of the lock (0: it does not say)."""
+        values = self._unpack(payload, self._at)
+        if values[0::2] != self._between:
+            return None
+        locked = values[self._locked] if self._locked > 0 else 0
+        return values[self._sequence], values[self._enqueued], locked
+
+
+def _message_id(properties: bytes) -> str | None:
+    # Nearly always: a list with sizes of one byte, whose first field is a short string.
+    if properties[:4] == _SHORT_PROPERTIES and properties[6:7] == b"\xa1" and properties[7:]:
+        return properties[8 : 8 + properties[7]].decode("utf-8", "replace")
+    if properties[:4] == _PROPERTIES[1] and properties[12:13] == b"\xa1" and properties[13:]:
+        return properties[14 : 14 + properties[13]].decode("utf-8", "replace")
+    found = field_value(properties, fields_of(properties), 0)
+    return None if found is None else str(found)
+
+
+def _read_marks(parcel: Parcel, raw: bytes, now_ms: int) -> None:
+    """What the broker wrote on the delivery: its number, its age, and how long it is locked."""
+    for key, _, value_at, _ in entries_of(raw):
+        if key == _SEQUENCE:
+            parcel.sequence_number = _number(decode(raw, value_at)[0])
+        elif key == _ENQUEUED:
+            parcel.enqueued_ms = _number(decode(raw, value_at)[0])
+        elif key == _LOCKED:
+            locked_ms = _number(decode(raw, value_at)[0])
+            if locked_ms:
+                parcel.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+class _Expired(TransferError):
+    reason = EXPIRED
+
+
+def _shortened(parcel: Parcel, aliases: Aliases, now_ms: int) -> Aliases:
+    """The aliases with what is left of the time to live (SPEC 6)."""
+    if aliases.time_to_live_ms is None or not parcel.enqueued_ms:
+        return aliases
+    left_ms = aliases.time_to_live_ms - max(0, now_ms - parcel.enqueued_ms)
+    if left_ms <= 0:
+        parcel.path = aliases.path
+        parcel.destination = parcel.path.lower()
+        raise _Expired(
+            f"its time to live of {aliases.time_to_live_ms / 1000:g} s ended in the backlog, "
+            f"{-left_ms / 1000:.0f} s before the syphon came to it"
+        )
+    return replace(aliases, time_to_live_ms=left_ms)

@@ -1,0 +1,167 @@
+"""What a relay writes into the ledger: each operation on a backlog queue and on the primary.
+
+One record for each message received, forwarded and completed, as the bill and the audit want it
+(SPEC 8); one for each empty poll, request and renewal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from twinbus.syphon.core.actions import Complete, DeadLetter, Defer
+from twinbus.syphon.core.backlog_message import Parcel
+
+__all__ = ["Bookkeeper", "Ledger"]
+
+
+_OPERATIONS: Final[dict[object, str]] = {
+    DeadLetter: "dead_letter",
+    Defer: "defer",
+}
+"""A message that is only given back costs nothing and is no record."""
+
+
+Shared = tuple[tuple[str, object], ...]
+"""The fields that the records of many messages have in common, and their values."""
+
+Row = tuple[str | None, int, int, int | None]
+"""Of one message: id, size in bytes, sequence number, and how long it took in us, if it is told."""
+
+
+class Ledger(Protocol):
+    """Where records go: a LedgerWriter, or one that keeps nothing.
+
+    One that has a `record_deliveries` gets the records of many messages at once, which costs a
+    small part of as many calls; one that says `keeps_records = False` gets none.
+    """
+
+    def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
+        """Note one operation."""
+
+
+class Bookkeeper:
+    """The records of one backlog queue."""
+
+    __slots__ = ("_keeps", "_primary", "_queue", "_record", "_record_many", "_secondary")
+
+    def __init__(self, ledger: Ledger, primary: str, secondary: str, queue: str) -> None:
+        """`primary` and `secondary` are the labels of the namespaces."""
+        self._record = ledger.record
+        self._record_many: Callable[[str, Shared, int | None, list[Row]], None] = getattr(
+            ledger, "record_deliveries", self._record_each
+        )
+        self._keeps: bool = getattr(ledger, "keeps_records", True)
+        self._primary = primary
+        self._secondary = secondary
+        self._queue = queue
+
+    def received(self, parcels: list[Parcel], now_ms: int) -> None:
+        if self._keeps:
+            for path, some in _by_path(parcels):
+                shared = self._shared(path, self._secondary, "secondary")
+                self._record_many("backlog_receive", shared, now_ms, _rows(some))
+
+    def polled(self) -> None:
+        self._at_source("backlog_receive", cause="poll", outcome="ok")
+
+    def forwarded(self, parcels: list[Parcel], now: float, now_ms: int) -> None:
+        if self._keeps:
+            for path, some in _by_path(parcels):
+                shared = self._shared(path, self._primary, "primary")
+                rows: list[Row] = [
+                    (p.message_id, p.size_bytes, p.sequence_number, int((now - p.sent_at) * 1e6))
+                    for p in some
+                ]
+                self._record_many("forward", shared, now_ms, rows)
+
+    def not_forwarded(self, parcel: Parcel, error: str, *, is_known: bool) -> None:
+        """`is_known` is false where the answer was lost: the primary may have it."""
+        self._record(
+            "forward",
+            cause="syphon",
+            namespace=self._primary,
+            side="primary",
+            entity=parcel.path,
+            backlog_queue=self._queue,
+            message_id=parcel.message_id,
+            sequence_number=parcel.sequence_number,
+            size_bytes=parcel.size_bytes,
+            outcome="failed" if is_known else "unknown",
+            error=error,
+        )
+
+    def settled(self, parcels: list[Parcel], error: str | None = None) -> None:
+        """What was decided about these was carried out, or refused with `error`."""
+        if not self._keeps:
+            return
+        completed: list[Parcel] = []
+        for parcel in parcels:
+            outcome = parcel.outcome
+            if outcome is Complete:
+                completed.append(parcel)
+            elif (operation := _OPERATIONS.get(type(outcome))) is not None:
+                shared = self._shared(parcel.path, self._secondary, "secondary", error)
+                self._record_many(operation, shared, None, _rows([parcel]))
+        for path, some in _by_path(completed):
+            shared = self._shared(path, self._secondary, "secondary", error)
+            self._record_many("complete", shared, None, _rows(some))
+
+    def renewed(self, error: str | None = None) -> None:
+        outcome = "ok" if error is None else "failed"
+        self._at_source("renew", cause="syphon", outcome=outcome, error=error)
+
+    def managed(self) -> None:
+        """A peek, or a settlement by token."""
+        self._at_source("manage", cause="syphon", outcome="ok")
+
+    def _shared(self, path: str, namespace: str, side: str, error: str | None = None) -> Shared:
+        return (
+            ("cause", "syphon"),
+            ("namespace", namespace),
+            ("side", side),
+            ("entity", path or None),
+            ("backlog_queue", self._queue),
+            ("outcome", "ok" if error is None else "failed"),
+            ("error", error),
+        )
+
+    def _record_each(
+        self, operation: str, shared: Shared, at_ms: int | None, rows: list[Row]
+    ) -> None:
+        for message_id, size_bytes, sequence_number, latency_us in rows:
+            fields = {
+                **dict(shared),
+                "message_id": message_id,
+                "sequence_number": sequence_number,
+                "size_bytes": size_bytes,
+                "latency_us": latency_us,
+            }
+            self._record(operation, at_ms=at_ms, **fields)
+
+    def _at_source(
+        self, operation: str, *, cause: str, outcome: str, error: str | None = None
+    ) -> None:
+        self._record(
+            operation,
+            cause=cause,
+            namespace=self._secondary,
+            side="secondary",
+            backlog_queue=self._queue,
+            outcome=outcome,
+            error=error,
+        )
+
+
+def _by_path(parcels: list[Parcel]) -> Iterable[tuple[str, list[Parcel]]]:
+    """The parcels by where they belong, in their order."""
+    if len({parcel.path for parcel in parcels}) <= 1:
+        return [(parcels[0].path, parcels)] if parcels else []
+    found: dict[str, list[Parcel]] = {}
+    for parcel in parcels:
+        found.setdefault(parcel.path, []).append(parcel)
+    return found.items()
+
+
+def _rows(parcels: list[Parcel]) -> list[Row]:
+    return [(p.message_id, p.size_bytes, p.sequence_number, None) for p in parcels]

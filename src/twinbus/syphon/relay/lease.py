@@ -1,0 +1,254 @@
+"""Holds the leases of backlog queues, so that each of them has one pump at a time (SPEC 6).
+
+    leases = Leases(secondary, queues, on_change); leases.start()
+    ...; leases.holds(queue) -> True while this process may pump it
+    await leases.close()
+
+One connection for all of them, one link for each: the lock of a session that is named, which can be
+had whether the session has messages or not. A link or connection that is lost is a lease that is
+lost, at once: the service gives the session to the next who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from twinbus.amqp.events import Attached, Detached, Event
+from twinbus.amqp.link import ReceiverLink
+from twinbus.amqp.performatives import Source, Target
+from twinbus.amqp.types import Symbol
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.syphon.connection.line import ANSWER_S, Line, LineLost, RequestRefused
+from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, LeasePlace, Tenure, lease_place
+
+__all__ = ["Leases"]
+
+log = logging.getLogger("twinbus.syphon")
+
+AGAIN_S: Final = 1.0
+"""Between two attempts at a lease that somebody else has, or that cannot be had now."""
+
+SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
+LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
+TAKEN: Final = "com.microsoft:session-cannot-be-locked"
+NOT_FOUND: Final = "amqp:not-found"
+WAITING: Final = "another syphon has the lease"
+GIVEN_BACK: Final = "it was given back"
+TICKS_PER_S: Final = 10_000_000
+EPOCH_TICKS: Final = 621_355_968_000_000_000
+"""The unix epoch in ticks of .NET since the year 1."""
+
+_link_numbers = itertools.count(1)
+
+
+class _Lease:
+    """One queue's lease and the link that holds it."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.place: LeasePlace = lease_place(queue)
+        self.tenure = Tenure()
+        self.lock_s = LEASE_LOCK_S
+        """Of the lock when it was had; a renewal gives as much again."""
+        self.is_announced = False
+        self.answer: asyncio.Future[ReceiverLink] | None = None
+        self.ended: asyncio.Future[str] | None = None
+        self.problem = "it was not asked for yet"
+
+
+class Leases:
+    """The leases that this process holds, or waits for."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        queues: Iterable[str],
+        on_change: Callable[[str, bool], None],
+    ) -> None:
+        """`on_change` gets a backlog queue and whether it may be pumped from now on."""
+        self._endpoint = endpoint
+        self._leases = {queue: _Lease(queue) for queue in queues}
+        self._on_change = on_change
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to ask for the leases, for as long as it takes."""
+        self._task = asyncio.create_task(self._keep(), name="syphon leases")
+
+    async def close(self) -> None:
+        """Give the leases back; others can have them at once."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def holds(self, queue: str) -> bool:
+        """Whether this process may pump the queue now."""
+        return self._leases[queue].tenure.holds(time.monotonic())
+
+    def problem(self, queue: str) -> str | None:
+        """Why the lease is not held; None: it is."""
+        return None if self.holds(queue) else self._leases[queue].problem
+
+    async def _keep(self) -> None:
+        while True:
+            line = Line(self._endpoint, self._take)
+            try:
+                await line.open()
+                async with asyncio.TaskGroup() as group:
+                    for lease in self._leases.values():
+                        group.create_task(self._keep_one(line, lease))
+            except* LineLost as errors:
+                reason = str(errors.exceptions[0])
+                for lease in self._leases.values():
+                    self._lose(lease, reason)
+            except* Exception as errors:
+                # Whatever it was, the pumps stand still until somebody holds the leases.
+                log.exception("the leases could not be kept")
+                for lease in self._leases.values():
+                    self._lose(lease, f"{errors.exceptions[0]!r}")
+            finally:
+                for lease in self._leases.values():
+                    if lease.is_announced:
+                        self._lose(lease, GIVEN_BACK)
+                await line.close()
+            await asyncio.sleep(AGAIN_S)
+
+    async def _keep_one(self, line: Line, lease: _Lease) -> None:
+        """Have one lease, again and again; ends with LineLost."""
+        while True:
+            link: ReceiverLink | None = None
+            try:
+                await line.authorize(lease.place.queue)
+                link = await self._acquire(line, lease)
+                reason = await self._renew_for_ever(line, lease, link)
+            except RequestRefused as refusal:
+                reason = str(refusal)
+            finally:
+                if link is not None:
+                    link.detach()
+                    line.flush()
+            self._lose(lease, reason)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _acquire(self, line: Line, lease: _Lease) -> ReceiverLink:
+        """The link that holds the session; RequestRefused says who stands in the way."""
+        if line.lost.done():
+            raise LineLost(line.lost.result())
+        loop = asyncio.get_running_loop()
+        lease.answer, lease.ended = loop.create_future(), loop.create_future()
+        name = f"{lease.place.queue}-{lease.place.session}-{next(_link_numbers)}"
+        asked_at = time.monotonic()
+        link = line.session.attach_receiver(
+            name,
+            source=Source(address=lease.place.queue, filter={SESSION_FILTER: lease.place.session}),
+            target=Target(address=name),
+        )
+        link.owner = lease
+        line.flush()
+        answers: set[asyncio.Future[object]] = {lease.answer, lease.ended, line.lost}  # type: ignore[arg-type]
+        await asyncio.wait(answers, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        if lease.answer.done():
+            lease.lock_s = _lock_s(lease.answer.result())
+            lease.tenure.granted(asked_at, lease.lock_s)
+            self._announce(lease)
+            return link
+        if line.lost.done():
+            raise LineLost(line.lost.result())
+        link.detach()
+        text = lease.ended.result() if lease.ended.done() else "the attach was not answered"
+        raise RequestRefused(text, 0, "")
+
+    async def _renew_for_ever(self, line: Line, lease: _Lease, link: ReceiverLink) -> str:
+        """Renew the lease in time; why it ended."""
+        ended, tenure = lease.ended, lease.tenure
+        assert ended is not None
+        while True:
+            wait_s = max(0.0, tenure.renew_at - time.monotonic())
+            either: set[asyncio.Future[str]] = {ended, line.lost}
+            await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if line.lost.done():
+                raise LineLost(line.lost.result())
+            if ended.done():
+                return ended.result()
+            asked_at = time.monotonic()
+            left_s = tenure.ends_at - asked_at
+            if left_s <= 0:
+                return "it was not renewed in time"
+            try:
+                async with asyncio.timeout(left_s):
+                    await line.request(
+                        lease.place.queue,
+                        "renew-session-lock",
+                        {"session-id": lease.place.session},
+                        link_name=link.name,
+                    )
+            except TimeoutError:
+                return "it was not renewed in time"
+            except RequestRefused as refusal:
+                if refusal.condition:
+                    return str(refusal)
+                tenure.not_renewed(time.monotonic())
+            else:
+                # Once it has lapsed it is lost, whatever the service says: the pump was stopped.
+                if not tenure.holds(time.monotonic()):
+                    return "it was not renewed in time"
+                tenure.granted(asked_at, lease.lock_s)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Attached):
+            lease, link = event.link.owner, event.link
+            if isinstance(lease, _Lease) and isinstance(link, ReceiverLink):
+                answered = link.source is not None and lease.answer is not None
+                if answered and lease.answer is not None and not lease.answer.done():
+                    lease.answer.set_result(link)
+        elif isinstance(event, Detached):
+            lease = event.link.owner
+            if isinstance(lease, _Lease) and lease.ended is not None and not lease.ended.done():
+                condition = str(event.error.condition) if event.error else ""
+                text = (event.error.description if event.error else None) or "the link was closed"
+                lease.ended.set_result(_in_words(self._endpoint, lease.place, condition, text))
+                if lease.is_announced:
+                    # At once, and not when the task gets its turn: nothing more may be sent.
+                    self._lose(lease, text)
+
+    def _announce(self, lease: _Lease) -> None:
+        lease.is_announced = True
+        log.info("%s: leased, as session %s of %s", lease.queue, lease.place[1], lease.place[0])
+        self._on_change(lease.queue, True)
+
+    def _lose(self, lease: _Lease, reason: str) -> None:
+        lease.tenure.lost()
+        if reason != lease.problem:
+            # To wait for another syphon is what a lease is for; all else is somebody's to mend.
+            is_usual = reason.startswith((WAITING, GIVEN_BACK))
+            level = logging.INFO if is_usual else logging.WARNING
+            log.log(level, "%s: the lease is not held: %s", lease.queue, reason)
+        lease.problem = reason
+        if lease.is_announced:
+            lease.is_announced = False
+            self._on_change(lease.queue, False)
+
+
+def _lock_s(link: ReceiverLink) -> float:
+    """How long the lock runs that an attach gave, by our clock."""
+    ticks = link.properties.get(LOCKED_UNTIL)
+    if not isinstance(ticks, int):
+        return LEASE_LOCK_S
+    return (ticks - EPOCH_TICKS) / TICKS_PER_S - time.time()
+
+
+def _in_words(endpoint: Endpoint, place: LeasePlace, condition: str, text: str) -> str:
+    if condition == TAKEN:
+        return f"{WAITING} (session {place.session} of {place.queue})"
+    if condition == NOT_FOUND:
+        return (
+            f"there is no queue {place.queue} in {endpoint.label} to hold the lease on; create it"
+            " with sessions required, or pair with session_order='strict' and the Manage right"
+        )
+    return text

@@ -1,0 +1,99 @@
+"""The links to destinations on a relay's line to the primary, and what is in flight on them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Final
+
+from twinbus.amqp.link import SenderLink
+from twinbus.amqp.performatives import Source, Target
+from twinbus.syphon.connection.line import Line
+from twinbus.syphon.connection.node import LineLost, RequestRefused
+from twinbus.syphon.core.actions import Action
+from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.pump import Pump
+from twinbus.syphon.relay.bookkeeping import Bookkeeper
+from twinbus.transfer.entity_names import is_entity_name
+
+__all__ = ["UNAUTHORIZED", "Outbound"]
+
+UNAUTHORIZED: Final = "amqp:unauthorized-access"
+NOT_FOUND: Final = "amqp:not-found"
+MISSING_STATUS: Final = 404
+"""What Azure's `$cbs` answers to a token for an entity that does not exist. Twinbus's own broker
+takes the token and refuses the attach."""
+
+_link_numbers = itertools.count(1)
+
+
+class Outbound:
+    """The links of one relay; `line` is where they are, None while there is no connection."""
+
+    def __init__(
+        self, pump: Pump, books: Bookkeeper, perform: Callable[[list[Action]], None]
+    ) -> None:
+        self.line: Line | None = None
+        self.links: dict[str, SenderLink] = {}
+        """By path in lower case."""
+        self.in_flight: dict[int, Parcel] = {}
+        """Sent and not answered, by delivery id on the line's session."""
+        self._pump = pump
+        self._books = books
+        self._do = perform
+
+    async def attach(self, path: str) -> None:
+        """Have a link to a destination allowed, and ask for it; the pump hears if it is not."""
+        # The last gate before the path becomes an address with the rights of the syphon (SPEC 6).
+        assert is_entity_name(path), path
+        line = self.line
+        if line is None:
+            return
+        try:
+            is_answer = await line.authorize(path)
+        except RequestRefused as error:
+            condition = NOT_FOUND if error.status == MISSING_STATUS else UNAUTHORIZED
+            if line is self.line:
+                self._do(self._pump.detached(path, condition, str(error), time.monotonic()))
+            return
+        except LineLost as error:
+            # The line may be well, and only this answer missing: the pump knows of the others.
+            if line is self.line and not line.lost.done():
+                self._do(self._pump.unanswered(path, str(error), time.monotonic()))
+            return
+        if line is not self.line or path.lower() in self.links or not self._pump.attaches_to(path):
+            return
+        if is_answer:
+            self._do(self._pump.authorized(time.monotonic()))
+        name = f"{path}-syphon-{next(_link_numbers)}"
+        link = line.session.attach_sender(
+            name, source=Source(address=name), target=Target(address=path)
+        )
+        link.owner = path
+        self.links[path.lower()] = link
+        line.flush()
+
+    def detach(self, path: str) -> None:
+        """Give up a link that does not answer."""
+        link = self.links.get(path.lower())
+        if link is not None:
+            self.forget(path, "no answer")
+            link.detach()
+
+    def forget(self, path: str, reason: str) -> bool:
+        """Drop a link; whether there was one. What it carried is recorded as not answered."""
+        if self.links.pop(path.lower(), None) is None:
+            return False
+        lost = [n for n, p in self.in_flight.items() if p.destination == path.lower()]
+        for number in lost:
+            self._books.not_forwarded(self.in_flight.pop(number), reason, is_known=False)
+        return True
+
+    def lost(self, reason: str) -> None:
+        """The line is gone, and with it all links."""
+        self.line = None
+        for parcel in self.in_flight.values():
+            self._books.not_forwarded(parcel, reason, is_known=False)
+        self.in_flight.clear()
+        self.links.clear()

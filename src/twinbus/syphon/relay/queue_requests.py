@@ -1,0 +1,212 @@
+"""The backlog queue as the relay settles it and asks it: by disposition, or by request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from twinbus.amqp.message import decode_map, split
+from twinbus.amqp.performatives import (
+    ACCEPTED_BYTES,
+    RELEASED_BYTES,
+    Error,
+    Modified,
+    Rejected,
+    encode_state,
+)
+from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
+from twinbus.syphon.connection.line import Line
+from twinbus.syphon.connection.node import RequestRefused, uuid_of_token
+from twinbus.syphon.core.actions import Complete, DeadLetter, Defer, Release
+from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.session_lanes import Sighting
+from twinbus.syphon.core.unpacking import unpack
+
+__all__ = ["SourceRequests", "Told", "by_token", "disposition_of", "joined"]
+
+TOKENS_MAX: Final = 100
+"""Lock tokens or numbers in one request."""
+
+PEEK_COUNT: Final = 250
+PEEKS_MAX: Final = 400
+"""Peeks of one look; what lies further back is found by a later one."""
+
+FOUND_MAX: Final = 10_000
+DEFERRED_STATE: Final = 1
+ABOUT_ONE: Final = (404, 410)
+"""Statuses of a refusal for one of the messages that a request is about: it is gone, locked by
+somebody else, or its lock has ended. All others (busy, unauthorized, an internal error) would be
+the answer for each of them."""
+
+REASON_MAX: Final = 4_096
+"""Characters of a reason or description that Service Bus keeps."""
+
+
+def disposition_of(outcome: type[Complete] | DeadLetter | Defer | Release) -> bytes:
+    """The encoded AMQP state that tells an outcome to the backlog queue (AMQP.md 2.6)."""
+    match outcome:
+        case DeadLetter():
+            info = {
+                Symbol("DeadLetterReason"): outcome.reason[:REASON_MAX],
+                Symbol("DeadLetterErrorDescription"): outcome.description[:REASON_MAX],
+            }
+            error = Error(condition=Symbol("com.microsoft:dead-letter"), info=info)
+            return encode_state(Rejected(error=error))
+        case Defer():
+            return encode_state(Modified(delivery_failed=False, undeliverable_here=True))
+        case Release():
+            return RELEASED_BYTES
+        case _:
+            return ACCEPTED_BYTES
+
+
+def by_token(outcome: DeadLetter | Defer | Release) -> tuple[str, ...]:
+    """The same for a request: its disposition status, and the words of a dead letter."""
+    match outcome:
+        case DeadLetter():
+            return "suspended", outcome.reason, outcome.description
+        case Defer():
+            return ("defered",)
+        case _:
+            return ("abandoned",)
+
+
+def joined(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """The numbers as ranges, first and last, in order."""
+    numbers.sort()
+    first = last = numbers[0]
+    for number in numbers:
+        if number > last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+class Told(NamedTuple):
+    """What became of a request about many messages."""
+
+    done: list[Parcel]
+    lost: list[Parcel]
+    """Their locks are gone."""
+    rest: list[Parcel]
+    """Not done, for a reason that has nothing to do with them: `refusal`."""
+    refusal: RequestRefused | None
+
+
+class SourceRequests:
+    """What is asked of a backlog queue's `$management` node."""
+
+    def __init__(self, line: Line, queue: str) -> None:
+        self._line = line
+        self._queue = queue
+
+    async def settle(self, parcels: list[Parcel], status: str, arguments: dict[str, Any]) -> Told:
+        """Settle by lock token."""
+        return await self._for_each_group(
+            parcels, "update-disposition", {"disposition-status": status, **arguments}
+        )
+
+    async def renew(self, parcels: list[Parcel]) -> Told:
+        """Renew locks."""
+        return await self._for_each_group(parcels, "renew-lock", {})
+
+    async def _for_each_group(
+        self, parcels: list[Parcel], operation: str, arguments: dict[str, Any]
+    ) -> Told:
+        done: list[Parcel] = []
+        lost: list[Parcel] = []
+        groups = [parcels[at : at + TOKENS_MAX] for at in range(0, len(parcels), TOKENS_MAX)]
+        while groups:
+            group = groups.pop()
+            tokens = Array([uuid_of_token(parcel.lock_token) for parcel in group])
+            try:
+                await self._line.request(
+                    self._queue, operation, {**arguments, "lock-tokens": tokens}
+                )
+            except RequestRefused as refusal:
+                if refusal.status not in ABOUT_ONE:
+                    rest = [parcel for each in (group, *groups) for parcel in each]
+                    return Told(done, lost, rest, refusal)
+                if len(group) == 1:
+                    lost += group
+                else:
+                    # One bad token spoils the answer for all: halve until it is alone.
+                    middle = len(group) // 2
+                    groups += [group[:middle], group[middle:]]
+            else:
+                done += group
+        return Told(done, lost, [], None)
+
+    async def fetch(self, numbers: list[int]) -> tuple[list[tuple[bytes, bytes]], list[int]]:
+        """Receive deferred messages by number: each with its lock token; refused numbers."""
+        fetched: list[tuple[bytes, bytes]] = []
+        refused: list[int] = []
+        groups = [numbers[at : at + TOKENS_MAX] for at in range(0, len(numbers), TOKENS_MAX)]
+        while groups:
+            group = groups.pop(0)
+            arguments = {"sequence-numbers": Array(group), "receiver-settle-mode": UInt(1)}
+            try:
+                answer = await self._line.request(
+                    self._queue, "receive-by-sequence-number", arguments
+                )
+            except RequestRefused as refusal:
+                if refusal.status not in ABOUT_ONE:
+                    refused += [number for each in (group, *groups) for number in each]
+                    break
+                # One that is locked or gone spoils the answer for all: halve until it is alone.
+                middle = len(group) // 2
+                halves = [group[:middle], group[middle:]] if middle else []
+                groups = halves + groups
+                refused += [] if halves else group
+            else:
+                fetched += [
+                    (entry["message"], entry["lock-token"].bytes_le)
+                    for entry in answer.get("messages", ())
+                ]
+        return fetched, refused
+
+    async def find_deferred(
+        self, now_ms: int, *, to_the_end: bool = True
+    ) -> tuple[list[Sighting], bool]:
+        """Deferred messages, and whether these are all.
+
+        Unless `to_the_end`, only as far as each page has some: what a syphon deferred before it
+        died lies before all that nobody received yet.
+        """
+        found: list[Sighting] = []
+        start = 1
+        for _ in range(PEEKS_MAX):
+            page = await self.peek(start, now_ms)
+            if not page:
+                return found, True
+            start = max(start, page[-1].number + 1)
+            deferred = [sighting for sighting in page if sighting.is_deferred]
+            found += deferred
+            if len(found) >= FOUND_MAX or not (deferred or to_the_end):
+                break
+        return found, False
+
+    async def peek(self, start: int, now_ms: int) -> list[Sighting]:
+        """Messages in any state from a number on, in order; empty: there is none."""
+        answer = await self._line.request(
+            self._queue,
+            "peek-message",
+            {"from-sequence-number": start, "message-count": Int(PEEK_COUNT)},
+        )
+        page: list[Sighting] = []
+        for entry in answer.get("messages", ()):
+            parcel = unpack(entry["message"], b"", now_ms)
+            is_deferred = _is_deferred(entry["message"])
+            sighting = Sighting(parcel.sequence_number, parcel.path, parcel.session, is_deferred)
+            page.append(sighting)
+        # By number alone: the other parts do not compare, and numbers may be missing (0).
+        return sorted(page, key=lambda sighting: sighting.number)
+
+
+def _is_deferred(message: bytes) -> bool:
+    try:
+        marks = decode_map(split(message).message_annotations)
+    except DecodeError:
+        return False
+    return marks.get(Symbol("x-opt-message-state")) == DEFERRED_STATE

@@ -1,0 +1,482 @@
+"""Moves the messages of one backlog queue: raw AMQP in, raw AMQP out, as its pump says.
+
+    secondary --deliveries--> pump --Forward--> primary
+        ^                                          |
+        '------ Complete, as ranges <--- accepted -'
+
+Both sides are pipelined. Everything that one read of a socket brought is handled before anything
+is written, so that sends and settlements leave in groups. A side whose connection is lost is
+connected again for as long as the relay runs; the pump knows what that means for each message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from twinbus.amqp.events import (
+    Attached,
+    CreditChanged,
+    DeliveryArrived,
+    Detached,
+    Disposed,
+    Event,
+)
+from twinbus.amqp.link import ReceiverLink
+from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.syphon.connection.line import ANSWER_S, Line, LineLost, RequestRefused, despite_loss
+from twinbus.syphon.core.actions import (
+    Action,
+    Attach,
+    Complete,
+    DeadLetter,
+    Defer,
+    Detach,
+    EmptyPoll,
+    Fetch,
+    Forward,
+    Grant,
+    LookAhead,
+    LookForDeferred,
+    Reconnect,
+    Release,
+    Renew,
+    Survey,
+    Wait,
+)
+from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.pump import Pump
+from twinbus.syphon.core.reconnect_backoff import Patience
+from twinbus.syphon.core.unpacking import Unpacker
+from twinbus.syphon.relay.bookkeeping import Bookkeeper, Ledger
+from twinbus.syphon.relay.outbound import UNAUTHORIZED, Outbound
+from twinbus.syphon.relay.queue_answers import SourceErrands
+from twinbus.syphon.relay.queue_requests import by_token, disposition_of, joined
+
+__all__ = ["Relay"]
+
+log = logging.getLogger("twinbus.syphon")
+
+LONGEST_TICK_S: Final = 1.0
+"""Between two looks at the time, so that a timer set meanwhile is late by no more."""
+
+SETTLE_S: Final = 0.02
+"""Between two looks at whether what is in flight has come to its end."""
+
+DRAINED_S: Final = 2.0
+"""A queue that was asked to send nothing more has answered by then, behind what it had sent."""
+
+LEASE: Final = "the lease is not held"
+COMPLETED: Final = disposition_of(Complete)
+
+_link_numbers = itertools.count(1)
+
+
+class Relay:
+    """One backlog queue's way to the primary; runs until it is closed."""
+
+    def __init__(
+        self,
+        primary: Endpoint,
+        secondary: Endpoint,
+        queue: str,
+        *,
+        pump: Pump,
+        ledger: Ledger,
+        remaining_ttl: bool = False,
+        on_delivered: Callable[[str], None] | None = None,
+        lease: Callable[[], bool] | None = None,
+    ) -> None:
+        """`on_delivered` gets the path of each destination that took something.
+
+        With a `lease` nothing is forwarded but while that says yes; `lease_changed` tells when.
+        """
+        self.queue = queue
+        self.pump = pump
+        self.problems: dict[str, str] = {}
+        """Side (primary, secondary) and why it cannot be used, while it cannot."""
+        self.fault: str | None = None
+        """What went wrong in the syphon itself; nothing can be relied on then, but the backlog."""
+        self._primary_at, self._secondary_at = primary, secondary
+        self._books = Bookkeeper(ledger, primary.label, secondary.label, queue)
+        self._unpacker = Unpacker(remaining_ttl=remaining_ttl)
+        self._on_delivered = on_delivered
+        self._lease = lease
+        self._leased = asyncio.Event()
+        if lease is None:
+            self._leased.set()
+        else:
+            pump.pause(_now(), LEASE)
+        self._primary: Line | None = None
+        self._secondary: Line | None = None
+        self._source: ReceiverLink | None = None
+        self._source_gone: asyncio.Future[str] | None = None
+        self._errands = SourceErrands(pump, self._books, self._do, self._unpacker.unpack, queue)
+        self._outbound = Outbound(pump, self._books, self._do)
+        self._deliveries: dict[int, Parcel] = {}
+        """Received and not settled, by delivery id of this epoch's source link."""
+        self._epoch = 0
+        self._completing: list[int] = []
+        self._by_token: dict[tuple[str, ...], list[Parcel]] = {}
+        """To settle by request, by what was decided: a status, the words of a dead letter."""
+        self._flushing = False
+        self._woken: asyncio.TimerHandle | None = None
+        self._running: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._performers: dict[type, Callable[[Any], None]] = {
+            Forward: self._forward,
+            Complete: self._complete,
+            Grant: self._grant,
+            Attach: lambda action: self._errand(self._outbound.attach(action.path)),
+            Detach: lambda action: self._outbound.detach(action.path),
+            DeadLetter: self._settle,
+            Defer: self._settle,
+            Release: self._settle,
+            Renew: lambda action: self._errand(self._errands.renew(action.parcels)),
+            Fetch: lambda action: self._errand(self._errands.fetch(action.numbers)),
+            LookForDeferred: lambda action: self._errand(
+                self._errands.look(to_the_end=action.to_the_end)
+            ),
+            Survey: lambda action: self._errand(self._errands.survey(action.start)),
+            LookAhead: lambda action: self._errand(self._errands.look_ahead(action.start)),
+            EmptyPoll: self._poll,
+            Reconnect: self._reconnect,
+            Wait: self._wait,
+        }
+
+    def start(self) -> None:
+        """Begin; connections are made, and made again, in the background."""
+        self._running = [
+            asyncio.create_task(work, name=f"syphon {self.queue}")
+            for work in (
+                self._keep("primary", self._serve_primary),
+                self._keep("secondary", self._serve_secondary),
+                self._keep_time(),
+            )
+        ]
+
+    def tell(self, happening: Callable[[float], list[Action]]) -> None:
+        """Have the pump hear of something that a person wants, or that is due."""
+        self._do(happening(_now()))
+
+    def lease_changed(self, is_held: bool) -> None:
+        """Go on, or stop at once: without the lease the primary is not even connected to."""
+        if is_held:
+            self._leased.set()
+            self._do(self.pump.resume(_now(), LEASE))
+        elif self._leased.is_set():
+            self._leased.clear()
+            self._do(self.pump.pause(_now(), LEASE))
+            if self._primary is not None:
+                self._primary.drop("the lease is gone")
+
+    async def close(self, patience_s: float = 10.0) -> None:
+        """Receive nothing more, wait for what is in flight, and let both sides go."""
+        self._do(self.pump.pause(_now()))
+        source, began = self._source, _now()
+        if source is not None and self._secondary is not None:
+            source.grant(0, drain=True)
+            self._secondary.flush()
+        while self._running and _now() < began + patience_s:
+            # What was on its way would stay locked: the answer to a drain comes behind all of it.
+            is_coming = source is not None and source is self._source and source.is_draining
+            if not self.pump.in_flight and not (is_coming and _now() < began + DRAINED_S):
+                break
+            await asyncio.sleep(SETTLE_S)
+        if self._woken is not None:
+            self._woken.cancel()
+        for task in [*self._running, *self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._running, *self._tasks, return_exceptions=True)
+        self._running = []
+
+    # Sides
+
+    async def _keep(self, side: str, serve: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """Have one side served for ever, with a growing pause after each loss."""
+        patience = Patience()
+        while True:
+            began = _now()
+            try:
+                reason = await serve()
+            except (LineLost, RequestRefused) as error:
+                reason = str(error)
+            except Exception as error:
+                # Nobody waits for this task: what ended it would never be heard of.
+                log.exception("%s: %s", self.queue, side)
+                reason = repr(error)
+            self.problems[side] = reason
+            log.warning("%s: %s: %s", self.queue, side, reason)
+            await asyncio.sleep(patience.after(_now() - began))
+
+    async def _serve_primary(self) -> str:
+        await self._leased.wait()
+        line = Line(self._primary_at, self._on_primary)
+        try:
+            await line.open()
+            if not self._leased.is_set():
+                return "the lease is gone"
+            self._primary = self._outbound.line = line
+            self.problems.pop("primary", None)
+            self._do(self.pump.primary_up(_now()))
+            return await asyncio.shield(line.lost)
+        finally:
+            if self._primary is line:
+                self._primary = None
+                reason = line.lost.result() if line.lost.done() else "the relay was closed"
+                self._outbound.lost(reason)
+                self._do(self.pump.primary_down(_now()))
+            await line.close()
+
+    async def _serve_secondary(self) -> str:
+        line = Line(self._secondary_at, self._on_secondary, on_deliveries=self._arrived)
+        try:
+            await line.open()
+            await line.authorize(self.queue)
+            self._secondary = line
+            self._errands.line = line
+            while not line.lost.done():
+                reason = await self._serve_source(line)
+                if not line.lost.done():
+                    # Detached for idleness: re-attached inside the same poll (SPEC 6).
+                    log.info("%s: the link was closed (%s), attaching again", self.queue, reason)
+                    self._books.polled()
+            return line.lost.result()
+        finally:
+            self._secondary = self._errands.line = None
+            await line.close()
+
+    async def _serve_source(self, line: Line) -> str:
+        """Attach to the backlog queue and receive until the link is gone; why it is."""
+        name = f"{self.queue}-syphon-{next(_link_numbers)}"
+        gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._source_gone = gone
+        self._epoch += 1
+        self._deliveries.clear()
+        self._completing.clear()
+        source = line.session.attach_receiver(
+            name, source=Source(address=self.queue), target=Target(address=name), confirmed=True
+        )
+        source.owner = self
+        line.flush()
+        try:
+            either = {gone, line.lost}
+            await asyncio.wait(either, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._source is None and not gone.done() and not line.lost.done():
+                raise LineLost(f"the attach to {self.queue} was not answered for {ANSWER_S:g} s")
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if line.lost.done():
+                return line.lost.result()
+            if self._source is None:
+                raise LineLost(gone.result())
+            return gone.result()
+        finally:
+            if self._source is not None:
+                self._source = None
+                self._do(self.pump.secondary_down(_now()))
+
+    async def _keep_time(self) -> None:
+        while True:
+            try:
+                due, now = self.pump.timer_at, _now()
+                await asyncio.sleep(_until(due, now))
+                self._do(self.pump.tick(_now()))
+            except Exception as error:
+                log.exception("%s: the pump failed", self.queue)
+                self.fault = (
+                    f"{self.queue}: the syphon itself failed, {error!r}; the backlog keeps what "
+                    "was not moved. Start it again, and report this with what the log says"
+                )
+                self.problems["pump"] = self.fault
+                await asyncio.sleep(LONGEST_TICK_S)
+
+    # What happened
+
+    def _on_secondary(self, event: Event) -> None:
+        if isinstance(event, DeliveryArrived):
+            self._arrived([event])
+        elif isinstance(event, Disposed):
+            if not event.by_receiver:
+                self._confirmed(event)
+        elif isinstance(event, Attached):
+            if event.link.source is not None and isinstance(event.link, ReceiverLink):
+                self._source = event.link
+                self.problems.pop("secondary", None)
+                self._do(self.pump.secondary_up(_now()))
+        elif isinstance(event, Detached):
+            gone = self._source_gone
+            if gone is not None and not gone.done():
+                text = event.error.description if event.error else None
+                gone.set_result(text or "the backlog queue's link was closed")
+
+    def _arrived(self, run: list[DeliveryArrived]) -> None:
+        """Messages came from the backlog queue, in one read."""
+        now_ms = time.time_ns() // 1_000_000
+        unpack, epoch, deliveries = self._unpacker.unpack, self._epoch, self._deliveries
+        parcels: list[Parcel] = []
+        for event in run:
+            parcel = unpack(event.payload, event.tag, now_ms)
+            parcel.epoch = epoch
+            parcel.delivery_id = event.delivery_id
+            deliveries[event.delivery_id] = parcel
+            parcels.append(parcel)
+        self._books.received(parcels, now_ms)
+        self._do(self.pump.received_all(parcels, _now()))
+
+    def _confirmed(self, event: Disposed) -> None:
+        """The backlog queue settled: it is done, or it says why it is not."""
+        taken = self._deliveries.pop
+        parcels = [
+            parcel
+            for number in range(event.first, event.last + 1)
+            if (parcel := taken(number, None)) is not None
+        ]
+        error = event.state.error if isinstance(event.state, Rejected) else None
+        self._books.settled(parcels, None if error is None else str(error.condition))
+        if error is not None:
+            self._do(self.pump.settle_failed(parcels, _now()))
+        else:
+            self._do(self.pump.settled(parcels, _now()))
+
+    def _on_primary(self, event: Event) -> None:
+        if isinstance(event, Disposed):
+            if event.by_receiver:
+                self._answered(event)
+        elif isinstance(event, CreditChanged):
+            self._do(self.pump.granted(str(event.link.owner), event.link.credit, _now()))
+        elif isinstance(event, Attached):
+            if event.link.target is not None:
+                path = str(event.link.owner)
+                self._do(self.pump.attached(path, event.link.max_message_size, _now()))
+        elif isinstance(event, Detached):
+            path = str(event.link.owner)
+            condition = str(event.error.condition) if event.error else None
+            text = (event.error.description if event.error else None) or "the link was closed"
+            if condition == UNAUTHORIZED and self._primary is not None:
+                self._primary.is_unauthorized(path)
+            if self._outbound.forget(path, text):
+                self._do(self.pump.detached(path, condition, text, _now()))
+
+    def _answered(self, event: Disposed) -> None:
+        """The primary took a range of messages, or did not."""
+        taken = event.session.take_unsettled(event.first, event.last)
+        in_flight = self._outbound.in_flight.pop
+        parcels = [p for number, _, _ in taken if (p := in_flight(number, None)) is not None]
+        now = _now()
+        if isinstance(event.state, Accepted):
+            self._books.forwarded(parcels, now, time.time_ns() // 1_000_000)
+            self._do(self.pump.accepted(parcels, now))
+            if self._on_delivered is not None:
+                for path in dict.fromkeys(parcel.path for parcel in parcels):
+                    self._on_delivered(path)
+            return
+        error = event.state.error if isinstance(event.state, Rejected) else None
+        condition = str(error.condition) if error else None
+        text = (error.description if error else None) or f"answered {event.state}"
+        for parcel in parcels:
+            self._books.not_forwarded(parcel, condition or text, is_known=True)
+            self._do(self.pump.refused(parcel, condition, text, now))
+
+    # What to do
+
+    def _do(self, actions: list[Action]) -> None:
+        if not actions:
+            return
+        performers = self._performers
+        for action in actions:
+            performers[type(action)](action)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write what this turn of the loop brought, in groups."""
+        self._flushing = False
+        line = self._secondary
+        if self._completing and line is not None and self._source is not None:
+            for first, last in joined(self._completing):
+                line.session.dispose(first, last, COMPLETED)
+            self._completing.clear()
+        decided, self._by_token = self._by_token, {}
+        for (status, *words), parcels in decided.items():
+            self._errand(self._errands.settle(parcels, status, words))
+        if self._primary is not None:
+            self._primary.flush()
+        if line is not None:
+            line.flush()
+
+    def _forward(self, action: Forward) -> None:
+        parcel = action.parcel
+        if self._lease is not None and not self._lease():
+            # Asked for each message: a process that was stopped for a while, and wakes up, may
+            # come here before its timers run. The line's end tells the pump what was not sent.
+            self.lease_changed(False)
+            return
+        outbound = self._outbound
+        link = outbound.links[parcel.destination]
+        outbound.in_flight[link.send(parcel.wire, parcel.lock_token)] = parcel
+
+    def _complete(self, action: Complete) -> None:
+        for parcel in action.parcels:
+            if parcel.epoch == self._epoch and parcel.delivery_id >= 0:
+                self._completing.append(parcel.delivery_id)
+            else:
+                self._by_token.setdefault(("completed",), []).append(parcel)
+
+    def _settle(self, action: DeadLetter | Defer | Release) -> None:
+        parcel = action.parcel
+        if isinstance(action, DeadLetter):
+            told = (self.queue, parcel.message_id, action.reason, action.description)
+            log.warning("%s: message %s is dead-lettered, %s: %s", *told)
+        if parcel.epoch == self._epoch and parcel.delivery_id >= 0:
+            assert self._secondary is not None
+            state = disposition_of(action)
+            self._secondary.session.dispose(parcel.delivery_id, parcel.delivery_id, state)
+            return
+        self._by_token.setdefault(by_token(action), []).append(parcel)
+
+    def _grant(self, action: Grant) -> None:
+        if self._source is not None:
+            self._source.grant(action.credit)
+
+    def _poll(self, _: EmptyPoll) -> None:
+        self._books.polled()
+        if self._source is not None:
+            self._source.grant(self.pump.credit)
+
+    def _wait(self, action: Wait) -> None:
+        loop = asyncio.get_running_loop()
+        self._woken = loop.call_later(action.until - _now(), self.tell, self.pump.tick)
+
+    def _reconnect(self, action: Reconnect) -> None:
+        line = self._primary if action.side == "primary" else self._secondary
+        if line is not None:
+            line.drop(action.reason)
+
+    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that takes an answer, without waiting for it."""
+        task = asyncio.create_task(despite_loss(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # Cancelled before its first turn, the task leaves the work unbegun, which Python warns of.
+        task.add_done_callback(lambda _: work.close())
+        task.add_done_callback(self._errand_ended)
+
+    def _errand_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: an errand failed", self.queue, exc_info=error)
+
+
+def _now() -> float:
+    # Asked of the module each time: a simulated world puts its own clock there.
+    return time.monotonic()
+
+
+def _until(due: float | None, now: float) -> float:
+    """How long to sleep before the next look at the time."""
+    return LONGEST_TICK_S if due is None else min(LONGEST_TICK_S, max(0.01, due - now))

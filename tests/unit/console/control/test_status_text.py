@@ -1,0 +1,171 @@
+"""A pair's status as a tired person reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from twinbus.console.control.status_text import PairView, attention, entity_line, render, summary
+from twinbus.console.terminal.table import aligned, duration, size, visible
+
+
+def entity(path: str, state: str = "healthy", **changes: Any) -> dict[str, Any]:
+    return {
+        "path": path,
+        "state": state,
+        "since_s": None,
+        "reason": "",
+        "last_error": "",
+        "forced": False,
+        "frozen": False,
+        "sent": 0,
+        "diverted": 0,
+        "raised": 0,
+        **changes,
+    }
+
+
+def status(*entities: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "primary": "sb://contoso",
+        "secondary": "sb://contoso-dr",
+        "protected": True,
+        "searching": None,
+        "entities": {one["path"]: one for one in entities},
+        "backlog_queues": {f"contoso/x-servicebus-transfer/{n}": queue() for n in range(2)},
+        "syphon": None,
+        **changes,
+    }
+
+
+def queue(state: str = "in rotation", **changes: Any) -> dict[str, Any]:
+    return {"state": state, "reason": "", "returns_in_s": None, **changes}
+
+
+def view(document: dict[str, Any]) -> PairView:
+    return PairView("contoso", 4711, "app.py", 3_700.0, document)
+
+
+def test_a_healthy_pair_is_a_few_lines() -> None:
+    lines = render(view(status(entity("orders", sent=1_200), entity("events"))))
+    assert lines == [
+        "contoso  sb://contoso -> sb://contoso-dr  pid 4711 (app.py), up 1 h 1 min",
+        "  all entities are healthy",
+        "",
+        "  ENTITY  STATE    SINCE   SENT  DIVERTED  RAISED  REASON",
+        "  events  healthy             0         0       0",
+        "  orders  healthy         1,200         0       0",
+        "",
+        "  backlog queues: 2 of 2 in rotation",
+        "  syphon: does not run in this process",
+    ]
+
+
+def test_trouble_comes_first_and_one_error_of_many_entities_is_said_once() -> None:
+    refused = "ServiceBusConnectionError: refused"
+    down: dict[str, Any] = {
+        "state": "failed over",
+        "since_s": 240.0,
+        "reason": "no success for 60 s",
+    }
+    document = status(
+        entity("a-quiet-one"),
+        entity("orders", **down, last_error=refused, sent=7, diverted=3, raised=1),
+        entity("payments", **down, last_error=refused, forced=True),
+        entity("gone", "unusable", reason="not found", last_error="404"),
+        entity("held", frozen=True),
+    )
+    lines = render(view(document))
+    assert lines[1:4] == [
+        "  ! unusable: gone",
+        "  ! failed over: orders, payments",
+        "  ! frozen by hand: held",
+    ]
+    table = [line.split()[0] for line in lines if line.startswith("  ") and "healthy" in line]
+    assert lines[6].split()[:2] == ["gone", "UNUSABLE"]
+    assert "FAILED OVER, FORCED" in lines[8]
+    assert "4 min 0 s ago" in lines[7]
+    assert lines[7].split()[-8:-5] == ["7", "3", "1"]
+    assert table == ["a-quiet-one", "held"]
+    assert f"  last error of orders, payments: {refused}" in lines
+    assert sum(refused in line for line in lines) == 1
+
+
+def test_thousands_of_healthy_entities_do_not_hide_the_one_in_trouble() -> None:
+    many = [entity(f"queue-{number:05}") for number in range(10_000)]
+    document = status(*many, entity("zebra", "suspect", reason="a send failed"))
+    lines = render(view(document))
+    assert len(lines) < 40
+    assert any("zebra" in line and "SUSPECT" in line for line in lines)
+    assert "  and 9,980 more healthy entities; --all lists them" in lines
+    assert len(render(view(document), show_all=True)) > 10_000
+
+
+def test_queues_out_of_use_and_the_syphons_obstacles_say_why() -> None:
+    document = status(
+        entity("orders"),
+        backlog_queues={
+            "contoso/x-servicebus-transfer/0": queue(),
+            "contoso/x-servicebus-transfer/1": queue("pulled", reason="full", returns_in_s=20.4),
+        },
+        syphon={
+            "contoso/x-servicebus-transfer/0": {
+                "completed": 1_500,
+                "in_flight": 2,
+                "dead_lettered": 0,
+                "held": {"orders": "disabled"},
+                "problems": {"primary": "refused"},
+            }
+        },
+    )
+    lines = render(view(document))
+    assert lines[-5:] == [
+        "  backlog queues: 1 of 2 in rotation",
+        "    contoso/x-servicebus-transfer/1  pulled, back in 20 s: full",
+        "  syphon: 1,500 brought home, 2 under way, 0 dead-lettered",
+        "    primary: refused",
+        "    orders: disabled",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (status(protected=False), "UNPROTECTED"),
+        (status(sides={"primary": {"state": "faulted", "reason": "gone"}}), "primary is faulted"),
+        (status(ledger_unrecorded=12), "ledger could not take 12"),
+        (status(entity("x", "suspect")), "suspect: x"),
+    ],
+)
+def test_what_needs_attention(document: dict[str, Any], said: str) -> None:
+    assert any(said in line for line in attention(document))
+    assert summary([view(document)]) == "1 pair, attention needed in 1"
+    assert attention(status(entity("orders"))) == []
+    assert summary([view(status()), view(status())]) == "2 pairs, all healthy"
+
+
+def test_a_steered_entity_is_one_line() -> None:
+    steered = entity("orders", "failed over", forced=True, frozen=True)
+    assert entity_line(steered) == "orders: failed over, forced, frozen"
+
+
+def test_foreign_text_cannot_rule_the_terminal() -> None:
+    hostile = entity("or\x1b[2Jders\nall is well", "suspect", last_error="\x07\u202eevil")
+    text = "\n".join(render(view(status(hostile))))
+    assert not any(sign in text for sign in "\x1b\x07\u202e")
+    assert visible("a\tb\n c") == "a b c"
+
+
+def test_durations_sizes_and_columns() -> None:
+    spans = (0, 59.9, 60, 3_599, 3_600, 90_000)
+    words = ["0 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "1 d 1 h"]
+    assert [duration(span) for span in spans] == words
+    assert [size(count) for count in (0, 1_023, 1_024, 5 * 2**20, 3 * 2**30)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KB",
+        "5.0 MB",
+        "3.0 GB",
+    ]
+    assert aligned([["a", "12"], ["bbb", "7", "x"]], right={1}) == ["a    12", "bbb   7  x"]

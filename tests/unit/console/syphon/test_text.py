@@ -1,0 +1,150 @@
+"""What `twinbus syphon` says of how it goes: in every case a number, or the reason why not."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from twinbus.console.syphon.drain import Display
+from twinbus.console.syphon.request import rate_of
+from twinbus.console.syphon.text import (
+    Standing,
+    needs_attention,
+    outcome,
+    standing_line,
+    status_lines,
+)
+from twinbus.console.terminal.output import WrongUse
+from twinbus.syphon.host import DrainProgress
+
+
+def standing(
+    waiting: int, per_s: float = 0.0, still_s: float = 0.0, first: int = 1_000, **facts: Any
+) -> str:
+    progress = DrainProgress(waiting=waiting, forwarded=first - waiting, dead_lettered=0, **facts)
+    return standing_line(Standing(progress, first, per_s, still_s))
+
+
+def test_a_drain_that_moves_says_how_long_it_will_take() -> None:
+    line = standing(250, per_s=2.0)
+    assert line == "[##################......]  75%  250 of 1,000 left  2/s  2 min 5 s to go"
+
+
+def test_a_drain_that_stands_says_why() -> None:
+    line = standing(250, per_s=2.0, still_s=6.0, problems=("orders: it is disabled",))
+    assert line.endswith("250 of 1,000 left  not moving: orders: it is disabled")
+    assert standing(250, still_s=6.0).endswith("not moving: nothing was received")
+
+
+def test_a_drain_that_moves_shows_what_it_holds_too() -> None:
+    line = standing(250, per_s=50.0, problems=("orders: it is full",))
+    assert line.endswith("50/s  5 s to go  orders: it is full")
+
+
+def test_a_missing_destination_is_told_with_its_end() -> None:
+    line = standing(
+        3, still_s=9.0, problems=("gone: no such entity",), giving_up={"gone": 21_590.0}
+    )
+    assert line.endswith(
+        "not moving: gone is missing: its messages are dead-lettered in 5 h 59 min (--grace)"
+    )
+
+
+def test_a_paused_drain_says_so() -> None:
+    assert "paused: `twinbus syphon resume` goes on" in standing(3, still_s=60.0, is_paused=True)
+
+
+def test_what_a_drain_came_to() -> None:
+    line = outcome(forwarded=5_000, dead_lettered=2, left_aside=7, seconds=10.0, is_drained=True)
+    assert line.startswith("drained: 5,000 messages brought home in 10 s, 500/s; 2 dead-lettered,")
+    assert "7 of other destinations were deferred on the way" in line
+
+
+def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
+    state = {
+        "completed": 1_234,
+        "in_flight": 5,
+        "dead_lettered": 1,
+        "deferred": 2,
+        "held": {"gone": "no such entity"},
+        "gives_up_in_s": {"gone": 60.0},
+        "problems": {},
+        "paused": False,
+        "rate_per_s": 99.6,
+    }
+    document = {
+        "queues": {"a/x-servicebus-transfer/0": state, "a/x-servicebus-transfer/1": state},
+        "paused": True,
+        "waiting": 600,
+        "rate_per_s": 10.0,
+        "empty_in_s": 60.0,
+    }
+    lines = status_lines("a, syphon", document)
+    assert lines[0] == "a, syphon, PAUSED"
+    assert lines[2].split() == ["a/x-servicebus-transfer/0", "1,234", "5", "1", "2", "100/s"]
+    assert lines[-2:] == [
+        "  ! gone: no such entity (dead-lettered in 1 min 0 s) [2 queues]",
+        "  600 messages wait, 10/s, empty in 1 min 0 s",
+    ]
+    still = status_lines("a", {**document, "empty_in_s": None, "rate_per_s": 0.0})
+    assert still[-1] == "  600 messages wait, 0/s, not moving"
+
+
+@pytest.mark.parametrize(
+    ("facts", "needs_somebody"),
+    [
+        ({}, False),
+        ({"problems": {"lease": "another syphon has the lease (session 0 of a)"}}, False),
+        (
+            {"problems": {"lease": "another syphon has the lease", "primary": "the lease is gone"}},
+            False,
+        ),
+        ({"problems": {"lease": "another syphon has the lease", "secondary": "refused"}}, True),
+        ({"problems": {"lease": "it was not asked for yet"}}, True),
+        ({"problems": {"lease": "there is no queue a to hold the lease on"}}, True),
+        ({"problems": {"primary": "it cannot be reached"}}, True),
+        ({"held": {"gone": "no such entity"}}, True),
+        ({"dead_lettered": 1}, True),
+    ],
+)
+def test_a_standby_is_well_unless_a_side_is_out_of_reach(
+    facts: dict[str, Any], needs_somebody: bool
+) -> None:
+    well = {"held": {}, "dead_lettered": 0, "problems": {}}
+    document = {"queues": {"a": well, "b": {**well, **facts}}, "paused": False}
+    assert needs_attention(document) is needs_somebody
+    assert needs_attention({**document, "paused": True})
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_one_line_that_goes_and_a_log_has_few() -> None:
+    screen, log, nothing = Screen(), io.StringIO(), io.StringIO()
+    shows = [Display(screen), Display(log), Display(nothing, is_quiet=True)]
+    for waiting in (100, 60, 20):
+        progress = DrainProgress(waiting=waiting, forwarded=100 - waiting, dead_lettered=0)
+        for show in shows:
+            show(progress)
+    for show in shows:
+        show.clear()
+    assert screen.getvalue().count("\r\x1b[K[") == 3
+    assert "20 of 100 left" in screen.getvalue()
+    assert screen.getvalue().endswith("\r\x1b[K")
+    assert log.getvalue().count("\n") == 1
+    assert nothing.getvalue() == ""
+
+
+def test_rates_as_people_write_them() -> None:
+    assert (rate_of(None), rate_of("500"), rate_of("0.5")) == (None, 500, 0.5)
+    assert (rate_of("500/s"), rate_of("30000/min"), rate_of("2k/s")) == (500, 500, 2_000)
+    assert rate_of("Standard") == 250
+    for text in ("fast", "", "-3", "0", "nan", "inf", "5/fortnight", "2M/s"):
+        with pytest.raises(WrongUse, match=rf"^--rate must .*; got '{text}'; or say `standard`"):
+            rate_of(text)
+    with pytest.raises(WrongUse, match=r"from 0.01 to 1,000,000 messages a second; got '1/h'$"):
+        rate_of("1/h")

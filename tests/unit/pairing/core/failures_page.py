@@ -1,0 +1,62 @@
+"""docs/failures.md: its tables as the code has them. Run as a program it writes them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.end_to_end import fault_table
+from twinbus.pairing.core.classify import CONDITIONS, TABLE, Row
+
+PAGE = Path(__file__).parents[4] / "docs" / "failures.md"
+
+
+def tables() -> dict[str, str]:
+    """Each table that is written from the code, by the name of its place in the page."""
+    return {
+        "faults": fault_table.markdown(),
+        "classes": _judged("exception", TABLE),
+        "conditions": _judged("condition", CONDITIONS),
+    }
+
+
+def _judged(title: str, rows: Mapping[str, Row]) -> str:
+    lines = [
+        f"| {title} | says that the entity | counts | retried | because |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        meaning = row.meaning
+        counts, retried = ("yes" if it else "" for it in (meaning.counts, meaning.retried))
+        lines.append(f"| `{name}` | {meaning.value} | {counts} | {retried} | {row.reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def written(page: str) -> str:
+    """The page with every table as it should be."""
+    for name, table in tables().items():
+        begin, end = f"<!-- {name} -->\n", "<!-- end -->"
+        before, found, rest = page.partition(begin)
+        assert found, f"docs/failures.md has no place for the table of {name}"
+        page = before + begin + table + end + rest.partition(end)[2]
+    return page
+
+
+def state_tables() -> dict[str, dict[str, str]]:
+    """The tables of states: by situation and event, the cell."""
+    cells: dict[str, dict[str, str]] = {}
+    situations: list[str] = []
+    for line in PAGE.read_text().partition("## The states")[2].splitlines():
+        if not line.startswith("| "):
+            continue
+        event, *rest = [cell.strip() for cell in line.strip("| ").split("|")]
+        if event == "event":
+            situations = rest
+            continue
+        for situation, cell in zip(situations, rest, strict=True):
+            cells.setdefault(situation, {})[event] = cell
+    return cells
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

@@ -1,0 +1,203 @@
+"""SPEC 3 as a table: each sentence on attempts and diverting is a line, played and compared.
+
+A script is what happens to one call, each with its time; the result is what the call does, first at
+its start and then after each event that it is told of:
+
+    down, busy, gone, off, full, barred, bad, odd   the attempt on the primary failed: unreachable,
+                                                    throttled, not found, disabled, quota,
+                                                    unauthorized, of the message, of no known kind
+    qdown, qlate, qbusy ...                         the same of the backlog queue; qlate: no answer
+    wake                                            a wait is over, or the entity changed
+    over, heal, ok, timer, freeze, unusable         told to the entity, not to the call
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.pairing.send_world import QUEUES, REFUSED, World
+from twinbus.pairing.core.attempts import (
+    Divert,
+    PullQueue,
+    Raise,
+    RetryPolicy,
+    Step,
+    TryPrimary,
+    Wait,
+)
+from twinbus.pairing.core.classify import Meaning
+from twinbus.pairing.core.failover import Freeze, MarkHealthy, PingFailed, SendSucceeded, TimerFired
+
+MEANINGS = {
+    "down": Meaning.UNREACHABLE,
+    "late": Meaning.UNREACHABLE,
+    "busy": Meaning.BUSY,
+    "gone": Meaning.NOT_FOUND,
+    "off": Meaning.DISABLED,
+    "full": Meaning.QUOTA,
+    "barred": Meaning.UNAUTHORIZED,
+    "bad": Meaning.MESSAGE,
+    "odd": Meaning.OTHER,
+}
+ONCE = RetryPolicy(0, 0.8, 120, 5)
+ATTEMPTS = "Attempts"
+COUNTS = "What counts"
+DIVERTING = "Diverting"
+
+ROWS: list[tuple[str, str, dict[str, object], str, str]] = [
+    # clause, what it says, the call, what happens, what the call does
+    (ATTEMPTS, "an attempt is bounded by attempt_timeout", {}, "", "try 5"),
+    (ATTEMPTS, "and by the caller's timeout", {"timeout": 2}, "", "try 2"),
+    (ATTEMPTS, "a failed attempt is retried with the SDK's back-off, retry_total times",
+     {"policy": RetryPolicy(3, 0.5, 120, 5)},
+     "0 down, 1 wake, 1 down, 3 wake, 3 down, 7 wake, 7 down",
+     "try 5; wait 1; try 5; wait 3; try 5; wait 7; try 5; raise PRIMARY"),
+    (ATTEMPTS, "within the caller's timeout: too late is not tried", {"timeout": 3},
+     "0 down, 1.6 wake, 1.6 down", "try 3; wait 1.6; try 1.4; raise PRIMARY"),
+    (ATTEMPTS, "a retry has what is left of the caller's time", {"timeout": 4},
+     "0 down, 1.6 wake", "try 4; wait 1.6; try 2.4"),
+    (ATTEMPTS, "a wait that is broken off for nothing goes on", {},
+     "0 down, 1 wake, 1.6 wake", "try 5; wait 1.6; wait 1.6; try 5"),
+    (ATTEMPTS, "failed over meanwhile: diverted at once, not raised", {"failover": 1},
+     "0 down, 1 timer, 1 wake", "try 5; wait 1.6; divert 0 5"),
+    (ATTEMPTS, "failed over by this very failure: diverted", {"failover": 0},
+     "0 down", "try 5; divert 0 5"),
+    (ATTEMPTS, "failed over while the attempt was under way: diverted when it fails", {},
+     "3 over, 5 down", "try 5; divert 0 5"),
+    (ATTEMPTS, "patience beyond the failover interval sees no error at all",
+     {"timeout": 100, "policy": ONCE}, "0 down, 60 timer, 60 wake", "try 5; wait 100; divert 0 5"),
+    (ATTEMPTS, "patience below it gets the primary's error", {"timeout": 50, "policy": ONCE},
+     "0 down", "try 5; raise PRIMARY"),
+    (ATTEMPTS, "no patience at all: the retries are the bound", {"policy": ONCE},
+     "0 down", "try 5; raise PRIMARY"),
+    (ATTEMPTS, "waiting for a failover, a recovery is worth another attempt",
+     {"timeout": 100, "policy": RetryPolicy(1, 0.8, 120, 5)},
+     "0 down, 1.6 wake, 1.6 down, 20 ok, 20 wake",
+     "try 5; wait 1.6; try 5; wait 100; try 5"),
+    (ATTEMPTS, "a freeze ends the hope for a failover", {"timeout": 100, "policy": ONCE},
+     "0 down, 1 freeze, 1 wake", "try 5; wait 100; raise PRIMARY"),
+    (ATTEMPTS, "a call never outlives its timeout: in the back-off", {"timeout": 2},
+     "0 down, 2 wake", "try 2; wait 1.6; raise PRIMARY"),
+    (ATTEMPTS, "... waiting for the failover", {"timeout": 100, "policy": ONCE},
+     "0 down, 100 wake", "try 5; wait 100; raise PRIMARY"),
+    (ATTEMPTS, "... in the backlog", {"timeout": 5, "over": True},
+     "5 qdown", "divert 0 5; pull 0, raise BACKLOG"),
+    (ATTEMPTS, "... or before anything was tried", {"timeout": 2}, "2 wake",
+     "try 2; raise TIMED_OUT"),
+    (COUNTS, "throttling is retried", {}, "0 busy", "try 5; wait 1.6"),
+    (COUNTS, "not found goes to the caller", {}, "0 gone", "try 5; raise PRIMARY"),
+    (COUNTS, "disabled goes to the caller", {}, "0 off", "try 5; raise PRIMARY"),
+    (COUNTS, "quota goes to the caller", {}, "0 full", "try 5; raise PRIMARY"),
+    (COUNTS, "unauthorized goes to the caller", {}, "0 barred", "try 5; raise PRIMARY"),
+    (COUNTS, "too large and bad arguments go to the caller", {}, "0 bad", "try 5; raise PRIMARY"),
+    (COUNTS, "what nobody knows goes to the caller", {}, "0 odd", "try 5; raise PRIMARY"),
+    (COUNTS, "also when the entity failed over meanwhile", {}, "1 over, 2 bad",
+     "try 5; raise PRIMARY"),
+    (COUNTS, "a late success of others brings the call back to the primary", {"over": True},
+     "0 qbusy, 1 heal, 1 wake", "divert 0 5; wait 1.6; try 5"),
+    (DIVERTING, "a failed-over entity is not tried", {"over": True}, "", "divert 0 5"),
+    (DIVERTING, "counting failure: pulled, another is chosen", {"over": True},
+     "1 qdown", "divert 0 5; pull 0, divert 1 5"),
+    (DIVERTING, "quota: pulled", {"over": True}, "1 qfull", "divert 0 5; pull 0, divert 1 5"),
+    (DIVERTING, "disabled: pulled", {"over": True}, "1 qoff", "divert 0 5; pull 0, divert 1 5"),
+    (DIVERTING, "not found: pulled", {"over": True}, "1 qgone", "divert 0 5; pull 0, divert 1 5"),
+    (DIVERTING, "no answer for the full time: pulled", {"over": True, "timeout": 9},
+     "5 qlate", "divert 0 5; pull 0, divert 1 4"),
+    (DIVERTING, "an error of the message pulls none and is raised", {"over": True},
+     "1 qbad", "divert 0 5; raise MESSAGE"),
+    (DIVERTING, "the caller's own short time pulls none", {"over": True, "timeout": 2},
+     "2 qlate", "divert 0 2; raise BACKLOG"),
+    (DIVERTING, "throttled: the same queue again, then another",
+     {"over": True, "policy": RetryPolicy(1, 0.8, 120, 5)},
+     "0 qbusy, 1.6 wake, 1.6 qbusy", "divert 0 5; wait 1.6; divert 0 5; divert 1 5"),
+    (DIVERTING, "unauthorized there: passed over, not pulled", {"over": True},
+     "1 qbarred", "divert 0 5; divert 1 5"),
+    (DIVERTING, "of no known kind there: passed over, not pulled", {"over": True},
+     "1 qodd", "divert 0 5; divert 1 5"),
+    (DIVERTING, "none takes it: BacklogUnavailableError", {"over": True},
+     "1 qdown, 2 qfull, 3 qgone",
+     "divert 0 5; pull 0, divert 1 5; pull 1, divert 2 5; pull 2, raise BACKLOG"),
+    (DIVERTING, "the search goes on within the caller's timeout", {"over": True, "timeout": 6},
+     "4 qdown, 5.5 qdown", "divert 0 5; pull 0, divert 1 2; pull 1, divert 2 0.5"),
+    (DIVERTING, "the entity came back: the call goes to the primary", {"over": True},
+     "1 heal, 2 qdown", "divert 0 5; pull 0, try 5"),
+    (DIVERTING, "without a backlog queue sends use the primary", {"queues": (), "over": True},
+     "0 down", "try 5; wait 1.6"),
+    (DIVERTING, "and nobody waits for a failover that would not help",
+     {"queues": (), "timeout": 100, "policy": ONCE}, "0 down", "try 5; raise PRIMARY"),
+    ("Ping", "an unusable entity raises instead of filling the backlog", {"over": True},
+     "60 unusable, 61 qdown", "divert 0 5; pull 0, raise UNUSABLE"),
+    ("Ping", "also for a call that waits", {}, "0 down, 1 over, 61 unusable, 61 wake",
+     "try 5; wait 1.6; raise UNUSABLE"),
+]  # fmt: skip
+
+
+def shown(step: Step) -> str:
+    match step:
+        case TryPrimary(timeout_s):
+            return f"try {round(timeout_s, 6):g}"
+        case Wait(until):
+            return f"wait {round(until, 6):g}"
+        case Divert(queue, timeout_s):
+            return f"divert {QUEUES.index(queue)} {round(timeout_s, 6):g}"
+        case PullQueue(queue):
+            return f"pull {QUEUES.index(queue)}"
+        case Raise(ending):
+            return f"raise {ending.name}"
+
+
+def told_to_the_entity(world: World, now: float) -> dict[str, Callable[[], object]]:
+    def unusable() -> None:
+        world.entity.forced = False
+        world.entity.timer_at = now
+        world.entity.handle(TimerFired(), now)
+        world.entity.handle(PingFailed(unusable=True, error="gone"), now)
+
+    return {
+        "over": lambda: world.fail_over(now),
+        "heal": lambda: world.entity.handle(MarkHealthy(), now),
+        "ok": lambda: world.entity.handle(SendSucceeded(), now),
+        "timer": lambda: world.entity.handle(TimerFired(), now),
+        "freeze": lambda: world.entity.handle(Freeze(), now),
+        "unusable": unusable,
+    }
+
+
+def happens(world: World, event: str, now: float) -> list[Step] | None:
+    """What the call does about it; None: it is told to the entity alone."""
+    tell = told_to_the_entity(world, now).get(event)
+    if tell is not None:
+        tell()
+        return None
+    if event == "wake":
+        return world.woken(now)
+    if event in MEANINGS:
+        return world.primary_fails(now, meaning=MEANINGS[event])
+    return world.divert_fails(now, MEANINGS[event[1:]], timed_out=event == "qlate")
+
+
+@pytest.mark.parametrize(
+    ("call", "script", "expected"),
+    [row[2:] for row in ROWS],
+    ids=[f"{clause}: {says}" for clause, says, *_ in ROWS],
+)
+def test_spec_3(call: dict[str, object], script: str, expected: str) -> None:
+    settings = dict(call)
+    is_over = settings.pop("over", False)
+    failover = settings.pop("failover", 60)
+    world = World(failover_interval_s=failover, **settings)  # type: ignore[arg-type]
+    if is_over:
+        world.fail_over(0.0)
+    done = [world.call.start(0.0)]
+    for event in filter(None, script.split(", ")):
+        moment, name = event.split()
+        steps = happens(world, name, float(moment))
+        if steps is not None:
+            done.append(steps)
+    assert "; ".join(", ".join(map(shown, steps)) for steps in done) == expected
+    if "raise BACKLOG" in expected and "q" in script:
+        assert world.call.queue_errors
+    if "raise PRIMARY" in expected:
+        assert world.call.primary_error is REFUSED

@@ -1,0 +1,270 @@
+"""Backlog queues: their names, their drift, and the rotation that all senders share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import pytest
+
+from twinbus.pairing.core.backlog import (
+    FOREVER_MS,
+    WANTED,
+    BacklogDescription,
+    KeptChoice,
+    Rotation,
+    StrictChoice,
+    backlog_label,
+    backlog_paths,
+    drift_of,
+    parse_backlog_path,
+)
+from twinbus.pairing.core.ping import PingMessage
+
+QUEUES = backlog_paths("contoso", 3)
+PINNED = [0, 0, 0, 1, 1, 0, 2, 2, 2, 0]
+"""Queues of sessions a to j of `orders`. A change would part sessions from their backlog."""
+
+
+def last(queues: Sequence[str]) -> str:
+    return queues[-1]
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "name", "label"),
+    [
+        ("contoso.servicebus.windows.net", 5671, None, "contoso"),
+        ("Contoso.servicebus.windows.net", 5671, None, "contoso"),
+        ("broker", 5671, None, "broker"),
+        ("localhost", 5672, None, "localhost-5672"),
+        ("LOCALHOST", 7000, None, "localhost-7000"),
+        ("127.0.0.1", 7000, None, "localhost-7000"),
+        ("10.1.2.3", 7000, None, "localhost-7000"),
+        ("::1", 7000, None, "localhost-7000"),
+        ("[::1]", 7000, None, "localhost-7000"),
+        ("localhost", 5672, "shop-1.eu_2", "shop-1.eu_2"),
+    ],
+)
+def test_the_label_comes_from_the_primary(
+    host: str, port: int, name: str | None, label: str
+) -> None:
+    assert backlog_label(host, port, name) == label
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "ü", "x" * 201])
+def test_a_name_that_no_queue_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="name must be"):
+        backlog_label("localhost", 5672, name)
+
+
+def test_paths_are_the_documented_ones_and_can_be_read_back() -> None:
+    assert backlog_paths("contoso", 2) == (
+        "contoso/x-servicebus-transfer/0",
+        "contoso/x-servicebus-transfer/1",
+    )
+    for index, path in enumerate(backlog_paths("localhost-5672", 100)):
+        assert parse_backlog_path(path) == ("localhost-5672", index)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "orders",
+        "contoso/3",
+        "contoso/x-servicebus-transfer",
+        "contoso/x-servicebus-transfer/",
+        "contoso/x-servicebus-transfer/x",
+        "contoso/x-servicebus-transfer/07",
+        "contoso/x-servicebus-transfer/-1",
+        "contoso/x-servicebus-transfer/²",
+        "/x-servicebus-transfer/1",
+    ],
+)
+def test_other_paths_are_not_taken_for_backlog_queues(path: str) -> None:
+    assert parse_backlog_path(path) is None
+
+
+def test_what_we_create_is_exactly_the_documented_description() -> None:
+    assert {f.name: getattr(WANTED, f.name) for f in fields(WANTED)} == {
+        "max_size_mb": 5120,
+        "max_delivery_count": 2147483647,
+        "default_ttl_ms": FOREVER_MS,
+        "auto_delete_on_idle_ms": FOREVER_MS,
+        "lock_duration_ms": 60_000,
+        "dead_letter_on_expiration": True,
+        "enable_batched_operations": True,
+        "requires_duplicate_detection": False,
+        "requires_session": False,
+        "enable_partitioning": False,
+        "forward_to": None,
+        "forward_dead_letters_to": None,
+        "status": "Active",
+    }
+    assert drift_of(WANTED) == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "unsafe"),
+    [
+        ("max_size_mb", 1024, False),
+        ("max_delivery_count", 10, False),
+        ("default_ttl_ms", 60_000, False),
+        ("auto_delete_on_idle_ms", 300_000, False),
+        ("lock_duration_ms", 30_000, False),
+        ("dead_letter_on_expiration", False, False),
+        ("enable_batched_operations", False, False),
+        ("enable_partitioning", True, False),
+        ("requires_duplicate_detection", True, True),
+        ("requires_session", True, True),
+        ("forward_to", "orders", True),
+        ("forward_dead_letters_to", "attic", True),
+        ("status", "Disabled", True),
+        ("status", "SendDisabled", True),
+        ("status", "ReceiveDisabled", True),
+    ],
+)
+def test_each_drift_is_told_and_is_safe_or_not(setting: str, value: object, unsafe: bool) -> None:
+    [drift] = drift_of(replace(WANTED, **{setting: value}))  # type: ignore[arg-type]
+    assert (drift.setting, drift.found, drift.unsafe) == (setting, value, unsafe)
+    assert setting in str(drift)
+    assert repr(value) in str(drift)
+
+
+def test_a_time_to_live_is_unsafe_only_without_dead_lettering() -> None:
+    lossy = BacklogDescription(default_ttl_ms=60_000, dead_letter_on_expiration=False)
+    assert {drift.setting: drift.unsafe for drift in drift_of(lossy)} == {
+        "default_ttl_ms": True,
+        "dead_letter_on_expiration": False,
+    }
+
+
+def test_forms_that_mean_the_same_are_no_drift() -> None:
+    same = BacklogDescription(
+        default_ttl_ms=FOREVER_MS - 1, status="active", forward_to="", forward_dead_letters_to=""
+    )
+    assert drift_of(same) == ()
+
+
+def test_a_pulled_queue_is_out_for_all_and_returns_by_time() -> None:
+    rotation = Rotation(QUEUES)
+    assert rotation.pull(QUEUES[0], "quota", now=100.0) == 130.0
+    assert rotation.available(100.0) == [*QUEUES[1:]]
+    assert rotation.absences(100.0) == {QUEUES[0]: "quota (back in 30 s)"}
+    assert not rotation.is_in(QUEUES[0], 129.9)
+    assert rotation.is_in(QUEUES[0], 130.0)
+    assert rotation.absences(130.0) == {}
+
+
+def test_each_pull_after_a_return_doubles_up_to_ten_minutes() -> None:
+    rotation, now, rests = Rotation(QUEUES), 0.0, []
+    for _ in range(8):
+        back_at = rotation.pull(QUEUES[0], "timed out", now)
+        assert back_at is not None
+        rests.append(back_at - now)
+        now = back_at
+    assert rests == [30, 60, 120, 240, 480, 600, 600, 600]
+
+
+def test_one_outage_seen_by_many_sends_is_one_pull() -> None:
+    rotation = Rotation(QUEUES)
+    for now in (0.0, 0.1, 5.0, 29.9):
+        assert rotation.pull(QUEUES[0], "timed out", now) == 30.0
+    assert rotation.pull(QUEUES[0], "timed out", 30.0) == 90.0
+
+
+def test_a_success_ends_the_rest_and_the_doubling() -> None:
+    rotation = Rotation(QUEUES)
+    rotation.pull(QUEUES[0], "timed out", 0.0)
+    rotation.pull(QUEUES[0], "timed out", 30.0)
+    rotation.succeeded(QUEUES[0])
+    assert rotation.is_in(QUEUES[0], 31.0)
+    assert rotation.pull(QUEUES[0], "timed out", 100.0) == 130.0
+    rotation.succeeded("somebody else's")
+
+
+def test_a_queue_left_out_is_neither_chosen_nor_pulled_until_it_is_added() -> None:
+    rotation = Rotation(QUEUES)
+    rotation.leave_out(QUEUES[1], "requires sessions")
+    assert rotation.available(0.0) == [QUEUES[0], QUEUES[2]]
+    assert rotation.pull(QUEUES[1], "late failure", 0.0) is None
+    assert rotation.absences(0.0) == {QUEUES[1]: "requires sessions"}
+    rotation.add(QUEUES[1])
+    assert set(rotation.available(0.0)) == set(QUEUES)
+    assert rotation.absences(0.0) == {}
+
+
+def test_without_any_queue_a_pair_is_unprotected() -> None:
+    assert not Rotation().protected
+    rotation = Rotation()
+    assert KeptChoice(rotation, last).choose(0.0) is None
+    rotation.add(QUEUES[0])
+    rotation.pull(QUEUES[0], "timed out", 0.0)
+    assert rotation.protected
+    assert rotation.queues == (QUEUES[0],)
+
+
+def test_a_sender_keeps_its_queue_and_changes_it_only_when_it_must() -> None:
+    rotation = Rotation(QUEUES)
+    choice = KeptChoice(rotation, last)
+    other = KeptChoice(rotation, lambda queues: queues[0])
+    assert [choice.choose(0.0) for _ in range(3)] == [QUEUES[2]] * 3
+    assert other.choose(0.0) == QUEUES[0]
+    rotation.pull(QUEUES[2], "disabled", 1.0)
+    assert choice.choose(1.0) == QUEUES[1]
+    assert other.choose(1.0) == QUEUES[0]
+    assert choice.choose(100.0) == QUEUES[1]
+    assert choice.choose(100.0, tried={QUEUES[1]}) == QUEUES[2]
+    assert choice.choose(100.0, tried=set(QUEUES)) is None
+    assert choice.choose(100.0) == QUEUES[2]
+
+
+def test_the_choice_is_by_chance_among_all_that_are_in() -> None:
+    offered: list[Sequence[str]] = []
+
+    def pick(queues: Sequence[str]) -> str:
+        offered.append(list(queues))
+        return queues[0]
+
+    rotation = Rotation(QUEUES)
+    rotation.pull(QUEUES[1], "quota", 0.0)
+    KeptChoice(rotation, pick).choose(0.0)
+    assert offered == [[QUEUES[0], QUEUES[2]]]
+
+
+def test_strict_order_gives_a_session_one_queue_for_ever() -> None:
+    rotation = Rotation(QUEUES)
+    chosen = {s: StrictChoice(rotation, QUEUES, "orders", s).queue for s in "abcdefghij"}
+    assert set(chosen.values()) == set(QUEUES)
+    for session, queue in chosen.items():
+        again = StrictChoice(rotation, QUEUES, "ORDERS", session)
+        assert again.choose(0.0) == queue
+        assert again.choose(0.0, tried={queue}) is None
+    # Pinned: another process, another version, must choose the same.
+    assert [QUEUES.index(chosen[s]) for s in "abcdefghij"] == PINNED
+
+
+def test_strict_order_never_turns_to_another_queue() -> None:
+    rotation = Rotation(QUEUES)
+    choice = StrictChoice(rotation, QUEUES, "orders", "s")
+    rotation.pull(choice.queue, "timed out", 0.0)
+    assert choice.choose(1.0) is None
+    assert choice.choose(30.0) == choice.queue
+    rotation.leave_out(choice.queue, "gone")
+    assert choice.choose(60.0) is None
+    assert choice.protected
+
+
+def test_a_ping_is_empty_short_lived_and_has_a_session() -> None:
+    ping = PingMessage(session_id="fresh")
+    assert (ping.body, ping.time_to_live_s, ping.session_id) == (b"", 1.0, "fresh")
+    assert ping.content_type == "application/vnd.ms-servicebus-ping"
+
+
+def test_a_queue_has_answered_since_a_time_if_it_took_a_message_after_it() -> None:
+    rotation = Rotation(QUEUES)
+    assert not rotation.has_answered(QUEUES[0], since=0.0)
+    rotation.succeeded(QUEUES[0], now=10.0)
+    assert rotation.has_answered(QUEUES[0], since=9.0)
+    assert not rotation.has_answered(QUEUES[0], since=11.0)
+    assert not rotation.has_answered(QUEUES[1], since=9.0)
+    assert not rotation.has_answered("somebody else's", since=9.0)

@@ -1,0 +1,270 @@
+"""What counts: every exception of the SDK, by name; a class that is new to us fails a test."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from azure.core import exceptions as core
+from azure.servicebus import exceptions as sdk
+from azure.servicebus._pyamqp import error as pyamqp
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
+
+from twinbus.options import Verdict
+from twinbus.pairing.core.classify import CONDITIONS, TABLE, Meaning, classify, meaning_of
+
+SDK_VERDICTS = {
+    "AutoLockRenewFailed": Verdict.IGNORED,
+    "AutoLockRenewTimeout": Verdict.IGNORED,
+    "MessageAlreadySettled": Verdict.IGNORED,
+    "MessageLockLostError": Verdict.IGNORED,
+    "MessageNotFoundError": Verdict.IGNORED,
+    "MessageSizeExceededError": Verdict.IGNORED,
+    "MessagingEntityAlreadyExistsError": Verdict.IGNORED,
+    "MessagingEntityDisabledError": Verdict.IGNORED,
+    "MessagingEntityNotFoundError": Verdict.IGNORED,
+    "OperationTimeoutError": Verdict.COUNTS,
+    "ServiceBusAuthenticationError": Verdict.IGNORED,
+    "ServiceBusAuthorizationError": Verdict.IGNORED,
+    "ServiceBusCommunicationError": Verdict.COUNTS,
+    "ServiceBusConnectionError": Verdict.COUNTS,
+    "ServiceBusError": Verdict.COUNTS,
+    "ServiceBusQuotaExceededError": Verdict.IGNORED,
+    "ServiceBusServerBusyError": Verdict.IGNORED,
+    "SessionCannotBeLockedError": Verdict.IGNORED,
+    "SessionLockLostError": Verdict.IGNORED,
+}
+
+
+def raised(kind: type[Exception], **details: Any) -> Exception:
+    """An exception as the SDK makes it."""
+    if kind in (sdk.ServiceBusError, sdk.AutoLockRenewFailed, sdk.AutoLockRenewTimeout):
+        return kind("failed", **details)
+    return kind(**details)
+
+
+def sdk_classes() -> list[type[Exception]]:
+    return [
+        kind
+        for kind in vars(sdk).values()
+        if isinstance(kind, type)
+        and issubclass(kind, Exception)
+        and kind.__module__ == sdk.__name__
+    ]
+
+
+def test_every_exception_of_the_sdk_has_a_row_of_its_own() -> None:
+    names = {kind.__name__ for kind in sdk_classes()}
+    assert names == set(SDK_VERDICTS)
+    assert names <= set(TABLE)
+
+
+@pytest.mark.parametrize("kind", sdk_classes(), ids=lambda kind: kind.__name__)
+def test_each_exception_of_the_sdk_has_its_documented_verdict(kind: type[Exception]) -> None:
+    assert classify(raised(kind)) is SDK_VERDICTS[kind.__name__]
+
+
+def test_every_row_has_a_reason() -> None:
+    assert all(row.reason for row in (*TABLE.values(), *CONDITIONS.values()))
+
+
+def test_every_condition_that_the_sdk_knows_by_name_is_judged() -> None:
+    from azure.servicebus._common import constants
+
+    named = {
+        value.decode() for name, value in vars(constants).items() if name.startswith("ERROR_CODE_")
+    }
+    # These the SDK turns into a class that is about receiving, creating or waiting.
+    classed = {
+        f"com.microsoft:{word}"
+        for word in (
+            "session-lock-lost message-lock-lost message-not-found timeout "
+            "session-cannot-be-locked entity-already-exists"
+        ).split()
+    }
+    assert named <= set(CONDITIONS) | classed
+
+
+NO_CONFIGURATION = set(
+    """amqp:resource-locked amqp:illegal-state amqp:frame-size-too-small amqp:connection:forced
+    amqp:connection:framing-error amqp:connection:redirect amqp:session:window-violation
+    amqp:session:errant-link amqp:session:handle-in-use amqp:session:unattached-handle
+    amqp:link:detach-forced amqp:link:transfer-limit-exceeded amqp:link:redirect amqp:link:stolen
+    amqp:unknown-error amqp:vendor-error amqp:socket-error""".split()
+)
+"""Conditions without a row, for none of them names a configuration: they count on a connection that
+is lost, and do not on the plain error, where they answer what was asked (SPEC 3)."""
+
+
+def test_every_condition_of_the_sdks_amqp_has_a_row_or_is_known_to_need_none() -> None:
+    known = {condition.value.decode() for condition in pyamqp.ErrorCondition}
+    assert known - set(CONDITIONS) == NO_CONFIGURATION
+    assert not NO_CONFIGURATION & set(CONDITIONS)
+    for condition in NO_CONFIGURATION:
+        lost = raised(sdk.ServiceBusConnectionError, condition=condition)
+        assert meaning_of(lost) is Meaning.UNREACHABLE
+        assert meaning_of(raised(sdk.ServiceBusError, condition=condition)) is Meaning.OTHER
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (TimeoutError(), Meaning.UNREACHABLE),
+        (asyncio.TimeoutError(), Meaning.UNREACHABLE),  # noqa: UP041
+        (ConnectionRefusedError(), Meaning.UNREACHABLE),
+        (ConnectionResetError(), Meaning.UNREACHABLE),
+        (BrokenPipeError(), Meaning.UNREACHABLE),
+        (OSError(113, "no route to host"), Meaning.UNREACHABLE),
+        (socket.gaierror(-2, "unknown name"), Meaning.UNREACHABLE),
+        (ssl.SSLError("handshake"), Meaning.UNREACHABLE),
+        (asyncio.IncompleteReadError(b"", 8), Meaning.UNREACHABLE),
+        (FileNotFoundError("ca.pem"), Meaning.OTHER),
+        (PermissionError("ca.pem"), Meaning.OTHER),
+        (core.ServiceRequestError("no way to the token"), Meaning.UNREACHABLE),
+        (core.ServiceRequestTimeoutError("no way to the token"), Meaning.UNREACHABLE),
+        (core.ServiceResponseError("broke off"), Meaning.UNREACHABLE),
+        (core.ServiceResponseTimeoutError("broke off"), Meaning.UNREACHABLE),
+        (core.ClientAuthenticationError("expired secret"), Meaning.UNAUTHORIZED),
+        (core.HttpResponseError("500"), Meaning.OTHER),
+        (core.AzureError("odd"), Meaning.OTHER),
+        (TypeError("not a message"), Meaning.MESSAGE),
+        (ValueError("closed"), Meaning.MESSAGE),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), Meaning.MESSAGE),
+        (KeyError("x"), Meaning.OTHER),
+        (asyncio.CancelledError(), Meaning.OTHER),
+        (KeyboardInterrupt(), Meaning.OTHER),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_exceptions_are_judged_by_what_they_derive_from(
+    error: BaseException, meaning: Meaning
+) -> None:
+    assert meaning_of(error) is meaning
+    assert (classify(error) is Verdict.COUNTS) is (meaning is Meaning.UNREACHABLE)
+
+
+@pytest.mark.parametrize(
+    ("condition", "meaning"),
+    [
+        (None, Meaning.UNREACHABLE),
+        ("amqp:internal-error", Meaning.UNREACHABLE),
+        (b"amqp:internal-error", Meaning.UNREACHABLE),
+        (pyamqp.ErrorCondition.InternalError, Meaning.UNREACHABLE),
+        (pyamqp.ErrorCondition.ClientError, Meaning.UNREACHABLE),
+        ("amqp:not-allowed", Meaning.MESSAGE),
+        ("com.microsoft:argument-error", Meaning.MESSAGE),
+        ("amqp:not-found", Meaning.NOT_FOUND),
+        ("com.microsoft:entity-disabled", Meaning.DISABLED),
+        ("amqp:resource-limit-exceeded", Meaning.QUOTA),
+        ("com.microsoft:auth-failed", Meaning.UNAUTHORIZED),
+        ("com.microsoft:server-busy", Meaning.BUSY),
+        ("amqp:link:detach-forced", Meaning.OTHER),
+        ("com.microsoft:of-the-future", Meaning.OTHER),
+    ],
+)
+def test_a_plain_error_counts_only_with_internal_error_or_no_condition(
+    condition: object, meaning: Meaning
+) -> None:
+    assert meaning_of(raised(sdk.ServiceBusError, condition=condition)) is meaning
+
+
+@pytest.mark.parametrize(
+    ("condition", "meaning"),
+    [
+        ("amqp:link:detach-forced", Meaning.UNREACHABLE),
+        ("amqp:socket-error", Meaning.UNREACHABLE),
+        ("amqp:connection:forced", Meaning.UNREACHABLE),
+        (pyamqp.ErrorCondition.UnknownError, Meaning.UNREACHABLE),
+        ("amqp:unauthorized-access", Meaning.UNAUTHORIZED),
+        ("com.microsoft:entity-disabled", Meaning.DISABLED),
+        ("amqp:not-found", Meaning.NOT_FOUND),
+    ],
+)
+def test_a_detach_counts_unless_its_reason_is_a_configuration(
+    condition: object, meaning: Meaning
+) -> None:
+    assert meaning_of(raised(sdk.ServiceBusConnectionError, condition=condition)) is meaning
+
+
+def test_a_condition_does_not_overrule_a_class_that_says_more() -> None:
+    not_found = raised(sdk.ServiceBusCommunicationError, condition="amqp:not-found")
+    assert meaning_of(not_found) is Meaning.UNREACHABLE
+    busy = raised(sdk.ServiceBusServerBusyError, condition="amqp:internal-error")
+    assert meaning_of(busy) is Meaning.BUSY
+
+
+@pytest.mark.parametrize(
+    ("inside", "meaning"),
+    [
+        (core.ServiceRequestError("no way to the token"), Meaning.UNREACHABLE),
+        (core.ClientAuthenticationError("expired secret"), Meaning.UNAUTHORIZED),
+        (TypeError("cannot encode"), Meaning.MESSAGE),
+        (AttributeError("a race in the SDK"), Meaning.UNREACHABLE),
+        (ConnectionResetError(), Meaning.UNREACHABLE),
+    ],
+)
+def test_a_wrapper_of_the_sdk_is_judged_by_what_it_wraps(
+    inside: Exception, meaning: Meaning
+) -> None:
+    quiet = logging.getLogger("quiet")
+    quiet.disabled = True
+    wrapper = PyamqpTransport.create_servicebus_exception(quiet, inside)
+    assert type(wrapper) is sdk.ServiceBusError
+    assert meaning_of(wrapper) is meaning
+
+
+def test_exceptions_that_wrap_each_other_for_ever_end() -> None:
+    first, second = sdk.ServiceBusError("a"), sdk.ServiceBusError("b")
+    first.inner_exception, second.inner_exception = second, first
+    assert meaning_of(first) is Meaning.OTHER
+
+
+@pytest.mark.parametrize("meaning", list(Meaning))
+def test_what_follows_from_each_meaning(meaning: Meaning) -> None:
+    word = meaning.name
+    assert meaning.counts is (word == "UNREACHABLE")
+    assert meaning.retried is (word in {"UNREACHABLE", "BUSY"})
+    assert meaning.unusable is (word in {"NOT_FOUND", "DISABLED"})
+    assert meaning.pulls_queue is (word in {"UNREACHABLE", "NOT_FOUND", "DISABLED", "QUOTA"})
+
+
+def test_classifying_imports_nothing_of_azure() -> None:
+    script = (
+        "import sys, twinbus.pairing.core.classify, twinbus.pairing.core.attempts, twinbus.transfer\n"
+        "sys.exit(any(name.split('.')[0] == 'azure' for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def refused(status: int, description: bytes | None) -> Exception:
+    error: Exception = pyamqp.TokenAuthFailure(status, description)  # type: ignore[no-untyped-call]
+    return error
+
+
+@pytest.mark.parametrize("endpoint", [None, "sb://front.example.net"])
+@pytest.mark.parametrize(
+    ("wrapped", "meaning"),
+    [
+        (refused(401, b"expired"), Meaning.UNAUTHORIZED),
+        (refused(403, b"no"), Meaning.UNAUTHORIZED),
+        (refused(0, None), Meaning.UNAUTHORIZED),
+        (refused(500, b"internal"), Meaning.UNREACHABLE),
+        (
+            pyamqp.TokenExpired(condition=pyamqp.ErrorCondition.InternalError, description="ended"),
+            Meaning.UNAUTHORIZED,
+        ),
+    ],
+)
+def test_a_token_that_was_not_taken_is_no_outage_whatever_the_sdk_wraps_it_in(
+    wrapped: Exception, meaning: Meaning, endpoint: str | None
+) -> None:
+    error = PyamqpTransport.create_servicebus_exception(
+        logging.getLogger("quiet"), wrapped, custom_endpoint_address=endpoint
+    )
+    assert meaning_of(error) is meaning

@@ -1,0 +1,343 @@
+"""What a call carries: every kind of message, its id, and the caller's objects as they were."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+import pytest
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError
+
+from tests.unit.pairing.sdk_world import Behaviour, PairWorld, hangs, refuses, run, takes_it
+from twinbus.errors import PairingError, PartialDivertError
+from twinbus.pairing.core.events import ForceFailover
+from twinbus.pairing.sdk import outgoing
+from twinbus.pairing.sdk.batches import PairedMessageBatch
+from twinbus.pairing.sdk.guards import encoded_bytes, id_of
+from twinbus.pairing.sdk.outgoing import MessageIds, Outgoing
+from twinbus.transfer import to_backlog_message
+
+QUEUE = "contoso/x-servicebus-transfer/"
+
+
+def nameless(body: str) -> ServiceBusMessage:
+    """The SDK draws an id for a message it makes; an application may take it away again."""
+    message = ServiceBusMessage(body)
+    message.message_id = None
+    return message
+
+
+def of(given: Any, ids: MessageIds | None = None) -> Outgoing:
+    return Outgoing.of(given, "orders", MessageIds() if ids is None else ids)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ServiceBusMessage("x", message_id="1"),
+        AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": "1"}),
+        AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": b"1"}),
+        {"body": "x", "message_id": "1"},
+        MappingProxyType({"body": "x", "message_id": "1"}),
+        [ServiceBusMessage("x", message_id="1")],
+        ({"body": "x", "message_id": "1"},),
+        (ServiceBusMessage("x", message_id="1") for _ in range(1)),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_every_kind_that_the_sdk_takes_is_taken(given: Any) -> None:
+    carried = of(given)
+    assert carried.ids == ("1",)
+    assert list(carried.measured()) == [("1", 1)]
+    assert carried.diverted(None).application_properties["x-ms-path"] == "orders"
+
+
+def test_a_message_with_an_id_goes_as_it_is_and_one_without_as_a_copy() -> None:
+    named, unnamed = ServiceBusMessage("a", message_id="1"), nameless("b")
+    assert of(named).payload is named
+    carried = of([named, unnamed])
+    assert carried.messages[0] is named
+    assert carried.messages[1] is not unnamed
+    assert unnamed.message_id is None
+    assert str(UUID(carried.ids[1])) == carried.ids[1]
+
+
+@pytest.mark.parametrize("odd", ["text", b"bytes", 7, None, [1], [None], {"nobody": "x"}])
+def test_what_is_no_message_is_one_clear_error(odd: Any) -> None:
+    with pytest.raises(TypeError, match=r"a message is|stands for a message"):
+        of(odd)
+
+
+def test_an_id_of_another_type_is_told_as_text() -> None:
+    one = AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": UUID(int=7)})
+    assert of(one).ids == (str(UUID(int=7)),)
+
+
+def test_a_message_object_keeps_its_id_as_long_as_it_lives() -> None:
+    ids = MessageIds()
+    for message in (nameless("x"), AmqpAnnotatedMessage(data_body=b"x")):
+        first = of(message, ids).ids
+        assert of([message], ids).ids == first
+    assert of(nameless("x"), ids).ids != of(nameless("x"), ids).ids
+    assert len(ids._given) <= 2
+
+
+def fails(world: PairWorld, behaviour: Behaviour = refuses) -> None:
+    world.primary.behaviour = behaviour
+
+
+def test_a_mapping_keeps_its_id_for_the_callers_own_retry() -> None:
+    async def scenario() -> None:
+        world = PairWorld(retry_total=0, failover_interval=3600.0)
+        sender = world.client.get_queue_sender("orders")
+        order: dict[str, Any] = {"body": "order 1"}
+        seen = []
+        fails(world)
+        for _ in range(3):
+            with pytest.raises(ConnectionRefusedError) as caught:
+                await sender.send_messages([order, {"body": "other"}])
+            seen.append(caught.value.message_ids[0])  # type: ignore[attr-defined]
+        world.primary.behaviour = takes_it
+        await sender.send_messages(order)
+        seen.append(id_of(world.primary.took[-1][1]))
+        assert len(set(seen)) == 1
+        assert order == {"body": "order 1"}
+        # Sent: what it says next is another message, though the words may be the same.
+        await sender.send_messages(order)
+        assert id_of(world.primary.took[-1][1]) not in seen
+        await world.client.close()
+
+    run(scenario())
+
+
+def test_a_mapping_that_says_something_else_is_another_message() -> None:
+    ids = MessageIds()
+    form = {"body": "order 1"}
+    first = of(form, ids).ids
+    assert of(form, ids).ids == first
+    form["body"] = "order 2"
+    assert of(form, ids).ids != first
+
+
+def test_mappings_are_remembered_in_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "MAPPINGS_MAX", 3)
+    ids = MessageIds()
+    forms: list[Mapping[str, Any]] = [{"body": str(number)} for number in range(5)]
+    given = [of(form, ids).ids for form in forms]
+    assert len(ids._mappings) == 3
+    assert of(forms[4], ids).ids == given[4]
+    assert of(forms[0], ids).ids != given[0]
+
+
+def test_ids_in_an_error_can_be_put_in_by_the_caller() -> None:
+    async def scenario() -> None:
+        world = PairWorld(retry_total=0, failover_interval=3600.0)
+        sender = world.client.get_queue_sender("orders")
+        fails(world, hangs)
+        with pytest.raises(OperationTimeoutError) as caught:
+            await sender.send_messages({"body": "x"})
+        (message_id,) = caught.value.message_ids  # type: ignore[attr-defined]
+        world.primary.behaviour = takes_it
+        await sender.send_messages({"body": "x", "message_id": message_id})
+        assert id_of(world.primary.took[-1][1]) == message_id
+        await world.client.close()
+
+    run(scenario())
+
+
+def sdk_batch(*messages: Any, size: int = 262_144) -> ServiceBusMessageBatch:
+    batch = ServiceBusMessageBatch(size)
+    for message in messages:
+        batch.add_message(message)
+    return batch
+
+
+def test_a_batch_of_the_sdk_gets_ids_before_its_first_attempt_and_keeps_them() -> None:
+    ids = MessageIds()
+    batch = sdk_batch(nameless("a"), ServiceBusMessage("b", message_id="b"))
+    carried = of(batch, ids)
+    assert isinstance(carried.payload, ServiceBusMessageBatch)
+    assert [id_of(message) for message in carried.payload._messages] == [*carried.ids]
+    assert carried.ids[1] == "b"
+    assert of(batch, ids).ids == carried.ids
+    assert [message.message_id for message in batch._messages] == [None, "b"]
+    named = sdk_batch(ServiceBusMessage("b", message_id="b"))
+    assert of(named).payload is named
+
+
+def test_a_batch_with_no_room_for_ids_goes_as_it_is_but_its_copies_have_them() -> None:
+    message = nameless("x" * 500)
+    room = sdk_batch(message).size_in_bytes
+    batch = sdk_batch(message, size=room)
+    carried = of(batch)
+    assert carried.payload is batch
+    assert carried.diverted(None).properties.message_id == carried.ids[0] != ""
+
+
+def paired_batch(limit: int, room: int, path: str = "orders") -> PairedMessageBatch:
+    return PairedMessageBatch(limit, room_bytes=room, path=path, ids=MessageIds())
+
+
+def fill(batch: ServiceBusMessageBatch, make: Any) -> int:
+    while True:
+        try:
+            batch.add_message(make(len(batch)))
+        except MessageSizeExceededError:
+            return len(batch)
+
+
+@pytest.mark.parametrize("size", [0, 10, 180, 240, 900])
+@pytest.mark.parametrize("session", [None, "s" * 100])
+def test_a_batch_filled_to_the_brim_fits_the_backlog_with_its_aliases(
+    size: int, session: str | None
+) -> None:
+    def make(number: int) -> ServiceBusMessage:
+        return ServiceBusMessage("x" * size, session_id=session, partition_key=session)
+
+    batch = paired_batch(20_000, 20_000)
+    count = fill(batch, make)
+    diverted = sdk_batch(
+        *(to_backlog_message(message, "orders") for message in batch._messages), size=20_000
+    )
+    assert len(diverted) == count > 3
+    # The room that is left unused is one message, and for each what it might have had and had not:
+    # both times, and the session id, which is counted where it was and where it goes.
+    grown = encoded_bytes(to_backlog_message(make(0), "orders")) + 300
+    unused = 20_000 - diverted.size_in_bytes
+    assert unused < grown + count * (140 + 2 * len(session or "") + 40)
+    assert all(id_of(message) is not None for message in batch._messages)
+
+
+def test_the_smaller_limit_of_both_sides_counts() -> None:
+    assert fill(paired_batch(5_000, 1_000_000), lambda _: ServiceBusMessage("x" * 400)) == 10
+    assert fill(paired_batch(1_000_000, 5_000), lambda _: ServiceBusMessage("x" * 400)) == 8
+
+
+def test_a_message_that_is_refused_leaves_the_batch_as_it_was() -> None:
+    batch = paired_batch(5_000, 5_000)
+    batch.add_message(ServiceBusMessage("a"))
+    before = (len(batch), batch.size_in_bytes, batch.max_size_in_bytes)
+    with pytest.raises(MessageSizeExceededError):
+        batch.add_message(ServiceBusMessage("x" * 10_000))
+    with pytest.raises(TypeError):
+        batch.add_message("text")
+    assert (len(batch), batch.size_in_bytes, batch.max_size_in_bytes) == before
+
+
+def test_a_batch_is_diverted_whole_to_one_place() -> None:
+    async def scenario() -> None:
+        world = PairWorld()
+        world.client.entity("orders").tell(ForceFailover())
+        sender = world.client.get_queue_sender("orders")
+        batch = await sender.create_message_batch()
+        assert isinstance(batch, PairedMessageBatch)
+        for number in range(5):
+            batch.add_message(ServiceBusMessage(str(number)))
+        await sender.send_messages(batch)
+        ((queue, stored),) = world.secondary.took
+        assert queue == QUEUE + "0"
+        assert [id_of(message) for message in stored] == [id_of(m) for m in batch._messages]
+        await world.client.close()
+
+    run(scenario())
+
+
+IDS = ("1", "2", "2", "4")
+"""Two messages may have one id: a caller's mistake that must not make one of them disappear."""
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "stored"),
+    [(1, None), (2, ("1",)), (3, ("1", "2")), (4, ("1", "2", "2")), (5, IDS)],
+)
+@pytest.mark.parametrize("how", ["refused", "hangs", "message"])
+def test_a_split_batch_tells_what_is_stored_whatever_fails_when(
+    fails_at: int, stored: tuple[str, ...] | None, how: str
+) -> None:
+    async def scenario() -> None:
+        world = PairWorld(retry_total=0, message_size_limit=None)
+        singles = 0
+
+        async def one_at_a_time(sent: Any) -> None:
+            nonlocal singles
+            if sent is None:
+                return
+            if isinstance(sent, list):
+                raise MessageSizeExceededError(message="too large")
+            singles += 1
+            if singles >= fails_at:
+                if how == "refused":
+                    raise ConnectionRefusedError("refused")
+                if how == "message":
+                    raise ValueError("a message that nobody takes")
+                await asyncio.Event().wait()
+
+        world.secondary.behaviour = one_at_a_time
+        world.client.entity("orders").tell(ForceFailover())
+        sender = world.client.get_queue_sender("orders")
+        messages = [ServiceBusMessage("x", message_id=name) for name in IDS]
+        if stored == IDS:
+            await sender.send_messages(messages, timeout=12)
+            assert world.client.entity("orders").diverted == len(IDS)
+        else:
+            with pytest.raises((PairingError, ValueError)) as caught:
+                await sender.send_messages(messages, timeout=12)
+            error: Any = caught.value
+            assert error.message_ids == IDS
+            if stored is None:
+                assert not isinstance(error, PartialDivertError)
+            else:
+                assert isinstance(error, PartialDivertError)
+                assert error.stored_ids == stored
+                assert error.not_stored_ids == IDS[len(stored) :]
+        assert len(world.secondary.took) == (len(stored) if stored else 0)
+        assert world.elapsed <= 12
+        await world.client.close()
+
+    run(scenario())
+
+
+def test_a_split_batch_that_is_cancelled_is_cancelled() -> None:
+    async def scenario() -> None:
+        world = PairWorld()
+
+        async def slow_singles(sent: Any) -> None:
+            if isinstance(sent, list):
+                raise MessageSizeExceededError(message="too large")
+            if sent is not None:
+                await asyncio.sleep(1)
+
+        world.secondary.behaviour = slow_singles
+        world.client.entity("orders").tell(ForceFailover())
+        sender = world.client.get_queue_sender("orders")
+        messages = [ServiceBusMessage("x", message_id=name) for name in "abcd"]
+        call = asyncio.create_task(sender.send_messages(messages))
+        await asyncio.sleep(2.5)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        outcomes = dict(world.notes.of("divert", "message_id", "outcome"))
+        assert outcomes == {"a": "ok", "b": "ok", "c": "unknown", "d": "failed"}
+        await world.client.close()
+
+    run(scenario())
+
+
+def test_an_oversize_message_keeps_its_whole_batch_out_before_a_part_is_stored() -> None:
+    async def scenario() -> None:
+        world = PairWorld(message_size_limit=2_000)
+        world.client.entity("orders").tell(ForceFailover())
+        sender = world.client.get_queue_sender("orders")
+        batch = [ServiceBusMessage("x" * size, message_id=str(size)) for size in (10, 20, 1_990)]
+        with pytest.raises(PairingError, match="2000") as caught:
+            await sender.send_messages(batch)
+        assert caught.value.message_ids == ("10", "20", "1990")
+        assert world.secondary.took == []
+        await world.client.close()
+
+    run(scenario())

@@ -1,0 +1,241 @@
+"""Cancelling a task inside a paired send: it is always seen, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusServerBusyError
+
+from tests.unit.pairing.sdk_world import Behaviour, PairWorld, hangs, run, takes_it
+from twinbus.pairing.core.events import ForceFailover
+from twinbus.pairing.sdk.watchdog import LOOK_S
+
+MOMENTS_S = [step * 0.07 for step in range(24)]
+"""From before the first attempt to past its bound and the first back-off."""
+
+
+async def slow(_: Any) -> None:
+    for _step in range(10):
+        await asyncio.sleep(0.1)
+
+
+async def swallows(_: Any) -> None:
+    """What the SDK may do on Python 3.11: it waits in small steps, and loses a cancellation."""
+    for _step in range(10):
+        try:
+            await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            continue
+
+
+async def is_busy(_: Any) -> None:
+    """So that the call waits in its back-off."""
+    raise ServiceBusServerBusyError(message="later")
+
+
+async def swallows_then_fails(_: Any) -> None:
+    await swallows(None)
+    raise ServiceBusServerBusyError(message="later")
+
+
+async def swallows_then_hangs(_: Any) -> None:
+    try:
+        await asyncio.sleep(0.5)
+    except asyncio.CancelledError:
+        await asyncio.Event().wait()
+
+
+def message(number: int = 1) -> ServiceBusMessage:
+    return ServiceBusMessage("x", message_id=str(number))
+
+
+async def cancelled_at(world: PairWorld, moment_s: float, sender: Any, payload: Any) -> bool:
+    """Whether a call that was cancelled after so long ended as cancelled; else it was done."""
+    call = asyncio.create_task(sender.send_messages(payload, timeout=30))
+    await asyncio.sleep(moment_s)
+    if call.done():
+        call.result()
+        return False
+    asked = world.now
+    call.cancel()
+    done, _ = await asyncio.wait({call}, timeout=20)
+    assert done, "the cancellation was never seen"
+    assert call.cancelled(), f"the cancellation was lost: {call.exception()!r}"
+    assert world.now - asked <= 1.1
+    return True
+
+
+def check_nothing_is_leased(world: PairWorld, sender: Any) -> None:
+    pools = [sender.pool, *world.client._pools.values()]
+    assert [len(pool._leased) for pool in pools] == [0] * len(pools)
+    assert not sender.pool.watchdog._watched
+
+
+@pytest.mark.parametrize("failed_over", [False, True])
+@pytest.mark.parametrize(
+    "behaviour", [slow, swallows, swallows_then_fails, swallows_then_hangs, hangs, is_busy]
+)
+def test_a_cancellation_is_seen_at_every_moment(behaviour: Behaviour, failed_over: bool) -> None:
+    async def scenario(moment_s: float, payload: Callable[[], Any]) -> bool:
+        world = PairWorld(failover_interval=3600.0, retry_total=5)
+        sender = world.client.get_queue_sender("orders")
+        side = world.secondary if failed_over else world.primary
+        if failed_over:
+            world.client.entity("orders").tell(ForceFailover())
+        await sender.send_messages(message(0))
+        side.behaviour = behaviour
+        seen = await cancelled_at(world, moment_s, sender, payload())
+        # A link to the backlog may be opened ahead of time at this very moment.
+        await asyncio.sleep(0.01)
+        check_nothing_is_leased(world, sender)
+        side.behaviour = takes_it
+        await sender.send_messages(message(2))
+        await world.client.close()
+        return seen
+
+    seen = [
+        run(scenario(moment_s, payload))
+        for moment_s in MOMENTS_S
+        for payload in (message, lambda: [message(1), message(3)])
+    ]
+    assert sum(seen) >= 10
+
+
+@pytest.mark.parametrize("behaviour", [slow, swallows, hangs])
+def test_a_cancellation_while_a_link_is_opened_is_seen(behaviour: Behaviour) -> None:
+    async def scenario(moment_s: float) -> None:
+        world = PairWorld(failover_interval=3600.0)
+        world.primary.behaviour = behaviour
+        sender = world.client.get_queue_sender("orders")
+        await cancelled_at(world, moment_s, sender, message())
+        check_nothing_is_leased(world, sender)
+        await world.client.close()
+        assert world.primary.closed == world.primary.opened
+
+    for moment_s in MOMENTS_S:
+        run(scenario(moment_s))
+
+
+def test_a_swallowed_cancellation_of_a_stored_message_is_recorded_as_stored() -> None:
+    async def scenario() -> None:
+        world = PairWorld()
+        sender = world.client.get_queue_sender("orders")
+        await sender.send_messages(message(0))
+
+        async def eats_one(_: Any) -> None:
+            try:
+                await asyncio.sleep(0.1)
+            except asyncio.CancelledError:
+                return
+
+        for side, payload in ((world.primary, message(1)), (world.primary, [message(2)])):
+            side.behaviour = eats_one
+            assert await cancelled_at(world, 0.05, sender, payload)
+            side.behaviour = takes_it
+        world.client.entity("orders").tell(ForceFailover())
+        await sender.send_messages(message(3))
+        world.secondary.behaviour = eats_one
+        assert await cancelled_at(world, 0.05, sender, message(4))
+        sent = world.notes.of("send", "message_id", "outcome")
+        assert sent == [("0", "ok"), ("1", "ok"), ("2", "ok")]
+        assert world.notes.of("divert", "message_id", "outcome") == [("3", "ok"), ("4", "ok")]
+        status = world.client.entity("orders").status()
+        assert (status.sent, status.diverted) == (3, 2)
+        await world.client.close()
+
+    run(scenario())
+
+
+def test_the_callers_own_timeout_block_gets_its_timeout() -> None:
+    async def scenario() -> None:
+        world = PairWorld()
+        sender = world.client.get_queue_sender("orders")
+        await sender.send_messages(message())
+        for behaviour in (slow, swallows, hangs):
+            world.primary.behaviour = behaviour
+            began = world.now
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.33):
+                    await sender.send_messages(message())
+            assert world.now - began <= 0.33 + 1.0
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        await world.client.close()
+
+    run(scenario())
+
+
+def test_a_task_that_was_cancelled_and_lives_on_may_still_send() -> None:
+    async def scenario() -> None:
+        world = PairWorld()
+        sender = world.client.get_queue_sender("orders")
+
+        async def says_goodbye() -> None:
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                await sender.send_messages(message(1))
+                await sender.send_messages([message(2)])
+                raise
+
+        task = asyncio.create_task(says_goodbye())
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait({task})
+        assert len(world.primary.took) == 2
+        assert task.cancelled()
+        await world.client.close()
+
+    run(scenario())
+
+
+def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
+    async def scenario() -> None:
+        world = PairWorld(attempt_timeout=60.0)
+        sender = world.client.get_queue_sender("orders")
+        await sender.send_messages(message())
+        world.primary.behaviour = swallows_then_hangs
+        call = asyncio.create_task(sender.send_messages(message()))
+        await asyncio.sleep(0.3)
+        asked = world.now
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert world.now - asked <= LOOK_S + 0.001
+        await world.client.close()
+
+    run(scenario())
+
+
+def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_time() -> None:
+    async def scenario() -> None:
+        world = PairWorld(retry_total=0, failover_interval=3600.0)
+        sender = world.client.get_queue_sender("orders")
+        world.primary.behaviour = slow
+        await asyncio.gather(*(sender.send_messages(message(n)) for n in range(6)))
+        world.primary.behaviour = hangs
+        ended: dict[float, float] = {}
+
+        async def send(timeout_s: float) -> None:
+            began = world.now
+            with pytest.raises(Exception, match="did not answer within"):
+                await sender.send_messages(message(), timeout=timeout_s)
+            ended[timeout_s] = round(world.now - began, 6)
+
+        bounds = [4.0, 0.5, 2.25, 0.013, 5.0, 3.999]
+        loop: Any = asyncio.get_running_loop()
+        sends = [asyncio.create_task(send(bound)) for bound in bounds]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        timers = [timer for timer in loop._scheduled if not timer.cancelled()]
+        assert len([t for t in timers if "_look" in repr(t)]) == 1
+        await asyncio.gather(*sends)
+        assert ended == {bound: bound for bound in bounds}
+        await world.client.close()
+
+    run(scenario())

@@ -1,0 +1,244 @@
+"""Sends under strict session order, in virtual time: who is diverted, where to, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+
+from tests.unit.pairing.sdk_world import PairWorld, hangs, refuses, run, takes_it
+from twinbus.errors import BacklogUnavailableError, PartialDivertError, ReservedPropertyError
+from twinbus.pairing.core.backlog import session_queue
+from twinbus.pairing.core.events import ForceFailover, MarkHealthy
+
+
+def message(name: str, session: str | None = "a", **properties: Any) -> ServiceBusMessage:
+    return ServiceBusMessage("x", message_id=name, session_id=session, **properties)
+
+
+class StrictWorld(PairWorld):
+    """A pair whose census has looked into its empty backlog queues."""
+
+    async def start(self) -> None:
+        assert self.client.census is not None
+        await self.client.census.start(self.client.paths)
+        self.order = self.client.census.order
+        self.sender = self.client.get_queue_sender("orders")
+
+    def queue(self, session: str) -> str:
+        return session_queue(self.client.paths, "orders", session)
+
+    def fail_over(self) -> None:
+        self.client.entity("orders").tell(ForceFailover())
+
+    def come_back(self) -> None:
+        self.client.entity("orders").tell(MarkHealthy())
+
+    def ids(self, side: str) -> list[tuple[str, list[str]]]:
+        """What a side took, call by call: the entity and the ids."""
+        calls = []
+        for name, given in getattr(self, side).took:
+            is_batch = isinstance(given, ServiceBusMessageBatch)
+            several = given._messages if is_batch else given
+            messages: list[Any] = several if isinstance(several, list) else [several]
+            calls.append((name, [str(_properties(one).message_id) for one in messages]))
+        return calls
+
+    def drain(self) -> None:
+        """The syphon has moved all that is in the backlog."""
+        self.secondary.drained = len(self.secondary.took)
+
+
+def strict(scenario: Any, **options: Any) -> None:
+    async def whole() -> None:
+        world = StrictWorld(session_order="strict", **options)
+        await world.start()
+        await scenario(world)
+        await world.client.close()
+
+    run(whole())
+
+
+def test_a_session_stays_in_the_backlog_until_it_is_drained_and_others_do_not() -> None:
+    async def scenario(world: StrictWorld) -> None:
+        world.fail_over()
+        await world.sender.send_messages(message("a1"))
+        world.come_back()
+        await world.sender.send_messages(message("a2"))
+        await world.sender.send_messages(message("b1", "b"))
+        await world.sender.send_messages(message("n1", None))
+        assert world.ids("secondary") == [(world.queue("a"), ["a1"]), (world.queue("a"), ["a2"])]
+        assert world.ids("primary") == [("orders", ["b1"]), ("orders", ["n1"])]
+        await asyncio.sleep(5.0)
+        await world.sender.send_messages(message("a3"))
+        assert len(world.secondary.took) == 3
+        world.drain()
+        await asyncio.sleep(5.0)
+        assert len(world.order) == 0
+        await world.sender.send_messages(message("a4"))
+        assert world.ids("primary")[-1] == ("orders", ["a4"])
+
+    strict(scenario)
+
+
+def test_nothing_is_looked_at_while_no_session_is_bound_or_the_entity_is_not_back() -> None:
+    async def scenario(world: StrictWorld) -> None:
+        at_start = world.secondary.peeks
+        assert at_start == 3, "one look at each queue"
+        await world.sender.send_messages(message("a1"))
+        await asyncio.sleep(600.0)
+        world.fail_over()
+        await world.sender.send_messages(message("a2"))
+        await asyncio.sleep(600.0)
+        assert world.secondary.peeks == at_start
+        world.come_back()
+        await asyncio.sleep(60.0)
+        looks = world.secondary.peeks - at_start
+        # Each look is two peeks: what is there, and that nothing more is.
+        assert 40 < looks < 80, looks
+
+    strict(scenario)
+
+
+def test_a_send_in_a_short_backlog_waits_a_moment_and_returns_to_the_primary() -> None:
+    async def scenario(world: StrictWorld) -> None:
+        world.fail_over()
+        await world.sender.send_messages(message("a1"))
+        world.come_back()
+        asyncio.get_running_loop().call_later(0.5, world.drain)
+        await world.sender.send_messages(message("a2"))
+        assert world.ids("primary") == [("orders", ["a2"])]
+        assert 0.5 <= world.elapsed <= 1.0
+
+    strict(scenario)
+
+
+def test_a_send_that_timed_out_on_the_primary_is_diverted_and_so_is_the_next() -> None:
+    async def scenario(world: StrictWorld) -> None:
+        world.primary.behaviour = hangs
+        await world.sender.send_messages(message("a1"), timeout=60)
+        # Somebody's late success heals the entity: what is in the backlog must not be overtaken.
+        world.primary.behaviour = takes_it
+        world.client.succeeded("orders")
+        assert world.state() == "healthy"
+        await world.sender.send_messages(message("a2"))
+        assert world.ids("secondary") == [(world.queue("a"), ["a1"]), (world.queue("a"), ["a2"])]
+        assert world.primary.took == []
+
+    strict(scenario)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "is_bound"), [(hangs, True), (refuses, False)], ids=["in doubt", "refused"]
+)
+def test_a_divert_that_fails_raises_and_binds_only_if_it_may_have_arrived(
+    behaviour: Any, is_bound: bool
+) -> None:
+    async def scenario(world: StrictWorld) -> None:
+        world.fail_over()
+        world.secondary.by_entity[world.queue("a")] = behaviour
+        with pytest.raises(BacklogUnavailableError) as raised:
+            await world.sender.send_messages(message("a1"), timeout=30)
+        assert raised.value.message_ids == ("a1",)
+        assert world.secondary.took == [], "never another queue"
+        world.come_back()
+        assert len(world.order) == int(is_bound)
+        if is_bound:
+            with pytest.raises(BacklogUnavailableError):
+                await world.sender.send_messages(message("a2"), timeout=30)
+            assert world.primary.took == []
+        else:
+            await world.sender.send_messages(message("a2"))
+            assert world.ids("primary") == [("orders", ["a2"])]
+
+    strict(scenario)
+
+
+def test_a_cancelled_divert_binds() -> None:
+    async def scenario(world: StrictWorld) -> None:
+        world.fail_over()
+        world.secondary.behaviour = hangs
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await world.sender.send_messages(message("a1"))
+        world.secondary.behaviour = takes_it
+        world.come_back()
+        await world.sender.send_messages(message("a2"))
+        assert world.ids("secondary") == [(world.queue("a"), ["a2"])]
+
+    strict(scenario)
+
+
+def test_a_message_that_cannot_be_diverted_binds_nothing() -> None:
+    async def scenario(world: StrictWorld) -> None:
+        world.fail_over()
+        bad = message("a1", application_properties={"x-ms-path": "mine"})
+        with pytest.raises(ReservedPropertyError):
+            await world.sender.send_messages(bad)
+        assert len(world.order) == 0
+
+    strict(scenario)
+
+
+def test_a_list_goes_whole_to_the_primary_and_to_the_backlog_session_by_session() -> None:
+    async def scenario(world: StrictWorld) -> None:
+        def mixed() -> list[ServiceBusMessage]:
+            return [message("a1"), message("b1", "b"), message("n1", None), message("a2")]
+
+        await world.sender.send_messages(mixed())
+        assert world.ids("primary") == [("orders", ["a1", "b1", "n1", "a2"])]
+        world.fail_over()
+        await world.sender.send_messages(mixed())
+        kept = world.client.paths[0]
+        assert world.ids("secondary") == [
+            (world.queue("a"), ["a1", "a2"]),
+            (world.queue("b"), ["b1"]),
+            (kept, ["n1"]),
+        ]
+
+    strict(scenario)
+
+
+def test_a_part_that_fails_after_another_was_stored_is_told_by_the_ids() -> None:
+    async def scenario(world: StrictWorld) -> None:
+        sessions = ["a", *(s for s in "bcdefgh" if world.queue(s) != world.queue("a"))][:2]
+        world.fail_over()
+        world.secondary.by_entity[world.queue(sessions[1])] = refuses
+        batch = ServiceBusMessageBatch(10_000)
+        for name in ("1", "2"):
+            for session in sessions:
+                batch.add_message(message(session + name, session))
+        with pytest.raises(PartialDivertError) as raised:
+            await world.sender.send_messages(batch, timeout=30)
+        assert raised.value.stored_ids == ("a1", "a2")
+        assert raised.value.not_stored_ids == (sessions[1] + "1", sessions[1] + "2")
+
+    strict(scenario)
+
+
+def test_a_backlog_that_cannot_be_looked_into_at_the_start_is_looked_into_later() -> None:
+    async def scenario() -> None:
+        world = StrictWorld(session_order="strict")
+        world.secondary.took.append((world.queue("a"), _left("a0")))
+        world.secondary.behaviour = refuses
+        await world.start()
+        await world.sender.send_messages(message("a1"))
+        assert world.ids("primary") == [("orders", ["a1"])]
+        world.secondary.behaviour = takes_it
+        await asyncio.sleep(30.0)
+        await world.sender.send_messages(message("a2"))
+        assert world.ids("secondary")[-1] == (world.queue("a"), ["a2"])
+        await world.client.close()
+
+    run(scenario())
+
+
+def _properties(given: Any) -> Any:
+    return getattr(given, "raw_amqp_message", given).properties
+
+
+def _left(name: str) -> ServiceBusMessage:
+    properties: dict[str | bytes, Any] = {b"x-ms-path": b"orders", b"x-ms-sessionid": b"a"}
+    return ServiceBusMessage("x", message_id=name, application_properties=properties)

@@ -1,0 +1,99 @@
+"""The tether of a task: it ends when the driver lets go, and tells the driver its problems."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from twinbus.pipeline.drain import driver_link as tethers
+from twinbus.pipeline.drain.driver_link import Post, Tether
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - what is waited for is on another thread
+            await asyncio.sleep(0.005)
+
+
+def test_a_task_tells_its_problems_and_ends_when_it_is_released() -> None:
+    async def run(post: Post) -> None:
+        async with Tether(post.address) as one, Tether(post.address) as two:
+            one.tell(("orders: full",))
+            two.tell(("orders: full", "events: disabled"))
+            await until(lambda: set(post.problems) == {"orders: full", "events: disabled"})
+            two.tell(())
+            await until(lambda: post.problems == ("orders: full",))
+            released = asyncio.ensure_future(one.released())
+            await asyncio.sleep(0.05)
+            assert not released.done()
+            post.release()
+            async with asyncio.timeout(10):
+                await released
+                await two.released()
+        async with Tether(post.address) as late, asyncio.timeout(10):
+            await late.released()
+
+    with Post("127.0.0.1") as post:
+        asyncio.run(run(post))
+        assert post.attached == 0
+
+
+def test_a_task_ends_when_its_driver_is_gone() -> None:
+    async def run() -> None:
+        post = Post("127.0.0.1")
+        with post:
+            async with Tether(post.address) as tether:
+                await until(lambda: post.attached == 1)
+                post.__exit__()
+                async with asyncio.timeout(10):
+                    await tether.released()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("line", [b"wrong\n", b"", b"x" * 100_000])
+def test_a_stranger_is_not_listened_to(line: bytes) -> None:
+    with Post("127.0.0.1") as post:
+        assert post.address is not None
+        with socket.create_connection((post.address.host, post.address.port)) as stranger:
+            stranger.settimeout(10)
+            stranger.sendall(line)
+            stranger.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        assert post.attached == 0
+
+
+def test_a_task_that_cannot_reach_the_driver_works_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tethers, "CONNECT_S", 0.2)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+
+        async def run() -> None:
+            with Post("127.0.0.1") as post:
+                assert post.address is not None
+                address = replace(post.address, port=port)
+            async with Tether(address) as tether:
+                tether.tell(("orders: full",))
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await tether.released()
+
+        began = time.monotonic()
+        asyncio.run(run())
+        assert time.monotonic() - began < 5
+
+
+def test_a_driver_that_cannot_listen_goes_on_without() -> None:
+    with Post("driver.example", bind="203.0.113.1") as post:
+        assert post.address is None
+        post.release()

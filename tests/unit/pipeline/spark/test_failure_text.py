@@ -1,0 +1,51 @@
+"""What Spark raises, as one line."""
+
+from __future__ import annotations
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, StreamingQueryException
+
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.spark.failure_text import SparkFailed, spark_in_words
+
+FROM_JAVA = """An error occurred while calling o42.exists.
+: java.lang.IllegalArgumentException: java.net.UnknownHostException: nohost
+\tat org.apache.hadoop.security.SecurityUtil.buildTokenService(SecurityUtil.java:478)
+Caused by: java.net.UnknownHostException: nohost
+"""
+FROM_A_TASK = """Job aborted due to stage failure: Lost task 0.0 in stage 3.0 (TID 2): \
+java.io.FileNotFoundException: File file:/x does not exist
+\tat org.apache.spark.Task.run(Task.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            Py4JError(FROM_JAVA),
+            "java.lang.IllegalArgumentException: java.net.UnknownHostException: nohost",
+        ),
+        (
+            StreamingQueryException(FROM_A_TASK),
+            "java.io.FileNotFoundException: File file:/x does not exist",
+        ),
+        (AnalysisException("[PATH_NOT_FOUND] nothing at /x"), "[PATH_NOT_FOUND] nothing at /x"),
+        (Py4JNetworkError("Answer from Java side is empty"), "Answer from Java side is empty"),
+        (Py4JError(""), "Py4JError('')"),
+        (AnalysisException("x" * 1_000), "x" * 300),
+    ],
+)
+def test_the_line_that_says_why_is_told_and_no_other(error: Exception, line: str) -> None:
+    with pytest.raises(SparkFailed) as told, spark_in_words():
+        raise error
+    assert str(told.value) == f"Spark could not work it out: {line}"
+    assert told.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [LedgerError("ours"), ValueError("a mistake"), SystemExit(1)])
+def test_what_is_not_sparks_stays_as_it_is(error: BaseException) -> None:
+    with pytest.raises(type(error)) as told, spark_in_words():
+        raise error
+    assert told.value is error

@@ -1,0 +1,51 @@
+"""The package as a zip: the relay runs from it, with nothing else of ours and without the SDK."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from twinbus.pipeline.spark.shipping import is_in_one_process, package_zip
+
+ALONE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"azure", "lmdb", "starlette", "uvicorn", "typer"}:
+            raise ImportError(f"an executor has no {name}")
+
+sys.meta_path.insert(0, Missing())
+sys.path.insert(0, sys.argv[1])
+import twinbus.pipeline.drain.task as task
+print(task.__file__)
+"""
+
+
+def test_a_task_runs_from_the_zip_without_the_sdk(tmp_path: Path) -> None:
+    archive = package_zip(tmp_path / "twinbus.zip")
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE, str(archive)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(str(archive))
+
+
+def test_the_same_package_makes_the_same_bytes(tmp_path: Path) -> None:
+    one, two = package_zip(tmp_path / "one.zip"), package_zip(tmp_path / "two.zip")
+    assert one.read_bytes() == two.read_bytes()
+    with zipfile.ZipFile(one) as archive:
+        assert "twinbus/__init__.py" in archive.namelist()
+        assert not [name for name in archive.namelist() if "__pycache__" in name]
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [("local", True), ("local[*,4]", True), ("local-cluster[2,1,1024]", False), ("yarn", False)],
+)
+def test_which_masters_have_executors_of_their_own(master: str, expected: bool) -> None:
+    assert is_in_one_process(master) is expected

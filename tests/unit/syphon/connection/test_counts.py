@@ -1,0 +1,50 @@
+"""The counts of a queue, asked of a server that does not always answer to the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from twinbus.errors import SyphonError
+from twinbus.namespace.endpoint import endpoint_of
+from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
+
+COUNTS = (
+    b"<CountDetails><d2p1:ActiveMessageCount>3</d2p1:ActiveMessageCount></CountDetails>"
+    b"<MessageCount>5</MessageCount>"
+)
+
+
+async def asked_of_one_that_answers(status: str, body: bytes, announced: int) -> QueueCounts:
+    """What comes of one request, answered so and then hung up."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {announced}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        text = (
+            f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=r;SharedAccessKey=k;"
+            "UseDevelopmentEmulator=true;"
+        )
+        return await counts_of(endpoint_of(text), "orders")
+
+
+def test_a_whole_answer_is_read() -> None:
+    counts = asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS)))
+    assert (counts.active, counts.total, counts.waiting) == (3, 5, 5)
+
+
+def test_an_answer_without_counts_says_that_the_queue_is_not_there() -> None:
+    with pytest.raises(SyphonError, match="there is no queue orders"):
+        asyncio.run(asked_of_one_that_answers("200 OK", b"<feed/>", 7))
+
+
+@pytest.mark.parametrize("came", [0, 10, len(COUNTS) - 1])
+def test_an_answer_that_is_cut_off_says_nothing_of_the_queue(came: int) -> None:
+    with pytest.raises(CountsUnavailable, match="hung up"):
+        asyncio.run(asked_of_one_that_answers("200 OK", COUNTS[:came], len(COUNTS)))

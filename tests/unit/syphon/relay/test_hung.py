@@ -1,0 +1,99 @@
+"""Destinations that do not answer, in virtual time: each costs itself and not the others."""
+
+from __future__ import annotations
+
+from tests.unit.syphon.core.pump_world import World
+from tests.unit.syphon.core.test_pump import opened, running
+from twinbus.syphon.core.pump import Limits
+
+
+def answer_all_but_hung(world: World) -> None:
+    """Both namespaces answer all that they were asked, but for the attach to one destination."""
+    world.deliver(100)
+    if "orders" in world.attaching:
+        world.attach("orders")
+    world.accept(100)
+    world.confirm(100)
+    while world.fetches:
+        world.answer_fetch()
+    world.renew()
+
+
+def test_one_entity_that_answers_no_attach_costs_its_own_link_and_not_the_others() -> None:
+    world = running(limits=Limits(messages=40, answer_s=10))
+    world.store("hung", 3)
+    world.deliver(3)
+    for _ in range(300):
+        world.store("orders")
+        world.tick(1.0)
+        answer_all_but_hung(world)
+    assert world.reconnects == []
+    assert world.detached == ["hung"] * len(world.detached)
+    assert 5 <= len(world.detached) <= 15, "it is tried again, with a growing pause"
+    assert len(world.in_primary) == len(set(world.in_primary)) == 300, "nothing is sent twice"
+    world.settle_everything()
+    assert sorted(world.in_primary) == list(range(1, 304))
+
+
+def test_an_entity_that_hangs_alone_costs_no_connection_on_which_a_token_was_granted() -> None:
+    world = running(limits=Limits(messages=40, answer_s=10))
+    world.store("hung")
+    world.deliver()
+    world.tick(1.0)
+    world.perform(world.pump.authorized(world.now))
+    world.tick(9.0)
+    assert (world.detached, world.reconnects) == (["hung"], [])
+    assert "not answered for 10 s" in world.pump.held["hung"]
+    # The token lasts, so that nothing but the attach is asked for: now the line may be dead.
+    world.tick(1.0)
+    world.tick(10.0)
+    assert (world.detached, world.reconnects) == (["hung"], ["primary"])
+
+
+def test_a_token_that_is_not_answered_holds_one_destination_if_others_are_answered() -> None:
+    world = opened(count=4)
+    world.store("hung")
+    world.deliver()
+    world.tick(1.0)
+    world.accept()
+    world.perform(world.pump.unanswered("hung", "no token", world.now))
+    assert world.pump.held == {"hung": "no token"}
+    assert len(world.sent) == 3, "those of the others are where they were"
+    assert world.pump.unanswered("hung", "no token", world.now) == [], "it is not waited for"
+
+
+def test_an_entity_that_answers_no_attach_does_not_fill_the_window_of_the_others() -> None:
+    world = running(limits=Limits(messages=40))
+    for _ in range(150):
+        world.store("hung")
+        world.store("orders")
+    arrived = {}
+    while world.now < 35.0:
+        answer_all_but_hung(world)
+        world.tick(0.1)
+        arrived[round(world.now, 1)] = len(world.in_primary)
+    assert arrived[1.9] < 100, "the first attach has some time"
+    assert arrived[10.0] == 150
+    assert (world.reconnects, world.pump.deferred) == ([], 149), "one is tried"
+    assert world.pump.held == {"hung": "an attach to hung was not answered for 30 s"}
+    world.settle_everything()
+    assert sorted(world.in_primary) == list(range(1, 301))
+
+
+def test_attaches_that_are_slow_for_everybody_have_nothing_deferred() -> None:
+    world = running(limits=Limits(messages=40))
+    world.store("orders", 10)
+    world.store("letters", 10)
+    world.deliver(20)
+    for _ in range(50):
+        world.tick(0.1)
+    assert world.credit == 0
+    world.attach("orders")
+    world.attach("letters")
+    assert len(world.sent) == 2, "one each, to begin with"
+    world.accept(2)
+    assert len(world.sent) == 18
+    world.accept(18)
+    world.confirm(20)
+    assert (world.pump.deferred, world.pump.held) == (0, {})
+    assert world.credit > 20

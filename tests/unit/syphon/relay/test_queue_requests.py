@@ -1,0 +1,169 @@
+"""What is asked of a backlog queue, and how often: by answers that a test makes up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from twinbus.amqp.message import encode_message
+from twinbus.amqp.types import ULong
+from twinbus.syphon.connection.line import Line, RequestRefused
+from twinbus.syphon.core.actions import Action, Complete
+from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.pump import Pump
+from twinbus.syphon.core.session_lanes import Sighting
+from twinbus.syphon.relay.bookkeeping import Bookkeeper
+from twinbus.syphon.relay.queue_answers import SourceErrands
+from twinbus.syphon.relay.queue_requests import SourceRequests
+
+PAGE = 10
+
+
+class Shown(SourceRequests):
+    """A queue whose messages up to a number are deferred, and how often it is peeked at."""
+
+    def __init__(self, count: int, deferred: int) -> None:
+        super().__init__(cast("Line", None), "queue")
+        self._numbers = range(1, count + 1)
+        self._deferred = deferred
+        self.peeks = 0
+
+    async def peek(self, start: int, now_ms: int) -> list[Sighting]:
+        self.peeks += 1
+        page = [n for n in self._numbers if n >= start][:PAGE]
+        return [Sighting(n, "orders", None, n <= self._deferred) for n in page]
+
+
+@pytest.mark.parametrize(
+    ("deferred", "to_the_end", "peeks"), [(0, False, 1), (25, False, 4), (25, True, 101)]
+)
+def test_a_busy_queue_is_looked_through_as_far_as_deferred_messages_lie_at_its_front(
+    deferred: int, to_the_end: bool, peeks: int
+) -> None:
+    queue = Shown(1_000, deferred)
+    found, is_all = asyncio.run(queue.find_deferred(0, to_the_end=to_the_end))
+    assert [sighting.number for sighting in found] == list(range(1, deferred + 1))
+    assert (is_all, queue.peeks) == (to_the_end, peeks)
+
+
+class Asked:
+    """A line whose answers depend on the lock tokens, or numbers, of a request."""
+
+    def __init__(self, bad: set[int], status: int, condition: str) -> None:
+        self.requests = 0
+        self._bad = bad
+        self._refusal = RequestRefused("because", status, condition)
+
+    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.requests += 1
+        tokens: list[UUID] = body.get("lock-tokens", [])
+        numbers = [token.int for token in tokens] or body["sequence-numbers"]
+        if self._bad & set(numbers):
+            raise self._refusal
+        return {"messages": [{"message": b"", "lock-token": UUID(int=n)} for n in numbers]}
+
+
+def locked(count: int) -> list[Parcel]:
+    """Messages whose lock tokens, as requests carry them, are their numbers."""
+    parcels = []
+    for number in range(count):
+        parcel = Parcel(UUID(int=number).bytes_le, 100)
+        parcel.sequence_number, parcel.path = number, "orders"
+        parcels.append(parcel)
+    return parcels
+
+
+def requests_to(line: Asked) -> SourceRequests:
+    return SourceRequests(cast("Line", line), "queue")
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_lock_that_is_lost_is_found_among_the_others(status: int) -> None:
+    line, parcels = Asked({7}, status, "com.microsoft:message-lock-lost"), locked(100)
+    told = asyncio.run(requests_to(line).renew(parcels))
+    assert (len(told.done), told.lost, told.rest) == (99, [parcels[7]], [])
+    assert line.requests <= 15
+
+
+@pytest.mark.parametrize("status", [401, 500, 503])
+def test_a_queue_that_is_busy_is_not_asked_again_for_each_message(status: int) -> None:
+    line, parcels = Asked({7}, status, "com.microsoft:server-busy"), locked(250)
+    told = asyncio.run(requests_to(line).renew(parcels))
+    assert line.requests == 3, "groups that were taken before, and the one that was not"
+    assert (len(told.done), told.lost, len(told.rest)) == (150, [], 100)
+    assert told.refusal is not None
+    line = Asked({150}, status, "com.microsoft:server-busy")
+    fetched, refused = asyncio.run(requests_to(line).fetch(list(range(250))))
+    assert (line.requests, len(fetched), refused) == (2, 100, list(range(100, 250)))
+
+
+class Peeked:
+    """A line whose queue holds these messages."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self._messages = messages
+
+    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [{"message": message} for message in self._messages]}
+
+
+def test_a_page_is_read_to_its_end_whatever_one_message_holds() -> None:
+    def stored(number: object, **aliases: object) -> bytes:
+        return encode_message(
+            message_annotations={"x-opt-sequence-number": number},
+            application_properties={
+                **{f"x-ms-{name}": value for name, value in aliases.items()},
+                "x-ms-path": "orders",
+            },
+            data=b"body",
+        )
+
+    line = Peeked(
+        [
+            stored(3),
+            stored(2, scheduledenqueuetimeutc=ULong(2**64 - 1)),
+            stored("no number", sessionid="s"),
+            stored(None),
+            b"no message",
+        ]
+    )
+    page = asyncio.run(SourceRequests(cast("Line", line), "queue").peek(1, 0))
+    assert [(seen.number, seen.path, seen.session) for seen in page] == [
+        (0, "orders", "s"),
+        (0, "orders", None),
+        (0, "", None),
+        (2, "", None),
+        (3, "orders", None),
+    ]
+
+
+class Records:
+    def __init__(self) -> None:
+        self.errors: list[object] = []
+
+    def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
+        self.errors.append(fields.get("error"))
+
+
+@pytest.mark.parametrize(
+    ("status", "condition", "told"),
+    [
+        (410, "com.microsoft:message-lock-lost", "com.microsoft:message-lock-lost"),
+        (503, "com.microsoft:server-busy", "com.microsoft:server-busy"),
+        (500, "", "status 500"),
+    ],
+)
+def test_the_ledger_has_the_reason_for_which_a_settlement_failed(
+    status: int, condition: str, told: str
+) -> None:
+    ledger, wanted = Records(), list[Action]()
+    books = Bookkeeper(ledger, "contoso", "second", "queue")
+    errands = SourceErrands(Pump(), books, wanted.extend, cast("Any", None), "queue")
+    errands.line = cast("Line", Asked({0}, status, condition))
+    parcels = locked(1)
+    parcels[0].outcome = Complete
+    asyncio.run(errands.settle(parcels, "completed", []))
+    assert [error for error in ledger.errors if error] == [told]

@@ -1,0 +1,139 @@
+"""Faults that nobody foresaw: a relay tells of them, tries again, and does not hang in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.syphon.relay.test_queue_answers import NoLedger
+from twinbus.errors import SyphonError
+from twinbus.namespace.endpoint import endpoint_of
+from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
+from twinbus.syphon.connection.line import Line
+from twinbus.syphon.connection.peeking import backlog_queues_of
+from twinbus.syphon.core.actions import Action
+from twinbus.syphon.core.pump import Pump
+from twinbus.syphon.host import drain
+from twinbus.syphon.relay.lease import Leases
+from twinbus.syphon.relay.relay import Relay
+
+KEY = "SharedAccessKeyName=a;SharedAccessKey=b"
+TYPO = f"Endpoint=sb://contoso..servicebus.windows.net;{KEY}"
+PATIENCE_S = 10.0
+
+
+def nobody_there() -> str:
+    """A connection string at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    return f"Endpoint=sb://127.0.0.1:{port};{KEY};UseDevelopmentEmulator=true;"
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110  # what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+def test_a_host_that_can_be_none_is_told_of_on_both_sides() -> None:
+    async def scenario() -> dict[str, str]:
+        place = endpoint_of(TYPO)
+        relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+        relay.start()
+        await until(lambda: len(relay.problems) == 2)
+        await relay.close()
+        return relay.problems
+
+    problems = asyncio.run(scenario())
+    assert "contoso cannot be reached" in problems["primary"]
+    assert "contoso cannot be reached" in problems["secondary"]
+
+
+def test_a_host_that_can_be_none_has_no_counts_and_no_queues() -> None:
+    with pytest.raises(CountsUnavailable, match="contoso does not answer"):
+        asyncio.run(counts_of(endpoint_of(TYPO), "queue"))
+    with pytest.raises(SyphonError, match="contoso cannot be reached"):
+        asyncio.run(backlog_queues_of(endpoint_of(TYPO)))
+
+
+def broken(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Have every line fail when it is opened, in a way that nobody expects; each try is noted."""
+    tries: list[None] = []
+
+    async def fail(_: Line) -> None:
+        tries.append(None)
+        raise RuntimeError("nobody expects this")
+
+    monkeypatch.setattr(Line, "open", fail)
+    return tries
+
+
+def test_a_side_that_fails_unexpectedly_is_told_of_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = broken(monkeypatch)
+
+    async def scenario() -> dict[str, str]:
+        place = endpoint_of(TYPO)
+        relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+        relay.start()
+        await until(lambda: len(tries) >= 4)
+        await relay.close()
+        return relay.problems
+
+    with caplog.at_level(logging.ERROR, "twinbus.syphon"):
+        problems = asyncio.run(scenario())
+    assert set(problems) == {"primary", "secondary"}
+    assert "nobody expects this" in problems["primary"]
+    assert any(record.exc_info for record in caplog.records), "with its traceback"
+
+
+def test_leases_that_fail_unexpectedly_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    queue = "contoso/x-servicebus-transfer/0"
+
+    async def scenario() -> None:
+        leases = Leases(endpoint_of(TYPO), [queue], lambda *_: None)
+        leases.start()
+        await until(lambda: "nobody expects this" in (leases.problem(queue) or ""))
+        await leases.close()
+
+    asyncio.run(scenario())
+
+
+class FailingPump(Pump):
+    """One whose time is out of joint."""
+
+    def tick(self, now: float) -> list[Action]:
+        raise AssertionError("a mistake of ours")
+
+
+def test_a_drain_whose_pump_fails_ends_with_words() -> None:
+    async def scenario() -> None:
+        place = nobody_there()
+        async with asyncio.timeout(PATIENCE_S):
+            await drain(place, place, ["queue"], pump_factory=FailingPump, idle_s=0.1)
+
+    with pytest.raises(SyphonError, match=r"queue: the syphon itself failed.*a mistake of ours"):
+        asyncio.run(scenario())
+
+
+def test_an_errand_that_fails_unexpectedly_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise RuntimeError("nobody expects this")
+
+    async def scenario() -> None:
+        place = endpoint_of(TYPO)
+        relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+        relay._errand(fail())
+        await until(lambda: bool(caplog.records))
+        await relay.close()
+
+    with caplog.at_level(logging.ERROR, "twinbus.syphon"):
+        asyncio.run(scenario())
+    assert "queue: an errand failed" in caplog.text
