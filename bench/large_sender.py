@@ -7,7 +7,7 @@ import asyncio
 from twinbus.amqp.events import CreditChanged, Disposed, Event
 from twinbus.amqp.performatives import Accepted, Source, Target
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.line import Line
+from twinbus.syphon.connection.line import NamespaceConnection
 
 WINDOW_BYTES = 8 << 20
 """Under way at once."""
@@ -30,7 +30,7 @@ async def _send(connection_string: str, queue: str, payload: bytes, count: int) 
         if isinstance(event, (Disposed, CreditChanged)):
             happened.set()
 
-    line = Line(Endpoint.parse(connection_string), on_event)
+    line = NamespaceConnection(Endpoint.parse(connection_string), on_event)
     await line.open()
     try:
         await line.authorize(queue)

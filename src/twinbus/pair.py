@@ -195,15 +195,15 @@ class Pair:
         depth and age of the backlog are looked up every so many seconds (billed operations).
         ImportError without the extra `telemetry`.
         """
-        from twinbus.pairing.observing.backlog_depth import Sounding
-        from twinbus.pairing.observing.metrics import PairCollector, Subject
+        from twinbus.pairing.observing.backlog_depth import BacklogDepth
+        from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
 
         client = self._started()
         sounding = None
         if backlog_every:
-            sounding = Sounding(client, backlog_every)
+            sounding = BacklogDepth(client, backlog_every)
             self._soundings.append(sounding)
-        subject = Subject(client, self._keeper.sides, self._syphon_status, sounding)
+        subject = MeasuredPair(client, self._keeper.sides, self._syphon_status, sounding)
         return PairCollector(subject, entities_max=entities_max)
 
     def force_failover(self, path: str) -> None:

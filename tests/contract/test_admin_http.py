@@ -31,7 +31,7 @@ from tests.official_sdk import Faults, administration, async_administration, sas
 from twinbus.broker import descriptions
 from twinbus.broker.admin.api import AdminRequest, BrokerServices, respond
 from twinbus.broker.embedded import EmbeddedBroker
-from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.sas import AccessPolicy, sign
 from twinbus.broker.storage.store import MemoryStore
 from twinbus.broker.tokens import LockTokens
@@ -197,7 +197,7 @@ class FullDisk:
 
 def test_a_change_that_the_disk_did_not_take_is_not_confirmed() -> None:
     root = replace(SENDER, rights=frozenset({"Manage"}))
-    namespace = Namespace(
+    namespace = BrokerNamespace(
         "contoso", MemoryStore(), LockTokens(), notify=lambda _: None, deleted=lambda _: None
     )
     services = SimpleNamespace(

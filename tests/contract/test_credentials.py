@@ -34,7 +34,7 @@ from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.syphon.connection import line as line_module
 from twinbus.syphon.connection.counts import counts_of
-from twinbus.syphon.connection.line import Line
+from twinbus.syphon.connection.line import NamespaceConnection
 from twinbus.syphon.host import SyphonHost
 
 pytestmark = pytest.mark.contract
@@ -241,7 +241,9 @@ def test_the_syphon_puts_a_new_token_before_the_old_one_ends_and_tries_again_if_
     credential = Fetching(life_s=2)
 
     async def scenario() -> None:
-        line = Line(endpoint_of(over_tls(broker, "contoso", credential)), lambda _: None)
+        line = NamespaceConnection(
+            endpoint_of(over_tls(broker, "contoso", credential)), lambda _: None
+        )
         await line.open()
         try:
             await line.authorize("orders")

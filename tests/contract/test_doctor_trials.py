@@ -14,7 +14,7 @@ from tests.official_sdk import administration
 from twinbus import EmbeddedBroker, Namespace
 from twinbus.console.doctor import trials as doctor_trials
 from twinbus.console.doctor.findings import Finding, Level
-from twinbus.console.doctor.namespaces import Patient
+from twinbus.console.doctor.namespaces import ExaminedPair
 from twinbus.console.doctor.scratch import Scratch
 from twinbus.transfer import to_backlog_message
 
@@ -27,13 +27,13 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield served
 
 
-def tried(broker: EmbeddedBroker, trial: Callable[[Patient, Scratch], Any]) -> Finding:
+def tried(broker: EmbeddedBroker, trial: Callable[[ExaminedPair, Scratch], Any]) -> Finding:
     """The one finding of a trial, after which no scratch entity is left."""
     sides = [broker.connection_string(name) for name in ("contoso", "contoso-dr")]
 
     async def examine() -> list[Finding]:
         primary, secondary = map(Namespace.from_connection_string, sides)
-        patient = Patient(primary, secondary, count=2, entity=None)
+        patient = ExaminedPair(primary, secondary, count=2, entity=None)
         patient.manages |= {"primary": True, "secondary": True}
         async with Scratch() as scratch:
             found: list[Finding] = await trial(patient, scratch)

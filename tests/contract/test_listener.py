@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from twinbus.broker import listener as listener_module
-from twinbus.broker.listener import AMQP_HEADER, Listener, Speech, recognise
+from twinbus.broker.listener import AMQP_HEADER, Listener, WireProtocol, recognise
 from twinbus.errors import ListenError
 
 if TYPE_CHECKING:
@@ -92,21 +92,21 @@ async def end(writer: asyncio.StreamWriter) -> None:
 @pytest.mark.parametrize(
     ("first", "speech"),
     [
-        (b"AMQP\x03\x01\x00\x00", Speech.AMQP),
-        (b"AMQP\x00\x01\x00\x00", Speech.AMQP),
-        (b"A", Speech.AMQP),
-        (b"GET /heal", Speech.HTTP),
-        (b"DELETE /", Speech.HTTP),
-        (b"P", Speech.HTTP),
-        (b"OPTIONS ", Speech.HTTP),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01", Speech.TLS),
-        (b"GETAWAY ", Speech.UNKNOWN),
-        (b"AMQX", Speech.UNKNOWN),
-        (b"SSH-2.0-", Speech.UNKNOWN),
-        (b"\x00\x00", Speech.UNKNOWN),
+        (b"AMQP\x03\x01\x00\x00", WireProtocol.AMQP),
+        (b"AMQP\x00\x01\x00\x00", WireProtocol.AMQP),
+        (b"A", WireProtocol.AMQP),
+        (b"GET /heal", WireProtocol.HTTP),
+        (b"DELETE /", WireProtocol.HTTP),
+        (b"P", WireProtocol.HTTP),
+        (b"OPTIONS ", WireProtocol.HTTP),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", WireProtocol.TLS),
+        (b"GETAWAY ", WireProtocol.UNKNOWN),
+        (b"AMQX", WireProtocol.UNKNOWN),
+        (b"SSH-2.0-", WireProtocol.UNKNOWN),
+        (b"\x00\x00", WireProtocol.UNKNOWN),
     ],
 )
-def test_first_bytes_tell_what_a_client_speaks(first: bytes, speech: Speech) -> None:
+def test_first_bytes_tell_what_a_client_speaks(first: bytes, speech: WireProtocol) -> None:
     assert recognise(first) is speech
 
 

@@ -9,7 +9,7 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.official_sdk import administration, client
 from twinbus.broker.embedded import EmbeddedBroker
-from twinbus.console.report.backlog_scan import Looking
+from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.errors import SyphonError
 from twinbus.pipeline.report import Sighting
 from twinbus.transfer import to_backlog_message
@@ -35,7 +35,7 @@ def test_what_waits_and_what_is_set_aside_is_seen_and_stays() -> None:
             with sdk.get_queue_receiver(BACKLOG, max_wait_time=5) as receiver:
                 (first,) = receiver.receive_messages(1)
                 receiver.dead_letter_message(first, reason="poison")
-        looking = Looking(text)
+        looking = BacklogScan(text)
         for _ in range(2):
             asyncio.run(looking.peek())
             assert sorted(looking.seen()) == [
@@ -49,7 +49,7 @@ def test_what_waits_and_what_is_set_aside_is_seen_and_stays() -> None:
 def test_a_secondary_that_is_gone_is_one_line() -> None:
     with EmbeddedBroker("contoso-dr") as broker:
         text = broker.connection_string("contoso-dr")
-    looking = Looking(text)
+    looking = BacklogScan(text)
     with pytest.raises(SyphonError) as error:
         asyncio.run(looking.peek())
     looking.close()

@@ -25,14 +25,14 @@ from tests.processes import ServedBroker
 from twinbus import errors
 from twinbus.ledger import LedgerWriter, read
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainStats, SyphonHost, drain
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.contract
 
 BACKLOG = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
-LIMITS = Limits(messages=200)
+LIMITS = IntakeLimits(messages=200)
 PATIENCE_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 

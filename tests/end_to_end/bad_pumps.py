@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from twinbus.syphon.core.actions import Action, Complete, Forward, Release
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
 
 VARIABLE = "BAD_PUMP_FILE"
@@ -21,7 +21,7 @@ VARIABLE = "BAD_PUMP_FILE"
 class DroppingPump(Pump):
     """Completes one message that it never sent."""
 
-    def received(self, parcel: Parcel, now: float) -> list[Action]:
+    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
         actions = super().received(parcel, now)
         return completed_unsent(self, parcel, actions, now) if is_first() else actions
 
@@ -31,19 +31,21 @@ class HastyPump(Pump):
 
     hasty = False
 
-    def received(self, parcel: Parcel, now: float) -> list[Action]:
+    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
         actions = super().received(parcel, now)
         self.hasty = self.hasty or is_first()
         return completed_unsent(self, parcel, actions, now) if self.hasty else actions
 
-    def settled(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
+    def settled(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
         actions = super().settled(parcels, now)
         if self.hasty and not self.in_flight:
             os.kill(os.getpid(), signal.SIGKILL)
         return actions
 
 
-def completed_unsent(pump: Pump, parcel: Parcel, actions: list[Action], now: float) -> list[Action]:
+def completed_unsent(
+    pump: Pump, parcel: BacklogMessage, actions: list[Action], now: float
+) -> list[Action]:
     """The pump's actions as if the primary had accepted a parcel that was never sent to it."""
     if VARIABLE in os.environ:
         with open(os.environ[VARIABLE], "a", encoding="ascii") as file:
@@ -75,20 +77,20 @@ class PlantedPump(Pump):
         super().__init__(**settings)
         self._given_back: set[str] = set()
 
-    def received(self, parcel: Parcel, now: float) -> list[Action]:
+    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
         actions = super().received(parcel, now)
         if parcel.message_id == self.DROPPED:
             return completed_unsent(self, parcel, actions, now)
         return actions
 
-    def accepted(self, parcels: list[Parcel], now: float) -> list[Action]:
+    def accepted(self, parcels: list[BacklogMessage], now: float) -> list[Action]:
         twice = [p for p in parcels if p.message_id in self.TWICE - self._given_back]
         self._given_back.update(str(parcel.message_id) for parcel in twice)
         actions = super().accepted(parcels, now)
         return [kept for action in actions for kept in self._without(action, twice)]
 
     @staticmethod
-    def _without(action: Action, twice: list[Parcel]) -> Iterator[Action]:
+    def _without(action: Action, twice: list[BacklogMessage]) -> Iterator[Action]:
         if not isinstance(action, Complete):
             yield action
             return

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainProgress, drain
 
 LOOK_S = 0.05
@@ -36,7 +36,7 @@ async def work(given: dict[str, Any]) -> None:
                 given["secondary"],
                 queues,
                 idle_s=LOOK_S,
-                limits=Limits(messages=given["window"]),
+                limits=IntakeLimits(messages=given["window"]),
                 options=SendAvailabilityOptions(session_order=order),
                 pump_factory=given.get("pump_factory"),
                 on_progress=partial(tell, order),

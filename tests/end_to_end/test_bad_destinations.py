@@ -32,9 +32,9 @@ from twinbus.amqp.types import Int
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.connection.peeking import dialled
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.relay.queue_requests import SourceRequests
+from twinbus.syphon.relay.queue_requests import QueueRequests
 
 pytestmark = pytest.mark.end_to_end
 
@@ -74,7 +74,7 @@ def host_of(
     world: MixedBacklog, queue: str, *, rule: str | None = None, grace_s: float = 3_600.0
 ) -> SyphonHost:
     options = SendAvailabilityOptions(undeliverable_grace=grace_s)
-    return SyphonHost(*world.sides(rule), [queue], options, limits=Limits(messages=WINDOW))
+    return SyphonHost(*world.sides(rule), [queue], options, limits=IntakeLimits(messages=WINDOW))
 
 
 @dataclass
@@ -188,7 +188,7 @@ def test_one_that_hangs_costs_the_others_nothing(
     world.hang()
 
     async def run() -> None:
-        limits = Limits(messages=WINDOW, answer_s=HUNG_ANSWER_S)
+        limits = IntakeLimits(messages=WINDOW, answer_s=HUNG_ANSWER_S)
         host = SyphonHost(*world.sides(), [queue], limits=limits)
         pump, goal = host.relays[0].pump, EACH_GOOD * len(GOOD)
 
@@ -279,7 +279,7 @@ def test_one_deferred_message_that_is_locked_does_not_keep_the_others(world: Mix
 
     async def run() -> int:
         async with dialled(endpoint_of(world.sides()[1])) as line:
-            requests = SourceRequests(line, queue)
+            requests = QueueRequests(line, queue)
             numbers = await asyncio.to_thread(world.defer_all, queue, 20)
             fetched, refused = await requests.fetch([numbers[7]])
             assert (len(fetched), refused) == (1, [])

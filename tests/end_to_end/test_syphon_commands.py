@@ -22,7 +22,7 @@ from azure.servicebus import ServiceBusMessage
 from tests.official_sdk import administration, client, receive_count
 from tests.processes import ENTRY, ServedBroker, run_twinbus
 from twinbus.console.cli import main
-from twinbus.planning.model import Standing, Traffic, next_standing
+from twinbus.planning.model import BacklogLevel, Traffic, next_standing
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.end_to_end
@@ -187,7 +187,7 @@ def test_a_drain_keeps_to_its_rate_over_all_queues(desk: Desk) -> None:
         desk.divert(queue, "events", 50, queue[-1])
     code, done = desk.drains("--rate", "100")
     assert (code, done["drained"], done["forwarded"]) == (0, True, 300)
-    nothing = Standing(waiting=0.0, refused=0.0, peak=0.0, longest_drain_s=0.0)
+    nothing = BacklogLevel(waiting=0.0, refused=0.0, peak=0.0, longest_drain_s=0.0)
     traffic = Traffic(rate_per_s=1, size_bytes=1)
     planned = next_standing(
         nothing, 300, 0.0, 60.0, traffic=traffic, drain_per_s=100.0, capacity=1e9

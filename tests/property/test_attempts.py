@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinbus.pairing.core.attempts import (
-    Divert,
+    CallEnding,
     DivertFailed,
-    Ending,
+    DivertTo,
     PrimaryFailed,
     PullQueue,
     Raise,
@@ -18,11 +18,11 @@ from twinbus.pairing.core.attempts import (
     SendCall,
     Step,
     TryPrimary,
-    Wait,
-    Woken,
+    WaitEnded,
+    WaitForRetry,
 )
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
-from twinbus.pairing.core.classify import Meaning
+from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import (
     EntityFailover,
     Event,
@@ -42,7 +42,7 @@ QUEUES = backlog_paths("contoso", 3)
 TOLERANCE_S = 1e-6
 """Sums of floats that should meet exactly may miss by this."""
 
-MEANINGS = st.sampled_from(list(Meaning))
+MEANINGS = st.sampled_from(list(FailureMeaning))
 OUTCOMES = st.lists(st.tuples(st.one_of(st.none(), MEANINGS), st.floats(0, 1)), max_size=40)
 """Of the attempts, in order: success or what failed, after which part of the attempt's time."""
 
@@ -85,7 +85,7 @@ class World:
     rotation: Rotation
     policy: RetryPolicy
     deadline: float | None
-    outcomes: list[tuple[Meaning | None, float]]
+    outcomes: list[tuple[FailureMeaning | None, float]]
     meddling: list[tuple[float, Event]]
     now: float = 0.0
     ended: list[str] = field(default_factory=list)
@@ -113,18 +113,18 @@ class World:
                 assert self.entity.route is Route.PRIMARY or not self.rotation.protected
                 self.primaries += 1
                 return self.attempt(timeout_s, queue=None)
-            case Divert(queue, timeout_s):
+            case DivertTo(queue, timeout_s):
                 assert self.entity.route is Route.BACKLOG
                 assert queue not in self.spent, "a queue that failed is not tried again"
                 assert self.rotation.is_in(queue, self.now)
                 self.diverts += 1
                 return self.attempt(timeout_s, queue)
-            case Wait(until):
+            case WaitForRetry(until):
                 assert until >= self.now
                 assert self.in_time(until)
                 self.waits += 1
                 self.wait(until)
-                return self.call.handle(Woken(), self.now)
+                return self.call.handle(WaitEnded(), self.now)
             case Raise(ending, error):
                 self.check_ending(ending, error)
                 self.ended.append(ending.name)
@@ -144,32 +144,32 @@ class World:
             return self.call.handle(
                 PrimaryFailed(OSError("down"), meaning.counts, meaning), self.now
             )
-        if meaning is not Meaning.BUSY:
+        if meaning is not FailureMeaning.BUSY:
             self.spent.add(queue)
         failed = DivertFailed(OSError("down"), meaning, timed_out=part == 1)
         steps = self.call.handle(failed, self.now)
-        if meaning is Meaning.BUSY and not isinstance(steps[-1], Wait):
+        if meaning is FailureMeaning.BUSY and not isinstance(steps[-1], WaitForRetry):
             self.spent.add(queue)
         self.check_pull(
             steps, queue, meaning, part == 1 and timeout_s < self.policy.attempt_timeout_s
         )
         return steps
 
-    def check_pull(self, steps: list[Step], queue: str, meaning: Meaning, cut: bool) -> None:
+    def check_pull(self, steps: list[Step], queue: str, meaning: FailureMeaning, cut: bool) -> None:
         pulls = [step for step in steps if isinstance(step, PullQueue)]
         assert [pull.queue for pull in pulls] == (
             [queue] if meaning.pulls_queue and not cut else []
         )
 
-    def check_ending(self, ending: Ending, error: BaseException | None) -> None:
+    def check_ending(self, ending: CallEnding, error: BaseException | None) -> None:
         match ending:
-            case Ending.PRIMARY:
+            case CallEnding.PRIMARY:
                 assert error is self.call.primary_error is not None
-            case Ending.MESSAGE:
+            case CallEnding.MESSAGE:
                 assert error in self.call.queue_errors.values()
-            case Ending.UNUSABLE:
+            case CallEnding.UNUSABLE:
                 assert self.entity.route is Route.REFUSED
-            case Ending.TIMED_OUT:
+            case CallEnding.TIMED_OUT:
                 assert self.primaries == self.diverts == 0
 
     def wait(self, until: float) -> None:
@@ -200,7 +200,7 @@ class World:
 def world(
     policy: RetryPolicy,
     deadline: float | None,
-    outcomes: list[tuple[Meaning | None, float]],
+    outcomes: list[tuple[FailureMeaning | None, float]],
     meddling: list[tuple[float, Event]],
     *,
     failover_interval_s: float = 5.0,
@@ -226,7 +226,7 @@ def world(
 def test_a_call_ends_exactly_once_in_time_and_after_bounded_attempts(
     policy: RetryPolicy,
     deadline: float | None,
-    outcomes: list[tuple[Meaning | None, float]],
+    outcomes: list[tuple[FailureMeaning | None, float]],
     meddling: list[tuple[float, Event]],
     failover_interval_s: float,
     queues: tuple[str, ...],
@@ -240,7 +240,7 @@ def test_a_call_ends_exactly_once_in_time_and_after_bounded_attempts(
         queues=queues,
     )
     ending = it.run()
-    assert ending in {"primary", *queues, *Ending.__members__}
+    assert ending in {"primary", *queues, *CallEnding.__members__}
     assert it.in_time(it.now)
     # Each divert may end in a return to the primary; a queue is tried once, throttling aside.
     assert it.diverts <= len(queues) + policy.total
@@ -253,20 +253,25 @@ def test_patience_beyond_the_failover_interval_never_sees_an_error(
 ) -> None:
     # The first attempt may take its whole time to fail, and so may one that spans the failover.
     patience = failover_interval_s + 2 * policy.attempt_timeout_s + 0.01
-    dead: list[tuple[Meaning | None, float]] = [(Meaning.UNREACHABLE, part) for part in parts]
+    dead: list[tuple[FailureMeaning | None, float]] = [
+        (FailureMeaning.UNREACHABLE, part) for part in parts
+    ]
     it = world(policy, patience, dead, [], failover_interval_s=failover_interval_s)
     # The primary is dead for good; every backlog queue takes what it gets.
     steps = it.call.start(0.0)
-    while not isinstance(steps[-1], Divert):
+    while not isinstance(steps[-1], DivertTo):
         assert not isinstance(steps[-1], Raise), steps
         steps = it.perform(steps[-1])
     assert steps[-1].queue in QUEUES
     assert it.in_time(it.now)
 
 
-@given(POLICIES, st.lists(st.sampled_from([Meaning.UNREACHABLE, Meaning.QUOTA]), max_size=2))
-def test_one_good_queue_of_three_is_enough(policy: RetryPolicy, bad: list[Meaning]) -> None:
-    outcomes: list[tuple[Meaning | None, float]] = [(meaning, 0.5) for meaning in bad]
+@given(
+    POLICIES,
+    st.lists(st.sampled_from([FailureMeaning.UNREACHABLE, FailureMeaning.QUOTA]), max_size=2),
+)
+def test_one_good_queue_of_three_is_enough(policy: RetryPolicy, bad: list[FailureMeaning]) -> None:
+    outcomes: list[tuple[FailureMeaning | None, float]] = [(meaning, 0.5) for meaning in bad]
     it = world(policy, None, outcomes, [(0.0, ForceFailover())])
     it.pass_time(0.0)
     assert it.run() == QUEUES[len(bad)]

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinbus.pairing.core.failover import (
-    Close,
-    Divert,
     EntityFailover,
+    EntityState,
     Event,
     ForceFailover,
     Freeze,
@@ -20,24 +19,25 @@ from twinbus.pairing.core.failover import (
     SendFailed,
     SendPing,
     SendSucceeded,
-    State,
+    StartDiverting,
     StopPinging,
+    StopWatching,
     TimerFired,
     Unfreeze,
 )
 from twinbus.testing import VirtualClock
 
 LEGAL = {
-    (State.HEALTHY, State.SUSPECT),
-    (State.HEALTHY, State.FAILED_OVER),
-    (State.SUSPECT, State.HEALTHY),
-    (State.SUSPECT, State.FAILED_OVER),
-    (State.FAILED_OVER, State.HEALTHY),
-    (State.FAILED_OVER, State.UNUSABLE),
-    (State.UNUSABLE, State.HEALTHY),
-    (State.UNUSABLE, State.FAILED_OVER),
+    (EntityState.HEALTHY, EntityState.SUSPECT),
+    (EntityState.HEALTHY, EntityState.FAILED_OVER),
+    (EntityState.SUSPECT, EntityState.HEALTHY),
+    (EntityState.SUSPECT, EntityState.FAILED_OVER),
+    (EntityState.FAILED_OVER, EntityState.HEALTHY),
+    (EntityState.FAILED_OVER, EntityState.UNUSABLE),
+    (EntityState.UNUSABLE, EntityState.HEALTHY),
+    (EntityState.UNUSABLE, EntityState.FAILED_OVER),
 }
-PINGED = {State.FAILED_OVER, State.UNUSABLE}
+PINGED = {EntityState.FAILED_OVER, EntityState.UNUSABLE}
 
 EVENTS: st.SearchStrategy[Event] = st.sampled_from(
     [
@@ -94,10 +94,10 @@ class Shell:
         self.perform(actions, before)
         self.check_routing(event, before, route, held)
         self.check_rest()
-        if entity.state is State.HEALTHY:
+        if entity.state is EntityState.HEALTHY:
             self.quiet_since = None
 
-    def perform(self, actions: object, before: State) -> None:
+    def perform(self, actions: object, before: EntityState) -> None:
         announced = []
         for action in actions:  # type: ignore[attr-defined]
             match action:
@@ -110,7 +110,7 @@ class Shell:
                 case StopPinging():
                     assert before in PINGED
                     self.ping_out = False
-                case Divert():
+                case StartDiverting():
                     assert self.entity.route is Route.BACKLOG
                 case Notify(transition):
                     announced.append(transition)
@@ -123,31 +123,34 @@ class Shell:
             assert (transition.before, transition.after) == (before, self.entity.state)
             assert (before, self.entity.state) in LEGAL
             assert transition.at == self.entity.since == self.now
-            diverts = Divert() in list(actions)  # type: ignore[call-overload]
+            diverts = StartDiverting() in list(actions)  # type: ignore[call-overload]
             assert diverts is (self.entity.route is Route.BACKLOG)
 
-    def check_routing(self, event: Event, before: State, route: Route, held: bool) -> None:
+    def check_routing(self, event: Event, before: EntityState, route: Route, held: bool) -> None:
         entity = self.entity
         commanded = isinstance(event, ForceFailover | MarkHealthy)
         if held and not commanded:
             assert entity.route is route, "a hold was broken"
         if entity.forced:
-            assert entity.state is State.FAILED_OVER
-        if entity.state is State.FAILED_OVER and before in (State.HEALTHY, State.SUSPECT):
+            assert entity.state is EntityState.FAILED_OVER
+        if entity.state is EntityState.FAILED_OVER and before in (
+            EntityState.HEALTHY,
+            EntityState.SUSPECT,
+        ):
             patient = (
                 self.quiet_since is not None and self.now >= self.quiet_since + self.interval_s
             )
             assert patient or commanded, "failed over before a quiet interval"
         if isinstance(event, SendSucceeded) and not held:
-            assert entity.state is State.HEALTHY
+            assert entity.state is EntityState.HEALTHY
 
     def check_rest(self) -> None:
         entity = self.entity
         assert (entity.route is Route.PRIMARY) is (entity.state not in PINGED)
-        if entity.frozen or entity.closed or entity.state is State.HEALTHY:
+        if entity.frozen or entity.closed or entity.state is EntityState.HEALTHY:
             assert entity.timer_at is None
             assert not self.ping_out
-        elif entity.state is State.SUSPECT:
+        elif entity.state is EntityState.SUSPECT:
             assert entity.timer_at == entity.failover_at
             assert entity.timer_at is not None
             assert entity.timer_at <= self.now + self.interval_s
@@ -204,7 +207,7 @@ def test_when_the_faults_stop_the_entity_heals_by_its_pings_alone(
         shell.pass_time(interval_s + ping_s, punctual=True)
     if shell.ping_out:
         shell.feed(PingAnswered())
-    assert shell.entity.state is State.HEALTHY
+    assert shell.entity.state is EntityState.HEALTHY
 
 
 @given(INTERVALS, PINGS, st.integers(1, 3), STEPS)
@@ -218,7 +221,7 @@ def test_closing_at_any_moment_leaves_nothing_behind(
     for gap, event, punctual in steps:
         shell.pass_time(gap, punctual)
         shell.feed(event)
-    shell.feed(Close())
+    shell.feed(StopWatching())
     for event in (SendSucceeded(), SendFailed(counts=True), TimerFired(), ForceFailover()):
         assert shell.entity.handle(event, shell.now) == ()
     assert VirtualClock(shell.now).run(shell.entity, until=shell.now + 1e6) == []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.broker.fakes import World, incoming
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.queue import Delivery, Outcome, Queue
+from twinbus.broker.engine.queue import Delivery, Queue, SettlementOutcome
 from twinbus.broker.refusals import Refusal
 
 ME = object()
@@ -45,7 +45,7 @@ def test_whatever_forwards_where_each_message_is_in_one_place(
             sent += _tries_to_send(queue, f"m{sent}", now_ms, step)
         elif step == "dead-letter":
             for delivery in _available(queue, now_ms):
-                queue.settle(delivery.lock_token, Outcome.DEAD_LETTER, now_ms)
+                queue.settle(delivery.lock_token, SettlementOutcome.DEAD_LETTER, now_ms)
         elif step == "wait":
             world.namespace.run_timers(now_ms)
         elif step == "crash":

@@ -32,7 +32,7 @@ from twinbus.amqp.types import (
 )
 from twinbus.broker.descriptions import TIME_MAX_MS, TIME_MIN_MS, QueueDescription
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.journal import State, StoredMessage
+from twinbus.broker.journal import MessageState, StoredMessage
 from twinbus.broker.messages.incoming import parse, render
 from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
 from twinbus.broker.storage import records
@@ -155,13 +155,18 @@ def test_a_batch_gives_back_its_messages(batch: list[bytes]) -> None:
 @given(
     messages(),
     st.integers(0, 2**32 - 1),
-    st.sampled_from(State),
+    st.sampled_from(MessageState),
     st.integers(0, 2**50),
     st.none() | st.uuids(),
     st.none() | texts,
 )
 def test_a_receiver_gets_what_was_sent(
-    wire: bytes, delivery_count: int, state: State, locked_until_ms: int, token: Any, source: Any
+    wire: bytes,
+    delivery_count: int,
+    state: MessageState,
+    locked_until_ms: int,
+    token: Any,
+    source: Any,
 ) -> None:
     sent = split(wire)
     incoming = parse(wire, lambda: "new-id")

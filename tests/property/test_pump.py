@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.unit.syphon.core.pump_world import World
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 
 PATHS = st.sampled_from(["orders", "Invoices", "topics/a", ""])
 CONDITIONS = st.sampled_from(
@@ -42,7 +42,7 @@ class PumpMachine(RuleBasedStateMachine):
         grace_s=st.sampled_from([0.0, 30.0, 100_000.0]),
     )
     def begin(self, messages: int, size_bytes: int, grace_s: float) -> None:
-        limits = Limits(messages=messages, size_bytes=size_bytes, answer_s=30.0)
+        limits = IntakeLimits(messages=messages, size_bytes=size_bytes, answer_s=30.0)
         self.world = World(limits=limits, grace_s=grace_s, poll_s=900.0, strict=self.strict)
 
     @rule(path=PATHS, count=COUNTS, session=SESSIONS)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.property.queue_model import ACTIVE, DEFERRED, SCHEDULED, Entry, QueueModel
 from tests.unit.broker.fakes import World, incoming
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.queue import Outcome, Queue
+from twinbus.broker.engine.queue import Queue, SettlementOutcome
 from twinbus.broker.refusals import (
     MessageLockLost,
     MessageNotFound,
@@ -31,7 +31,7 @@ sessions = st.sampled_from(SESSIONS)
 numbers = st.integers(1, 12)
 picks = st.integers(0, 1_000_000)
 seldom = st.sampled_from([False, False, False, True])
-outcomes = st.sampled_from([*Outcome, Outcome.ABANDON, Outcome.DEFER])
+outcomes = st.sampled_from([*SettlementOutcome, SettlementOutcome.ABANDON, SettlementOutcome.DEFER])
 
 
 MOVES: dict[str, tuple[int, tuple[st.SearchStrategy[Any], ...]]] = {
@@ -191,7 +191,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert delivery.locked_until_ms == entry.locked_until_ms
             self.tokens.append(delivery.lock_token)
 
-    def settle(self, pick: int, outcome: Outcome) -> None:
+    def settle(self, pick: int, outcome: SettlementOutcome) -> None:
         if not self.tokens:
             return
         token = self.tokens[-1 - pick % min(len(self.tokens), 4)]
@@ -203,14 +203,14 @@ class QueueMachine(RuleBasedStateMachine):
             return
         assert refusal is None
         match outcome:
-            case Outcome.COMPLETE:
+            case SettlementOutcome.COMPLETE:
                 self.model.remove(entry)
-            case Outcome.DEAD_LETTER:
+            case SettlementOutcome.DEAD_LETTER:
                 self.model.bury(entry, "")
-            case Outcome.DEFER:
+            case SettlementOutcome.DEFER:
                 entry.token, entry.state = None, DEFERRED
             case _:
-                counted = outcome is Outcome.ABANDON
+                counted = outcome is SettlementOutcome.ABANDON
                 self.model.give_back(entry, self.now_ms, counted=counted)
 
     def renew(self, pick: int) -> None:

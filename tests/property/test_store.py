@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from twinbus.broker.journal import EntityImage, SessionState, State, StoredMessage
+from twinbus.broker.journal import EntityImage, MessageState, SessionState, StoredMessage
 from twinbus.broker.storage import lmdb_store
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import Batch, MemoryStore, flush
@@ -84,8 +84,10 @@ class TwoStores(RuleBasedStateMachine):
         self.messages[entity_id, message.sequence_number] = message, payload
 
     @precondition(lambda self: self.messages)
-    @rule(data=st.data(), state=st.sampled_from(State), count=st.integers(0, 9), reason=NAMES)
-    def amend(self, data: st.DataObject, state: State, count: int, reason: str) -> None:
+    @rule(
+        data=st.data(), state=st.sampled_from(MessageState), count=st.integers(0, 9), reason=NAMES
+    )
+    def amend(self, data: st.DataObject, state: MessageState, count: int, reason: str) -> None:
         entity_id, number = self.some(data)
         message, _ = self.messages[entity_id, number]
         message.state, message.delivery_count = state, count

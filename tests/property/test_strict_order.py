@@ -16,8 +16,14 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from tests.property.test_strict_pump import StrictPumpMachine
 from tests.unit.syphon.core.pump_world import World
-from twinbus.pairing.core.session_order import DOUBT_S, Divertion, Look, SessionKey, SessionOrder
-from twinbus.syphon.core.pump import Limits
+from twinbus.pairing.core.session_order import (
+    DOUBT_S,
+    Diversion,
+    SessionKey,
+    SessionOrder,
+    SessionPeek,
+)
+from twinbus.syphon.core.pump import IntakeLimits
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 SESSIONS = ("a", "b")
@@ -33,7 +39,7 @@ class StrictOrderMachine(StrictPumpMachine):
 
     @initialize(messages=st.integers(4, 12))
     def begin(self, messages: int) -> None:
-        self.world = World(limits=Limits(messages=messages), strict=True)
+        self.world = World(limits=IntakeLimits(messages=messages), strict=True)
         self.order = SessionOrder((QUEUE,))
         self.order.finish(self.order.first_look(QUEUE, 0.0))
         self.is_back = True
@@ -44,7 +50,7 @@ class StrictOrderMachine(StrictPumpMachine):
         self.diverting: dict[str, str] = {}
         self.late: list[tuple[str, str]] = []
         """What a timed-out send still carries: where to, and the message."""
-        self.look: Look | None = None
+        self.look: SessionPeek | None = None
         self.cursor = 0
 
     # What the world of the pump alone does otherwise
@@ -86,8 +92,8 @@ class StrictOrderMachine(StrictPumpMachine):
             self.late.append(("backlog", name))
         if how == "ok":
             self.returned[session].append(name)
-        endings = {"ok": Divertion.STORED, "no": Divertion.REFUSED}
-        self.order.end(key(session), endings.get(how, Divertion.DOUBTFUL), self.world.now)
+        endings = {"ok": Diversion.STORED, "no": Diversion.REFUSED}
+        self.order.end(key(session), endings.get(how, Diversion.DOUBTFUL), self.world.now)
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
@@ -128,7 +134,7 @@ class StrictOrderMachine(StrictPumpMachine):
         self._check()
         # Nothing is left, so that a look or two frees every session.
         for session in list(self.diverting):
-            self.order.end(key(session), Divertion.REFUSED, self.world.now)
+            self.order.end(key(session), Diversion.REFUSED, self.world.now)
         self.order.finish(self.order.look(QUEUE, self.world.now + DOUBT_S))
         assert len(self.order) == 0
 

@@ -27,7 +27,7 @@ from twinbus.amqp.message import (
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
 from twinbus.syphon.connection.peeked_message import read_peeked
 from twinbus.syphon.core import unpacking
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.unpacking import EXPIRED, MALFORMED, NOT_RESTORED, Unpacker, unpack
 from twinbus.transfer import from_backlog_sections, to_backlog_sections
 from twinbus.transfer.entity_names import is_entity_name
@@ -121,8 +121,8 @@ def made(
     return wire[:-cut] if cut else wire
 
 
-def seen(parcel: Parcel) -> dict[str, Any]:
-    return {name: getattr(parcel, name) for name in Parcel.__slots__}
+def seen(parcel: BacklogMessage) -> dict[str, Any]:
+    return {name: getattr(parcel, name) for name in BacklogMessage.__slots__}
 
 
 @given(st.lists(deliveries(), max_size=12), st.booleans())
@@ -278,7 +278,7 @@ def test_the_short_way_is_taken() -> None:
     unpacker = Unpacker()
     unpacker.unpack(usual(b"orders"), b"t", NOW_MS)
     for note in ("another", "x-ms-path"):
-        parcel = Parcel(b"t", 0)
+        parcel = BacklogMessage(b"t", 0)
         assert unpacker._take_short_way(parcel, usual(b"orders", note), NOW_MS)
         assert parcel.path == "orders"
     # What looks like a second alias takes the middle way, of which nothing is remembered.

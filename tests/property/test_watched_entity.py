@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.unit.pairing.sdk_world import run
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.events import (
+    EntityState,
     Event,
     ForceFailover,
     Freeze,
     MarkHealthy,
     SendFailed,
     SendSucceeded,
-    State,
     Transition,
     Unfreeze,
 )
@@ -39,7 +39,7 @@ EVENTS: st.SearchStrategy[Event] = st.sampled_from(
 GAPS = st.sampled_from([0.0, 0.5, 1.0, 5.0, 10.0, 59.0, 60.0, 61.0, 200.0])
 PINGS = st.lists(st.sampled_from(["answered", "refused", "gone", "slow", "deaf"]), max_size=20)
 STEPS = st.lists(st.tuples(GAPS, EVENTS), max_size=30)
-PINGED = (State.FAILED_OVER, State.UNUSABLE)
+PINGED = (EntityState.FAILED_OVER, EntityState.UNUSABLE)
 
 
 @dataclass

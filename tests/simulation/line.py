@@ -36,11 +36,11 @@ from twinbus.amqp.performatives import (
     Target,
 )
 from twinbus.amqp.types import Symbol, decode
-from twinbus.broker.engine.queue import Delivery, Outcome, Queue
+from twinbus.broker.engine.queue import Delivery, Queue, SettlementOutcome
 from twinbus.broker.messages.incoming import render
 from twinbus.broker.refusals import EntityNotFound, Refusal
 from twinbus.syphon.connection.line import ANSWER_S
-from twinbus.syphon.connection.node import LineLost, RequestRefused
+from twinbus.syphon.connection.node import ConnectionLost, RequestRefused
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -51,10 +51,10 @@ __all__ = ["SimLine", "sim_line"]
 CREDIT: Final = 1_000
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
 OUTCOMES: Final = {
-    "completed": Outcome.COMPLETE,
-    "suspended": Outcome.DEAD_LETTER,
-    "defered": Outcome.DEFER,
-    "abandoned": Outcome.ABANDON,
+    "completed": SettlementOutcome.COMPLETE,
+    "suspended": SettlementOutcome.DEAD_LETTER,
+    "defered": SettlementOutcome.DEFER,
+    "abandoned": SettlementOutcome.ABANDON,
 }
 
 
@@ -89,7 +89,7 @@ class SimLine:
         except (WireRefused, TimeoutError) as error:
             text = f"{self.endpoint.label} cannot be reached: {str(error) or 'no answer'}"
             self._lose(text)
-            raise LineLost(text) from error
+            raise ConnectionLost(text) from error
 
     async def authorize(self, path: str) -> bool:
         if path in self._authorized:
@@ -142,7 +142,7 @@ class SimLine:
                 self.wire.to_client(lambda: resolve(answer, result))
 
         if self.lost.done():
-            raise LineLost(self.lost.result())
+            raise ConnectionLost(self.lost.result())
         self.wire.to_namespace(at_namespace)
         waited: set[asyncio.Future[Any]] = {answer, self.lost}
         await asyncio.wait(waited, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
@@ -150,8 +150,8 @@ class SimLine:
             return answer.result()
         answer.cancel()
         if self.lost.done():
-            raise LineLost(self.lost.result())
-        raise LineLost(f"{self.endpoint.label} did not answer for {ANSWER_S:g} s")
+            raise ConnectionLost(self.lost.result())
+        raise ConnectionLost(f"{self.endpoint.label} did not answer for {ANSWER_S:g} s")
 
     def _answer(
         self, path: str, operation: str, body: dict[str, Any], link_name: str
@@ -405,9 +405,9 @@ class SimSession:
 
 def _settle(queue: Queue, token: bytes, state: bytes, now_ms: int) -> None:
     if state == ACCEPTED_BYTES:
-        queue.settle(token, Outcome.COMPLETE, now_ms)
+        queue.settle(token, SettlementOutcome.COMPLETE, now_ms)
     elif state == RELEASED_BYTES:
-        queue.settle(token, Outcome.RELEASE, now_ms)
+        queue.settle(token, SettlementOutcome.RELEASE, now_ms)
     else:
         described = decode(state)[0]
         fields = described.value
@@ -415,13 +415,13 @@ def _settle(queue: Queue, token: bytes, state: bytes, now_ms: int) -> None:
             info = fields[0].value[2]
             queue.settle(
                 token,
-                Outcome.DEAD_LETTER,
+                SettlementOutcome.DEAD_LETTER,
                 now_ms,
                 reason=info[Symbol("DeadLetterReason")],
                 description=info[Symbol("DeadLetterErrorDescription")],
             )
         else:
-            queue.settle(token, Outcome.DEFER, now_ms)
+            queue.settle(token, SettlementOutcome.DEFER, now_ms)
 
 
 def _gone(path: str) -> Refusal:

@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.machine import NOBODY
-from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Delivery, Queue
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.journal import StoredMessage
@@ -119,9 +119,9 @@ class SimNamespace:
                 self.take(wire, action)
             self.settle()
 
-    def _restored(self) -> Namespace:
+    def _restored(self) -> BrokerNamespace:
         self._ready = {}
-        engine = Namespace(
+        engine = BrokerNamespace(
             self.name,
             self.store,
             lambda: next(self._numbers).to_bytes(16, "big"),

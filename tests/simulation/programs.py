@@ -20,10 +20,10 @@ from twinbus.errors import PartialDivertError, TwinbusError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.pairing.core.events import State
+from twinbus.pairing.core.events import EntityState
 from twinbus.pairing.sending.client import PairedClient
 from twinbus.pairing.sending.watched_entity import WatchedEntity
-from twinbus.syphon.core.intake import Limits
+from twinbus.syphon.core.intake import IntakeLimits
 from twinbus.syphon.host import SyphonHost
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Syphon(Program):
             backlog_paths(primary.label, world.options.backlog_queue_count),
             world.options,
             world.ledger,
-            limits=Limits(messages=world.plan.pump_messages, answer_s=PUMP_ANSWER_S),
+            limits=IntakeLimits(messages=world.plan.pump_messages, answer_s=PUMP_ANSWER_S),
         )
         await self.host.start()
 
@@ -291,7 +291,7 @@ class Application(Program):
 def require_healed(world: World, entity: WatchedEntity) -> None:
     """A success on the primary, however late, ends a failover that nobody holds (SPEC 3)."""
     failover = entity.failover
-    if failover.state is not State.HEALTHY and not failover.forced and not failover.frozen:
+    if failover.state is not EntityState.HEALTHY and not failover.forced and not failover.frozen:
         world.violation(
             "late success", f"{entity.path} took a message and is {failover.state.value}"
         )
@@ -307,7 +307,7 @@ def client_class(world: World) -> type[PairedClient]:
 
         async def _ping(self, entity: WatchedEntity) -> None:
             path, state = entity.path, entity.failover.state
-            if state not in (State.FAILED_OVER, State.UNUSABLE):
+            if state not in (EntityState.FAILED_OVER, EntityState.UNUSABLE):
                 world.violation("ping", f"{path} is pinged and is {state.value}")
             if path in self._pinged:
                 world.violation("ping", f"{path} is pinged twice at once")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from twinbus.broker.refusals import EntityNotFound
 from twinbus.pairing.core.backlog import LONGEST_PULL_S
-from twinbus.pairing.core.events import State
+from twinbus.pairing.core.events import EntityState
 from twinbus.syphon.host import SyphonHost
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _left_of(application: Application, world: World) -> Iterator[str]:
     for entity in client.entities:
         state = entity.failover.state
         is_gone = entity.path.lower() in world.faults.gone_for_good
-        if state is not State.HEALTHY and not (state is State.UNUSABLE and is_gone):
+        if state is not EntityState.HEALTHY and not (state is EntityState.UNUSABLE and is_gone):
             yield f"{name}: {entity.path} is {state.value} ({entity.failover!r})"
     discovery = application.pair._discovery
     assert discovery is not None

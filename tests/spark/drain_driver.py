@@ -13,7 +13,7 @@ from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.drain import drain
 from twinbus.pipeline.spark.session import QUICK_START, spark_session
 from twinbus.pipeline.spark.shipping import ship_package
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 
 SETTINGS = {
     **QUICK_START,
@@ -36,7 +36,7 @@ def main(master: str) -> None:
                 order["secondary"],
                 order["queues"],
                 ledger_directory=order["ledger"],
-                limits=Limits(messages=order["limit"]),
+                limits=IntakeLimits(messages=order["limit"]),
                 options=SendAvailabilityOptions(session_order=order["session_order"]),
             )
             statistics = done.statistics()

@@ -20,7 +20,7 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pairing.core.events import SendFailed, State
+from twinbus.pairing.core.events import EntityState, SendFailed
 from twinbus.pairing.core.failover import EntityFailover
 from twinbus.pairing.sending.recording import CLOSED
 from twinbus.pipeline.tables import availability, conservation, gold_schemas, schemas, windows
@@ -170,8 +170,8 @@ def _downtimes(found: DataFrame) -> list[Any]:
 def test_the_words_of_states_and_of_a_failover_at_once_are_those_of_the_machine() -> None:
     entity = EntityFailover(failover_interval_s=0, ping_interval_s=60)
     entity.handle(SendFailed(counts=True), 1.0)
-    assert (entity.state, entity.reason) == (State.FAILED_OVER, windows.AT_ONCE)
-    assert set(windows.STATES) == {state.value for state in State}
+    assert (entity.state, entity.reason) == (EntityState.FAILED_OVER, windows.AT_ONCE)
+    assert set(windows.STATES) == {state.value for state in EntityState}
     assert windows.CLOSED == CLOSED
 
 

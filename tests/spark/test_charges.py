@@ -24,7 +24,7 @@ from tests.spark.ledgers import (
 from twinbus.cost import arithmetic, prices
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.pipeline.reports.charges import charges_report
-from twinbus.pipeline.reports.documents import Asked
+from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.reports.findings import MonthlySum, bill, idle_model, ping_model
 from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.tables import charges, conservation, gold_schemas, schemas
@@ -154,9 +154,9 @@ def test_the_report_of_an_idle_month_has_the_model_beside_the_fact(
         part.rename(ledger / "syphon-000001.jsonl")
     rule, book = CountingRule(), prices.standard()
     with batch_tables(spark, ledger) as tables:
-        month = charges_report(tables, Asked(), book, rule)
+        month = charges_report(tables, ReportRequest(), book, rule)
         # Kept by day: the window takes the whole of its first day, the model and the fact alike.
-        asked = Asked(since_ms=MIDNIGHT_MS + 28 * 24 * HOUR_MS + 12 * HOUR_MS)
+        asked = ReportRequest(since_ms=MIDNIGHT_MS + 28 * 24 * HOUR_MS + 12 * HOUR_MS)
         days = charges_report(tables, asked, book, rule)
     assert [tuple(line)[:3] for line in month.model] == [(POLLED, 28_800, 28_800)]
     assert [tuple(line)[:3] for line in days.model] == [(POLLED, 1_920, 1_920)]

@@ -20,14 +20,14 @@ from twinbus.ledger import LedgerError, read
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.drain import DrainRun, DrainStatistics, _turn_s, drain, group_queues
 from twinbus.syphon.core.actions import Action, Forward
-from twinbus.syphon.core.pump import Limits, Pump
+from twinbus.syphon.core.pump import IntakeLimits, Pump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
-    from twinbus.syphon.core.backlog_message import Parcel
+    from twinbus.syphon.core.backlog_message import BacklogMessage
     from twinbus.syphon.host import DrainProgress
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]
@@ -102,7 +102,7 @@ def test_a_spark_job_empties_every_queue_and_its_tasks_write_the_ledger(
 class DroppingPump(Pump):
     """Completes one message that it never sent."""
 
-    def received(self, parcel: Parcel, now: float) -> list[Action]:
+    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
         actions = super().received(parcel, now)
         if parcel.message_id != "1-7":
             return actions
@@ -117,7 +117,7 @@ def test_a_faulty_pump_can_be_planted_by_name(
         spark,
         *namespaces,
         QUEUES[:2],
-        limits=Limits(messages=50),
+        limits=IntakeLimits(messages=50),
         pump_factory="tests.spark.test_drain:DroppingPump",
     )
     missing = {f"{q[-1]}-{n}" for q in QUEUES[:2] for n in range(EACH)} - set(
@@ -203,7 +203,7 @@ def test_a_drain_that_is_stopped_in_the_middle_duplicates_nothing(
     with drain_world.world(tmp_path, lock=timedelta(minutes=5)) as namespaces:
         sides = namespaces.primary, namespaces.secondary
         namespaces.fill("s", each)
-        limits = Limits(messages=50)
+        limits = IntakeLimits(messages=50)
         drain(spark, *sides, drain_world.QUEUES, limits=limits, on_progress=stop_early, stop=stop)
         left = namespaces.waiting()
         assert 0 < left < count, "it was not stopped in the middle"

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from twinbus.console.cli import main
 from twinbus.cost.quantities import YEAR_S
 from twinbus.pipeline.planner import drawn_years, lived_years, simulate, totals, with_peace
-from twinbus.planning.model import Setting, Standing, Traffic, effect_of, next_standing
+from twinbus.planning.model import BacklogLevel, Setting, Traffic, effect_of, next_standing
 from twinbus.planning.outages import OutagePattern, parse_pattern
-from twinbus.planning.outcomes import Question, grid
+from twinbus.planning.outcomes import PlanQuestion, grid
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,10 +28,10 @@ GB = 1024**3
 TRAFFIC = Traffic(rate_per_s=500, size_bytes=2_048, entities=40, clients=20)
 
 
-def question(*patterns: str, years: int, sigma: float = 1.0, **more: Any) -> Question:
+def question(*patterns: str, years: int, sigma: float = 1.0, **more: Any) -> PlanQuestion:
     known: dict[str, Any] = {"traffic": TRAFFIC, "settings": grid([60], [60], [10]), **more}
     drawn = tuple(parse_pattern(pattern, sigma) for pattern in patterns)
-    return Question(patterns=drawn, years=years, **known)
+    return PlanQuestion(patterns=drawn, years=years, **known)
 
 
 def outages_of(years: DataFrame) -> DataFrame:
@@ -103,12 +103,12 @@ def test_an_outage_that_is_pushed_back_pushes_the_next(spark: SparkSession) -> N
     }
 
 
-def lived_by_hand(rows: list[Any], asked: Question, setting: Setting) -> dict[str, float]:
+def lived_by_hand(rows: list[Any], asked: PlanQuestion, setting: Setting) -> dict[str, float]:
     """The same years with the same functions on plain numbers."""
     traffic = asked.traffic
     summed = dict.fromkeys(("raised", "diverted", "refused", "pings", "full"), 0.0)
     for row in rows:
-        standing = Standing(waiting=0.0, refused=0.0, peak=0.0, longest_drain_s=0.0)
+        standing = BacklogLevel(waiting=0.0, refused=0.0, peak=0.0, longest_drain_s=0.0)
         for outage in row["outages"]:
             effect = effect_of(
                 outage["length_s"], setting.failover_interval_s, setting.ping_interval_s, traffic

@@ -12,17 +12,17 @@ import pytest
 from tests import outage_story as story
 from twinbus.ledger.record import decode, encode
 from twinbus.pipeline.reports.availability import availability_report
-from twinbus.pipeline.reports.conservation import Look, conservation_report
+from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
 from twinbus.pipeline.reports.documents import (
     Agreement,
-    Asked,
     Balance,
     EntityAvailability,
     EntityUnits,
     FailoverWindow,
     NamedMessage,
     Percentiles,
-    Verdict,
+    ReportRequest,
+    ReportVerdict,
 )
 from twinbus.pipeline.reports.ledger_tables import (
     BatchTables,
@@ -102,7 +102,7 @@ def test_conservation_by_entity_and_id(notebook: dict[str, Any]) -> None:
     assert report.total == orders._replace(
         entity="", accepted=delivered + 94, delivered=delivered + 90
     )
-    assert report.verdict is Verdict.BAD
+    assert report.verdict is ReportVerdict.BAD
     assert report.messages == (
         NamedMessage("orders", "o-700", "lost", accepted_ms("o-700")),
         NamedMessage("orders", "o-701", "dead_lettered", accepted_ms("o-701")),
@@ -119,8 +119,8 @@ def test_a_look_decides_but_not_over_what_is_younger_than_itself(
     spark: SparkSession, tables: BatchTables
 ) -> None:
     seen = [("Orders", "o-703", "waiting"), ("orders", "of another time", "waiting")]
-    look = Look(spark.createDataFrame(seen, SIGHTINGS), BEGAN_MS + 708_000)
-    report = conservation_report(tables, Asked(), look, ids_max=3)
+    look = BacklogSnapshot(spark.createDataFrame(seen, SIGHTINGS), BEGAN_MS + 708_000)
+    report = conservation_report(tables, ReportRequest(), look, ids_max=3)
     assert (report.total.waiting, report.total.undecided) == (1, 1)
     assert (report.total.lost, report.lost_at_least) == (None, 1)
     fates = [(message.message_id, message.fate) for message in report.messages]
@@ -132,8 +132,8 @@ def test_a_look_decides_but_not_over_what_is_younger_than_itself(
 def test_a_look_that_is_late_enough_calls_lost_what_it_did_not_see(
     spark: SparkSession, tables: BatchTables
 ) -> None:
-    look = Look(spark.createDataFrame([], SIGHTINGS), BEGAN_MS + 10_000_000)
-    report = conservation_report(tables, Asked(), look)
+    look = BacklogSnapshot(spark.createDataFrame([], SIGHTINGS), BEGAN_MS + 10_000_000)
+    report = conservation_report(tables, ReportRequest(), look)
     assert (report.total.lost, report.total.waiting, report.total.undecided) == (3, 0, 0)
 
 
@@ -155,12 +155,12 @@ def test_a_look_overrules_the_broker_that_says_it_waits(
         lines.append(encode("b", BEGAN_MS + second * 1000, operation, {**told, **fields}))
     (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
     with batch_tables(spark, tmp_path) as tables:
-        told_by_broker = conservation_report(tables, Asked(), None)
-        look = Look(spark.createDataFrame([], SIGHTINGS), BEGAN_MS + 102_000)
-        report = conservation_report(tables, Asked(), look)
-    assert (told_by_broker.total.waiting, told_by_broker.verdict) == (3, Verdict.GOOD)
+        told_by_broker = conservation_report(tables, ReportRequest(), None)
+        look = BacklogSnapshot(spark.createDataFrame([], SIGHTINGS), BEGAN_MS + 102_000)
+        report = conservation_report(tables, ReportRequest(), look)
+    assert (told_by_broker.total.waiting, told_by_broker.verdict) == (3, ReportVerdict.GOOD)
     assert (report.lost_at_least, report.total.waiting) == (1, 2)
-    assert report.verdict is Verdict.BAD
+    assert report.verdict is ReportVerdict.BAD
     assert report.messages[0] == NamedMessage("orders", "old", "lost", BEGAN_MS)
 
 
@@ -176,11 +176,11 @@ def test_nothing_lost_is_not_known_of_a_ledger_with_holes(
     ]
     (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
     with batch_tables(spark, tmp_path) as tables:
-        report = conservation_report(tables, Asked(), None)
+        report = conservation_report(tables, ReportRequest(), None)
     assert (report.total.delivered, report.total.lost) == (1, 0)
     assert (report.nameless, report.scope.unrecorded) == (1, 7)
     assert report.scope.set_aside == {"torn": 1, "newer": 1, "foreign": 1}
-    assert report.verdict is Verdict.UNKNOWN
+    assert report.verdict is ReportVerdict.UNKNOWN
 
 
 def test_a_name_that_two_pairs_have_is_told_as_what_it_hides(
@@ -198,8 +198,8 @@ def test_a_name_that_two_pairs_have_is_told_as_what_it_hides(
     ]
     (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
     with batch_tables(spark, tmp_path) as tables:
-        report = conservation_report(tables, Asked(), None)
-        other = conservation_report(tables, Asked(entity="news"), None)
+        report = conservation_report(tables, ReportRequest(), None)
+        other = conservation_report(tables, ReportRequest(entity="news"), None)
     assert report.unknown[-1].startswith("several primaries have an entity orders: of messages")
     assert not any("several primaries" in sentence for sentence in other.unknown)
 
@@ -225,12 +225,12 @@ def test_availability_has_the_failover_and_the_backlog(notebook: dict[str, Any])
     assert report.unknown[0].startswith("whether all 2 messages at the end of the backlog's curve")
     assert report.sends[0] == (story.BEGAN_S, 66, 0)
     assert sum(point.to_backlog for point in report.sends) == 840
-    assert report.verdict is Verdict.GOOD
+    assert report.verdict is ReportVerdict.GOOD
     assert "orders failed over" in notebook["picture"]
 
 
 def test_a_failover_counts_as_far_as_it_is_inside_the_window(tables: BatchTables) -> None:
-    asked = Asked(since_ms=BEGAN_MS + 1_000_000, until_ms=BEGAN_MS + 1_200_000)
+    asked = ReportRequest(since_ms=BEGAN_MS + 1_000_000, until_ms=BEGAN_MS + 1_200_000)
     report = availability_report(tables, asked)
     assert [row[:3] for row in report.entities] == [("orders", 1, 200_000)]
     # The failover itself is told as it was.
@@ -239,21 +239,21 @@ def test_a_failover_counts_as_far_as_it_is_inside_the_window(tables: BatchTables
 
 @pytest.mark.soak
 def test_a_window_and_an_entity_leave_the_rest_out(tables: BatchTables) -> None:
-    asked = Asked(since_ms=BEGAN_MS + 1_500_000, entity="Payments")
+    asked = ReportRequest(since_ms=BEGAN_MS + 1_500_000, entity="Payments")
     report = availability_report(tables, asked)
     assert report.windows == ()
     assert report.entities == (EntityAvailability("payments", 0, 0, False, 0, 0),)
     assert sum(point.to_primary for point in report.sends) == 30
-    elsewhere = conservation_report(tables, Asked(until_ms=BEGAN_MS), None)
+    elsewhere = conservation_report(tables, ReportRequest(until_ms=BEGAN_MS), None)
     assert (elsewhere.total.accepted, elsewhere.entities, elsewhere.scope.records) == (0, (), 0)
-    assert elsewhere.verdict is Verdict.GOOD
+    assert elsewhere.verdict is ReportVerdict.GOOD
 
 
 def test_an_entity_that_never_occurs_is_told_with_those_that_do(tables: BatchTables) -> None:
     with pytest.raises(
         UnknownEntityError, match="no record of the entity 'order'; it has orders and others"
     ):
-        require_entity(tables, Asked(entity="order"))
+        require_entity(tables, ReportRequest(entity="order"))
 
 
 def test_charges_in_units_and_money_with_the_model_beside_them(notebook: dict[str, Any]) -> None:
@@ -295,12 +295,12 @@ def test_both_views_beside_each_other(spark: SparkSession, tmp_path: Path) -> No
     ]
     (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
     both = BatchTables(spark, tmp_path)
-    report = reconciliation_report(both, Asked())
+    report = reconciliation_report(both, ReportRequest())
     both.close()
     assert report.rows == (Agreement("orders", "send", 2, 2, 1, 0),)
     assert [(one.message_id, one.ahead) for one in report.differences] == [("b", 1), ("c", -1)]
     assert (report.unexplained, report.explained) == (1, 1)
-    assert report.verdict is Verdict.BAD
+    assert report.verdict is ReportVerdict.BAD
 
 
 @pytest.mark.soak
@@ -309,6 +309,8 @@ def test_kept_tables_with_a_tail_tell_the_same(spark: SparkSession, tmp_path: Pa
     last = ledger / "web-1-000002.jsonl"
     last.rename(f"{last}.open")
     with stored_tables(spark, ledger) as stored, batch_tables(spark, ledger) as batch:
-        assert availability_report(stored, Asked()) == availability_report(batch, Asked())
-        told = conservation_report(stored, Asked(), None)
-        assert told == conservation_report(batch, Asked(), None)
+        assert availability_report(stored, ReportRequest()) == availability_report(
+            batch, ReportRequest()
+        )
+        told = conservation_report(stored, ReportRequest(), None)
+        assert told == conservation_report(batch, ReportRequest(), None)

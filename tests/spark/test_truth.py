@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.end_to_end.planted_world import ENTITY, LARGE, Planted, PlantedWorld
-from twinbus.console.report.backlog_scan import Looking
+from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.pipeline.reports.conservation import conservation_report
-from twinbus.pipeline.reports.documents import Asked
+from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.reports.ledger_tables import StoredTables, stored_tables
 from twinbus.pipeline.reports.reconciliation import reconciliation_report
 
@@ -44,9 +44,9 @@ def tables(spark: SparkSession, planted: Planted) -> Iterator[StoredTables]:
 def test_every_planted_fault_is_named_and_nothing_else(
     spark: SparkSession, planted: Planted, tables: StoredTables
 ) -> None:
-    looking = Looking(planted.secondary)
+    looking = BacklogScan(planted.secondary)
     asyncio.run(looking.peek())
-    report = conservation_report(tables, Asked(), looking.look(spark))
+    report = conservation_report(tables, ReportRequest(), looking.look(spark))
     looking.close()
 
     found = defaultdict(set)
@@ -74,7 +74,7 @@ def test_every_planted_fault_is_named_and_nothing_else(
 def test_the_clients_and_the_broker_agree_on_the_rest(
     planted: Planted, tables: StoredTables
 ) -> None:
-    report = reconciliation_report(tables, Asked())
+    report = reconciliation_report(tables, ReportRequest())
     assert {(row.entity, row.operation): row.clients for row in report.rows} == {
         (planted.queue, "send"): planted.diverted,
         (planted.queue, "receive"): planted.came_out,

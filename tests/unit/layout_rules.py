@@ -68,7 +68,7 @@ SHELLS: Mapping[str, str] = {
     "twinbus.pairing.sending.sender": "the sender that applications use",
     "twinbus.pairing.observing.backlog_depth": "asks how deep the backlog is",
     "twinbus.pairing.observing.tracing": "spans, where the application set up traces",
-    "twinbus.pairing.sending.strict_calls": "performs one call that keeps the order of its sessions",
+    "twinbus.pairing.sending.strict_calls": "performs one call in the order of its sessions",
     "twinbus.pairing.sdk.warming": "opens links to backlog queues ahead of time",
     "twinbus.pairing.sdk.watchdog": "the timer that bounds attempts",
     "twinbus.syphon.connection.counts": "asks the administration API",
@@ -82,7 +82,7 @@ SHELLS: Mapping[str, str] = {
     "twinbus.syphon.replaying": "moves dead letters back, on a connection",
     "twinbus.syphon.connection.node": "requests on a connection and their answers",
     "twinbus.syphon.relay.relay": "moves messages between two connections",
-    "twinbus.syphon.connection.selection": "peeks into queues for the messages of some destinations",
+    "twinbus.syphon.connection.selection": "peeks for messages of some destinations",
     "twinbus.syphon.relay.queue_requests": "requests to a backlog queue",
 }
 """Modules of pure units that may do I/O, each with its reason. Any other module there is pure."""
@@ -105,12 +105,13 @@ ARROWS: Mapping[str, Set[str]] = {
     "planning": {"cost", "errors", "options"},
     "transfer": {"amqp", "errors"},
     "broker": {"amqp", "errors"},
-    "pairing": {"clock", "errors", "options", "transfer"},
-    "syphon": {"amqp", "clock", "errors", "options", "transfer"},
+    "namespace": {"errors", "pairing"},
+    "pairing": {"clock", "errors", "namespace", "options", "transfer"},
+    "syphon": {"amqp", "clock", "errors", "namespace", "options", "transfer"},
     "control": {"errors"},
-    "pair": {"clock", "control", "errors", "options", "pairing", "syphon"},
-    "blocking": {"errors", "options", "pair", "pairing"},
-    "pipeline": {"cost", "errors", "ledger", "loops", "options", "planning", "syphon"},
+    "pair": {"clock", "control", "errors", "namespace", "options", "pairing", "syphon"},
+    "blocking": {"errors", "namespace", "options", "pair", "pairing"},
+    "pipeline": {"cost", "errors", "ledger", "loops", "namespace", "options", "planning", "syphon"},
     "testing": {"broker", "clock", "errors", "options", "pair"},
 }
 """Which unit may know which. `console` and the public door may know all; a shell may also write to
@@ -119,7 +120,7 @@ the ledger. Nothing points back: `broker` above all never knows pairing."""
 KNOWS_ALL = frozenset({"console", "__init__"})
 
 FOREIGN_HOMES: Mapping[str, Set[str]] = {
-    "azure": {"blocking", "console", "pair", "pairing", "testing", "transfer"},
+    "azure": {"blocking", "console", "namespace", "pair", "pairing", "testing", "transfer"},
     "lmdb": {"broker"},
     "opentelemetry": {"pairing"},
     "prometheus_client": {"pairing"},

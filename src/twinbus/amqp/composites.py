@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from twinbus.amqp import encoding
 from twinbus.amqp.decoding import decode
-from twinbus.amqp.fields import NULL, Kind
+from twinbus.amqp.fields import NULL, FieldType
 from twinbus.amqp.skipping import Wire
 from twinbus.amqp.values import DecodeError, Described
 
@@ -42,7 +42,7 @@ class Field:
     """One field of a layout."""
 
     name: str
-    kind: Kind
+    kind: FieldType
     required: bool
     default: object
     """What null stands for."""
@@ -54,7 +54,7 @@ LAYOUTS: Final[dict[type, Layout]] = {}
 _BY_DESCRIPTOR: Final[dict[object, Layout]] = {}
 
 
-def define(cls: type, name: str, descriptor: int, *kinds: Kind, required: str = "") -> None:
+def define(cls: type, name: str, descriptor: int, *kinds: FieldType, required: str = "") -> None:
     """Make `cls`, a dataclass, known as the composite `name` with these kinds of fields, in order.
 
     `required` names the fields a peer must not leave out. Null reads as the dataclass default.
@@ -146,7 +146,7 @@ def _list_head(data: Wire, offset: int) -> tuple[int, int, int]:
     return count, first, end
 
 
-class Nested(Kind):
+class Nested(FieldType):
     """A field that is itself a composite, one of `classes`; Described too where `open_ended`."""
 
     __slots__ = ("_accepted",)

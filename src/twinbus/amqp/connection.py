@@ -28,7 +28,7 @@ from twinbus.amqp.performatives import (
     decode_performative,
     encode_frame,
 )
-from twinbus.amqp.runs import SHAPES_MAX, Shape
+from twinbus.amqp.runs import SHAPES_MAX, TransferShape
 from twinbus.amqp.sasl import SASL_FRAME, ClientSasl, SaslFailed, ServerSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import AmqpError, DecodeError, Symbol, UInt, UShort
@@ -53,7 +53,7 @@ TRANSFER_CODE = b"\x14"
 _FRAME_START = Struct(">IBBH")
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """How far the connection has come."""
 
     HEADER = "header"
@@ -65,7 +65,7 @@ class Phase(Enum):
 
 
 # Looking a member up costs more than the comparison that it is for.
-HEADER, OPEN, CLOSED = Phase.HEADER, Phase.OPEN, Phase.CLOSED
+HEADER, OPEN, CLOSED = ConnectionPhase.HEADER, ConnectionPhase.OPEN, ConnectionPhase.CLOSED
 
 
 class ProtocolViolation(AmqpError):
@@ -90,7 +90,7 @@ class Connection:
         idle_timeout_ms: int = IDLE_TIMEOUT_MS,
     ) -> None:
         self.container_id = container_id
-        self.phase = Phase.HEADER
+        self.phase = ConnectionPhase.HEADER
         self.remote_max_frame_size = SMALLEST_MAX_FRAME_BYTES
         self.remote_container_id = ""
         self.sessions: dict[int, Session] = {}
@@ -108,7 +108,7 @@ class Connection:
         self.output_bytes = 0
         """Bytes of frames that wait to be taken; an owner that delivers looks at it."""
         self._buffer = b""
-        self._shapes: dict[bytes, Shape] = {}
+        self._shapes: dict[bytes, TransferShape] = {}
         """How the transfers of busy links look, by what stands before their delivery ids."""
         self._head_size = 0
         self._lessons = SHAPES_MAX
@@ -153,7 +153,7 @@ class Connection:
 
     def put(self, frame: bytes) -> None:
         """Queue one encoded frame (for sessions); nothing follows a CLOSE."""
-        if self.phase is not Phase.CLOSED:
+        if self.phase is not ConnectionPhase.CLOSED:
             self._output.append(frame)
             self.output_bytes += len(frame)
 
@@ -177,7 +177,7 @@ class Connection:
     def run_timers(self, now_ms: int) -> list[Event]:
         """Send a keep-alive that is due; give up on a peer that was silent for too long."""
         events: list[Event] = []
-        if self.phase is Phase.CLOSED:
+        if self.phase is ConnectionPhase.CLOSED:
             return events
         if self._idle_timeout_ms and now_ms >= self._heard_ms + self._idle_timeout_ms:
             text = f"nothing was heard for {self._idle_timeout_ms // 1000} s"
@@ -196,13 +196,13 @@ class Connection:
 
     def close(self, condition: str | None = None, description: str | None = None) -> None:
         """Send CLOSE, with an error if one is named; nothing can be sent after it."""
-        if self.phase in (Phase.CLOSING, Phase.CLOSED):
+        if self.phase in (ConnectionPhase.CLOSING, ConnectionPhase.CLOSED):
             return
         for session in self.sessions.values():
             session.flush()
         error = Error(condition=Symbol(condition), description=description) if condition else None
         self._output.append(encode_frame(0, Close(error=error)))
-        self.phase = Phase.CLOSING
+        self.phase = ConnectionPhase.CLOSING
 
     def end_session(self, session: Session, error: Error | None) -> None:
         """Send END for a session of ours (for `Session.end`)."""
@@ -246,12 +246,12 @@ class Connection:
 
     def _take_header(self, header: bytes) -> None:
         if self._server and header == SASL_HEADER and isinstance(self._sasl, ServerSasl):
-            self.phase = Phase.SASL
+            self.phase = ConnectionPhase.SASL
             self._output += [SASL_HEADER, self._sasl.start()]
         elif header == SASL_HEADER and not self._server and self._sasl is not None:
-            self.phase = Phase.SASL
+            self.phase = ConnectionPhase.SASL
         elif header == AMQP_HEADER:
-            self.phase = Phase.OPENING
+            self.phase = ConnectionPhase.OPENING
             if self._server:
                 self._output.append(AMQP_HEADER)
             else:
@@ -259,7 +259,7 @@ class Connection:
         else:
             # AMQP 1.0 part 2.2: answer an unknown header with one we speak, then hang up.
             self._output.append(AMQP_HEADER)
-            self.phase = Phase.CLOSED
+            self.phase = ConnectionPhase.CLOSED
             raise ProtocolViolation(f"an unknown protocol header {header!r}")
 
     def _take_frame(self, kind: int, channel: int, body: bytes, events: list[Event]) -> None:
@@ -271,7 +271,7 @@ class Connection:
                     self._learn(session, channel, body, events[-1])
                 return
         performative, start = decode_performative(body)
-        if self.phase is Phase.SASL:
+        if self.phase is ConnectionPhase.SASL:
             self._take_sasl(kind, performative)
             return
         if kind != FRAME_TYPE_AMQP:
@@ -295,7 +295,7 @@ class Connection:
         """Remember how a transfer looks that was read the general way."""
         if type(event) is not DeliveryArrived:
             return  # It was too large, and its link is closed.
-        found = Shape.of(session, channel, body, event)
+        found = TransferShape.of(session, channel, body, event)
         if found is None:
             return
         head, shape = found
@@ -315,14 +315,14 @@ class Connection:
         if isinstance(performative, SaslInit) and not done:
             raise SaslFailed(f"the mechanism {performative.mechanism} is not offered")
         if done:
-            self.phase = Phase.HEADER
+            self.phase = ConnectionPhase.HEADER
             if not self._server:
                 self._output.append(AMQP_HEADER)
 
     def _take_open(self, remote: Open, events: list[Event]) -> None:
-        if self.phase is not Phase.OPENING:
+        if self.phase is not ConnectionPhase.OPENING:
             raise ProtocolViolation("a second open frame")
-        self.phase = Phase.OPEN
+        self.phase = ConnectionPhase.OPEN
         self.remote_container_id = remote.container_id or ""
         asked = remote.max_frame_size
         if asked is not None:
@@ -369,7 +369,7 @@ class Connection:
 
     def _take_close(self, close: Close, events: list[Event]) -> None:
         self.close()
-        self.phase = Phase.CLOSED
+        self.phase = ConnectionPhase.CLOSED
         events.append(Closed(close.error))
 
     def _new_session(self) -> Session:
@@ -380,10 +380,10 @@ class Connection:
         return session
 
     def _fail(self, condition: str, description: str, events: list[Event]) -> None:
-        if self.phase in (Phase.OPENING, Phase.OPEN):
-            if self.phase is Phase.OPENING and self._server:
+        if self.phase in (ConnectionPhase.OPENING, ConnectionPhase.OPEN):
+            if self.phase is ConnectionPhase.OPENING and self._server:
                 # CLOSE may only follow OPEN.
                 self._output.append(encode_frame(0, self._open()))
             self.close(condition, description)
-        self.phase = Phase.CLOSED
+        self.phase = ConnectionPhase.CLOSED
         events.append(Closed(Error(condition=Symbol(condition), description=description)))

@@ -1,8 +1,8 @@
 """Field types of AMQP composites: how one field of a performative is read and written.
 
-A `Kind` reads a value at an offset and checks its type, so that a performative that was decoded
-holds what its annotations say; and it writes the Python value as the type the AMQP specification
-gives the field, so that callers use plain ints and strs. Null is None for every kind.
+A `FieldType` reads a value at an offset and checks its type, so that a decoded performative holds
+what its annotations say. It writes a Python value as the type that AMQP gives the field, so that
+callers use plain ints and strings. Null is None for every type.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from twinbus.amqp.values import Array, DecodeError, EncodeError
 NULL: Final = b"\x40"
 
 
-class Kind:
+class FieldType:
     """One field type."""
 
     __slots__ = ("accepts", "name", "write_value")
@@ -48,7 +48,7 @@ class Kind:
             raise EncodeError(f"{value!r:.80} cannot be written as {self.name}") from None
 
 
-class Multiple(Kind):
+class Multiple(FieldType):
     """Symbols: on the wire null, one symbol or an array of them; here None or a list of str."""
 
     __slots__ = ()
@@ -72,13 +72,13 @@ def _write_symbols(value: list[str]) -> bytes:
     return encoding.write(Array(value, 0xB3))
 
 
-def _unsigned(name: str, bits: int, write: Callable[[Any], bytes]) -> Kind:
+def _unsigned(name: str, bits: int, write: Callable[[Any], bytes]) -> FieldType:
     limit = 1 << bits
 
     def accepts(value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
 
-    return Kind(name, accepts, write)
+    return FieldType(name, accepts, write)
 
 
 def _instance_of(*types: type) -> Callable[[object], bool]:
@@ -88,16 +88,18 @@ def _instance_of(*types: type) -> Callable[[object], bool]:
     return accepts
 
 
-BOOLEAN: Final = Kind("boolean", _instance_of(bool), lambda value: b"\x41" if value else b"\x42")
+BOOLEAN: Final = FieldType(
+    "boolean", _instance_of(bool), lambda value: b"\x41" if value else b"\x42"
+)
 UBYTE: Final = _unsigned("ubyte", 8, lambda value: bytes((0x50, value)))
 USHORT: Final = _unsigned("ushort", 16, lambda value: struct.pack(">BH", 0x60, value))
 UINT: Final = _unsigned("uint", 32, encoding.uint)
 ULONG: Final = _unsigned("ulong", 64, encoding.ulong)
-BINARY: Final = Kind("binary", _instance_of(bytes), encoding.binary)
+BINARY: Final = FieldType("binary", _instance_of(bytes), encoding.binary)
 # Symbols and strings are taken for each other on reading: peers do mix them up.
-STRING: Final = Kind("string", _instance_of(str), encoding.string)
-SYMBOL: Final = Kind("symbol", _instance_of(str), encoding.symbol)
+STRING: Final = FieldType("string", _instance_of(str), encoding.string)
+SYMBOL: Final = FieldType("symbol", _instance_of(str), encoding.symbol)
 SYMBOLS: Final = Multiple()
-FIELDS: Final = Kind("map", _instance_of(dict), encoding.symbolic_map)
-MAP: Final = Kind("map", _instance_of(dict), encoding.write)
-ANY: Final = Kind("value", lambda value: True, encoding.write)
+FIELDS: Final = FieldType("map", _instance_of(dict), encoding.symbolic_map)
+MAP: Final = FieldType("map", _instance_of(dict), encoding.write)
+ANY: Final = FieldType("value", lambda value: True, encoding.write)

@@ -15,7 +15,7 @@ from twinbus.amqp.performatives import Attach, Coordinator, Detach, Error, Flow,
 from twinbus.amqp.types import Symbol, UInt, ULong
 
 if TYPE_CHECKING:
-    from twinbus.amqp.runs import Lead
+    from twinbus.amqp.runs import TransferPrefix
     from twinbus.amqp.session import Session
 
 SERIAL_MASK = 0xFFFF_FFFF
@@ -140,7 +140,7 @@ class SenderLink(Link):
         self.credit = 0
         self.drain = False
         """The peer asked to be sent what is ready and then to have its credit taken back."""
-        self.leads: dict[tuple[int, bool, int], Lead] = {}
+        self.leads: dict[tuple[int, bool, int], TransferPrefix] = {}
         """What its transfers begin with, by size of the tag, settled, and message format."""
 
     def take_flow(self, flow: Flow) -> None:

@@ -247,8 +247,8 @@ def _write_timestamp(value: int) -> bytes:
     return struct.pack(">Bq", 0x83, value)
 
 
-_ID = fields.Kind("message id", _is_id, _write_id)
-_TIMESTAMP = fields.Kind("timestamp", _is_timestamp, _write_timestamp)
+_ID = fields.FieldType("message id", _is_id, _write_id)
+_TIMESTAMP = fields.FieldType("timestamp", _is_timestamp, _write_timestamp)
 _STR, _SYM = fields.STRING, fields.SYMBOL
 
 # fmt: off

@@ -1,9 +1,9 @@
 """Transfers that look alike, read and written without taking each apart.
 
-Nearly all frames of a busy link differ in their size, delivery id, tag and message alone. `Shape`
-remembers what a link's incoming transfers have in common and reads a run of them with one struct
-for each; `Lead` remembers the same of the transfers that a link sends. What looks otherwise is left
-to the general way, which also has the words for what is wrong.
+Nearly all frames of a busy link differ only in size, delivery id, tag and message. `TransferShape`
+keeps what a link's incoming transfers have in common and reads a run of them with one struct each.
+`TransferPrefix` does the same for the transfers that a link sends. Frames of another shape go to
+the general decoder, which also reports errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from twinbus.amqp.session import Session
 
-__all__ = ["SHAPES_MAX", "Lead", "Shape"]
+__all__ = ["SHAPES_MAX", "TransferPrefix", "TransferShape"]
 
 SHAPES_MAX: Final = 256
 """Shapes that one connection may learn in all: a peer whose transfers never look alike is not
@@ -34,7 +34,7 @@ _SHORT_BINARY: Final = 0xA0
 _SHORT_LIST: Final = 0xC0
 
 
-class Shape:
+class TransferShape:
     """How the transfers of one incoming link begin, each of them a whole delivery."""
 
     __slots__ = ("_format", "_link", "_mark", "_session", "_settled", "_size", "_tail", "_unpack")
@@ -55,7 +55,7 @@ class Shape:
     @classmethod
     def of(
         cls, session: Session, channel: int, body: bytes, delivery: DeliveryArrived
-    ) -> tuple[bytes, Shape] | None:
+    ) -> tuple[bytes, TransferShape] | None:
         """The shape of a transfer that was read the general way, and the head to know it by.
 
         The head is what stands between a frame's size and its delivery id. None if the frame has
@@ -106,7 +106,7 @@ class Shape:
         return position
 
 
-class Lead:
+class TransferPrefix:
     """What a link's outgoing transfers begin with, each of them a whole delivery."""
 
     __slots__ = ("_flags", "_head", "_mark", "_pack", "_size")

@@ -36,7 +36,7 @@ from twinbus.amqp.performatives import (
     encode_frame,
     encode_transfer_frame,
 )
-from twinbus.amqp.runs import Lead
+from twinbus.amqp.runs import TransferPrefix
 from twinbus.amqp.types import Symbol, UInt
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Session:
             kind = (tag_size, settled, message_format)
             lead = link.leads.get(kind)
             if lead is None:
-                lead = link.leads[kind] = Lead(self.channel, link.handle, *kind)
+                lead = link.leads[kind] = TransferPrefix(self.channel, link.handle, *kind)
             self._remote_incoming_window -= 1
             self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL_MASK
             self.connection.put_two(lead.before(size, delivery_id, tag), payload)

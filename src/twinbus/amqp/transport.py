@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from twinbus.amqp.connection import Connection, Phase
+from twinbus.amqp.connection import Connection, ConnectionPhase
 from twinbus.amqp.events import Closed, DeliveryArrived, Event
 from twinbus.amqp.performatives import Error
 from twinbus.amqp.types import Symbol
@@ -47,7 +47,7 @@ class ClientTransport(asyncio.Protocol):
         data = self._connection.take_output(_now_ms())
         if data:
             self._socket.write(data)
-        if self._connection.phase is Phase.CLOSED:
+        if self._connection.phase is ConnectionPhase.CLOSED:
             self._socket.close()
 
     async def close(self, timeout_s: float = 5.0) -> None:
@@ -107,8 +107,8 @@ class ClientTransport(asyncio.Protocol):
             self._timer.cancel()
         if not self._ended.done():
             self._ended.set_result(None)
-        if self._connection.phase is not Phase.CLOSED:
-            self._connection.phase = Phase.CLOSED
+        if self._connection.phase is not ConnectionPhase.CLOSED:
+            self._connection.phase = ConnectionPhase.CLOSED
             text = f"the connection was lost: {exc or 'the peer hung up'}"
             condition = Symbol("amqp:connection:forced")
             self._on_event(Closed(Error(condition=condition, description=text)))

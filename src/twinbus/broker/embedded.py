@@ -24,7 +24,7 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import Fault
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt
 from twinbus.broker.sas import AcceptedToken
@@ -122,7 +122,7 @@ class EmbeddedBroker:
     ) -> None:
         """Create a topic and subscriptions that take every message."""
 
-        def create(engine: Namespace, now_ms: int) -> None:
+        def create(engine: BrokerNamespace, now_ms: int) -> None:
             engine.create_topic(path, TopicDescription(), now_ms)
             for name in subscriptions:
                 engine.create_subscription(path, name, SubscriptionDescription(), now_ms)
@@ -141,7 +141,9 @@ class EmbeddedBroker:
         """Behave again."""
         self._call(self._host.server(namespace).faults.clear)
 
-    def _change(self, namespace: str | None, change: Callable[[Namespace, int], object]) -> None:
+    def _change(
+        self, namespace: str | None, change: Callable[[BrokerNamespace, int], object]
+    ) -> None:
         server = self._host.server(namespace)
 
         async def on_loop() -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from twinbus.broker.engine.namespace import Namespace
+    from twinbus.broker.engine.namespace import BrokerNamespace
     from twinbus.broker.engine.queue import Queue
 
-__all__ = ["CONTENT_TYPE", "OTHERS", "Workings", "exposition"]
+__all__ = ["CONTENT_TYPE", "OTHERS", "BrokerGauges", "exposition"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -28,7 +28,7 @@ STATES: Final = ("active", "scheduled", "deferred", "dead-lettered")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Workings:
+class BrokerGauges:
     """Numbers of the broker that are not of one entity."""
 
     connections: int
@@ -40,12 +40,12 @@ class Workings:
     """None: the broker keeps no ledger."""
 
 
-def exposition(namespace: Namespace, workings: Workings) -> str:
+def exposition(namespace: BrokerNamespace, workings: BrokerGauges) -> str:
     """The series of one namespace, as text."""
     return "".join(f"{line}\n" for line in _lines(namespace, workings))
 
 
-def _lines(namespace: Namespace, workings: Workings) -> Iterator[str]:
+def _lines(namespace: BrokerNamespace, workings: BrokerGauges) -> Iterator[str]:
     held = _held(namespace)
     yield from _family(
         "messages", "gauge", "Messages of an entity by state; active includes locked"
@@ -80,7 +80,7 @@ def _lines(namespace: Namespace, workings: Workings) -> Iterator[str]:
         yield _sample(name, value, namespace.name)
 
 
-def _held(namespace: Namespace) -> dict[str, tuple[list[int], int]]:
+def _held(namespace: BrokerNamespace) -> dict[str, tuple[list[int], int]]:
     """By path: messages in each of the states, and bytes."""
     result: dict[str, tuple[list[int], int]] = {}
     for queue in _queues(namespace):
@@ -91,7 +91,7 @@ def _held(namespace: Namespace) -> dict[str, tuple[list[int], int]]:
     return result
 
 
-def _queues(namespace: Namespace) -> Iterable[Queue]:
+def _queues(namespace: BrokerNamespace) -> Iterable[Queue]:
     yield from namespace.queues()
     for topic in namespace.topics():
         yield from topic.subscriptions.values()

@@ -28,7 +28,7 @@ from twinbus.broker.admin.api import (
     respond_faults,
 )
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
-from twinbus.broker.exposition import CONTENT_TYPE, Workings, exposition
+from twinbus.broker.exposition import CONTENT_TYPE, BrokerGauges, exposition
 
 BODY_BYTES_MAX = 1024 * 1024
 """A description with all its rules takes a few kilobytes."""
@@ -97,7 +97,7 @@ def application(services: BrokerServices) -> Starlette:
 
     async def metrics(_: Request) -> Response:
         commit = services.commit
-        workings = Workings(
+        workings = BrokerGauges(
             connections=services.connections,
             commits=commit.commits,
             commit_failures=commit.failures,

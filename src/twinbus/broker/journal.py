@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 
-class State(IntEnum):
+class MessageState(IntEnum):
     """Where a message stands; the numbers are those of `x-opt-message-state`."""
 
     ACTIVE = 0
@@ -50,7 +50,7 @@ class StoredMessage:
         ttl_ms: int = 0,
         expires_at_ms: int = 0,
         scheduled_for_ms: int = 0,
-        state: State = State.ACTIVE,
+        state: MessageState = MessageState.ACTIVE,
         delivery_count: int = 0,
         enqueued_sequence_number: int = 0,
         dead_letter_source: str | None = None,

@@ -38,7 +38,7 @@ from twinbus.ledger import LedgerError, LedgerWriter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from twinbus.broker.engine.engine_log import Sight
+    from twinbus.broker.engine.engine_log import LoggedOperation
 
 __all__ = ["BrokerView", "open_view_ledger"]
 
@@ -84,7 +84,7 @@ class BrokerView:
         """It ended in order: nothing is missing."""
         self._tell("stopped")
 
-    def write(self, sights: Sequence[Sight]) -> None:
+    def write(self, sights: Sequence[LoggedOperation]) -> None:
         """Record what was seen; it is on disk by now."""
         for at_ms, operation, entity, state, error, is_done, rows in sights:
             shared = (

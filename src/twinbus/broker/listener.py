@@ -45,7 +45,7 @@ PEEK_BYTES = 8
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Speech(Enum):
+class WireProtocol(Enum):
     """What a client speaks, by its first bytes."""
 
     AMQP = "AMQP"
@@ -54,18 +54,18 @@ class Speech(Enum):
     UNKNOWN = "unknown"
 
 
-def recognise(first: bytes) -> Speech:
+def recognise(first: bytes) -> WireProtocol:
     """The protocol that `first` begins, or could still become: one byte is enough to choose.
 
     Should the rest not follow, the chosen protocol refuses it in its own way.
     """
     if first[:1] == bytes((TLS_HANDSHAKE,)):
-        return Speech.TLS
+        return WireProtocol.TLS
     if AMQP_HEADER.startswith(first[:4]):
-        return Speech.AMQP
+        return WireProtocol.AMQP
     if any(verb.startswith(first[: len(verb)]) for verb in HTTP_VERBS):
-        return Speech.HTTP
-    return Speech.UNKNOWN
+        return WireProtocol.HTTP
+    return WireProtocol.UNKNOWN
 
 
 class Listener:
@@ -83,7 +83,7 @@ class Listener:
         self.host = host
         self.port = port
         """The port asked for; once started, the port in use (0 asks for a free one)."""
-        self._factories = {Speech.AMQP: amqp_factory, Speech.HTTP: http_factory}
+        self._factories = {WireProtocol.AMQP: amqp_factory, WireProtocol.HTTP: http_factory}
         self._sockets: list[socket.socket] = []
         self._sniffing: dict[socket.socket, asyncio.TimerHandle] = {}
         self._handovers: set[asyncio.Task[None]] = set()
@@ -186,7 +186,7 @@ class Listener:
             return
         speech = recognise(first)
         factory = self._factories.get(speech)
-        if speech is Speech.TLS and self._tls is not None:
+        if speech is WireProtocol.TLS and self._tls is not None:
             self._secure(connection)
         elif factory is None:
             self._refuse(connection, speech, first)
@@ -250,8 +250,8 @@ class Listener:
             return None
         return factory()
 
-    def _refuse(self, connection: socket.socket, speech: Speech, first: bytes) -> None:
-        if speech is Speech.TLS:
+    def _refuse(self, connection: socket.socket, speech: WireProtocol, first: bytes) -> None:
+        if speech is WireProtocol.TLS:
             _log.warning(
                 "%s:%s: closed a TLS connection from %s: this port has no certificate and speaks "
                 "plain text; put UseDevelopmentEmulator=true into the connection string",

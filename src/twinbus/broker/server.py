@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.engine.engine_log import Witness
-from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.engine_log import EngineLog
+from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.ledger_view import BrokerView
 from twinbus.broker.links.dispatch import Dispatcher
@@ -55,7 +55,7 @@ class BrokerServer:
     ) -> None:
         self.name = name
         self.view = None if ledger is None else BrokerView(ledger, name)
-        self.witness = None if ledger is None else Witness()
+        self.witness = None if ledger is None else EngineLog()
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.peers: set[Peer] = set()
@@ -185,8 +185,8 @@ class BrokerServer:
 
     # The engine
 
-    def _restore(self) -> Namespace:
-        namespace = Namespace(
+    def _restore(self) -> BrokerNamespace:
+        namespace = BrokerNamespace(
             self.name,
             self.store,
             LockTokens(),

@@ -19,18 +19,18 @@ from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.loops import fast_loop
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
-from twinbus.pairing.core.classify import Meaning, meaning_of
+from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.lifecycle.administration import in_words
 
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-__all__ = ["Unreachable", "administration", "answers", "run_to_its_end", "side"]
+__all__ = ["UnreachableError", "administration", "answers", "run_to_its_end", "side"]
 
 FORBIDDEN: Final = (401, 403)
 
 
-class Unreachable(TwinbusError):
+class UnreachableError(TwinbusError):
     """A namespace does not answer, or answers with a fault of its own."""
 
 
@@ -81,15 +81,15 @@ class answers:  # noqa: N801  # reads as a sentence where it is used
         if (
             isinstance(error, ClientAuthenticationError)
             or status in FORBIDDEN
-            or meaning is Meaning.UNAUTHORIZED
+            or meaning is FailureMeaning.UNAUTHORIZED
         ):
             return MissingRightError(
                 f"{self._doing} in {endpoint} needs the {self._right} right, and the credential"
                 f" is refused or does not have it ({said})"
             )
-        if meaning is Meaning.UNREACHABLE and status is None:
-            return Unreachable(f"{endpoint} cannot be reached: {said}")
-        return Unreachable(f"{self._doing} in {endpoint} failed: {said}")
+        if meaning is FailureMeaning.UNREACHABLE and status is None:
+            return UnreachableError(f"{endpoint} cannot be reached: {said}")
+        return UnreachableError(f"{self._doing} in {endpoint} failed: {said}")
 
 
 def _in_line(error: BaseException) -> str:

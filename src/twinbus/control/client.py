@@ -19,16 +19,16 @@ from twinbus.control.protocol import (
     ANSWER_BYTES_MAX,
     HELLO,
     Answer,
+    ControlRefused,
+    ControlRequest,
     HostCard,
-    Refused,
-    Request,
     encode_request,
     parse_answer,
 )
 from twinbus.control.run_directory import VARIABLE, places, sockets_in
 from twinbus.errors import ControlError
 
-__all__ = ["Host", "Silent", "ask", "find", "where"]
+__all__ = ["RunningHost", "SilentHost", "ask", "find", "where"]
 
 ANSWER_S: Final = 5.0
 """A host answers within milliseconds unless its event loop stands still."""
@@ -38,7 +38,7 @@ CHUNK_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class RunningHost:
     """A pair or syphon that answers."""
 
     path: Path
@@ -56,14 +56,16 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class SilentHost:
     """A socket that is open and gives no answer that can be used."""
 
     path: Path
     why: str
 
 
-def find(environment: Mapping[str, str] | None = None) -> tuple[list[Host], list[Silent]]:
+def find(
+    environment: Mapping[str, str] | None = None,
+) -> tuple[list[RunningHost], list[SilentHost]]:
     """Who runs on this machine for this user, and who could not be asked.
 
     Sockets that processes left when they were killed are removed on the way.
@@ -71,9 +73,9 @@ def find(environment: Mapping[str, str] | None = None) -> tuple[list[Host], list
     paths = [path for place in _places(environment) for path in sockets_in(place)]
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         found = list(pool.map(_look, paths))
-    hosts = [one for one in found if isinstance(one, Host)]
+    hosts = [one for one in found if isinstance(one, RunningHost)]
     hosts.sort(key=lambda host: (host.card.name, host.card.pid, host.path.name))
-    return hosts, [one for one in found if isinstance(one, Silent)]
+    return hosts, [one for one in found if isinstance(one, SilentHost)]
 
 
 def where(environment: Mapping[str, str] | None = None) -> str:
@@ -85,10 +87,10 @@ def where(environment: Mapping[str, str] | None = None) -> str:
 def ask(path: Path, verb: str, arguments: Mapping[str, str] | None = None) -> Any:
     """What a host answers to a verb; ControlError if it refuses, or cannot be asked."""
     try:
-        answer = _exchange(path, Request(verb, arguments or {}))
+        answer = _exchange(path, ControlRequest(verb, arguments or {}))
     except FileNotFoundError as error:
         raise ControlError(f"{path.stem} is not there any more") from error
-    except (OSError, Refused) as error:
+    except (OSError, ControlRefused) as error:
         raise ControlError(f"{path.stem} could not be asked: {_why(error)}") from error
     if answer.error_kind is not None:
         raise ControlError(f"{answer.host.name}.{answer.host.pid}: {answer.error_text}")
@@ -100,9 +102,9 @@ def _places(environment: Mapping[str, str] | None) -> list[Path]:
     return [place.directory for place in places(given)]
 
 
-def _look(path: Path) -> Host | Silent | None:
+def _look(path: Path) -> RunningHost | SilentHost | None:
     try:
-        return Host(path, _exchange(path, Request(HELLO)).host)
+        return RunningHost(path, _exchange(path, ControlRequest(HELLO)).host)
     except ConnectionRefusedError:
         # Nobody has it open: its process is gone, and names are not used twice.
         with contextlib.suppress(OSError):
@@ -110,8 +112,8 @@ def _look(path: Path) -> Host | Silent | None:
         return None
     except FileNotFoundError:
         return None
-    except (OSError, Refused) as error:
-        return Silent(path, _why(error))
+    except (OSError, ControlRefused) as error:
+        return SilentHost(path, _why(error))
 
 
 def _why(error: Exception) -> str:
@@ -122,7 +124,7 @@ def _why(error: Exception) -> str:
     return str(error)
 
 
-def _exchange(path: Path, request: Request) -> Answer:
+def _exchange(path: Path, request: ControlRequest) -> Answer:
     deadline = time.monotonic() + ANSWER_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(ANSWER_S)
@@ -133,9 +135,9 @@ def _exchange(path: Path, request: Request) -> Answer:
             line.settimeout(max(0.001, deadline - time.monotonic()))
             chunk = line.recv(CHUNK_BYTES)
             if not chunk:
-                raise Refused("bad-answer", "it hung up in the middle of its answer")
+                raise ControlRefused("bad-answer", "it hung up in the middle of its answer")
             received += chunk
             if len(received) > ANSWER_BYTES_MAX:
                 text = f"its answer has more than {ANSWER_BYTES_MAX} bytes"
-                raise Refused("bad-answer", text)
+                raise ControlRefused("bad-answer", text)
         return parse_answer(bytes(received))

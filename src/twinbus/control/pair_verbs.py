@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from twinbus.control.protocol import Refused, Verb
+from twinbus.control.protocol import ControlRefused, Verb
 
 __all__ = ["SteeredPair", "pair_verbs"]
 
@@ -57,7 +57,7 @@ def _known(entities: Mapping[str, Any], path: str) -> str:
     paths = sorted(entities)
     listed = ", ".join(paths[:KNOWN_SHOWN_MAX]) or "none"
     more = len(paths) - KNOWN_SHOWN_MAX
-    raise Refused(
+    raise ControlRefused(
         "unknown-path",
         f"no sender of this pair was made for {path!r}; it has {listed}"
         + (f" and {more:,} more" if more > 0 else ""),

@@ -20,9 +20,9 @@ __all__ = [
     "REQUEST_BYTES_MAX",
     "VERSION",
     "Answer",
+    "ControlRefused",
+    "ControlRequest",
     "HostCard",
-    "Refused",
-    "Request",
     "Verb",
     "arguments_for",
     "encode_refusal",
@@ -48,7 +48,7 @@ REPEATED_MAX: Final = 80
 """Of a foreign word that an error repeats: enough to recognise it."""
 
 
-class Refused(Exception):
+class ControlRefused(Exception):
     """A request that is not carried out; `kind` is for programs, the text for people."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -72,7 +72,7 @@ class HostCard:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ControlRequest:
     verb: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -96,37 +96,43 @@ class Answer:
     error_text: str = ""
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: ControlRequest) -> bytes:
     """The line that asks."""
     return _line({"twinbus": VERSION, "verb": request.verb, "arguments": dict(request.arguments)})
 
 
-def parse_request(line: bytes) -> Request:
+def parse_request(line: bytes) -> ControlRequest:
     """What a line asks; Refused if it asks nothing that can be understood."""
     document = _document(line)
     _require_version(document, "the command", "this pair")
     verb, arguments = document.get("verb"), document.get("arguments", {})
     if not isinstance(verb, str):
-        raise Refused("bad-request", "a request names its verb: a string in the field 'verb'")
+        raise ControlRefused(
+            "bad-request", "a request names its verb: a string in the field 'verb'"
+        )
     if not isinstance(arguments, dict):
-        raise Refused("bad-request", "'arguments' of a request is an object with one field each")
-    return Request(verb, arguments)
+        raise ControlRefused(
+            "bad-request", "'arguments' of a request is an object with one field each"
+        )
+    return ControlRequest(verb, arguments)
 
 
-def arguments_for(verbs: Mapping[str, Verb], request: Request) -> dict[str, str]:
+def arguments_for(verbs: Mapping[str, Verb], request: ControlRequest) -> dict[str, str]:
     """The arguments that the verb is called with; Refused if they are not what it takes."""
     verb = verbs.get(request.verb)
     if verb is None:
         known = ", ".join(sorted({*verbs, HELLO}))
-        raise Refused("unknown-verb", f"no verb {_repeated(request.verb)}; it knows {known}")
+        raise ControlRefused("unknown-verb", f"no verb {_repeated(request.verb)}; it knows {known}")
     for name, value in request.arguments.items():
         if name not in verb.takes:
-            raise Refused("bad-arguments", f"{request.verb} takes no {_repeated(name)}")
+            raise ControlRefused("bad-arguments", f"{request.verb} takes no {_repeated(name)}")
         if not isinstance(value, str) or not value.strip():
-            raise Refused("bad-arguments", f"{name} of {request.verb} is a text that is not empty")
+            raise ControlRefused(
+                "bad-arguments", f"{name} of {request.verb} is a text that is not empty"
+            )
     missing = [name for name in verb.takes if name not in request.arguments]
     if missing:
-        raise Refused("bad-arguments", f"{request.verb} needs {' and '.join(missing)}")
+        raise ControlRefused("bad-arguments", f"{request.verb} needs {' and '.join(missing)}")
     return dict(request.arguments)
 
 
@@ -147,7 +153,7 @@ def parse_answer(line: bytes) -> Answer:
     _require_version(document, "the pair", "this command")
     card, error = document.get("host"), document.get("error")
     if not isinstance(card, dict) or not isinstance(card.get("pid"), int):
-        raise Refused("bad-answer", "the answer does not say who gave it")
+        raise ControlRefused("bad-answer", "the answer does not say who gave it")
     host = HostCard(
         kind=str(card.get("kind", "")),
         name=str(card.get("name", "")),
@@ -166,18 +172,20 @@ def _document(line: bytes) -> dict[str, Any]:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
-        raise Refused("bad-request", "what was said is not a line of JSON") from None
+        raise ControlRefused("bad-request", "what was said is not a line of JSON") from None
     if not isinstance(document, dict):
-        raise Refused("bad-request", "what was said is JSON, but not an object")
+        raise ControlRefused("bad-request", "what was said is JSON, but not an object")
     return document
 
 
 def _require_version(document: dict[str, Any], other: str, own: str) -> None:
     version = document.get("twinbus")
     if type(version) is not int:
-        raise Refused("bad-request", "the field 'twinbus' must say the version of the protocol")
+        raise ControlRefused(
+            "bad-request", "the field 'twinbus' must say the version of the protocol"
+        )
     if version != VERSION:
-        raise Refused(
+        raise ControlRefused(
             "version",
             f"{other} speaks version {version} of the control protocol and {own} speaks {VERSION};"
             " use the same release of Twinbus for both",

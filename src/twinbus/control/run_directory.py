@@ -22,8 +22,8 @@ from typing import Final
 
 __all__ = [
     "VARIABLE",
-    "Place",
     "RunDirectoryUnusable",
+    "SocketDirectory",
     "is_listening",
     "open_socket",
     "places",
@@ -52,7 +52,7 @@ class RunDirectoryUnusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SocketDirectory:
     """A directory for control sockets."""
 
     directory: Path
@@ -60,20 +60,20 @@ class Place:
     """Whether a person named it; else it is a default, and must be nobody else's by design."""
 
 
-def places(environment: Mapping[str, str]) -> list[Place]:
+def places(environment: Mapping[str, str]) -> list[SocketDirectory]:
     """Where sockets may be, best first; none if the environment turns them off."""
     named = environment.get(VARIABLE)
     if named is not None:
-        return [Place(Path(named), is_named=True)] if named.strip() else []
+        return [SocketDirectory(Path(named), is_named=True)] if named.strip() else []
     found = []
     runtime = environment.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
-        found.append(Place(Path(runtime) / "twinbus", is_named=False))
+        found.append(SocketDirectory(Path(runtime) / "twinbus", is_named=False))
     name = f"twinbus-{os.getuid()}"
-    return [*found, Place(Path(tempfile.gettempdir()) / name, is_named=False)]
+    return [*found, SocketDirectory(Path(tempfile.gettempdir()) / name, is_named=False)]
 
 
-def prepare(place: Place) -> None:
+def prepare(place: SocketDirectory) -> None:
     """Make the directory, for its user alone; RunDirectoryUnusable if others could interfere."""
     directory = place.directory
     try:

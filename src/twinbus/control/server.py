@@ -22,9 +22,9 @@ from typing import Any, Final
 from twinbus.control.protocol import (
     HELLO,
     REQUEST_BYTES_MAX,
+    ControlRefused,
+    ControlRequest,
     HostCard,
-    Refused,
-    Request,
     Verb,
     arguments_for,
     encode_refusal,
@@ -158,13 +158,15 @@ class ControlServer:
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
         try:
             if len(self._clients) > CLIENTS_MAX:
-                raise Refused("busy", f"{CLIENTS_MAX} clients are served already; ask again later")
+                raise ControlRefused(
+                    "busy", f"{CLIENTS_MAX} clients are served already; ask again later"
+                )
             request = await _read(reader)
             if request is None:
                 return b""
             result = await self._carry_out(request)
             return encode_result(self._card, result)
-        except Refused as refusal:
+        except ControlRefused as refusal:
             return encode_refusal(self._card, refusal.kind, str(refusal))
         except (TwinbusError, ValueError) as error:
             return encode_refusal(self._card, "refused", str(error))
@@ -175,7 +177,7 @@ class ControlServer:
             text = f"a mistake in Twinbus: {type(error).__name__}: {error}; its log has more"
             return encode_refusal(self._card, "internal", text)
 
-    async def _carry_out(self, request: Request) -> Any:
+    async def _carry_out(self, request: ControlRequest) -> Any:
         arguments = arguments_for(self._verbs, request)
         if self._verbs[request.verb].takes:
             said = " ".join(arguments.values())
@@ -187,7 +189,7 @@ class ControlServer:
         return result
 
 
-async def _read(reader: asyncio.StreamReader) -> Request | None:
+async def _read(reader: asyncio.StreamReader) -> ControlRequest | None:
     """The request; None if the client left without one."""
     try:
         async with asyncio.timeout(REQUEST_S):
@@ -195,13 +197,15 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
     except asyncio.IncompleteReadError as cut:
         if not cut.partial:
             return None
-        raise Refused("bad-request", "a request ends with a new line, this one did not") from None
+        raise ControlRefused(
+            "bad-request", "a request ends with a new line, this one did not"
+        ) from None
     except asyncio.LimitOverrunError:
         text = f"a request has at most {REQUEST_BYTES_MAX} bytes"
-        raise Refused("bad-request", text) from None
+        raise ControlRefused("bad-request", text) from None
     except TimeoutError:
         text = f"no request came within {REQUEST_S:g} s"
-        raise Refused("timeout", text) from None
+        raise ControlRefused("timeout", text) from None
     return parse_request(line)
 
 

@@ -1,6 +1,7 @@
 """What operations cost: a dated price book that anyone can replace, and the arithmetic.
 
-Without Spark, for quick answers; `twinbus.pipeline.tables.charges` counts the ledger with the same rules.
+Without Spark, for quick answers; `twinbus.pipeline.tables.charges` counts the ledger with the
+same rules.
 The function that makes a bill is `cost.bill.bill`.
 """
 

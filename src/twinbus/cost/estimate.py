@@ -38,7 +38,7 @@ from twinbus.cost.bill import (
 from twinbus.cost.prices import PriceBook
 from twinbus.cost.quantities import DAY_S, HOUR_S, KB, QuantityError
 
-__all__ = ["CauseCost", "Estimate", "Workload", "estimate"]
+__all__ = ["CauseCost", "CostEstimate", "Workload", "estimate"]
 
 MONTH_DAYS: Final = 30
 """The month of the documented 28,800 receives."""
@@ -132,7 +132,7 @@ class CauseCost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class CostEstimate:
     """A month of 30 days."""
 
     messages: int
@@ -192,7 +192,7 @@ class Estimate:
         }
 
 
-def estimate(work: Workload, prices: PriceBook) -> Estimate:
+def estimate(work: Workload, prices: PriceBook) -> CostEstimate:
     """The month of a workload, by the documented model and one price book."""
     messages = _whole(work.rate_per_s * MONTH_S)
     moved = min(messages, _whole(work.rate_per_s * work.outage_s * work.outages_per_month))
@@ -213,7 +213,7 @@ def estimate(work: Workload, prices: PriceBook) -> Estimate:
         messaging_units=work.messaging_units,
     )
     made = bill(use, work.tier, prices)
-    return Estimate(
+    return CostEstimate(
         messages=messages,
         moved=moved,
         causes=causes,

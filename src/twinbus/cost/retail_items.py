@@ -11,7 +11,7 @@ from typing import Final
 
 from twinbus.cost.price_documents import CURRENCY, PriceBookError
 
-__all__ = ["Item", "Page", "items_of", "pages_of"]
+__all__ = ["PriceItem", "PricePage", "items_of", "pages_of"]
 
 REGION: Final = re.compile(r"[a-z0-9-]{1,50}", re.ASCII)
 
@@ -21,7 +21,7 @@ PRICE_DIGITS_MAX: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PricePage:
     """One answer of the API: in which file, and where its items are there."""
 
     where: str
@@ -31,7 +31,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PriceItem:
     """One price. Fields that are no text read as an empty one; numbers are read when asked for."""
 
     place: str
@@ -140,16 +140,16 @@ class Item:
         )
 
 
-def pages_of(document: object, where: str) -> list[Page]:
+def pages_of(document: object, where: str) -> list[PricePage]:
     """The pages in one decoded file: a page, a list of pages, or the items themselves."""
     if isinstance(document, list):
         if any(isinstance(entry, dict) and "Items" in entry for entry in document):
             return [_page(entry, where, f"[{index}].") for index, entry in enumerate(document)]
-        return [Page(where, "", document, None)]
+        return [PricePage(where, "", document, None)]
     return [_page(document, where, "")]
 
 
-def _page(entry: object, where: str, path: str) -> Page:
+def _page(entry: object, where: str, path: str) -> PricePage:
     items = entry.get("Items") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(items, list):
         raise PriceBookError(
@@ -161,13 +161,13 @@ def _page(entry: object, where: str, path: str) -> Page:
             f"{where}: {path}Count says {count} and there are {len(items)} Items;"
             " fetch the page again"
         )
-    return Page(where, f"{path}Items", items, link if isinstance(link, str) and link else None)
+    return PricePage(where, f"{path}Items", items, link if isinstance(link, str) and link else None)
 
 
-def items_of(pages: Iterable[Page]) -> list[Item]:
+def items_of(pages: Iterable[PricePage]) -> list[PriceItem]:
     """All items of all pages; what is no object is an item without any field."""
     return [
-        Item(f"{page.where}: {page.path}[{index}]", entry if isinstance(entry, dict) else {})
+        PriceItem(f"{page.where}: {page.path}[{index}]", entry if isinstance(entry, dict) else {})
         for page in pages
         for index, entry in enumerate(page.items)
     ]

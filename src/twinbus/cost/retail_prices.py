@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from twinbus.cost.price_documents import PriceBookError
 from twinbus.cost.prices import FORMAT, NEEDED_METERS, PriceBook, parse
-from twinbus.cost.retail_items import Item, Page, items_of, pages_of
+from twinbus.cost.retail_items import PriceItem, PricePage, items_of, pages_of
 
 __all__ = ["Imported", "SetAside", "book_from"]
 
@@ -127,7 +127,7 @@ def book_from(
     return Imported(document, book, taken, tuple(aside))
 
 
-def _check_chain(pages: Sequence[Page]) -> None:
+def _check_chain(pages: Sequence[PricePage]) -> None:
     """A chain of n pages has n - 1 links; one more leads to a page that nobody gave us."""
     links = [page for page in pages if page.next_link]
     if pages and len(links) >= len(pages):
@@ -137,7 +137,7 @@ def _check_chain(pages: Sequence[Page]) -> None:
         )
 
 
-def _known(items: Sequence[Item], aside: list[SetAside]) -> list[tuple[Wanted, Item]]:
+def _known(items: Sequence[PriceItem], aside: list[SetAside]) -> list[tuple[Wanted, PriceItem]]:
     known = []
     for item in items:
         if not item.meter_name:
@@ -160,7 +160,7 @@ def _known(items: Sequence[Item], aside: list[SetAside]) -> list[tuple[Wanted, I
     return known
 
 
-def _is_meter(item: Item, wanted: Wanted) -> bool:
+def _is_meter(item: PriceItem, wanted: Wanted) -> bool:
     if item.meter_name != wanted.meter_name:
         return False
     if wanted.key == "egress":
@@ -191,12 +191,12 @@ def _chosen(what: str, asked: str | None, there: Sequence[str]) -> str:
 
 
 def _of_this_bill(
-    known: Sequence[tuple[Wanted, Item]],
+    known: Sequence[tuple[Wanted, PriceItem]],
     region: str,
     currency: str,
     retrieved: date,
     aside: list[SetAside],
-) -> list[tuple[Wanted, Item]]:
+) -> list[tuple[Wanted, PriceItem]]:
     kept = []
     for wanted, item in known:
         reason = item.unfit(region, currency, retrieved)
@@ -207,9 +207,9 @@ def _of_this_bill(
     return kept
 
 
-def _by_key(found: Sequence[tuple[Wanted, Item]]) -> dict[str, list[tuple[Wanted, Item]]]:
+def _by_key(found: Sequence[tuple[Wanted, PriceItem]]) -> dict[str, list[tuple[Wanted, PriceItem]]]:
     """The items of each meter; a region has one zone of Geo-Replication."""
-    by_key: dict[str, list[tuple[Wanted, Item]]] = defaultdict(list)
+    by_key: dict[str, list[tuple[Wanted, PriceItem]]] = defaultdict(list)
     for wanted, item in found:
         others = by_key[wanted.key]
         if others and others[0][0].meter_name != wanted.meter_name:
@@ -222,10 +222,10 @@ def _by_key(found: Sequence[tuple[Wanted, Item]]) -> dict[str, list[tuple[Wanted
 
 
 def _newest(
-    found: Sequence[tuple[Wanted, Item]], aside: list[SetAside]
-) -> list[tuple[Wanted, Item]]:
+    found: Sequence[tuple[Wanted, PriceItem]], aside: list[SetAside]
+) -> list[tuple[Wanted, PriceItem]]:
     """One item for each tier: that in force since the latest day."""
-    by_start: dict[int, tuple[Wanted, Item]] = {}
+    by_start: dict[int, tuple[Wanted, PriceItem]] = {}
     for wanted, item in sorted(found, key=lambda pair: pair[1].effective, reverse=True):
         start = item.tier_start(wanted.per)
         kept = by_start.setdefault(start, (wanted, item))[1]
@@ -245,7 +245,7 @@ def _newest(
 
 
 def _meter(
-    key: str, found: Sequence[tuple[Wanted, Item]], like: PriceBook | None
+    key: str, found: Sequence[tuple[Wanted, PriceItem]], like: PriceBook | None
 ) -> dict[str, object]:
     wanted = found[0][0]
     tiers = {item.tier_start(wanted.per): item.price() for _, item in found}

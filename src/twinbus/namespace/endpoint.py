@@ -20,8 +20,8 @@ __all__ = [
     "CredentialTokens",
     "Endpoint",
     "KeyTokens",
+    "NamespaceToken",
     "SignatureTokens",
-    "Token",
     "TokenSource",
     "endpoint_of",
 ]
@@ -44,7 +44,7 @@ _EXPIRY: Final = re.compile(r"(?:^|[&\s])se=(\d{1,15})(?:&|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class NamespaceToken:
     """What is shown to `$cbs`, or over HTTP."""
 
     text: str = field(repr=False)
@@ -64,7 +64,7 @@ class TokenSource(Protocol):
     def who(self) -> str:
         """Whose rights they carry, for people; nothing secret."""
 
-    async def token(self, audience: str, now_s: float) -> Token:
+    async def token(self, audience: str, now_s: float) -> NamespaceToken:
         """A token for the audience, good at `now_s` (unix seconds)."""
 
 
@@ -78,7 +78,7 @@ class KeyTokens:
     def who(self) -> str:
         return f"the key {self.named_key()[0]}"
 
-    async def token(self, audience: str, now_s: float) -> Token:
+    async def token(self, audience: str, now_s: float) -> NamespaceToken:
         """A signature of an hour."""
         key_name, key = self.named_key()
         expires_at_s = int(now_s) + TOKEN_LIFE_S
@@ -88,7 +88,7 @@ class KeyTokens:
         signature = quote_plus(base64.b64encode(digest))
         name = quote_plus(key_name)
         text = f"SharedAccessSignature sr={resource}&sig={signature}&se={expires_at_s}&skn={name}"
-        return Token(text, float(expires_at_s))
+        return NamespaceToken(text, float(expires_at_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,11 @@ class SignatureTokens:
     def who(self) -> str:
         return "the shared access signature"
 
-    async def token(self, audience: str, now_s: float) -> Token:
+    async def token(self, audience: str, now_s: float) -> NamespaceToken:
         """The signature as it is, whatever the audience."""
         text = self.signature()
         found = _EXPIRY.search(text)
-        return Token(text, float(found[1]) if found else now_s + TOKEN_LIFE_S)
+        return NamespaceToken(text, float(found[1]) if found else now_s + TOKEN_LIFE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ class CredentialTokens:
     def who(self) -> str:
         return f"the credential {self.credential!r}"
 
-    async def token(self, audience: str, now_s: float) -> Token:
+    async def token(self, audience: str, now_s: float) -> NamespaceToken:
         """A web token for all of Service Bus; rights decide what it opens."""
         found = await self.credential.get_token(SCOPE)
-        return Token(found.token, float(found.expires_on), WEB_TOKEN)
+        return NamespaceToken(found.token, float(found.expires_on), WEB_TOKEN)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +175,7 @@ class Endpoint:
         place = self.host if self.tls else f"{self.host}:{self.port}"
         return f"sb://{place}/{quote(path)}"
 
-    async def token(self, path: str, now_s: float) -> Token:
+    async def token(self, path: str, now_s: float) -> NamespaceToken:
         """A token for the entity at `path`, good at `now_s` (unix seconds)."""
         return await self.tokens.token(self.audience(path), now_s)
 

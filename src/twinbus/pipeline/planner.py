@@ -21,14 +21,14 @@ from twinbus.cost.quantities import YEAR_S
 from twinbus.errors import TwinbusError
 from twinbus.pipeline.spark.background_job import failure_of
 from twinbus.planning.model import (
+    BacklogLevel,
     Setting,
-    Standing,
     effect_of,
     fullest_share,
     next_standing,
 )
 from twinbus.planning.outages import LENGTH_MAX_S, Lengths, OutagePattern
-from twinbus.planning.outcomes import Estimate, Outcome, Question
+from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -66,7 +66,7 @@ class _Columns:
 COLUMNS: Final = _Columns()
 
 
-def simulate(spark: SparkSession, question: Question) -> list[Outcome]:
+def simulate(spark: SparkSession, question: PlanQuestion) -> list[SettingOutcome]:
     """What becomes of every setting of the question, in their order."""
     years = lived_years(drawn_years(spark, question), question)
     try:
@@ -77,7 +77,7 @@ def simulate(spark: SparkSession, question: Question) -> list[Outcome]:
     return [found[setting] for setting in question.settings]
 
 
-def drawn_years(spark: SparkSession, question: Question) -> DataFrame:
+def drawn_years(spark: SparkSession, question: PlanQuestion) -> DataFrame:
     """One row for each year: its outages in order, with length and the peace after each."""
     years = spark.range(0, question.years, 1)
     drawn = [
@@ -111,7 +111,7 @@ def with_peace(years: DataFrame) -> DataFrame:
     return ended.select("id", F.transform("drawn", at_peace).alias("outages"))
 
 
-def lived_years(years: DataFrame, question: Question) -> DataFrame:
+def lived_years(years: DataFrame, question: PlanQuestion) -> DataFrame:
     """Every year under every setting: what was raised, diverted, pinged, and the backlog."""
     traffic = question.traffic
     rate = traffic.rate_per_s
@@ -136,7 +136,7 @@ def lived_years(years: DataFrame, question: Question) -> DataFrame:
 
     def fold(standing: Column, outage: Column) -> Column:
         after = next_standing(
-            Standing(*(standing[name] for name in Standing.__slots__)),
+            BacklogLevel(*(standing[name] for name in BacklogLevel.__slots__)),
             outage["diverted"],
             outage["overhang_s"],
             outage["peace_s"],
@@ -145,9 +145,9 @@ def lived_years(years: DataFrame, question: Question) -> DataFrame:
             capacity=F.col("capacity"),
             calculus=COLUMNS,
         )
-        return F.struct(*(getattr(after, name).alias(name) for name in Standing.__slots__))
+        return F.struct(*(getattr(after, name).alias(name) for name in BacklogLevel.__slots__))
 
-    nothing = F.struct(*(F.lit(0.0).alias(name) for name in Standing.__slots__))
+    nothing = F.struct(*(F.lit(0.0).alias(name) for name in BacklogLevel.__slots__))
     under = years.select(
         "outages", F.inline(_intervals(question)).alias("failover_interval_s", "ping_interval_s")
     )
@@ -255,13 +255,13 @@ def _poisson_steps(mean: float) -> list[float]:
     return steps
 
 
-def _intervals(question: Question) -> Column:
+def _intervals(question: PlanQuestion) -> Column:
     """Every pair of intervals that is asked for."""
     pairs = sorted({(one.failover_interval_s, one.ping_interval_s) for one in question.settings})
     return F.array(*(F.struct(*map(F.lit, pair)) for pair in pairs))
 
 
-def _backlogs(question: Question) -> Column:
+def _backlogs(question: PlanQuestion) -> Column:
     """Every number of backlog queues that is asked for, with the messages that all of them take
     and the part that the fullest is expected to have."""
     counts = sorted({one.queues for one in question.settings})
@@ -291,13 +291,13 @@ def _setting(row: Row) -> Setting:
     return Setting(row["failover_interval_s"], row["ping_interval_s"], row["queues"])
 
 
-def _outcome(row: Row, question: Question) -> Outcome:
+def _outcome(row: Row, question: PlanQuestion) -> SettingOutcome:
     years = row["years"]
     traffic = question.traffic
 
-    def estimate(name: str) -> Estimate:
+    def estimate(name: str) -> SampledMean:
         total, squares = row[name] / THOUSANDTHS, row[f"{name}_squares"] / THOUSANDTHS**2
-        return Estimate.of(years, total, squares)
+        return SampledMean.of(years, total, squares)
 
     def value(name: str) -> float:
         return float(row[name] or 0) / THOUSANDTHS
@@ -305,7 +305,7 @@ def _outcome(row: Row, question: Question) -> Outcome:
     setting = _setting(row)
     drains = row["drains"] or (0.0, 0.0)
     failovers = estimate("failovers")
-    return Outcome(
+    return SettingOutcome(
         setting=setting,
         outages=estimate("outages"),
         outage_s=estimate("outage"),
@@ -314,8 +314,8 @@ def _outcome(row: Row, question: Question) -> Outcome:
         refused=estimate("refused"),
         diverted=estimate("diverted"),
         pings=estimate("pings"),
-        full=Estimate.of_share(years, row["full"]),
-        queue_full=Estimate.of_share(years, row["queue_full"]),
+        full=SampledMean.of_share(years, row["full"]),
+        queue_full=SampledMean.of_share(years, row["queue_full"]),
         polls=question.polls_a_year(setting.queues),
         detection_s=traffic.gap_s / 2 + traffic.failed_attempt_s + setting.failover_interval_s,
         recovery_s=estimate("overhang").mean / failovers.mean if failovers.mean else 0.0,

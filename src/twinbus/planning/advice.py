@@ -16,13 +16,13 @@ from twinbus.cost.arithmetic import message_units, moved_message_units
 from twinbus.cost.quantities import QuantityError
 
 if TYPE_CHECKING:
-    from twinbus.planning.outcomes import Outcome, Question
+    from twinbus.planning.outcomes import PlanQuestion, SettingOutcome
 
-__all__ = ["Advice", "Limits", "advise", "raised_per_million"]
+__all__ = ["Advice", "PlanLimits", "advise", "raised_per_million"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class PlanLimits:
     """What is good enough."""
 
     full_share: float = 0.01
@@ -43,13 +43,15 @@ class Limits:
 class Advice:
     """The setting to take."""
 
-    outcome: Outcome
+    outcome: SettingOutcome
     reason: str
     misses: tuple[str, ...] = ()
     """Limits that no setting keeps to, and what would help."""
 
 
-def advise(outcomes: Sequence[Outcome], question: Question, limits: Limits) -> Advice:
+def advise(
+    outcomes: Sequence[SettingOutcome], question: PlanQuestion, limits: PlanLimits
+) -> Advice:
     """The best of the outcomes."""
     misses = []
     fit = [one for one in outcomes if one.full.mean <= limits.full_share]
@@ -78,7 +80,7 @@ def advise(outcomes: Sequence[Outcome], question: Question, limits: Limits) -> A
     return Advice(outcome=chosen, reason=reason, misses=tuple(misses))
 
 
-def _burden(outcome: Outcome, question: Question) -> tuple[float, int, float]:
+def _burden(outcome: SettingOutcome, question: PlanQuestion) -> tuple[float, int, float]:
     """Operations that the pair adds; where they are equal fewer queues, then fewer pings.
 
     What a full backlog refused counts as if it had been diverted: to refuse is not to save.
@@ -91,12 +93,12 @@ def _burden(outcome: Outcome, question: Question) -> tuple[float, int, float]:
     return added, setting.queues, -setting.ping_interval_s
 
 
-def raised_per_million(outcome: Outcome, question: Question) -> float:
+def raised_per_million(outcome: SettingOutcome, question: PlanQuestion) -> float:
     """Sends that raise before the failover, of a million sends."""
     return outcome.raised.mean / question.messages_a_year * 1e6
 
 
-def _reason(best: Outcome, question: Question, *, is_fit: bool, is_kept: bool) -> str:
+def _reason(best: SettingOutcome, question: PlanQuestion, *, is_fit: bool, is_kept: bool) -> str:
     setting = best.setting
     raised = f"({raised_per_million(best, question):.3g} of a million sends)"
     interval = (

@@ -26,10 +26,10 @@ from twinbus.cost.quantities import QuantityError
 
 __all__ = [
     "PLAIN",
+    "BacklogLevel",
     "Calculus",
     "Effect",
     "Setting",
-    "Standing",
     "Traffic",
     "effect_of",
     "fullest_share",
@@ -209,7 +209,7 @@ def _raised_s(length_s: Any, earliest_s: Any, traffic: Traffic, calculus: Calcul
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BacklogLevel:
     """Where the backlog stands after some outages of a year, in messages and seconds."""
 
     waiting: Any
@@ -223,7 +223,7 @@ class Standing:
 
 
 def next_standing(
-    before: Standing,
+    before: BacklogLevel,
     diverted: Any,
     overhang_s: Any,
     gap_s: Any,
@@ -232,7 +232,7 @@ def next_standing(
     drain_per_s: float,
     capacity: Any,
     calculus: Calculus = PLAIN,
-) -> Standing:
+) -> BacklogLevel:
     """The standing after one more outage and `gap_s` seconds of peace after it.
 
     The syphon drains from the moment the primary is back; what is diverted after it still adds.
@@ -244,7 +244,7 @@ def next_standing(
     refused = most(0.0, least(diverted, wanted - capacity))
     held = before.waiting + diverted - refused
     drain_s = most(overhang_s, held / drain_per_s)
-    return Standing(
+    return BacklogLevel(
         waiting=most(0.0, held - gap_s * drain_per_s),
         refused=before.refused + refused,
         peak=most(before.peak, wanted - refused),

@@ -26,7 +26,7 @@ from twinbus.cost.estimate import SYPHON_CONNECTIONS
 if TYPE_CHECKING:
     from twinbus.cost.arithmetic import CountingRule
     from twinbus.cost.prices import PriceBook
-    from twinbus.planning.outcomes import Outcome, Question
+    from twinbus.planning.outcomes import PlanQuestion, SettingOutcome
 
 __all__ = ["YearMoney", "operations_of", "year_money"]
 
@@ -70,7 +70,7 @@ class YearMoney:
 
 
 def operations_of(
-    outcome: Outcome, question: Question, rule: CountingRule | None = None
+    outcome: SettingOutcome, question: PlanQuestion, rule: CountingRule | None = None
 ) -> dict[str, float]:
     """Billed units of a year, by cause; a send that raised is not charged (an assumption)."""
     size = question.traffic.size_bytes
@@ -85,8 +85,8 @@ def operations_of(
 
 
 def year_money(
-    outcome: Outcome,
-    question: Question,
+    outcome: SettingOutcome,
+    question: PlanQuestion,
     prices: PriceBook,
     *,
     messaging_units: int = 1,

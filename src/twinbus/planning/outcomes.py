@@ -21,7 +21,7 @@ from twinbus.options import (
 from twinbus.planning.model import Setting, Traffic
 from twinbus.planning.outages import OutagePattern
 
-__all__ = ["SETTINGS_MAX", "YEARS_MAX", "Estimate", "Outcome", "Question", "grid"]
+__all__ = ["SETTINGS_MAX", "YEARS_MAX", "PlanQuestion", "SampledMean", "SettingOutcome", "grid"]
 
 GB: Final = 1024**3
 
@@ -35,7 +35,7 @@ SETTINGS_MAX: Final = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class PlanQuestion:
     """Everything that decides the answer: the same question has the same answer, always."""
 
     traffic: Traffic
@@ -105,7 +105,7 @@ def grid(
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class SampledMean:
     """A mean over simulated years."""
 
     mean: float
@@ -113,14 +113,14 @@ class Estimate:
     """Its standard error, in three digits; 0 where it does not vary at all."""
 
     @classmethod
-    def of(cls, count: int, total: float, squares: float) -> Estimate:
+    def of(cls, count: int, total: float, squares: float) -> SampledMean:
         """The mean of `count` values from their sum and the sum of their squares."""
         mean = total / count
         variance = max(0.0, squares / count - mean * mean)
         return cls(mean, float(f"{math.sqrt(variance / count):.3g}"))
 
     @classmethod
-    def of_share(cls, count: int, hits: int) -> Estimate:
+    def of_share(cls, count: int, hits: int) -> SampledMean:
         """A probability; none of `count` still leaves room for 3 in so many, which is its error."""
         share = hits / count
         if hits in (0, count):
@@ -129,25 +129,25 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class SettingOutcome:
     """A year under one setting; what is counted is a mean over the simulated years."""
 
     setting: Setting
-    outages: Estimate
-    outage_s: Estimate
+    outages: SampledMean
+    outage_s: SampledMean
     """The primary is down for so long."""
-    failovers: Estimate
+    failovers: SampledMean
     """Outages in which an entity fails over, for an average client."""
-    raised: Estimate
+    raised: SampledMean
     """Sends that raise before the failover."""
-    refused: Estimate
+    refused: SampledMean
     """Sends that raise because the backlog is full."""
-    diverted: Estimate
+    diverted: SampledMean
     """Messages that the backlog takes."""
-    pings: Estimate
-    full: Estimate
+    pings: SampledMean
+    full: SampledMean
     """The chance that every backlog queue is full at some time of a year."""
-    queue_full: Estimate
+    queue_full: SampledMean
     """The chance that the fullest of them is."""
     polls: int
     detection_s: float

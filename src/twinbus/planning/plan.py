@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twinbus.planning.advice import Advice, Limits, advise, raised_per_million
+from twinbus.planning.advice import Advice, PlanLimits, advise, raised_per_million
 from twinbus.planning.money import YearMoney, year_money
 
 if TYPE_CHECKING:
     from twinbus.cost.arithmetic import CountingRule
     from twinbus.cost.prices import PriceBook
-    from twinbus.planning.outcomes import Estimate, Outcome, Question
+    from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome
 
 __all__ = ["Plan", "plan_of"]
 
@@ -21,8 +21,8 @@ __all__ = ["Plan", "plan_of"]
 class Plan:
     """The answer to one question."""
 
-    question: Question
-    outcomes: tuple[Outcome, ...]
+    question: PlanQuestion
+    outcomes: tuple[SettingOutcome, ...]
     money: tuple[YearMoney, ...]
     """Of each outcome, in the same order."""
     advice: Advice
@@ -46,7 +46,7 @@ class Plan:
         )
         return (seldom,)
 
-    def raised_per_million(self, outcome: Outcome) -> float:
+    def raised_per_million(self, outcome: SettingOutcome) -> float:
         """Sends that raise before the failover, of a million sends."""
         return raised_per_million(outcome, self.question)
 
@@ -116,7 +116,7 @@ class Plan:
         yield from self.advised_money.paired.assumptions
         yield from self.advised_money.geo_replication.assumptions[:1]
 
-    def _of(self, outcome: Outcome, money: YearMoney) -> dict[str, Any]:
+    def _of(self, outcome: SettingOutcome, money: YearMoney) -> dict[str, Any]:
         setting = outcome.setting
         return {
             "failover_interval_s": setting.failover_interval_s,
@@ -146,10 +146,10 @@ class Plan:
 
 
 def plan_of(
-    question: Question,
-    outcomes: Sequence[Outcome],
+    question: PlanQuestion,
+    outcomes: Sequence[SettingOutcome],
     prices: PriceBook,
-    limits: Limits | None = None,
+    limits: PlanLimits | None = None,
     *,
     messaging_units: int = 1,
     rule: CountingRule | None = None,
@@ -162,10 +162,10 @@ def plan_of(
             year_money(one, question, prices, messaging_units=messaging_units, rule=rule)
             for one in outcomes
         ),
-        advice=advise(outcomes, question, limits or Limits()),
+        advice=advise(outcomes, question, limits or PlanLimits()),
         prices=prices,
     )
 
 
-def _estimate(value: Estimate) -> dict[str, float]:
+def _estimate(value: SampledMean) -> dict[str, float]:
     return {"mean": value.mean, "error": value.error}

@@ -15,13 +15,13 @@ from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
-from twinbus.syphon.connection.peeking import Unreachable
+from twinbus.syphon.connection.peeking import NamespaceUnreachable
 from twinbus.syphon.connection.selection import matching, selected
-from twinbus.syphon.core.pump import Limits, Pump
+from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.core.rate import Pace, Rate
-from twinbus.syphon.core.reconnect_backoff import Patience
+from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
 from twinbus.syphon.core.strict_pump import StrictPump
-from twinbus.syphon.relay.bookkeeping import Ledger
+from twinbus.syphon.relay.bookkeeping import RelayLedger
 from twinbus.syphon.relay.lease import Leases
 from twinbus.syphon.relay.relay import Relay
 
@@ -55,7 +55,7 @@ class PumpFactory(Protocol):
     """Makes the pump of one backlog queue; tests put faulty ones in."""
 
     def __call__(
-        self, *, limits: Limits | None, undeliverable_grace_s: float, poll_s: float
+        self, *, limits: IntakeLimits | None, undeliverable_grace_s: float, poll_s: float
     ) -> Pump:
         """A pump that has received nothing yet."""
 
@@ -105,9 +105,9 @@ class SyphonHost:
         secondary: object,
         queues: Sequence[str],
         options: SendAvailabilityOptions | None = None,
-        ledger: Ledger | None = None,
+        ledger: RelayLedger | None = None,
         *,
-        limits: Limits | None = None,
+        limits: IntakeLimits | None = None,
         pump_factory: PumpFactory | str | None = None,
         on_delivered: Callable[[str], None] | None = None,
         lease: bool | None = None,
@@ -128,7 +128,7 @@ class SyphonHost:
         self.only = None if only is None else selected(only)
         self.rate = rate
         if self.only is not None and limits is None:
-            limits = Limits(messages=SELECTED_IN_HAND)
+            limits = IntakeLimits(messages=SELECTED_IN_HAND)
         queues = list(dict.fromkeys(queues))
         self.primary = endpoint_of(primary)
         self.secondary = endpoint_of(secondary)
@@ -261,11 +261,11 @@ async def drain(
     secondary: object,
     queues: Sequence[str],
     *,
-    ledger: Ledger | None = None,
+    ledger: RelayLedger | None = None,
     idle_s: float = IDLE_S,
     on_progress: Callable[[DrainProgress], None] | None = None,
     options: SendAvailabilityOptions | None = None,
-    limits: Limits | None = None,
+    limits: IntakeLimits | None = None,
     pump_factory: PumpFactory | str | None = None,
     lease: bool | None = None,
     rate: Rate | None = None,
@@ -300,11 +300,11 @@ async def _matching(
     secondary: Endpoint, queues: Sequence[str], only: frozenset[str]
 ) -> dict[str, int]:
     """What the queues hold for these destinations, as soon as somebody answers."""
-    patience = Patience()
+    patience = ReconnectBackoff()
     while True:
         try:
             return await matching(secondary, queues, only)
-        except Unreachable as error:
+        except NamespaceUnreachable as error:
             log.warning("looking for messages to %s: %s", ", ".join(sorted(only)), error)
             await asyncio.sleep(patience.after(0.0))
 

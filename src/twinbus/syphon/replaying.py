@@ -28,8 +28,13 @@ from twinbus.amqp.performatives import (
 from twinbus.amqp.types import AmqpError, Int
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.line import ANSWER_S, Line, LineLost, RequestRefused
-from twinbus.syphon.connection.peeked_message import Peeked, read_peeked
+from twinbus.syphon.connection.line import (
+    ANSWER_S,
+    ConnectionLost,
+    NamespaceConnection,
+    RequestRefused,
+)
+from twinbus.syphon.connection.peeked_message import PeekedMessage, read_peeked
 from twinbus.syphon.connection.peeking import DEAD_LETTERS, dialled, peek, said_in_one_line
 from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter, for_replay
 from twinbus.syphon.relay.queue_requests import joined
@@ -51,16 +56,16 @@ _numbers = itertools.count(1)
 class Replayed:
     """What a replay did, by queue and sequence number of the letters."""
 
-    replayed: tuple[Peeked, ...] = ()
-    refused: tuple[Peeked, ...] = ()
+    replayed: tuple[PeekedMessage, ...] = ()
+    refused: tuple[PeekedMessage, ...] = ()
     """Replayed too often before; `force` replays them all the same."""
-    missed: tuple[tuple[Peeked, str], ...] = ()
+    missed: tuple[tuple[PeekedMessage, str], ...] = ()
     """Still where they were, and why."""
 
 
 async def dead_letters(
     endpoint: Endpoint, queues: Sequence[str], wanted: DeadLetterFilter
-) -> AsyncGenerator[Peeked, None]:
+) -> AsyncGenerator[PeekedMessage, None]:
     """The dead letters of these backlog queues that are meant; nothing is locked or settled."""
     async with dialled(endpoint) as line:
         for queue in queues:
@@ -81,11 +86,11 @@ async def replay(
     Only what is there when it begins: a letter that comes back meanwhile is not taken again. A
     message that was replayed REPLAYS_MAX times already is refused unless `force`.
     """
-    replayed: list[Peeked] = []
-    refused: list[Peeked] = []
-    missed: list[tuple[Peeked, str]] = []
+    replayed: list[PeekedMessage] = []
+    refused: list[PeekedMessage] = []
+    missed: list[tuple[PeekedMessage, str]] = []
     for queue in dict.fromkeys(queues):
-        meant: dict[int, Peeked] = {}
+        meant: dict[int, PeekedMessage] = {}
         async for letter in dead_letters(endpoint, [queue], wanted):
             if letter.replays >= REPLAYS_MAX and not force:
                 refused.append(letter)
@@ -94,7 +99,7 @@ async def replay(
             else:
                 missed.append((letter, letter.problem))
         if meant:
-            desk = _Desk(endpoint, queue, meant)
+            desk = _QueueReplay(endpoint, queue, meant)
             with said_in_one_line(endpoint):
                 await desk.run()
             replayed += desk.done
@@ -103,16 +108,16 @@ async def replay(
     return Replayed(replayed=tuple(replayed), refused=tuple(refused), missed=tuple(missed))
 
 
-class _Desk:
+class _QueueReplay:
     """One queue's replay: a link from its dead letters, and one to its active side."""
 
-    def __init__(self, endpoint: Endpoint, queue: str, meant: dict[int, Peeked]) -> None:
-        self.done: list[Peeked] = []
-        self.not_taken: list[tuple[Peeked, str]] = []
+    def __init__(self, endpoint: Endpoint, queue: str, meant: dict[int, PeekedMessage]) -> None:
+        self.done: list[PeekedMessage] = []
+        self.not_taken: list[tuple[PeekedMessage, str]] = []
         """Letters whose copy the backlog queue refused, and its words."""
         self._queue = queue
         self._meant = meant
-        self._line = Line(endpoint, self._take)
+        self._line = NamespaceConnection(endpoint, self._take)
         self._arrived: asyncio.Queue[DeliveryArrived] = asyncio.Queue()
         self._answers: dict[tuple[bool, int], asyncio.Future[object]] = {}
         """What is waited for: of a copy (True) or of a letter's settlement, by delivery id."""
@@ -231,7 +236,7 @@ class _Desk:
         """Release what was received and not meant, as if it had not been."""
         source.grant(0)
         self._line.flush()
-        with contextlib.suppress(LineLost, RequestRefused):
+        with contextlib.suppress(ConnectionLost, RequestRefused):
             # Its answer comes after every letter that was under way when the credit ended.
             await self._line.request(
                 self._queue, "peek-message", {"from-sequence-number": 1, "message-count": Int(1)}

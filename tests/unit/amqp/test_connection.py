@@ -12,7 +12,7 @@ from twinbus.amqp.connection import (
     EMPTY_FRAME,
     IDLE_TIMEOUT_MS,
     Connection,
-    Phase,
+    ConnectionPhase,
 )
 from twinbus.amqp.events import (
     Attached,
@@ -107,7 +107,7 @@ def said(closed: Closed | Detached) -> Error:
 
 
 def test_both_ends_open_through_sasl(pair: Pair) -> None:
-    assert pair.client.phase is pair.server.phase is Phase.OPEN
+    assert pair.client.phase is pair.server.phase is ConnectionPhase.OPEN
     assert pair.client.remote_container_id == "s"
     assert pair.server.remote_max_frame_size == 65_536
 
@@ -121,7 +121,7 @@ def test_bytes_may_come_one_at_a_time() -> None:
 def test_a_client_may_skip_sasl() -> None:
     pair = Pair(client=Connection("c"))
     pair.exchange()
-    assert pair.client.phase is Phase.OPEN
+    assert pair.client.phase is ConnectionPhase.OPEN
 
 
 def test_deliveries_arrive_in_order_and_acceptances_come_back_as_one_range(pair: Pair) -> None:
@@ -274,7 +274,7 @@ def test_detach_end_and_close_are_answered(pair: Pair) -> None:
     at_client, at_server = pair.exchange()
     assert said(of(Closed, at_server)[0]).description == "bye"
     assert of(Closed, at_client)
-    assert pair.server.phase is Phase.CLOSED
+    assert pair.server.phase is ConnectionPhase.CLOSED
 
 
 def test_frames_for_a_channel_that_ended_are_ignored(pair: Pair) -> None:
@@ -284,7 +284,7 @@ def test_frames_for_a_channel_that_ended_are_ignored(pair: Pair) -> None:
     link.session.end()
     pair.exchange()
     assert pair.server.receive(stray, pair.now_ms) == []
-    assert pair.server.phase is Phase.OPEN
+    assert pair.server.phase is ConnectionPhase.OPEN
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_an_unknown_header_is_answered_with_ours() -> None:
     (closed,) = server.receive(b"AMQP\x00\x00\x09\x01", 0)
     assert isinstance(closed, Closed)
     assert server.take_output(0) == AMQP_HEADER
-    assert server.phase is Phase.CLOSED
+    assert server.phase is ConnectionPhase.CLOSED
 
 
 def test_a_silent_peer_is_given_up(pair: Pair) -> None:

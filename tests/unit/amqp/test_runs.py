@@ -11,7 +11,7 @@ from tests.unit.amqp.test_connection import Pair
 from twinbus.amqp.events import Attached, DeliveryArrived, Event
 from twinbus.amqp.link import ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Source, Target
-from twinbus.amqp.runs import Lead
+from twinbus.amqp.runs import TransferPrefix
 from twinbus.amqp.session import Session
 
 LIMIT_BYTES = 1_000
@@ -100,7 +100,7 @@ def test_a_lead_writes_the_frame_that_the_encoder_writes() -> None:
     for tag in (b"", b"t", b"0123456789abcdef"):
         for settled in (False, True):
             for message_format in (0, 0x80013700):
-                lead = Lead(7, 300, len(tag), settled, message_format)
+                lead = TransferPrefix(7, 300, len(tag), settled, message_format)
                 whole = encode_transfer_frame(
                     7, 300, 2**32 - 1, tag, message_format, settled, b"body"
                 )

@@ -12,10 +12,10 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from twinbus.amqp.message import Properties, encode_message
-from twinbus.broker.engine.engine_log import Witness
-from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.engine_log import EngineLog
+from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.stock import copy_of
-from twinbus.broker.journal import EntityImage, SessionState, State, StoredMessage
+from twinbus.broker.journal import EntityImage, MessageState, SessionState, StoredMessage
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.errors import StoreError
 
@@ -122,7 +122,9 @@ def _snapshot(message: StoredMessage) -> StoredMessage:
 class World:
     """A namespace with its surroundings, and what it told them."""
 
-    def __init__(self, journal: FakeJournal | None = None, witness: Witness | None = None) -> None:
+    def __init__(
+        self, journal: FakeJournal | None = None, witness: EngineLog | None = None
+    ) -> None:
         self.journal = journal or FakeJournal()
         self.notified: list[str] = []
         self.deleted: list[str] = []
@@ -130,7 +132,7 @@ class World:
         """Path, what was being done, and the error of each failure that the engine reported."""
         self.in_use: set[str] = set()
         self._tokens = count(1)
-        self.namespace = Namespace(
+        self.namespace = BrokerNamespace(
             "test",
             self.journal,
             lambda: next(self._tokens).to_bytes(16, "big"),
@@ -193,7 +195,7 @@ def numbers(messages: list[StoredMessage]) -> list[int]:
     return [message.sequence_number for message in messages]
 
 
-def facts(queue: Queue, now_ms: int) -> list[tuple[int, str | None, State, int]]:
+def facts(queue: Queue, now_ms: int) -> list[tuple[int, str | None, MessageState, int]]:
     """Number, id, state and deliveries of everything in a queue: what a restart must keep."""
     return [
         (each.sequence_number, each.message_id, each.state, each.delivery_count)

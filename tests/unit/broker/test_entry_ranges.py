@@ -25,7 +25,7 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.messages.incoming import Incoming, parse, read_back
 from twinbus.broker.refusals import (
@@ -87,7 +87,7 @@ class Disk:
     def _start(self) -> None:
         self.store = LmdbStore(self._directory, map_size=MAP_SIZE_BYTES)
         tokens = count(1)
-        self.namespace = Namespace(
+        self.namespace = BrokerNamespace(
             "test",
             self.store,
             lambda: next(tokens).to_bytes(16, "big"),

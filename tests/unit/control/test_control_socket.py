@@ -21,7 +21,13 @@ import pytest
 
 from twinbus.control import server as server_module
 from twinbus.control.client import ask, find
-from twinbus.control.protocol import REQUEST_BYTES_MAX, Request, Verb, encode_request, parse_answer
+from twinbus.control.protocol import (
+    REQUEST_BYTES_MAX,
+    ControlRequest,
+    Verb,
+    encode_request,
+    parse_answer,
+)
 from twinbus.control.run_directory import PATH_BYTES_MAX, VARIABLE, places, sockets_in
 from twinbus.control.server import CLIENTS_MAX, ControlServer
 from twinbus.errors import ControlError, PairingError
@@ -140,7 +146,7 @@ async def test_nonsense_gets_an_answer_and_silence_gets_none(run_directory: Path
         assert (await said(path, b"GET / HTTP/1.1\r\n\r\n")).error_kind == "bad-request"
         too_long = await said(path, b"x" * (REQUEST_BYTES_MAX * 2))
         assert str(REQUEST_BYTES_MAX) in too_long.error_text
-        cut_short = await said(path, encode_request(Request("later"))[:-1], close=True)
+        cut_short = await said(path, encode_request(ControlRequest("later"))[:-1], close=True)
         assert "new line" in cut_short.error_text
         assert await said(path, b"", close=True) is None
 
@@ -154,7 +160,7 @@ async def test_a_slow_client_holds_up_nobody_and_is_let_go(
     async with running() as (control, path):
         silent = await asyncio.open_unix_connection(str(path))
         deaf = await asyncio.open_unix_connection(str(path), limit=1)
-        deaf[1].write(encode_request(Request("large")))
+        deaf[1].write(encode_request(ControlRequest("large")))
         assert await asked(path, "later") == "later"
         answer = parse_answer(await silent[0].readline())
         assert answer.error_kind == "timeout"
@@ -169,7 +175,7 @@ async def test_a_slow_client_holds_up_nobody_and_is_let_go(
 async def test_there_is_a_bound_to_clients_and_past_it_an_answer(run_directory: Path) -> None:
     async with running() as (_, path):
         idle = [await asyncio.open_unix_connection(str(path)) for _ in range(CLIENTS_MAX)]
-        answer = await said(path, encode_request(Request("later")))
+        answer = await said(path, encode_request(ControlRequest("later")))
         assert answer.error_kind == "busy"
         for _, writer in idle:
             writer.close()
@@ -277,14 +283,14 @@ def test_places_by_environment(run_directory: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_default_place_is_never_somebody_elses_link(run_directory: Path) -> None:
-    from twinbus.control.run_directory import Place, RunDirectoryUnusable, prepare
+    from twinbus.control.run_directory import RunDirectoryUnusable, SocketDirectory, prepare
 
     target = run_directory.parent / "target"
     target.mkdir(mode=0o700)
     run_directory.symlink_to(target)
     with pytest.raises(RunDirectoryUnusable, match="not a directory"):
-        prepare(Place(run_directory, is_named=False))
-    prepare(Place(run_directory, is_named=True))
+        prepare(SocketDirectory(run_directory, is_named=False))
+    prepare(SocketDirectory(run_directory, is_named=True))
 
 
 FORKING = """

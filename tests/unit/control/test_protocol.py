@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from twinbus.control.protocol import (
     VERSION,
+    ControlRefused,
+    ControlRequest,
     HostCard,
-    Refused,
-    Request,
     Verb,
     arguments_for,
     encode_refusal,
@@ -28,7 +28,7 @@ VERBS = {"status": Verb(dict), "freeze": Verb(dict, takes=("path",))}
 
 
 def test_a_request_and_its_answers_come_back_as_they_were_said() -> None:
-    request = Request("freeze", {"path": "orders\nand more"})
+    request = ControlRequest("freeze", {"path": "orders\nand more"})
     line = encode_request(request)
     assert line.count(b"\n") == 1
     assert parse_request(line) == request
@@ -55,7 +55,7 @@ def test_a_request_and_its_answers_come_back_as_they_were_said() -> None:
 def test_a_line_that_asks_nothing_is_refused_with_a_reason(
     line: bytes, kind: str, said: str
 ) -> None:
-    with pytest.raises(Refused, match=said) as refused:
+    with pytest.raises(ControlRefused, match=said) as refused:
         parse_request(line)
     assert refused.value.kind == kind
 
@@ -72,20 +72,20 @@ def test_a_line_that_asks_nothing_is_refused_with_a_reason(
     ],
 )
 def test_a_verb_gets_exactly_what_it_takes(verb: str, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(Refused, match=said) as refused:
-        arguments_for(VERBS, Request(verb, arguments))
+    with pytest.raises(ControlRefused, match=said) as refused:
+        arguments_for(VERBS, ControlRequest(verb, arguments))
     assert len(str(refused.value)) < 200
-    assert arguments_for(VERBS, Request("freeze", {"path": "orders"})) == {"path": "orders"}
+    assert arguments_for(VERBS, ControlRequest("freeze", {"path": "orders"})) == {"path": "orders"}
 
 
 @given(st.binary(max_size=200) | st.from_type(dict).map(lambda d: json.dumps(str(d)).encode()))
 def test_no_bytes_get_past_the_parsers(line: bytes) -> None:
     for parse in (parse_request, parse_answer):
-        with pytest.raises(Refused):
+        with pytest.raises(ControlRefused):
             parse(line)
 
 
 def test_an_answer_of_another_version_says_what_to_do() -> None:
     line = json.dumps({"twinbus": VERSION + 1, "ok": True}).encode()
-    with pytest.raises(Refused, match="the same release"):
+    with pytest.raises(ControlRefused, match="the same release"):
         parse_answer(line)

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from twinbus.cost import CountingRule, ServiceTier, standard
 from twinbus.cost.arithmetic import message_units, moved_message_units
-from twinbus.cost.estimate import Estimate, Workload, estimate
+from twinbus.cost.estimate import CostEstimate, Workload, estimate
 from twinbus.cost.quantities import QuantityError
 
 KB = 1024
 SETTLED = CountingRule(count_settlement=True)
 
 
-def made(work: Workload) -> Estimate:
+def made(work: Workload) -> CostEstimate:
     return estimate(work, standard())
 
 
-def by_cause(found: Estimate) -> dict[str, tuple[int, int, Decimal | None]]:
+def by_cause(found: CostEstimate) -> dict[str, tuple[int, int, Decimal | None]]:
     return {cause.cause: (cause.operations, cause.units, cause.amount) for cause in found.causes}
 
 

@@ -15,7 +15,7 @@ from twinbus.namespace.endpoint import (
     TOKEN_LIFE_S,
     WEB_TOKEN,
     Endpoint,
-    Token,
+    NamespaceToken,
     endpoint_of,
 )
 from twinbus.namespace.namespace import Namespace
@@ -73,7 +73,7 @@ def test_a_side_may_be_an_object_that_holds_a_connection_string_and_a_name() -> 
         endpoint_of(SimpleNamespace(connection_string=None))
 
 
-def token_of(side: object, now_s: float = 1_000.0) -> Token:
+def token_of(side: object, now_s: float = 1_000.0) -> NamespaceToken:
     return asyncio.run(endpoint_of(side).token("orders", now_s))
 
 
@@ -85,7 +85,7 @@ def test_a_signature_is_shown_as_it_is_until_its_own_end() -> None:
         f"{host};SharedAccessSignature={signature}",
         Namespace("contoso.servicebus.windows.net", credential),
     ):
-        assert token_of(side) == Token(signature, 1_500.0, SAS_TOKEN)
+        assert token_of(side) == NamespaceToken(signature, 1_500.0, SAS_TOKEN)
         assert token_of(side).header == signature
         assert "sig=x" not in repr(endpoint_of(side))
     endpoint = endpoint_of(Namespace("contoso.servicebus.windows.net", credential))
@@ -119,7 +119,7 @@ def test_a_credential_is_asked_for_a_web_token_whether_it_is_for_asyncio_or_not(
             return Fetching().get_token(*scopes)
 
     side = Namespace("contoso.servicebus.windows.net", (FetchingAsync if is_async else Fetching)())
-    assert token_of(side) == Token("web-token", 9_000.0, WEB_TOKEN)
+    assert token_of(side) == NamespaceToken("web-token", 9_000.0, WEB_TOKEN)
     assert token_of(side).header == "Bearer web-token"
     assert set(asked) == {"https://servicebus.azure.net/.default"}
     assert "Fetching" in endpoint_of(side).tokens.who

@@ -9,10 +9,10 @@ from twinbus.pairing.core.attempts import (
     RetryPolicy,
     SendCall,
     Step,
-    Woken,
+    WaitEnded,
 )
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
-from twinbus.pairing.core.classify import Meaning
+from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import EntityFailover, ForceFailover, SendFailed
 
 POLICY = RetryPolicy(total=3, backoff_factor_s=0.8, backoff_max_s=120, attempt_timeout_s=5)
@@ -38,7 +38,10 @@ class World:
         self.call = SendCall(self.entity, self.choice, policy, deadline=timeout)
 
     def primary_fails(
-        self, now: float, error: Exception = REFUSED, meaning: Meaning = Meaning.UNREACHABLE
+        self,
+        now: float,
+        error: Exception = REFUSED,
+        meaning: FailureMeaning = FailureMeaning.UNREACHABLE,
     ) -> list[Step]:
         self.entity.handle(SendFailed(counts=meaning.counts, error=str(error)), now)
         return self.call.handle(PrimaryFailed(error, meaning.counts, meaning), now)
@@ -46,7 +49,7 @@ class World:
     def divert_fails(
         self,
         now: float,
-        meaning: Meaning = Meaning.UNREACHABLE,
+        meaning: FailureMeaning = FailureMeaning.UNREACHABLE,
         *,
         error: Exception = REFUSED,
         timed_out: bool = False,
@@ -61,7 +64,7 @@ class World:
         self.entity.handle(ForceFailover(), now)
 
     def woken(self, now: float) -> list[Step]:
-        return self.call.handle(Woken(), now)
+        return self.call.handle(WaitEnded(), now)
 
 
 def pulled(index: int) -> PullQueue:

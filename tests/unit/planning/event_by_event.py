@@ -13,12 +13,12 @@ from typing import Any
 from twinbus.pairing.core.attempts import RetryPolicy, backoff_s
 from twinbus.pairing.core.failover import (
     EntityFailover,
+    EntityState,
     PingAnswered,
     PingFailed,
     SendFailed,
     SendPing,
     SendSucceeded,
-    State,
     TimerFired,
 )
 from twinbus.planning.model import Setting, Traffic
@@ -72,12 +72,12 @@ class _Link:
             getattr(self, what)(now, which)
 
     def send(self, now: float, number: int) -> None:
-        if now < self.length_s or self.entity.state is not State.HEALTHY:
+        if now < self.length_s or self.entity.state is not EntityState.HEALTHY:
             self.at("send", now + self.traffic.gap_s, number + 1)
         self.attempt(now, (number, 0))
 
     def attempt(self, now: float, which: tuple[int, int]) -> None:
-        if self.entity.state is State.FAILED_OVER:
+        if self.entity.state is EntityState.FAILED_OVER:
             self.divert(now)
         elif now >= self.length_s:
             self.handle(SendSucceeded(), now)
@@ -87,7 +87,7 @@ class _Link:
     def failed(self, now: float, which: tuple[int, int]) -> None:
         number, retry = which
         self.handle(SendFailed(counts=True, error="refused"), now)
-        if self.entity.state is State.FAILED_OVER:
+        if self.entity.state is EntityState.FAILED_OVER:
             self.divert(now)
         elif retry < RETRIES:
             # It is not asleep for the failover: the real call is woken and diverted at once.
@@ -118,7 +118,7 @@ class _Link:
                 self.at("ping_ended", now + takes_s, now >= self.length_s)
         if self.entity.timer_at is not None:
             self.at("timer", self.entity.timer_at)
-        if before is not State.FAILED_OVER and self.entity.state is State.FAILED_OVER:
+        if before is not EntityState.FAILED_OVER and self.entity.state is EntityState.FAILED_OVER:
             self.lived.failed_over += 1
             for _ in self.waiting:
                 self.divert(now)

@@ -7,23 +7,25 @@ from typing import Any
 
 from twinbus.planning.model import Setting, Traffic
 from twinbus.planning.outages import parse_pattern
-from twinbus.planning.outcomes import Estimate, Outcome, Question, grid
+from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome, grid
 
 TRAFFIC = Traffic(rate_per_s=500, size_bytes=2_048, entities=40, clients=20)
 
 
-def asked(**more: Any) -> Question:
+def asked(**more: Any) -> PlanQuestion:
     known: dict[str, Any] = {"settings": grid([10, 60], [60], [5, 10]), **more}
     pattern = parse_pattern("2/year lognormal 40min")
-    return Question(**{"traffic": TRAFFIC, "patterns": (pattern,), **known})
+    return PlanQuestion(**{"traffic": TRAFFIC, "patterns": (pattern,), **known})
 
 
-def sure(value: float) -> Estimate:
-    return Estimate(value, 0.0)
+def sure(value: float) -> SampledMean:
+    return SampledMean(value, 0.0)
 
 
-def outcome(failover_s: float = 10, ping_s: float = 60, queues: int = 10, **more: Any) -> Outcome:
-    made = Outcome(
+def outcome(
+    failover_s: float = 10, ping_s: float = 60, queues: int = 10, **more: Any
+) -> SettingOutcome:
+    made = SettingOutcome(
         setting=Setting(float(failover_s), float(ping_s), queues),
         outages=sure(2),
         outage_s=sure(4_800),

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.planning.event_by_event import live
 from twinbus.cost.quantities import QuantityError
 from twinbus.planning.model import (
+    BacklogLevel,
     Setting,
-    Standing,
     Traffic,
     effect_of,
     fullest_share,
@@ -20,7 +20,7 @@ from twinbus.planning.model import (
 )
 
 MINUTE_S = 60.0
-NOTHING = Standing(waiting=0.0, refused=0.0, peak=0.0, longest_drain_s=0.0)
+NOTHING = BacklogLevel(waiting=0.0, refused=0.0, peak=0.0, longest_drain_s=0.0)
 BUSY = Traffic(rate_per_s=500, size_bytes=2_048, entities=40, clients=20)
 """One client sends to one entity every 1.6 s."""
 
@@ -97,7 +97,7 @@ def test_the_model_leaves_out_failovers_of_entities_that_are_seldom_sent_to() ->
     after = next_standing(
         NOTHING, 30_000.0, 0.0, 1e6, traffic=traffic, drain_per_s=250, capacity=1e9
     )
-    assert after == Standing(waiting=0.0, refused=0.0, peak=30_000.0, longest_drain_s=120.0)
+    assert after == BacklogLevel(waiting=0.0, refused=0.0, peak=30_000.0, longest_drain_s=120.0)
 
 
 def test_a_backlog_that_is_not_drained_in_time_is_added_to_and_may_be_full() -> None:
@@ -106,7 +106,7 @@ def test_a_backlog_that_is_not_drained_in_time_is_added_to_and_may_be_full() -> 
     first = next_standing(NOTHING, 30_000.0, 0.0, 1_000.0, **bounds)  # type: ignore[arg-type]
     assert (first.waiting, first.refused) == (20_000.0, 0.0)
     second = next_standing(first, 40_000.0, 0.0, 0.0, **bounds)  # type: ignore[arg-type]
-    assert second == Standing(
+    assert second == BacklogLevel(
         waiting=50_000.0, refused=10_000.0, peak=50_000.0, longest_drain_s=5_000.0
     )
 

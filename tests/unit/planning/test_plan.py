@@ -13,10 +13,10 @@ from tests.unit.planning.outcomes_made_up import asked, outcome, sure
 from twinbus.cost import prices
 from twinbus.cost.arithmetic import CountingRule, idle_syphon_operations
 from twinbus.cost.quantities import YEAR_S, QuantityError
-from twinbus.planning.advice import Limits, advise
+from twinbus.planning.advice import PlanLimits, advise
 from twinbus.planning.model import Traffic
 from twinbus.planning.money import operations_of, year_money
-from twinbus.planning.outcomes import Estimate, grid
+from twinbus.planning.outcomes import SampledMean, grid
 from twinbus.planning.plan import plan_of
 
 HOUR_S, DAY_S = 3_600, 86_400
@@ -81,11 +81,11 @@ def test_the_longest_failover_interval_that_raises_few_enough_is_advised() -> No
         outcome(60, raised=sure(50_000)),
     ]
     # 15,768 are one of a million.
-    advice = advise(found, asked(), Limits())
+    advice = advise(found, asked(), PlanLimits())
     assert advice.outcome is found[1]
     assert "Fail over after 30 s, the longest compared" in advice.reason
     assert advice.misses == ()
-    assert advise(found, asked(), Limits(raised_per_million=5)).outcome is found[2]
+    assert advise(found, asked(), PlanLimits(raised_per_million=5)).outcome is found[2]
 
 
 def test_the_fewest_queues_that_are_seldom_full_and_the_cheapest_pings_are_advised() -> None:
@@ -96,7 +96,7 @@ def test_the_fewest_queues_that_are_seldom_full_and_the_cheapest_pings_are_advis
         outcome(queues=5, ping_s=1, full=sure(0.009), pings=sure(4_000_000)),
         outcome(queues=5, ping_s=1800, full=sure(0.009), diverted=sure(3_000_000)),
     ]
-    advice = advise(found, asked(), Limits())
+    advice = advise(found, asked(), PlanLimits())
     assert advice.outcome is found[1]
     assert "5 backlog queues, the fewest" in advice.reason
     assert "ping every 60 s" in advice.reason
@@ -108,7 +108,7 @@ def test_where_nothing_is_good_enough_the_best_is_advised_and_it_is_said() -> No
         outcome(queues=10, full=sure(0.2), raised=sure(80_000)),
         outcome(60, queues=10, full=sure(0.2), raised=sure(90_000)),
     ]
-    advice = advise(found, asked(), Limits())
+    advice = advise(found, asked(), PlanLimits())
     assert advice.outcome is found[1]
     assert "the best has 0.2: compare more or larger backlog queues" in advice.misses[0]
     assert "compare shorter failover intervals" in advice.misses[1]
@@ -116,12 +116,12 @@ def test_where_nothing_is_good_enough_the_best_is_advised_and_it_is_said() -> No
 
 
 def test_a_setting_that_refuses_more_is_not_taken_for_a_cheap_one() -> None:
-    unsure = Estimate(0.2, 0.01)
+    unsure = SampledMean(0.2, 0.01)
     found = [
         outcome(ping_s=60, full=unsure, diverted=sure(2_000_000)),
         outcome(ping_s=1800, full=unsure, diverted=sure(1_000_000), refused=sure(5_000_000)),
     ]
-    assert advise(found, asked(), Limits()).outcome is found[0]
+    assert advise(found, asked(), PlanLimits()).outcome is found[0]
 
 
 def test_a_pair_never_costs_less_because_its_backlog_was_full() -> None:
@@ -130,7 +130,7 @@ def test_a_pair_never_costs_less_because_its_backlog_was_full() -> None:
 
 
 def test_a_plan_is_json_with_every_setting() -> None:
-    found = [outcome(10), outcome(60, raised=Estimate(50_000, 300))]
+    found = [outcome(10), outcome(60, raised=SampledMean(50_000, 300))]
     plan = plan_of(asked(), found, prices.standard())
     document = json.loads(json.dumps(plan.as_json()))
     assert document["recommended"] == document["settings"][0]

@@ -26,7 +26,7 @@ PAGE_MAX = 1000
 PAGE_DEFAULT = 100
 
 
-class Node(Enum):
+class AdminNode(Enum):
     """Kinds of things that have an address."""
 
     ROOT = "the namespace"
@@ -44,7 +44,7 @@ class Node(Enum):
 class Address:
     """One node; the names that its kind has no use for are empty."""
 
-    node: Node
+    node: AdminNode
     entity: str = ""
     subscription: str = ""
     rule: str = ""
@@ -64,22 +64,22 @@ def parse_address(raw_path: str) -> Address:
     words = [name.lower() for name in names]
     match words:
         case [""]:
-            return Address(Node.ROOT)
+            return Address(AdminNode.ROOT)
         case ["$namespaceinfo"]:
-            return Address(Node.NAMESPACE)
+            return Address(AdminNode.NAMESPACE)
         case ["$resources", "queues"]:
-            return Address(Node.QUEUES)
+            return Address(AdminNode.QUEUES)
         case ["$resources", "topics"]:
-            return Address(Node.TOPICS)
+            return Address(AdminNode.TOPICS)
         case [*topic, "subscriptions", _, "rules", _] if topic:
-            return Address(Node.RULE, _join(names[:-4]), _named(names[-3]), _named(names[-1]))
+            return Address(AdminNode.RULE, _join(names[:-4]), _named(names[-3]), _named(names[-1]))
         case [*topic, "subscriptions", _, "rules"] if topic:
-            return Address(Node.RULES, _join(names[:-3]), _named(names[-2]))
+            return Address(AdminNode.RULES, _join(names[:-3]), _named(names[-2]))
         case [*topic, "subscriptions", _] if topic:
-            return Address(Node.SUBSCRIPTION, _join(names[:-2]), _named(names[-1]))
+            return Address(AdminNode.SUBSCRIPTION, _join(names[:-2]), _named(names[-1]))
         case [*topic, "subscriptions"] if topic:
-            return Address(Node.SUBSCRIPTIONS, _join(names[:-1]))
-    return Address(Node.ENTITY, _join(names))
+            return Address(AdminNode.SUBSCRIPTIONS, _join(names[:-1]))
+    return Address(AdminNode.ENTITY, _join(names))
 
 
 def render_path(address: Address) -> str:
@@ -93,25 +93,25 @@ def render_path(address: Address) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """A part of a list."""
 
     skip: int
     top: int
 
     @property
-    def next(self) -> Page:
+    def next(self) -> ListPage:
         """The page after this one."""
-        return Page(self.skip + self.top, self.top)
+        return ListPage(self.skip + self.top, self.top)
 
     def render(self) -> str:
         """The query that asks for this page."""
         return f"$skip={self.skip}&$top={self.top}"
 
 
-def parse_page(query: Mapping[str, str]) -> Page:
+def parse_page(query: Mapping[str, str]) -> ListPage:
     """The page that `$skip` and `$top` ask for."""
-    return Page(
+    return ListPage(
         skip=_count(query, "$skip", 0), top=min(_count(query, "$top", PAGE_DEFAULT), PAGE_MAX)
     )
 

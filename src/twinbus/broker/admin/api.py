@@ -16,7 +16,7 @@ from typing import Protocol
 from twinbus.broker.admin.addresses import Address, parse_address, parse_page
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Administration, Document
-from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan, fault_from_json, fault_to_json
 from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, Refusal, Unauthorized
 from twinbus.broker.sas import MANAGE, SEND, AccessPolicy, Grant
@@ -36,7 +36,7 @@ class BrokerServices(Protocol):
     """What the HTTP side needs of the running broker of a namespace."""
 
     @property
-    def namespace(self) -> Namespace:
+    def namespace(self) -> BrokerNamespace:
         """The engine at the moment: it is another one after the disk failed."""
 
     @property

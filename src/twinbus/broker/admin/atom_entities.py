@@ -36,7 +36,7 @@ AUTHORIZATION_RULES_MAX = 12
 """Shared access rules of one entity, as in Azure."""
 
 
-class Kind(Enum):
+class SettingType(Enum):
     """How a setting is written."""
 
     DURATION = auto()
@@ -49,68 +49,68 @@ class Kind(Enum):
     RULES = auto()
 
 
-Table = tuple[tuple[str, str, Kind], ...]
+Table = tuple[tuple[str, str, SettingType], ...]
 """Name of the element, field of the description, kind."""
 
-_CLEARED_WHEN_ABSENT = (Kind.TEXT, Kind.PATH)
+_CLEARED_WHEN_ABSENT = (SettingType.TEXT, SettingType.PATH)
 """Clients end forwarding by leaving the element out; other kinds then stay as they were."""
 
 _QUEUE = (
-    ("LockDuration", "lock_duration_ms", Kind.DURATION),
-    ("MaxSizeInMegabytes", "max_size_mb", Kind.INT),
-    ("RequiresDuplicateDetection", "requires_duplicate_detection", Kind.BOOL),
-    ("RequiresSession", "requires_session", Kind.BOOL),
-    ("DefaultMessageTimeToLive", "default_ttl_ms", Kind.DURATION),
-    ("DeadLetteringOnMessageExpiration", "dead_letter_on_expiration", Kind.BOOL),
-    ("DuplicateDetectionHistoryTimeWindow", "duplicate_detection_window_ms", Kind.DURATION),
-    ("MaxDeliveryCount", "max_delivery_count", Kind.INT),
-    ("EnableBatchedOperations", "enable_batched_operations", Kind.BOOL),
-    ("AuthorizationRules", "authorization_rules", Kind.RULES),
-    ("Status", "status", Kind.WORD),
-    ("ForwardTo", "forward_to", Kind.PATH),
-    ("UserMetadata", "user_metadata", Kind.TEXT),
-    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", Kind.DURATION),
-    ("EnablePartitioning", "enable_partitioning", Kind.BOOL),
-    ("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", Kind.PATH),
-    ("EnableExpress", "enable_express", Kind.BOOL),
-    ("MaxMessageSizeInKilobytes", "max_message_size_kb", Kind.INT),
+    ("LockDuration", "lock_duration_ms", SettingType.DURATION),
+    ("MaxSizeInMegabytes", "max_size_mb", SettingType.INT),
+    ("RequiresDuplicateDetection", "requires_duplicate_detection", SettingType.BOOL),
+    ("RequiresSession", "requires_session", SettingType.BOOL),
+    ("DefaultMessageTimeToLive", "default_ttl_ms", SettingType.DURATION),
+    ("DeadLetteringOnMessageExpiration", "dead_letter_on_expiration", SettingType.BOOL),
+    ("DuplicateDetectionHistoryTimeWindow", "duplicate_detection_window_ms", SettingType.DURATION),
+    ("MaxDeliveryCount", "max_delivery_count", SettingType.INT),
+    ("EnableBatchedOperations", "enable_batched_operations", SettingType.BOOL),
+    ("AuthorizationRules", "authorization_rules", SettingType.RULES),
+    ("Status", "status", SettingType.WORD),
+    ("ForwardTo", "forward_to", SettingType.PATH),
+    ("UserMetadata", "user_metadata", SettingType.TEXT),
+    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", SettingType.DURATION),
+    ("EnablePartitioning", "enable_partitioning", SettingType.BOOL),
+    ("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", SettingType.PATH),
+    ("EnableExpress", "enable_express", SettingType.BOOL),
+    ("MaxMessageSizeInKilobytes", "max_message_size_kb", SettingType.INT),
 )
 
 _TOPIC = (
-    ("DefaultMessageTimeToLive", "default_ttl_ms", Kind.DURATION),
-    ("MaxSizeInMegabytes", "max_size_mb", Kind.INT),
-    ("RequiresDuplicateDetection", "requires_duplicate_detection", Kind.BOOL),
-    ("DuplicateDetectionHistoryTimeWindow", "duplicate_detection_window_ms", Kind.DURATION),
-    ("EnableBatchedOperations", "enable_batched_operations", Kind.BOOL),
-    ("FilteringMessagesBeforePublishing", "filtering_before_publishing", Kind.BOOL),
-    ("AuthorizationRules", "authorization_rules", Kind.RULES),
-    ("Status", "status", Kind.WORD),
-    ("UserMetadata", "user_metadata", Kind.TEXT),
-    ("SupportOrdering", "support_ordering", Kind.BOOL),
-    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", Kind.DURATION),
-    ("EnablePartitioning", "enable_partitioning", Kind.BOOL),
-    ("EnableExpress", "enable_express", Kind.BOOL),
-    ("MaxMessageSizeInKilobytes", "max_message_size_kb", Kind.INT),
+    ("DefaultMessageTimeToLive", "default_ttl_ms", SettingType.DURATION),
+    ("MaxSizeInMegabytes", "max_size_mb", SettingType.INT),
+    ("RequiresDuplicateDetection", "requires_duplicate_detection", SettingType.BOOL),
+    ("DuplicateDetectionHistoryTimeWindow", "duplicate_detection_window_ms", SettingType.DURATION),
+    ("EnableBatchedOperations", "enable_batched_operations", SettingType.BOOL),
+    ("FilteringMessagesBeforePublishing", "filtering_before_publishing", SettingType.BOOL),
+    ("AuthorizationRules", "authorization_rules", SettingType.RULES),
+    ("Status", "status", SettingType.WORD),
+    ("UserMetadata", "user_metadata", SettingType.TEXT),
+    ("SupportOrdering", "support_ordering", SettingType.BOOL),
+    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", SettingType.DURATION),
+    ("EnablePartitioning", "enable_partitioning", SettingType.BOOL),
+    ("EnableExpress", "enable_express", SettingType.BOOL),
+    ("MaxMessageSizeInKilobytes", "max_message_size_kb", SettingType.INT),
 )
 
 _SUBSCRIPTION = (
-    ("LockDuration", "lock_duration_ms", Kind.DURATION),
-    ("RequiresSession", "requires_session", Kind.BOOL),
-    ("DefaultMessageTimeToLive", "default_ttl_ms", Kind.DURATION),
-    ("DeadLetteringOnMessageExpiration", "dead_letter_on_expiration", Kind.BOOL),
-    ("DeadLetteringOnFilterEvaluationExceptions", "dead_letter_on_filter_error", Kind.BOOL),
-    ("MaxDeliveryCount", "max_delivery_count", Kind.INT),
-    ("EnableBatchedOperations", "enable_batched_operations", Kind.BOOL),
-    ("Status", "status", Kind.WORD),
-    ("ForwardTo", "forward_to", Kind.PATH),
-    ("UserMetadata", "user_metadata", Kind.TEXT),
-    ("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", Kind.PATH),
-    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", Kind.DURATION),
+    ("LockDuration", "lock_duration_ms", SettingType.DURATION),
+    ("RequiresSession", "requires_session", SettingType.BOOL),
+    ("DefaultMessageTimeToLive", "default_ttl_ms", SettingType.DURATION),
+    ("DeadLetteringOnMessageExpiration", "dead_letter_on_expiration", SettingType.BOOL),
+    ("DeadLetteringOnFilterEvaluationExceptions", "dead_letter_on_filter_error", SettingType.BOOL),
+    ("MaxDeliveryCount", "max_delivery_count", SettingType.INT),
+    ("EnableBatchedOperations", "enable_batched_operations", SettingType.BOOL),
+    ("Status", "status", SettingType.WORD),
+    ("ForwardTo", "forward_to", SettingType.PATH),
+    ("UserMetadata", "user_metadata", SettingType.TEXT),
+    ("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", SettingType.PATH),
+    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", SettingType.DURATION),
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Runtime:
+class RuntimeInfo:
     """What an entity holds at the moment."""
 
     created_at_ms: int
@@ -146,7 +146,7 @@ def read_subscription(
     return _read(element, _SUBSCRIPTION, present or SubscriptionDescription(), now_ms)
 
 
-def write_queue(description: QueueDescription, runtime: Runtime, authority: str) -> str:
+def write_queue(description: QueueDescription, runtime: RuntimeInfo, authority: str) -> str:
     """The QueueDescription element of a queue; `authority` is the host:port of forwarding URIs."""
     settings = _write_settings(description, _QUEUE, authority)
     held = (
@@ -158,7 +158,7 @@ def write_queue(description: QueueDescription, runtime: Runtime, authority: str)
     return described("QueueDescription", settings + held + _write_runtime(runtime))
 
 
-def write_topic(description: TopicDescription, runtime: Runtime, authority: str) -> str:
+def write_topic(description: TopicDescription, runtime: RuntimeInfo, authority: str) -> str:
     """The TopicDescription element of a topic."""
     settings = _write_settings(description, _TOPIC, authority)
     held = (
@@ -173,7 +173,7 @@ def write_topic(description: TopicDescription, runtime: Runtime, authority: str)
 
 
 def write_subscription(
-    description: SubscriptionDescription, runtime: Runtime, authority: str
+    description: SubscriptionDescription, runtime: RuntimeInfo, authority: str
 ) -> str:
     """The SubscriptionDescription element of a subscription."""
     settings = _write_settings(description, _SUBSCRIPTION, authority)
@@ -196,7 +196,7 @@ def _read(element: Element, table: Table, present: _D, now_ms: int) -> _D:
         if found is None:
             if kind in _CLEARED_WHEN_ABSENT:
                 wanted[field] = None
-        elif kind is Kind.RULES:
+        elif kind is SettingType.RULES:
             known = {rule.key_name: rule for rule in getattr(present, field)}
             wanted[field] = _read_rules(found, known, now_ms)
         else:
@@ -206,17 +206,17 @@ def _read(element: Element, table: Table, present: _D, now_ms: int) -> _D:
     return asked
 
 
-def _read_value(kind: Kind, text: str, name: str) -> object:
+def _read_value(kind: SettingType, text: str, name: str) -> object:
     match kind:
-        case Kind.DURATION:
+        case SettingType.DURATION:
             return parse_duration(text, name)
-        case Kind.INT:
+        case SettingType.INT:
             return parse_int(text, name)
-        case Kind.BOOL:
+        case SettingType.BOOL:
             return parse_bool(text, name)
-        case Kind.PATH:
+        case SettingType.PATH:
             return entity_path(text) or None
-        case Kind.TEXT:
+        case SettingType.TEXT:
             return text or None
         case _:
             return text
@@ -283,20 +283,20 @@ def _write_settings(description: object, table: Table, authority: str) -> str:
     parts = []
     for name, field, kind in table:
         value = getattr(description, field)
-        if kind is Kind.RULES:
+        if kind is SettingType.RULES:
             parts.append(f"<{name}>{''.join(map(_write_rule, value))}</{name}>")
         elif value is not None:
             parts.append(tag(name, _write_value(kind, value, authority)))
     return "".join(parts)
 
 
-def _write_value(kind: Kind, value: Any, authority: str) -> str:
+def _write_value(kind: SettingType, value: Any, authority: str) -> str:
     match kind:
-        case Kind.DURATION:
+        case SettingType.DURATION:
             return render_duration(value)
-        case Kind.BOOL:
+        case SettingType.BOOL:
             return "true" if value else "false"
-        case Kind.PATH:
+        case SettingType.PATH:
             return f"sb://{authority}/{value}"
         case _:
             return str(value)
@@ -314,7 +314,7 @@ def _write_rule(rule: AuthorizationRule) -> str:
     )
 
 
-def _write_runtime(runtime: Runtime) -> str:
+def _write_runtime(runtime: RuntimeInfo) -> str:
     counts = (
         ("ActiveMessageCount", runtime.active_count),
         ("DeadLetterMessageCount", runtime.dead_letter_count),

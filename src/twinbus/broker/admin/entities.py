@@ -1,7 +1,7 @@
 """What administration requests do to a namespace: reads, lists, creates, updates and deletes.
 
-Pure: it works on the engine's `Namespace` and renders what it finds; the shell around it checks the
-token before and waits for the disk after.
+Pure: it works on the engine's `BrokerNamespace` and renders what it finds; the shell around it
+checks the token before and waits for the disk after.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from twinbus.broker.admin.addresses import Address, Node, Page, render_path
+from twinbus.broker.admin.addresses import Address, AdminNode, ListPage, render_path
 from twinbus.broker.admin.atom import (
     CONTENT_TYPE,
     FEED_CONTENT_TYPE,
@@ -24,7 +24,7 @@ from twinbus.broker.admin.atom import (
     render_feed,
 )
 from twinbus.broker.admin.atom_entities import (
-    Runtime,
+    RuntimeInfo,
     read_queue,
     read_subscription,
     read_topic,
@@ -47,7 +47,7 @@ from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, NotAllowed
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from twinbus.broker.engine.namespace import Namespace
+    from twinbus.broker.engine.namespace import BrokerNamespace
     from twinbus.broker.engine.queue import Queue
 
 _T = TypeVar("_T")
@@ -66,21 +66,21 @@ class Document:
 class Administration:
     """One request's view of the namespace."""
 
-    namespace: Namespace
+    namespace: BrokerNamespace
     authority: str
     """host:port by which the client knows the broker, for the addresses in answers."""
     now_ms: int
     may_forward_to: Callable[[str], None]
     """Raises Unauthorized unless the client may have messages sent to the entity of that path."""
 
-    def get(self, address: Address, page: Page) -> Document:
+    def get(self, address: Address, page: ListPage) -> Document:
         """Read one node or a page of a list."""
         match address.node:
-            case Node.NAMESPACE:
+            case AdminNode.NAMESPACE:
                 return self._namespace()
-            case Node.ROOT:
+            case AdminNode.ROOT:
                 return self._nothing()
-            case Node.QUEUES | Node.TOPICS | Node.SUBSCRIPTIONS | Node.RULES:
+            case AdminNode.QUEUES | AdminNode.TOPICS | AdminNode.SUBSCRIPTIONS | AdminNode.RULES:
                 return self._list(address, page)
         try:
             return Document(200, render_entry(self._entry(address)))
@@ -88,16 +88,16 @@ class Administration:
             # Azure answers with an empty feed, and its SDKs turn that into their not-found error.
             return self._nothing()
 
-    def _list(self, address: Address, page: Page) -> Document:
+    def _list(self, address: Address, page: ListPage) -> Document:
         namespace, path = self.namespace, render_path(address)
         match address.node:
-            case Node.QUEUES:
+            case AdminNode.QUEUES:
                 queues = list(namespace.queues())
                 return self._feed("/$Resources/queues", queues, self._queue_entry, page)
-            case Node.TOPICS:
+            case AdminNode.TOPICS:
                 topics = list(namespace.topics())
                 return self._feed("/$Resources/topics", topics, self._topic_entry, page)
-            case Node.SUBSCRIPTIONS:
+            case AdminNode.SUBSCRIPTIONS:
                 subscriptions = list(namespace.subscriptions(address.entity))
                 entry_of = partial(self._subscription_entry, address.entity)
                 return self._feed(f"{path}/Subscriptions", subscriptions, entry_of, page)
@@ -107,11 +107,11 @@ class Administration:
     def put(self, address: Address, body: bytes, *, update: bool) -> Document:
         """Create the node, or change it when `update` says that it must exist."""
         match address.node:
-            case Node.ENTITY:
+            case AdminNode.ENTITY:
                 self._put_entity(address, parse_entry(body), update)
-            case Node.SUBSCRIPTION:
+            case AdminNode.SUBSCRIPTION:
                 self._put_subscription(address, parse_entry(body), update)
-            case Node.RULE:
+            case AdminNode.RULE:
                 self._put_rule(address, parse_entry(body), update)
             case _:
                 raise ArgumentInvalid(
@@ -122,11 +122,11 @@ class Administration:
     def delete(self, address: Address) -> Document:
         """Remove the node and everything in it."""
         match address.node:
-            case Node.ENTITY:
+            case AdminNode.ENTITY:
                 self.namespace.delete(address.entity, self.now_ms)
-            case Node.SUBSCRIPTION:
+            case AdminNode.SUBSCRIPTION:
                 self.namespace.delete(address.path, self.now_ms)
-            case Node.RULE:
+            case AdminNode.RULE:
                 self.namespace.delete_rule(
                     address.entity, address.subscription, address.rule, self.now_ms
                 )
@@ -205,12 +205,12 @@ class Administration:
 
     def _entry(self, address: Address) -> Entry:
         match address.node:
-            case Node.SUBSCRIPTION:
+            case AdminNode.SUBSCRIPTION:
                 return self._subscription_entry(
                     address.entity,
                     self.namespace.get_subscription(address.entity, address.subscription),
                 )
-            case Node.RULE:
+            case AdminNode.RULE:
                 return self._rule_entry(
                     address,
                     self.namespace.get_rule(address.entity, address.subscription, address.rule),
@@ -221,26 +221,26 @@ class Administration:
     def _queue_entry(self, queue: Queue) -> Entry:
         held = _holdings(queue)
         content = write_queue(_settings(queue), held, self.authority)
-        return self._render(queue.path, Address(Node.ENTITY, queue.path), held, content)
+        return self._render(queue.path, Address(AdminNode.ENTITY, queue.path), held, content)
 
     def _topic_entry(self, topic: Topic) -> Entry:
         held = _topic_holdings(topic)
         content = write_topic(topic.description, held, self.authority)
-        return self._render(topic.path, Address(Node.ENTITY, topic.path), held, content)
+        return self._render(topic.path, Address(AdminNode.ENTITY, topic.path), held, content)
 
     def _subscription_entry(self, topic: str, subscription: Subscription) -> Entry:
         held = _holdings(subscription)
         content = write_subscription(subscription.description, held, self.authority)
-        address = Address(Node.SUBSCRIPTION, topic, subscription.name)
+        address = Address(AdminNode.SUBSCRIPTION, topic, subscription.name)
         return self._render(subscription.name, address, held, content)
 
     def _rule_entry(self, address: Address, rule: RuleDescription) -> Entry:
         at_ms = rule.created_at_ms
-        held = Runtime(created_at_ms=at_ms, updated_at_ms=at_ms, accessed_at_ms=at_ms)
-        where = Address(Node.RULE, address.entity, address.subscription, rule.name)
+        held = RuntimeInfo(created_at_ms=at_ms, updated_at_ms=at_ms, accessed_at_ms=at_ms)
+        where = Address(AdminNode.RULE, address.entity, address.subscription, rule.name)
         return self._render(rule.name, where, held, write_rule(rule))
 
-    def _render(self, title: str, address: Address, held: Runtime, content: str) -> Entry:
+    def _render(self, title: str, address: Address, held: RuntimeInfo, content: str) -> Entry:
         return Entry(
             title=title,
             url=self._url(render_path(address)),
@@ -263,7 +263,7 @@ class Administration:
         return Document(200, render_entry(entry))
 
     def _feed(
-        self, path: str, items: list[_T], render: Callable[[_T], Entry], page: Page
+        self, path: str, items: list[_T], render: Callable[[_T], Entry], page: ListPage
     ) -> Document:
         title = path.rpartition("/")[2].capitalize()
         shown = items[page.skip : page.skip + page.top]
@@ -292,10 +292,10 @@ def _settings(queue: Queue) -> QueueDescription:
     return description
 
 
-def _holdings(queue: Queue) -> Runtime:
+def _holdings(queue: Queue) -> RuntimeInfo:
     dead_letters = queue.dead_letter
     dead_letter_count = len(dead_letters.messages) if dead_letters is not None else 0
-    return Runtime(
+    return RuntimeInfo(
         created_at_ms=queue.created_at_ms,
         updated_at_ms=queue.updated_at_ms,
         accessed_at_ms=queue.accessed_at_ms,
@@ -307,12 +307,12 @@ def _holdings(queue: Queue) -> Runtime:
     )
 
 
-def _topic_holdings(topic: Topic) -> Runtime:
+def _topic_holdings(topic: Topic) -> RuntimeInfo:
     subscriptions = list(topic.subscriptions.values())
     filters = [rule.filter for each in subscriptions for rule in each.rules.values()]
     correlation_count = sum(isinstance(each, CorrelationFilter) for each in filters)
     held = [_holdings(each) for each in subscriptions]
-    return Runtime(
+    return RuntimeInfo(
         created_at_ms=topic.created_at_ms,
         updated_at_ms=topic.updated_at_ms,
         accessed_at_ms=topic.accessed_at_ms,

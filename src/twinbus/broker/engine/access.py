@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from twinbus.broker.engine.message_states import NEVER_MS, Custody
-from twinbus.broker.engine.sessions import Session, Sessions
+from twinbus.broker.engine.message_states import NEVER_MS, MessageStates
+from twinbus.broker.engine.sessions import MessageSession, Sessions
 from twinbus.broker.refusals import EntityDisabled, EntityNotFound, NotAllowed, SessionLockLost
 
 REFUSE_SENDS = ("Disabled", "SendDisabled")
 REFUSE_RECEIVES = ("Disabled", "ReceiveDisabled")
 
 
-class Access(Custody):
+class Access(MessageStates):
     """The doors of a queue, and the sessions behind which its messages may be."""
 
     is_deleted = False
@@ -48,7 +48,7 @@ class Access(Custody):
 
     def lock_terms(
         self, session_id: str | None, holder: object, now_ms: int
-    ) -> tuple[Session | None, int]:
+    ) -> tuple[MessageSession | None, int]:
         """The session to receive from, where there are any, and until when messages are locked."""
         if self._sessions is None:
             if session_id is not None:

@@ -16,7 +16,7 @@ from twinbus.broker.journal import StoredMessage
 if TYPE_CHECKING:
     from twinbus.broker.messages.incoming import Incoming
 
-__all__ = ["Row", "Sight", "Witness"]
+__all__ = ["EngineLog", "LoggedOperation", "Row"]
 
 Row = tuple[str | None, int, int | None, int | None]
 """Message id, size in bytes, sequence number, and how long it took, which no broker knows."""
@@ -25,7 +25,7 @@ Row = tuple[str | None, int, int | None, int | None]
 _What = tuple[int, str, str, str | None, str | None, bool]
 
 
-class Sight(NamedTuple):
+class LoggedOperation(NamedTuple):
     """The same thing done to some messages of one entity at one time."""
 
     at_ms: int
@@ -38,13 +38,13 @@ class Sight(NamedTuple):
     rows: list[Row]
 
 
-class Witness:
+class EngineLog:
     """Collects what is done until it is taken."""
 
     __slots__ = ("_last", "_rows", "_sights")
 
     def __init__(self) -> None:
-        self._sights: list[Sight] = []
+        self._sights: list[LoggedOperation] = []
         self._last: _What | None = None
         self._rows: list[Row] = []
         """What the last sight is of, and its rows: the next is often the same thing again."""
@@ -93,7 +93,7 @@ class Witness:
         """An entity is gone, with all that was in it."""
         self._add((now_ms, "manage", entity, "deleted", None, True), ((None, 0, None, None),))
 
-    def take(self) -> list[Sight]:
+    def take(self) -> list[LoggedOperation]:
         """All that was noted since the last time."""
         sights, self._sights, self._last = self._sights, [], None
         return sights
@@ -103,7 +103,7 @@ class Witness:
             self._rows.extend(rows)
             return
         self._last, self._rows = what, [*rows]
-        self._sights.append(Sight(*what, self._rows))
+        self._sights.append(LoggedOperation(*what, self._rows))
 
 
 def _row_of(incoming: Incoming) -> Row:

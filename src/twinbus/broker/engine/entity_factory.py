@@ -11,9 +11,9 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.description_records import read_description, read_rule
 from twinbus.broker.engine.directory import Entity
-from twinbus.broker.engine.engine_log import Witness
+from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.forwarding import Resolve
-from twinbus.broker.engine.message_states import Custody, Failed
+from twinbus.broker.engine.message_states import Failed, MessageStates
 from twinbus.broker.engine.names import address_key, dead_letter_path, subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import dead_letter_description
@@ -23,7 +23,7 @@ from twinbus.broker.journal import EntityImage, Journal
 _NO_ID = 0
 
 
-class Foundry:
+class EntityFactory:
     """Makes the entities of one namespace, with everything that all of them need."""
 
     def __init__(
@@ -32,9 +32,9 @@ class Foundry:
         tokens: Callable[[], bytes],
         notify: Callable[[Queue], None],
         *,
-        arm: Callable[[Custody, int], None],
+        arm: Callable[[MessageStates, int], None],
         resolve: Resolve,
-        witness: Witness | None = None,
+        witness: EngineLog | None = None,
         failed: Failed | None = None,
     ) -> None:
         self._journal = journal

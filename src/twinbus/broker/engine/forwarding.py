@@ -17,7 +17,7 @@ from twinbus.broker.refusals import EntityDisabled, EntityNotFound, QuotaExceede
 from twinbus.errors import StoreError
 
 if TYPE_CHECKING:
-    from twinbus.broker.engine.message_states import Custody
+    from twinbus.broker.engine.message_states import MessageStates
 
 HOPS_MAX = 4
 """Queues a message may pass through by forwarding, as in Azure: longer chains are cycles."""
@@ -32,21 +32,23 @@ PASSING = (EntityNotFound, EntityDisabled, QuotaExceeded)
 """Refusals that an administrator or a receiver at the destination can end."""
 
 
-class Destination(Protocol):
+class ForwardTarget(Protocol):
     """An entity that can take over another's message."""
 
     @property
     def requires_session(self) -> bool:
         """Whether it takes only messages with a session id."""
 
-    def take_over(self, source: Custody, message: StoredMessage, now_ms: int, hops: int) -> None:
+    def take_over(
+        self, source: MessageStates, message: StoredMessage, now_ms: int, hops: int
+    ) -> None:
         """Move the message here; if this raises, the message is still with `source`.
 
         After a `Refusal` nothing has changed.
         """
 
 
-Resolve = Callable[[str], Destination]
+Resolve = Callable[[str], ForwardTarget]
 """Finds an entity by its path; raises `EntityNotFound`."""
 
 
@@ -55,7 +57,7 @@ class Forwarding:
 
     __slots__ = ("_outbox", "_queue", "_resolve", "_running", "_target", "retry_at_ms")
 
-    def __init__(self, queue: Custody, resolve: Resolve, target: str) -> None:
+    def __init__(self, queue: MessageStates, resolve: Resolve, target: str) -> None:
         self._queue = queue
         self._resolve = resolve
         self._target = target

@@ -16,7 +16,7 @@ SWEEP_FLOOR = 64
 """Dropped messages below which sweeping is not worth its while."""
 
 
-class Lane:
+class ReadyLane:
     """Ready messages in order of their sequence numbers."""
 
     __slots__ = ("_dropped", "_fresh", "_returned")

@@ -13,10 +13,10 @@ from functools import partial
 from twinbus.broker.descriptions import FOREVER_MS, QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.deadlines import Deadlines
 from twinbus.broker.engine.dedup import DuplicateHistory
-from twinbus.broker.engine.engine_log import Witness
+from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.forwarding import Forwarding, Resolve
-from twinbus.broker.engine.lane import Lane
-from twinbus.broker.engine.sessions import Session, Sessions
+from twinbus.broker.engine.lane import ReadyLane
+from twinbus.broker.engine.sessions import MessageSession, Sessions
 from twinbus.broker.engine.settlement import (
     DELIVERED_TOO_OFTEN,
     ERROR_DESCRIPTION,
@@ -25,11 +25,11 @@ from twinbus.broker.engine.settlement import (
     Delivery,
     Locks,
 )
-from twinbus.broker.engine.stock import Stock, copy_of, first_number
-from twinbus.broker.journal import EntityImage, Journal, State, StoredMessage
+from twinbus.broker.engine.stock import MessageStock, copy_of, first_number
+from twinbus.broker.journal import EntityImage, Journal, MessageState, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 
-ACTIVE, DEFERRED, SCHEDULED = State.ACTIVE, State.DEFERRED, State.SCHEDULED
+ACTIVE, DEFERRED, SCHEDULED = MessageState.ACTIVE, MessageState.DEFERRED, MessageState.SCHEDULED
 
 NEVER_MS = FOREVER_MS
 """Later than any deadline."""
@@ -44,10 +44,10 @@ Failed = Callable[[str, str, Exception], None]
 """Takes the path of an entity, what was being done, and the error that nobody expected."""
 
 
-class Custody:
+class MessageStates:
     """Messages, locks, sessions and timers of one entity."""
 
-    witness: Witness | None = None
+    witness: EngineLog | None = None
     """Who is told what is done here, where there is a ledger."""
 
     failed: Failed | None = None
@@ -60,8 +60,8 @@ class Custody:
         description: QueueDescription | SubscriptionDescription,
         journal: Journal,
         tokens: Callable[[], bytes],
-        dead_letter: Custody | None,
-        arm: Callable[[Custody, int], None] | None,
+        dead_letter: MessageStates | None,
+        arm: Callable[[MessageStates, int], None] | None,
         resolve: Resolve | None,
     ) -> None:
         self.path = path
@@ -73,9 +73,9 @@ class Custody:
         self._tokens = tokens
         self._arm = arm
         self._resolve = resolve
-        self._stock = Stock()
+        self._stock = MessageStock()
         self.messages = self._stock.messages
-        self._lane = Lane()
+        self._lane = ReadyLane()
         self._sessions = (
             Sessions(path, entity_id, journal) if description.requires_session else None
         )
@@ -167,7 +167,7 @@ class Custody:
             return ttl_ms
         return default_ms if default_ms < FOREVER_MS else 0
 
-    def adopt(self, source: Custody, message: StoredMessage, moved: StoredMessage) -> None:
+    def adopt(self, source: MessageStates, message: StoredMessage, moved: StoredMessage) -> None:
         """Take a message over, as `moved`; if this raises, the message is still with `source`.
 
         `source` lets go of it in memory, and then `moved` is placed.
@@ -206,7 +206,7 @@ class Custody:
     # Locked
 
     def lock(
-        self, messages: list[StoredMessage], until_ms: int, session: Session | None
+        self, messages: list[StoredMessage], until_ms: int, session: MessageSession | None
     ) -> list[Delivery]:
         """Give messages taken out of their lane, or deferred, into a receiver's hands."""
         deliveries = self._locks.add(messages, self._tokens, until_ms, timed=session is None)
@@ -259,7 +259,7 @@ class Custody:
             self._make_ready(message)
             self.announce()
 
-    def free_session(self, session: Session, now_ms: int, *, counted: bool) -> None:
+    def free_session(self, session: MessageSession, now_ms: int, *, counted: bool) -> None:
         """End a session's lock and put its messages back."""
         assert self._sessions is not None
         for token in list(session.tokens):

@@ -18,9 +18,9 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.description_records import Record, description_record, rule_record
 from twinbus.broker.engine.directory import Directory, Entity
-from twinbus.broker.engine.engine_log import Witness
-from twinbus.broker.engine.entity_factory import Foundry
-from twinbus.broker.engine.message_states import FAILED_RETRY_MS, Custody, Failed
+from twinbus.broker.engine.engine_log import EngineLog
+from twinbus.broker.engine.entity_factory import EntityFactory
+from twinbus.broker.engine.message_states import FAILED_RETRY_MS, Failed, MessageStates
 from twinbus.broker.engine.names import check_name, check_path, subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.ranges import check_change, check_settings
@@ -36,7 +36,7 @@ NAMESPACE_ID = 0
 since the store may still be clearing away what a deleted entity left."""
 
 
-class Namespace:
+class BrokerNamespace:
     """One namespace of the broker."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Namespace:
         notify: Callable[[Queue], None],
         deleted: Callable[[str], None],
         in_use: Callable[[str], bool] | None = None,
-        witness: Witness | None = None,
+        witness: EngineLog | None = None,
         failed: Failed | None = None,
     ) -> None:
         self.name = name
@@ -56,10 +56,10 @@ class Namespace:
         self._deleted = deleted
         self._in_use = in_use
         """Whether clients hold links to the entity: then it is not idle, whatever they do."""
-        self._timetable: Timetable[Custody] = Timetable()
+        self._timetable: Timetable[MessageStates] = Timetable()
         self._idle: Timetable[str] = Timetable()
         self._last_entity_id = NAMESPACE_ID
-        self._foundry = Foundry(
+        self._foundry = EntityFactory(
             journal, tokens, notify, arm=self._timetable.arm, resolve=self.send_target,
             witness=witness, failed=failed,
         )  # fmt: skip
@@ -109,7 +109,7 @@ class Namespace:
         return [0 if message is None else message.sequence_number for message in kept]
 
     def _take_seen(
-        self, witness: Witness, target: Entity, batch: Sequence[Incoming], now_ms: int
+        self, witness: EngineLog, target: Entity, batch: Sequence[Incoming], now_ms: int
     ) -> list[StoredMessage | None]:
         kept = []
         for incoming in batch:

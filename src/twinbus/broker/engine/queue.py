@@ -19,8 +19,8 @@ from collections.abc import Callable
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.access import Access
 from twinbus.broker.engine.forwarding import Resolve
-from twinbus.broker.engine.message_states import DEFERRED, NEVER_MS, SCHEDULED, Custody
-from twinbus.broker.engine.settlement import Delivery, Outcome, dead_letter_description
+from twinbus.broker.engine.message_states import DEFERRED, NEVER_MS, SCHEDULED, MessageStates
+from twinbus.broker.engine.settlement import Delivery, SettlementOutcome, dead_letter_description
 from twinbus.broker.engine.stock import copy_of
 from twinbus.broker.journal import Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
@@ -32,7 +32,7 @@ from twinbus.broker.refusals import (
     QuotaExceeded,
 )
 
-__all__ = ["Delivery", "Outcome", "Queue"]
+__all__ = ["Delivery", "Queue", "SettlementOutcome"]
 
 EXPIRED_AT_ONCE = 1000
 """Expired messages that one receive clears away before it lets others have their turn."""
@@ -55,7 +55,7 @@ class Queue(Access):
         notify: Callable[[Queue], None],
         dead_letter: Queue | None = None,
         *,
-        arm: Callable[[Custody, int], None] | None = None,
+        arm: Callable[[MessageStates, int], None] | None = None,
         resolve: Resolve | None = None,
     ) -> None:
         self.max_message_bytes = DEFAULT_MESSAGE_BYTES
@@ -142,7 +142,9 @@ class Queue(Access):
         self.place(message, now_ms, hops)
         return message
 
-    def take_over(self, source: Custody, message: StoredMessage, now_ms: int, hops: int) -> None:
+    def take_over(
+        self, source: MessageStates, message: StoredMessage, now_ms: int, hops: int
+    ) -> None:
         """Take what `source` forwards; if this raises, nothing has changed."""
         self.admit(message, now_ms)
         if not self.remember(message.message_id, now_ms):
@@ -300,7 +302,7 @@ class Queue(Access):
     def settle(
         self,
         lock_token: bytes,
-        outcome: Outcome,
+        outcome: SettlementOutcome,
         now_ms: int,
         *,
         overrides: dict[str, object] | None = None,
@@ -313,26 +315,26 @@ class Queue(Access):
             self.run_timers(now_ms)
         self.accessed_at_ms = now_ms
         self._require_lock(lock_token, session_id, now_ms)
-        if outcome is Outcome.COMPLETE:
+        if outcome is SettlementOutcome.COMPLETE:
             message = self.unlock(lock_token)
             self.forget(message)
             if self.witness is not None:
                 self.witness.note("complete", self.path, [message], now_ms)
             return
-        if outcome is Outcome.DEAD_LETTER and self.dead_letter is None:
+        if outcome is SettlementOutcome.DEAD_LETTER and self.dead_letter is None:
             raise NotAllowed(f"{self.path!r} is a dead-letter queue; complete or abandon instead")
         message = self.unlock(lock_token)
-        if overrides and outcome is not Outcome.RELEASE:
+        if overrides and outcome is not SettlementOutcome.RELEASE:
             message.overrides = {**(message.overrides or {}), **overrides}
-        if outcome is Outcome.DEAD_LETTER:
+        if outcome is SettlementOutcome.DEAD_LETTER:
             self.bury(message, now_ms, reason=reason, description=description)
-        elif outcome is Outcome.DEFER:
+        elif outcome is SettlementOutcome.DEFER:
             self._stock.defer(message)
             self._journal.amend(self.entity_id, message)
             if self.witness is not None:
                 self.witness.note("defer", self.path, [message], now_ms)
         else:
-            self.put_back(message, now_ms, counted=outcome is Outcome.ABANDON)
+            self.put_back(message, now_ms, counted=outcome is SettlementOutcome.ABANDON)
 
     def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
         """End these deliveries as completed; false, and nothing done, unless all hold their locks.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from twinbus.broker.engine.deadlines import Deadlines
-from twinbus.broker.engine.lane import Lane
+from twinbus.broker.engine.lane import ReadyLane
 from twinbus.broker.journal import Journal, SessionState, StoredMessage
 from twinbus.broker.refusals import ArgumentOutOfRange, SessionCannotBeLocked, SessionLockLost
 
@@ -21,14 +21,14 @@ STATE_BYTES_MAX = 256 * 1024
 """A session's state is bounded as Azure bounds it: by the size of a message on Standard."""
 
 
-class Session:
+class MessageSession:
     """One session that is held or has ready messages."""
 
     __slots__ = ("holder", "lane", "locked_until_ms", "session_id", "tokens")
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        self.lane = Lane()
+        self.lane = ReadyLane()
         self.holder: object | None = None
         self.locked_until_ms = 0
         """0 while nobody holds the session."""
@@ -47,10 +47,10 @@ class Sessions:
         self._path = path
         self._entity_id = entity_id
         self._journal = journal
-        self._sessions: dict[str, Session] = {}
-        self._available: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: dict[str, MessageSession] = {}
+        self._available: OrderedDict[str, MessageSession] = OrderedDict()
         """Free sessions with ready messages; the one that has waited longest comes first."""
-        self._held_by: dict[int, dict[str, Session]] = {}
+        self._held_by: dict[int, dict[str, MessageSession]] = {}
         """By the identity of the holder, which its sessions keep alive."""
         self._states: dict[str, SessionState] = {}
         self.deadlines: Deadlines[str] = Deadlines(self._expiry_of)
@@ -75,16 +75,16 @@ class Sessions:
         session.lane.drop(message)
         self.tidy(session)
 
-    def _session_of(self, message: StoredMessage) -> Session:
+    def _session_of(self, message: StoredMessage) -> MessageSession:
         assert message.session_id is not None, f"{message!r} without a session in {self._path}"
         session = self._sessions.get(message.session_id)
         if session is None:
-            session = self._sessions[message.session_id] = Session(message.session_id)
+            session = self._sessions[message.session_id] = MessageSession(message.session_id)
         if not session.locked_until_ms:
             self._available.setdefault(message.session_id, session)
         return session
 
-    def tidy(self, session: Session) -> None:
+    def tidy(self, session: MessageSession) -> None:
         """Forget a session that nobody holds and that has nothing to give."""
         if not session.locked_until_ms and not len(session.lane):
             self._available.pop(session.session_id, None)
@@ -92,7 +92,9 @@ class Sessions:
 
     # Locks
 
-    def accept(self, session_id: str | None, holder: object, until_ms: int) -> Session | None:
+    def accept(
+        self, session_id: str | None, holder: object, until_ms: int
+    ) -> MessageSession | None:
         """Lock the named session, or the next with messages (None: none is free), for `holder`."""
         if session_id is None:
             if not self._available:
@@ -100,7 +102,7 @@ class Sessions:
             session_id = next(iter(self._available))
         session = self._sessions.get(session_id)
         if session is None:
-            session = self._sessions[session_id] = Session(session_id)
+            session = self._sessions[session_id] = MessageSession(session_id)
         if session.locked_until_ms:
             raise SessionCannotBeLocked(
                 f"session {session_id!r} of {self._path!r} is held by another receiver; "
@@ -112,7 +114,7 @@ class Sessions:
         self.renew(session, until_ms)
         return session
 
-    def held(self, session_id: str, holder: object | None, now_ms: int) -> Session:
+    def held(self, session_id: str, holder: object | None, now_ms: int) -> MessageSession:
         """The session, if `holder` (None: anyone) holds it; raises `SessionLockLost` otherwise."""
         session = self._sessions.get(session_id)
         if (
@@ -126,12 +128,12 @@ class Sessions:
             )
         return session
 
-    def renew(self, session: Session, until_ms: int) -> None:
+    def renew(self, session: MessageSession, until_ms: int) -> None:
         """Let a held session's lock last until then."""
         session.locked_until_ms = until_ms
         self.deadlines.add(until_ms, session.session_id)
 
-    def free(self, session: Session) -> None:
+    def free(self, session: MessageSession) -> None:
         """End a session's lock; its messages must have been unlocked and given back."""
         assert not session.tokens, f"{session!r} still has locked messages"
         mine = self._held_by[id(session.holder)]
@@ -144,16 +146,16 @@ class Sessions:
             self._available[session.session_id] = session
         self.tidy(session)
 
-    def held_by(self, holder: object) -> list[Session]:
+    def held_by(self, holder: object) -> list[MessageSession]:
         """The sessions that `holder` holds."""
         return list(self._held_by.get(id(holder), {}).values())
 
-    def expired(self, now_ms: int) -> Session | None:
+    def expired(self, now_ms: int) -> MessageSession | None:
         """One held session whose lock has run out, or None."""
         session_id = self.deadlines.pop(now_ms)
         return None if session_id is None else self._sessions[session_id]
 
-    def get(self, session_id: str | None) -> Session | None:
+    def get(self, session_id: str | None) -> MessageSession | None:
         """The session, if it is held or has ready messages."""
         return self._sessions.get(session_id or "")
 

@@ -30,7 +30,7 @@ FILTER_FAILED = "FilterException"
 CANNOT_FORWARD = "ForwardingRefused"
 
 
-class Outcome(Enum):
+class SettlementOutcome(Enum):
     """What becomes of a locked message."""
 
     COMPLETE = "complete"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from twinbus.broker.journal import State, StoredMessage
+from twinbus.broker.journal import MessageState, StoredMessage
 
-DEFERRED, SCHEDULED = State.DEFERRED, State.SCHEDULED
+DEFERRED, SCHEDULED = MessageState.DEFERRED, MessageState.SCHEDULED
 
 ORDER_SLACK = 64
 """Numbers of removed messages that the browsing order may carry beyond one for each left."""
 
 
-class Stock:
+class MessageStock:
     """Every message of one entity, whatever its state."""
 
     __slots__ = ("_order", "deferred_count", "messages", "scheduled_count", "size_bytes")

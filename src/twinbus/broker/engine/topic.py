@@ -17,7 +17,7 @@ from twinbus.broker.descriptions import (
     TopicDescription,
 )
 from twinbus.broker.engine.forwarding import Resolve
-from twinbus.broker.engine.message_states import Custody
+from twinbus.broker.engine.message_states import MessageStates
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
 from twinbus.broker.filters.rules import FilterError, apply_action, matches
@@ -43,7 +43,7 @@ class Subscription(Queue):
         notify: Callable[[Queue], None],
         dead_letter: Queue,
         *,
-        arm: Callable[[Custody, int], None] | None = None,
+        arm: Callable[[MessageStates, int], None] | None = None,
         resolve: Resolve | None = None,
     ) -> None:
         super().__init__(
@@ -130,7 +130,7 @@ class Schedule(Queue):
         self,
         topic: Topic,
         journal: Journal,
-        arm: Callable[[Custody, int], None] | None,
+        arm: Callable[[MessageStates, int], None] | None,
     ) -> None:
         self._topic = topic
         self._reached: dict[int, set[int]] = {}
@@ -166,7 +166,7 @@ class Topic:
         description: TopicDescription,
         journal: Journal,
         *,
-        arm: Callable[[Custody, int], None] | None = None,
+        arm: Callable[[MessageStates, int], None] | None = None,
     ) -> None:
         self.path = path
         self.entity_id = entity_id
@@ -233,7 +233,9 @@ class Topic:
             self._fan_out_or_retract(incoming, now_ms)
         return None
 
-    def take_over(self, source: Custody, message: StoredMessage, now_ms: int, hops: int) -> None:
+    def take_over(
+        self, source: MessageStates, message: StoredMessage, now_ms: int, hops: int
+    ) -> None:
         """Publish what `source` forwards; if this raises, the message is still with `source`.
 
         After a `Refusal` nothing has changed.

@@ -27,7 +27,7 @@ SETTABLE_SYSTEM_PROPERTIES = frozenset(
 )  # fmt: skip
 
 
-class Scope(Protocol):
+class FilterScope(Protocol):
     """What an expression may look at."""
 
     def user(self, name: str) -> tuple[bool, Value]:
@@ -43,8 +43,8 @@ class Scope(Protocol):
         """A fresh id, for newid()."""
 
 
-Expression = Callable[[Scope], Value]
-Condition = Callable[[Scope], "bool | None"]
+Expression = Callable[[FilterScope], Value]
+Condition = Callable[[FilterScope], "bool | None"]
 
 
 class Property(NamedTuple):
@@ -57,7 +57,7 @@ class Property(NamedTuple):
 def any_of(terms: Sequence[Condition]) -> Condition:
     """OR."""
 
-    def test(scope: Scope) -> bool | None:
+    def test(scope: FilterScope) -> bool | None:
         result: bool | None = False
         for term in terms:
             outcome = term(scope)
@@ -73,7 +73,7 @@ def any_of(terms: Sequence[Condition]) -> Condition:
 def all_of(terms: Sequence[Condition]) -> Condition:
     """AND."""
 
-    def test(scope: Scope) -> bool | None:
+    def test(scope: FilterScope) -> bool | None:
         result: bool | None = True
         for term in terms:
             outcome = term(scope)
@@ -89,7 +89,7 @@ def all_of(terms: Sequence[Condition]) -> Condition:
 def negation(term: Condition) -> Condition:
     """NOT."""
 
-    def test(scope: Scope) -> bool | None:
+    def test(scope: FilterScope) -> bool | None:
         outcome = term(scope)
         return None if outcome is None else not outcome
 
@@ -99,7 +99,7 @@ def negation(term: Condition) -> Condition:
 def truth(run: Expression) -> Condition:
     """A value used as a condition: a boolean property, parameter or literal."""
 
-    def test(scope: Scope) -> bool | None:
+    def test(scope: FilterScope) -> bool | None:
         value = run(scope)
         if value is None or isinstance(value, bool):
             return value
@@ -126,7 +126,7 @@ def null_test(operand: Expression, *, wanted: bool) -> Condition:
 def membership(subject: Expression, choices: Sequence[Expression]) -> Condition:
     """IN."""
 
-    def test(scope: Scope) -> bool | None:
+    def test(scope: FilterScope) -> bool | None:
         value = subject(scope)
         if value is None:
             return None
@@ -167,7 +167,7 @@ def reader(target: Property) -> Expression:
 def named_reader(which: Expression) -> Expression:
     """property(name): the value of the property that an expression names."""
 
-    def run(scope: Scope) -> Value:
+    def run(scope: FilterScope) -> Value:
         name = which(scope)
         if name is None:
             return None

@@ -26,8 +26,8 @@ from twinbus.broker.filters.closures import (
     SYSTEM_PROPERTIES,
     Condition,
     Expression,
+    FilterScope,
     Property,
-    Scope,
     all_of,
     any_of,
     comparison,
@@ -40,7 +40,7 @@ from twinbus.broker.filters.closures import (
     reader,
     truth,
 )
-from twinbus.broker.filters.tokens import Token, TokenStream
+from twinbus.broker.filters.tokens import SqlToken, TokenStream
 from twinbus.broker.filters.values import (
     INTEGER_MAX,
     FilterError,
@@ -101,7 +101,7 @@ def compile_action(expression: str) -> CompiledAction:
 
 class _Node(NamedTuple):
     run: Expression
-    at: Token
+    at: SqlToken
     kind: str
     """value, condition, or either (a property may hold a boolean)."""
     literal: Value = None
@@ -229,7 +229,7 @@ class _Parser(TokenStream):
             return first
         start = self._value(first)
 
-        def run(scope: Scope) -> Value:
+        def run(scope: FilterScope) -> Value:
             value = start(scope)
             for sign, operand in steps:
                 value = arithmetic(sign, value, operand(scope))
@@ -275,7 +275,7 @@ class _Parser(TokenStream):
     def _literal(self, value: Value, kind: str) -> _Node:
         return _Node(lambda _scope: value, self.advance(), kind, literal=value)
 
-    def _number(self, token: Token) -> Value:
+    def _number(self, token: SqlToken) -> Value:
         if not token.text.isdigit():
             return float(token.text)
         value = int(token.text)
@@ -328,7 +328,7 @@ class _Parser(TokenStream):
                 return Property(is_system=True, name=second.text.lower())
         raise self.refused("the scope sys or user (or [a name with dots])", first)
 
-    def _name(self, expected: str) -> Token:
+    def _name(self, expected: str) -> SqlToken:
         if self.token.kind in ("name", "quoted"):
             return self.advance()
         raise self.refused(expected)

@@ -14,7 +14,7 @@ KEYWORDS = frozenset("AND OR NOT LIKE ESCAPE IN IS NULL EXISTS TRUE FALSE SET RE
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class SqlToken:
     """One word: a keyword in capitals, an operator, a name, or the content of a literal."""
 
     kind: str
@@ -45,14 +45,14 @@ _PATTERN = re.compile(
 _UNCLOSED = {"'": "a string's closing '", '"': 'a closing "', "[": "a closing ]"}
 
 
-def tokenize(expression: str) -> list[Token]:
+def tokenize(expression: str) -> list[SqlToken]:
     """The tokens of `expression`, the last of kind "end"; `ArgumentInvalid` at what is none."""
     if len(expression) > EXPRESSION_LENGTH_MAX:
         raise ArgumentInvalid(
             f"The rule expression has {len(expression)} characters, the limit is "
             f"{EXPRESSION_LENGTH_MAX}; split it into several rules."
         )
-    tokens: list[Token] = []
+    tokens: list[SqlToken] = []
     at = 0
     while at < len(expression):
         found = _PATTERN.match(expression, at)
@@ -63,23 +63,23 @@ def tokenize(expression: str) -> list[Token]:
         if found.lastgroup != "space":
             tokens.append(_token(str(found.lastgroup), found.group(), at + 1))
         at = found.end()
-    tokens.append(Token("end", "", len(expression) + 1))
+    tokens.append(SqlToken("end", "", len(expression) + 1))
     return tokens
 
 
-def _token(group: str, text: str, position: int) -> Token:
+def _token(group: str, text: str, position: int) -> SqlToken:
     match group:
         case "name" if text.upper() in KEYWORDS:
-            return Token("keyword", text.upper(), position)
+            return SqlToken("keyword", text.upper(), position)
         case "string":
-            return Token("string", text[1:-1].replace("''", "'"), position)
+            return SqlToken("string", text[1:-1].replace("''", "'"), position)
         case "bracketed":
-            return Token("quoted", text[1:-1].replace("]]", "]"), position)
+            return SqlToken("quoted", text[1:-1].replace("]]", "]"), position)
         case "doubled":
-            return Token("quoted", text[1:-1].replace('""', '"'), position)
+            return SqlToken("quoted", text[1:-1].replace('""', '"'), position)
         case "parameter":
-            return Token("parameter", text[1:].lower(), position)
-    return Token(group, text, position)
+            return SqlToken("parameter", text[1:].lower(), position)
+    return SqlToken(group, text, position)
 
 
 def refused(expression: str, position: int, expected: str, found: str) -> ArgumentInvalid:
@@ -99,11 +99,11 @@ class TokenStream:
         self._next = 0
 
     @property
-    def token(self) -> Token:
+    def token(self) -> SqlToken:
         """The next token."""
         return self._tokens[self._next]
 
-    def advance(self) -> Token:
+    def advance(self) -> SqlToken:
         """Take the next token, whatever it is."""
         token = self.token
         self._next += 1
@@ -119,11 +119,11 @@ class TokenStream:
         behind = self._tokens[self._next + 1]
         return behind.kind == "operator" and behind.text == "("
 
-    def take(self, *texts: str) -> Token | None:
+    def take(self, *texts: str) -> SqlToken | None:
         """Take the next token if it is one of these operators or keywords."""
         return self.advance() if self.is_next(*texts) else None
 
-    def expect(self, text: str) -> Token:
+    def expect(self, text: str) -> SqlToken:
         """Take this operator or keyword, or refuse the expression."""
         token = self.take(text)
         if token is None:
@@ -135,7 +135,7 @@ class TokenStream:
         if self.token.kind != "end":
             raise self.refused(expected)
 
-    def refused(self, expected: str, token: Token | None = None) -> ArgumentInvalid:
+    def refused(self, expected: str, token: SqlToken | None = None) -> ArgumentInvalid:
         """The refusal at `token`, by default the next one."""
         at = token or self.token
         return refused(self._expression, at.position, expected, at.shown())

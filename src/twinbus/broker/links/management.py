@@ -14,13 +14,13 @@ from uuid import UUID
 from twinbus.amqp.message import Sections
 from twinbus.amqp.types import Array, Int, Timestamp
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import Delivery, Outcome
+from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.links.management_context import Body, ManagementContext
 from twinbus.broker.links.management_request import (
     INT_MAX,
     ITEMS_MAX,
-    Request,
+    ManagementRequest,
     correlation_id,
     failure,
     page,
@@ -45,10 +45,10 @@ ANY_TIME_MS = 253_402_300_799_999
 """The end of the year 9999, or later: what SDKs send who do not ask for sessions by time."""
 
 OUTCOMES = {
-    "completed": Outcome.COMPLETE,
-    "abandoned": Outcome.ABANDON,
-    "defered": Outcome.DEFER,  # codespell:ignore - the wire's own spelling
-    "suspended": Outcome.DEAD_LETTER,
+    "completed": SettlementOutcome.COMPLETE,
+    "abandoned": SettlementOutcome.ABANDON,
+    "defered": SettlementOutcome.DEFER,  # codespell:ignore - the wire's own spelling
+    "suspended": SettlementOutcome.DEAD_LETTER,
 }
 
 
@@ -62,7 +62,7 @@ def handle(request: Sections, context: ManagementContext, now_ms: int) -> bytes:
     """The whole response to a request; `MalformedMessage` if it cannot even be addressed."""
     request_id = correlation_id(request)
     try:
-        asked = Request(request)
+        asked = ManagementRequest(request)
         operation = OPERATIONS.get(asked.operation)
         if operation is None:
             raise UnknownOperation(
@@ -73,7 +73,7 @@ def handle(request: Sections, context: ManagementContext, now_ms: int) -> bytes:
         return failure(request_id, refusal)
 
 
-def _peek(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _peek(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue = context.queue()
     found = queue.peek(
         request.integer("from-sequence-number", 0),
@@ -96,13 +96,13 @@ def _payload(context: ManagementContext, queue: Queue, message: StoredMessage) -
     return context.payload(queue.entity_id, message.sequence_number)
 
 
-def _renew_lock(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _renew_lock(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue = context.queue()
     until = [Timestamp(queue.renew(token, now_ms)) for token in request.lock_tokens()]
     return {"expirations": Array(until)}
 
 
-def _receive_by_number(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _receive_by_number(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue = context.queue()
     # Receiver settle mode "first" means that the transfer settles the message: receive and delete.
     is_deleted = request.integer("receiver-settle-mode", 1) == 0
@@ -132,7 +132,9 @@ def _entry(
     return {"message": wire, "lock-token": token}
 
 
-def _holder(request: Request, context: ManagementContext, session_id: str | None) -> object:
+def _holder(
+    request: ManagementRequest, context: ManagementContext, session_id: str | None
+) -> object:
     holder = context.holder(request.link_name) if request.link_name else None
     if holder is None and session_id is not None:
         raise SessionLockLost(
@@ -142,7 +144,9 @@ def _holder(request: Request, context: ManagementContext, session_id: str | None
     return holder if holder is not None else context
 
 
-def _update_disposition(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _update_disposition(
+    request: ManagementRequest, context: ManagementContext, now_ms: int
+) -> Body:
     queue = context.queue()
     status = request.text("disposition-status")
     outcome = OUTCOMES.get(status)
@@ -150,7 +154,7 @@ def _update_disposition(request: Request, context: ManagementContext, now_ms: in
         raise ArgumentInvalid(
             f"disposition-status must be one of {', '.join(OUTCOMES)}, not {status!r}."
         )
-    is_dead_letter = outcome is Outcome.DEAD_LETTER
+    is_dead_letter = outcome is SettlementOutcome.DEAD_LETTER
     settle = partial(
         queue.settle,
         outcome=outcome,
@@ -172,7 +176,7 @@ def _update_disposition(request: Request, context: ManagementContext, now_ms: in
     return {}
 
 
-def _batch_delete(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _batch_delete(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue = context.queue()
     limit = request.integer("message-count", minimum=1)
     if limit > ITEMS_MAX:
@@ -183,13 +187,13 @@ def _batch_delete(request: Request, context: ManagementContext, now_ms: int) -> 
     count = 0
     for delivery in queue.acquire(holder, limit, now_ms, session_id=session_id):
         is_old = delivery.message.enqueued_at_ms <= before_ms
-        outcome = Outcome.COMPLETE if is_old else Outcome.RELEASE
+        outcome = SettlementOutcome.COMPLETE if is_old else SettlementOutcome.RELEASE
         queue.settle(delivery.lock_token, outcome, now_ms, session_id=session_id)
         count += is_old
     return {"message-count": Int(count)} if count else None
 
 
-def _schedule(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _schedule(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     context.require(SEND)
     target = context.namespace.send_target(context.address)
     messages = [_scheduled(entry, context) for entry in request.items("messages")]
@@ -203,27 +207,27 @@ def _scheduled(entry: object, context: ManagementContext) -> Incoming:
     return parse(wire, context.new_message_id)
 
 
-def _cancel_scheduled(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _cancel_scheduled(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     context.require(SEND)
     target = context.namespace.send_target(context.address)
     target.cancel_scheduled(request.integers("sequence-numbers"), now_ms)
     return {}
 
 
-def _renew_session(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _renew_session(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue, session_id = context.queue(), request.text("session-id")
     until_ms = queue.renew_session(session_id, _holder(request, context, session_id), now_ms)
     return {"expiration": Timestamp(until_ms)}
 
 
-def _get_session_state(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _get_session_state(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue, session_id = context.queue(), request.text("session-id")
     if not queue.holds_session(session_id, _holder(request, context, session_id), now_ms):
         raise SessionLockLost(f"The lock of session {session_id!r} is lost; accept it again.")
     return {"session-state": queue.session_state(session_id)}
 
 
-def _set_session_state(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _set_session_state(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue, session_id = context.queue(), request.text("session-id")
     state = request.get("session-state")
     if state is not None and not isinstance(state, bytes):
@@ -233,7 +237,7 @@ def _set_session_state(request: Request, context: ManagementContext, now_ms: int
     return {}
 
 
-def _list_sessions(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def _list_sessions(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue = context.queue()
     skip = request.integer("skip", 0, minimum=0)
     since_ms = request.integer("last-updated-time", ANY_TIME_MS)
@@ -242,7 +246,7 @@ def _list_sessions(request: Request, context: ManagementContext, now_ms: int) ->
     return {"skip": Int(skip), "sessions-ids": Array(names)} if names else None
 
 
-OPERATIONS: dict[str, Callable[[Request, ManagementContext, int], Body]] = {
+OPERATIONS: dict[str, Callable[[ManagementRequest, ManagementContext, int], Body]] = {
     "com.microsoft:peek-message": _peek,
     "com.microsoft:renew-lock": _renew_lock,
     "com.microsoft:receive-by-sequence-number": _receive_by_number,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.refusals import NotAllowed
@@ -20,7 +20,7 @@ Body = dict[str, Any] | None
 class ManagementContext:
     """What an operation may use."""
 
-    namespace: Namespace
+    namespace: BrokerNamespace
     address: str
     """Of the entity: "orders", "topic/subscriptions/x", "orders/$deadletterqueue"."""
     require: Callable[[str], None]

@@ -29,7 +29,7 @@ LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 """What a sequence number and a timestamp can be. An AMQP ulong can be more."""
 
 
-class Request:
+class ManagementRequest:
     """One request: what to do, with which arguments, and through which of the client's links."""
 
     __slots__ = ("_arguments", "link_name", "operation")

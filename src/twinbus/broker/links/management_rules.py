@@ -17,7 +17,7 @@ from twinbus.broker.descriptions import (
 from twinbus.broker.engine.topic import Subscription
 from twinbus.broker.filters.values import to_amqp, to_value
 from twinbus.broker.links.management_context import Body, ManagementContext
-from twinbus.broker.links.management_request import INT_MAX, Request, page, text_of
+from twinbus.broker.links.management_request import INT_MAX, ManagementRequest, page, text_of
 from twinbus.broker.refusals import ArgumentInvalid, NotAllowed
 from twinbus.broker.sas import LISTEN
 
@@ -36,7 +36,7 @@ _CORRELATION_FIELDS = (
 """In the order of the described list."""
 
 
-def add_rule(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def add_rule(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     """com.microsoft:add-rule."""
     subscription = _subscription(context)
     asked = request.table("rule-description")
@@ -50,7 +50,7 @@ def add_rule(request: Request, context: ManagementContext, now_ms: int) -> Body:
     return {}
 
 
-def remove_rule(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def remove_rule(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     """com.microsoft:remove-rule."""
     subscription = _subscription(context)
     name = request.text("rule-name")
@@ -58,7 +58,7 @@ def remove_rule(request: Request, context: ManagementContext, now_ms: int) -> Bo
     return {}
 
 
-def enumerate_rules(request: Request, context: ManagementContext, now_ms: int) -> Body:
+def enumerate_rules(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     """com.microsoft:enumerate-rules."""
     subscription = _subscription(context)
     rules = page(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from twinbus.amqp.connection import Connection, Phase
+from twinbus.amqp.connection import Connection, ConnectionPhase
 from twinbus.amqp.events import (
     Attached,
     Closed,
@@ -217,7 +217,7 @@ class Peer(asyncio.Protocol):
         if self._doomed:
             return self.drop
         data = self.connection.take_output(now_ms)
-        closing = self.connection.phase is Phase.CLOSED
+        closing = self.connection.phase is ConnectionPhase.CLOSED
         if not data and not closing:
             return None
         if self._timer is None:

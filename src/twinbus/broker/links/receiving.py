@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from twinbus.amqp.link import SETTLED, LinkState, SenderLink
 from twinbus.amqp.performatives import Modified, Rejected, Released, Source, encode_state
 from twinbus.amqp.types import Described, Symbol
-from twinbus.broker.engine.queue import Delivery, Outcome, Queue
+from twinbus.broker.engine.queue import Delivery, Queue, SettlementOutcome
 from twinbus.broker.links.wire import TICKS_PER_MS, UNIX_EPOCH_TICKS, rejected
 from twinbus.broker.messages.incoming import render
 from twinbus.broker.refusals import (
@@ -131,7 +131,7 @@ class ReceivingLink:
         else:
             for (message, token, _, _), payload in zip(batch, payloads, strict=True):
                 wire = render(payload, message)
-                self.queue.settle(token, Outcome.COMPLETE, now_ms)
+                self.queue.settle(token, SettlementOutcome.COMPLETE, now_ms)
                 send(wire, token, settled=True)
         if batch:
             self.peer.touch()
@@ -161,9 +161,13 @@ class ReceivingLink:
         session = self.session_id
         match state:
             case Released() | None:
-                settle(lock_token, Outcome.RELEASE, now_ms, session_id=session)
+                settle(lock_token, SettlementOutcome.RELEASE, now_ms, session_id=session)
             case Modified():
-                outcome = Outcome.DEFER if state.undeliverable_here else Outcome.ABANDON
+                outcome = (
+                    SettlementOutcome.DEFER
+                    if state.undeliverable_here
+                    else SettlementOutcome.ABANDON
+                )
                 changes = _named(state.message_annotations)
                 settle(lock_token, outcome, now_ms, overrides=changes, session_id=session)
             case Rejected():
@@ -172,7 +176,7 @@ class ReceivingLink:
                 text = info.pop("DeadLetterErrorDescription", None)
                 settle(
                     lock_token,
-                    Outcome.DEAD_LETTER,
+                    SettlementOutcome.DEAD_LETTER,
                     now_ms,
                     overrides=info or None,
                     reason=_text(reason),
@@ -180,7 +184,7 @@ class ReceivingLink:
                     session_id=session,
                 )
             case _:
-                settle(lock_token, Outcome.COMPLETE, now_ms, session_id=session)
+                settle(lock_token, SettlementOutcome.COMPLETE, now_ms, session_id=session)
 
     def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
         """Complete all of these; false, and nothing done, if that needs a look at each."""

@@ -24,7 +24,7 @@ import struct
 from hashlib import blake2b
 
 from twinbus.amqp.types import decode, encode
-from twinbus.broker.journal import SessionState, State, StoredMessage
+from twinbus.broker.journal import MessageState, SessionState, StoredMessage
 
 FORMAT_VERSION = 1
 """Raised when a store written today could not be read by yesterday's code."""
@@ -37,7 +37,7 @@ HELD_KINDS = (MESSAGE, AMENDMENT, SESSION, DUPLICATE, COUNTER)
 _DIGEST_BYTES = 16
 """A collision would join two ids; at 128 bits that needs some 10^19 ids in one entity."""
 
-_STATES = (State.ACTIVE, State.DEFERRED, State.SCHEDULED)
+_STATES = (MessageState.ACTIVE, MessageState.DEFERRED, MessageState.SCHEDULED)
 _NUMBERED_KEY = struct.Struct(">BQQ")
 _ENTITY_KEY = struct.Struct(">BQ")
 _NUMBER = struct.Struct("<Q")

@@ -74,7 +74,7 @@ def flush(store: Store) -> None:
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _EntityRecords:
     """All that is kept of one entity."""
 
     entity: tuple[str, str, dict[str, object]] | None = None
@@ -90,12 +90,12 @@ class MemoryStore(Store):
     pending_bytes = 0
 
     def __init__(self) -> None:
-        self._shelves: dict[int, _Shelf] = {}
+        self._shelves: dict[int, _EntityRecords] = {}
 
-    def _shelf(self, entity_id: int) -> _Shelf:
+    def _shelf(self, entity_id: int) -> _EntityRecords:
         shelf = self._shelves.get(entity_id)
         if shelf is None:
-            shelf = self._shelves[entity_id] = _Shelf()
+            shelf = self._shelves[entity_id] = _EntityRecords()
         return shelf
 
     def put_entity(

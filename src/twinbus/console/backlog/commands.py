@@ -8,8 +8,14 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from twinbus.console.backlog import text as backlog_words
-from twinbus.console.backlog.contents import QueueStock, peek, remove_if_empty, stock_of, with_ages
-from twinbus.console.namespaces import Unreachable, administration, run_to_its_end
+from twinbus.console.backlog.contents import (
+    QueueContents,
+    peek,
+    remove_if_empty,
+    stock_of,
+    with_ages,
+)
+from twinbus.console.namespaces import UnreachableError, administration, run_to_its_end
 from twinbus.console.terminal.live_line import live_line
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse, print_json
 from twinbus.console.terminal.table import visible
@@ -106,7 +112,7 @@ async def queues_meant(secondary: Namespace, label: str | None, queue: str | Non
     if queue is not None:
         stocks = [stock for stock in stocks if stock.index == int(queue)]
     if not stocks:
-        raise Unreachable(
+        raise UnreachableError(
             f"there is no such backlog queue in {secondary.endpoint}; `twinbus backlog list` shows"
             " what is there"
         )
@@ -135,7 +141,7 @@ def create(
                     if strict:
                         await backlog_administration.have_lease_queue(lease_path(primary.label))
             except SecondaryUnreachable as error:
-                raise Unreachable(str(error)) from error
+                raise UnreachableError(str(error)) from error
             except MissingRightError as error:
                 raise MissingRightError(
                     f"creating backlog queues in {secondary.endpoint} needs the Manage right, and"
@@ -208,7 +214,7 @@ def _prune_document(
     secondary: Namespace,
     label: str,
     count: int,
-    extra: Sequence[QueueStock],
+    extra: Sequence[QueueContents],
     outcomes: dict[str, str],
 ) -> dict[str, Any]:
     return {
@@ -222,7 +228,7 @@ def _prune_document(
     }
 
 
-def _stock_dict(stock: QueueStock) -> dict[str, Any]:
+def _stock_dict(stock: QueueContents) -> dict[str, Any]:
     document = asdict(stock)
     document["drift"] = [
         {"setting": one.setting, "found": one.found, "wanted": one.wanted, "danger": one.danger}

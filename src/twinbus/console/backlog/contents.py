@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from twinbus.namespace.namespace import Namespace
 
-__all__ = ["PeekedMessage", "QueueStock", "peek", "remove_if_empty", "stock_of", "with_ages"]
+__all__ = ["BacklogRow", "QueueContents", "peek", "remove_if_empty", "stock_of", "with_ages"]
 
 PEEKED_AT_ONCE: Final = 100
 """Messages that one peek asks for; the service gives as many as fit its answer."""
@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class QueueStock:
+class QueueContents:
     """One backlog queue: how much it holds, and how it differs from one of our making."""
 
     path: str
@@ -75,7 +75,7 @@ class QueueStock:
 
 
 @dataclass(frozen=True, slots=True)
-class PeekedMessage:
+class BacklogRow:
     """A message in a backlog queue, as it lies there."""
 
     queue: str
@@ -94,7 +94,7 @@ class PeekedMessage:
     problem: str = ""
 
 
-async def stock_of(client: ServiceBusAdministrationClient) -> list[QueueStock]:
+async def stock_of(client: ServiceBusAdministrationClient) -> list[QueueContents]:
     """Every backlog queue in the namespace, by label and index."""
     numbers = {one.name: one async for one in client.list_queues_runtime_properties()}
     found = []
@@ -112,12 +112,12 @@ def _stock(
     place: tuple[str, int],
     counts: QueueRuntimeProperties,
     drift: tuple[Drift, ...],
-) -> QueueStock:
+) -> QueueContents:
     active, scheduled = counts.active_message_count or 0, counts.scheduled_message_count or 0
     dead = counts.dead_letter_message_count or 0
     moving = (counts.transfer_message_count or 0) + (counts.transfer_dead_letter_message_count or 0)
     deferred = (counts.total_message_count or 0) - active - scheduled - dead - moving
-    return QueueStock(
+    return QueueContents(
         path=properties.name,
         label=place[0],
         index=place[1],
@@ -131,10 +131,10 @@ def _stock(
     )
 
 
-async def with_ages(namespace: Namespace, stocks: Sequence[QueueStock]) -> list[QueueStock]:
+async def with_ages(namespace: Namespace, stocks: Sequence[QueueContents]) -> list[QueueContents]:
     """The same with the age of the oldest message in each, by peeking at the first."""
 
-    async def aged(client: ServiceBusClient, stock: QueueStock) -> QueueStock:
+    async def aged(client: ServiceBusClient, stock: QueueContents) -> QueueContents:
         if not stock.waiting:
             return stock
         async with client.get_queue_receiver(stock.path) as receiver:
@@ -151,16 +151,16 @@ async def peek(
     entity: str | None,
     count: int,
     looked: Callable[[int], None] = lambda _: None,
-) -> list[PeekedMessage]:
+) -> list[BacklogRow]:
     """Up to `count` messages, those for one entity if it is named; nothing is locked or settled.
 
     `looked` is told how many were looked at so far.
     """
     seen = 0
 
-    async def look(client: ServiceBusClient, queue: str) -> list[PeekedMessage]:
+    async def look(client: ServiceBusClient, queue: str) -> list[BacklogRow]:
         nonlocal seen
-        found: list[PeekedMessage] = []
+        found: list[BacklogRow] = []
         async with client.get_queue_receiver(queue) as receiver:
             number = 1
             while len(found) < count:
@@ -244,7 +244,7 @@ def _counted(count: int) -> str:
     return "1 message" if count == 1 else f"{count:,} messages"
 
 
-def _peeked(queue: str, message: Any) -> PeekedMessage:
+def _peeked(queue: str, message: Any) -> BacklogRow:
     path = session_id = ttl_s = scheduled_at = None
     problem = ""
     try:
@@ -258,7 +258,7 @@ def _peeked(queue: str, message: Any) -> PeekedMessage:
         if aliases.scheduled_ms is not None:
             scheduled_at = datetime.fromtimestamp(aliases.scheduled_ms / 1_000, UTC).isoformat()
     enqueued = message.enqueued_time_utc
-    return PeekedMessage(
+    return BacklogRow(
         queue=queue,
         sequence_number=message.sequence_number or 0,
         state=str(getattr(message.state, "name", "active")).lower(),
@@ -275,7 +275,7 @@ def _peeked(queue: str, message: Any) -> PeekedMessage:
     )
 
 
-def _is_for(message: PeekedMessage, entity: str) -> bool:
+def _is_for(message: BacklogRow, entity: str) -> bool:
     wanted = entity.strip("/").lower()
     return message.path is not None and message.path.strip("/").lower() == wanted
 

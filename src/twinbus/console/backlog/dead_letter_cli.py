@@ -72,7 +72,7 @@ def list_letters(
     """List dead letters and their reasons; nothing is locked, changed or settled."""
     from twinbus.console.backlog import dead_letter_commands as letters
 
-    meant = letters.Meant(secondary_of(secondary), label_of(primary, label), queue)
+    meant = letters.QueueSelection(secondary_of(secondary), label_of(primary, label), queue)
     wanted = letters.filter_of(entity, reason, since)
     raise typer.Exit(letters.list_letters(meant, wanted, count, as_json=output is Output.JSON))
 
@@ -89,7 +89,7 @@ def show_letter(
     """Show all of one dead letter, its body too; nothing is locked, changed or settled."""
     from twinbus.console.backlog import dead_letter_commands as letters
 
-    meant = letters.Meant(secondary_of(secondary), label_of(primary, label), queue)
+    meant = letters.QueueSelection(secondary_of(secondary), label_of(primary, label), queue)
     raise typer.Exit(letters.show_letter(meant, number, as_json=output is Output.JSON))
 
 
@@ -128,7 +128,7 @@ def replay_letters(
         raise WrongUse(
             "say which to replay: --queue, --entity, --reason, --since, --number; or --all"
         )
-    meant = letters.Meant(secondary_of(secondary), label_of(primary, label), queue)
+    meant = letters.QueueSelection(secondary_of(secondary), label_of(primary, label), queue)
     wanted = letters.filter_of(entity, reason, since, number)
     as_json = output is Output.JSON
     raise typer.Exit(letters.replay_letters(meant, wanted, force=force, as_json=as_json))
@@ -150,5 +150,5 @@ def export_letters(
     """Write dead letters as JSON Lines, bodies in base64; nothing is locked or settled."""
     from twinbus.console.backlog import dead_letter_commands as letters
 
-    meant = letters.Meant(secondary_of(secondary), label_of(primary, label), queue)
+    meant = letters.QueueSelection(secondary_of(secondary), label_of(primary, label), queue)
     raise typer.Exit(letters.export_letters(meant, letters.filter_of(entity, reason, since), to))

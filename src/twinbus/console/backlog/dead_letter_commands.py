@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from twinbus.namespace.namespace import Namespace
-    from twinbus.syphon.connection.peeked_message import Peeked
+    from twinbus.syphon.connection.peeked_message import PeekedMessage
 
 __all__ = [
-    "Meant",
+    "QueueSelection",
     "export_letters",
     "filter_of",
     "list_letters",
@@ -38,7 +38,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class QueueSelection:
     """The backlog queues that a command is about."""
 
     secondary: Namespace
@@ -57,18 +57,20 @@ class Meant:
     @asynccontextmanager
     async def letters(
         self, wanted: DeadLetterFilter
-    ) -> AsyncIterator[AsyncGenerator[Peeked, None]]:
+    ) -> AsyncIterator[AsyncGenerator[PeekedMessage, None]]:
         """The dead letters that are meant, for a block."""
         found = dead_letters(self.endpoint, await self.queues(), wanted)
         async with aclosing(found):
             yield found
 
 
-def list_letters(meant: Meant, wanted: DeadLetterFilter, count: int, *, as_json: bool) -> int:
+def list_letters(
+    meant: QueueSelection, wanted: DeadLetterFilter, count: int, *, as_json: bool
+) -> int:
     """Print up to `count` dead letters; the exit status."""
 
     async def work() -> int:
-        found: list[Peeked] = []
+        found: list[PeekedMessage] = []
         more = False
         async with meant.letters(wanted) as letters:
             async for letter in letters:
@@ -86,7 +88,7 @@ def list_letters(meant: Meant, wanted: DeadLetterFilter, count: int, *, as_json:
     return run_to_its_end(work)
 
 
-def show_letter(meant: Meant, number: int, *, as_json: bool) -> int:
+def show_letter(meant: QueueSelection, number: int, *, as_json: bool) -> int:
     """Print all of one dead letter; the exit status."""
 
     async def work() -> int:
@@ -109,7 +111,9 @@ def show_letter(meant: Meant, number: int, *, as_json: bool) -> int:
     return run_to_its_end(work)
 
 
-def replay_letters(meant: Meant, wanted: DeadLetterFilter, *, force: bool, as_json: bool) -> int:
+def replay_letters(
+    meant: QueueSelection, wanted: DeadLetterFilter, *, force: bool, as_json: bool
+) -> int:
     """Put dead letters back; the exit status says whether all that was meant went."""
 
     async def work() -> int:
@@ -123,7 +127,7 @@ def replay_letters(meant: Meant, wanted: DeadLetterFilter, *, force: bool, as_js
     return run_to_its_end(work)
 
 
-def export_letters(meant: Meant, wanted: DeadLetterFilter, to: Path | None) -> int:
+def export_letters(meant: QueueSelection, wanted: DeadLetterFilter, to: Path | None) -> int:
     """Write dead letters as JSON Lines; the exit status."""
 
     async def work() -> int:
@@ -154,7 +158,7 @@ def filter_of(
     )
 
 
-async def _write(meant: Meant, wanted: DeadLetterFilter, lines: IO[str]) -> int:
+async def _write(meant: QueueSelection, wanted: DeadLetterFilter, lines: IO[str]) -> int:
     count = 0
     async with meant.letters(wanted) as letters:
         async for letter in letters:
@@ -163,7 +167,7 @@ async def _write(meant: Meant, wanted: DeadLetterFilter, lines: IO[str]) -> int:
     return count
 
 
-def _lines(found: list[Peeked], count: int, *, more: bool) -> list[str]:
+def _lines(found: list[PeekedMessage], count: int, *, more: bool) -> list[str]:
     if not found:
         return ["no such dead letters"]
     rows = [["QUEUE", "NUMBER", "FOR", "MESSAGE ID", "DIVERTED AT", "REPLAYS", "REASON"]]

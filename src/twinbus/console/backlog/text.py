@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from twinbus.console.terminal.table import aligned, duration, size, visible
 
 if TYPE_CHECKING:
-    from twinbus.console.backlog.contents import PeekedMessage, QueueStock
+    from twinbus.console.backlog.contents import BacklogRow, QueueContents
     from twinbus.pairing.lifecycle.administration import Findings
 
 __all__ = [
@@ -25,7 +25,7 @@ TEXT_LENGTH_MAX: Final = 40
 """Of an id or a session in a table: JSON has the whole."""
 
 
-def stock_lines(stocks: Sequence[QueueStock], endpoint: str) -> list[str]:
+def stock_lines(stocks: Sequence[QueueContents], endpoint: str) -> list[str]:
     """Each queue with what it holds, and a line for all."""
     if not stocks:
         return [f"no such backlog queues in {endpoint}"]
@@ -50,13 +50,13 @@ def stock_lines(stocks: Sequence[QueueStock], endpoint: str) -> list[str]:
     return lines
 
 
-def other_labels(stocks: Sequence[QueueStock]) -> str:
+def other_labels(stocks: Sequence[QueueContents]) -> str:
     """Whose backlog queues are there instead: an application may have named its primary."""
     labels = sorted({visible(stock.label) for stock in stocks})
     return f"there are some of {', '.join(labels)}: say --label if that is the primary's name"
 
 
-def _total(stocks: Sequence[QueueStock], endpoint: str) -> str:
+def _total(stocks: Sequence[QueueContents], endpoint: str) -> str:
     waiting = sum(stock.waiting for stock in stocks)
     dead = sum(stock.dead_lettered for stock in stocks)
     queues = _counted(len(stocks), "backlog queue")
@@ -65,13 +65,13 @@ def _total(stocks: Sequence[QueueStock], endpoint: str) -> str:
     return f"{endpoint}: {queues}, {what}{dead_words}"
 
 
-def _drift(stock: QueueStock) -> str:
+def _drift(stock: QueueContents) -> str:
     if any(one.unsafe for one in stock.drift):
         return "UNSAFE, not in use"
     return _counted(len(stock.drift), "setting") if stock.drift else ""
 
 
-def message_lines(messages: Sequence[PeekedMessage], where: str, count: int) -> list[str]:
+def message_lines(messages: Sequence[BacklogRow], where: str, count: int) -> list[str]:
     """Each message in a line; the body is not shown, it may be anybody's secret."""
     if not messages:
         return [f"no such messages in {where}"]
@@ -95,7 +95,7 @@ def message_lines(messages: Sequence[PeekedMessage], where: str, count: int) -> 
     return lines
 
 
-def _state(message: PeekedMessage) -> str:
+def _state(message: BacklogRow) -> str:
     words = [] if message.state == "active" else [message.state]
     if message.scheduled_at:
         words.append(f"to be enqueued at {message.scheduled_at}")
@@ -131,7 +131,7 @@ def created_lines(
     return lines
 
 
-def fate(stock: QueueStock) -> str:
+def fate(stock: QueueContents) -> str:
     """What prune does with a queue."""
     if stock.is_empty:
         return "would be deleted"
@@ -139,7 +139,7 @@ def fate(stock: QueueStock) -> str:
     return f"kept: it holds {holds}"
 
 
-def prune_lines(extra: Sequence[QueueStock], label: str, count: int) -> list[str]:
+def prune_lines(extra: Sequence[QueueContents], label: str, count: int) -> list[str]:
     """What prune would do."""
     if not extra:
         return [f"nothing to prune: {label} has no backlog queue with an index of {count} or more"]

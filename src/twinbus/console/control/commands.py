@@ -14,7 +14,7 @@ from twinbus.console.control import status_text as status_words
 from twinbus.console.control.status_text import PairView
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse, print_json
 from twinbus.console.terminal.table import paint, visible
-from twinbus.control.client import Host, Silent, ask, find, where
+from twinbus.control.client import RunningHost, SilentHost, ask, find, where
 from twinbus.errors import ControlError
 
 __all__ = ["show_status", "steer"]
@@ -104,7 +104,7 @@ def _document(views: Sequence[PairView]) -> dict[str, Any]:
     return {"pairs": pairs, "healthy": not any(pair["attention"] for pair in pairs)}
 
 
-def _views(hosts: Sequence[Host]) -> list[PairView]:
+def _views(hosts: Sequence[RunningHost]) -> list[PairView]:
     views: list[PairView] = []
     gone: list[ControlError] = []
     for host in hosts:
@@ -120,7 +120,7 @@ def _views(hosts: Sequence[Host]) -> list[PairView]:
     return views
 
 
-def _view(host: Host) -> PairView:
+def _view(host: RunningHost) -> PairView:
     card = host.card
     up_s = None
     if card.began_at:
@@ -128,7 +128,7 @@ def _view(host: Host) -> PairView:
     return PairView(card.name, card.pid, card.program, up_s, ask(host.path, "status"))
 
 
-def _running() -> tuple[list[Host], list[Silent]]:
+def _running() -> tuple[list[RunningHost], list[SilentHost]]:
     """The pairs that answer, and who does not; ControlError if nobody answers."""
     hosts, silent = find()
     pairs = [host for host in hosts if host.card.kind == "pair"]
@@ -139,7 +139,7 @@ def _running() -> tuple[list[Host], list[Silent]]:
     return pairs, silent
 
 
-def _none(silent: Sequence[Silent]) -> str:
+def _none(silent: Sequence[SilentHost]) -> str:
     if silent:
         return "no running pair answers"
     user = f"user {os.getuid()}"
@@ -149,7 +149,7 @@ def _none(silent: Sequence[Silent]) -> str:
     )
 
 
-def _named(hosts: list[Host], name: str | None) -> list[Host]:
+def _named(hosts: list[RunningHost], name: str | None) -> list[RunningHost]:
     if name is None:
         return hosts
     chosen = [host for host in hosts if host.is_called(name)]
@@ -158,12 +158,12 @@ def _named(hosts: list[Host], name: str | None) -> list[Host]:
     return chosen
 
 
-def _one_pair(hosts: list[Host], name: str | None) -> list[Host]:
+def _one_pair(hosts: list[RunningHost], name: str | None) -> list[RunningHost]:
     """The processes that a person means; a name that several share means all of them."""
     if name is None and len(hosts) > 1:
         raise WrongUse(f"{len(hosts)} pairs run here, say which with --pair: {_list(hosts)}")
     return _named(hosts, name)
 
 
-def _list(hosts: Sequence[Host]) -> str:
+def _list(hosts: Sequence[RunningHost]) -> str:
     return ", ".join(f"{visible(host.process)} ({visible(host.card.program)})" for host in hosts)

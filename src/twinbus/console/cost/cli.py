@@ -75,7 +75,7 @@ def estimate(
     """Estimate a month of 30 days by cause, and what the pair adds to it."""
     from twinbus.console.cost import estimate as cost_estimate
 
-    asked = cost_estimate.Asked(
+    asked = cost_estimate.EstimateRequest(
         rate=rate,
         size=size,
         entities=entities,

@@ -13,7 +13,7 @@ from twinbus.console.cost.work_options import counting_rule, require_messaging_u
 from twinbus.console.terminal.output import WrongUse, print_json
 from twinbus.console.terminal.table import aligned, duration, money, paint
 from twinbus.cost.bill import BillLine, ServiceTier
-from twinbus.cost.estimate import MONTH_DAYS, Estimate, Workload, estimate
+from twinbus.cost.estimate import MONTH_DAYS, CostEstimate, Workload, estimate
 from twinbus.cost.quantities import (
     QuantityError,
     parse_duration,
@@ -22,7 +22,7 @@ from twinbus.cost.quantities import (
     parse_size,
 )
 
-__all__ = ["Asked", "run"]
+__all__ = ["EstimateRequest", "run"]
 
 PING_INTERVAL_MAX_S: Final = 1_800
 POLL_MAX_S: Final = 900
@@ -32,7 +32,7 @@ CONNECTIONS_MAX: Final = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class EstimateRequest:
     """The options as they were written."""
 
     rate: str
@@ -50,7 +50,7 @@ class Asked:
     connections: int | None
 
 
-def run(asked: Asked, prices: Path | None, *, as_json: bool) -> int:
+def run(asked: EstimateRequest, prices: Path | None, *, as_json: bool) -> int:
     """Print the estimate; returns the exit status."""
     book = book_of(prices)
     work = _workload(asked)
@@ -64,7 +64,7 @@ def run(asked: Asked, prices: Path | None, *, as_json: bool) -> int:
     return 0
 
 
-def _workload(asked: Asked) -> Workload:
+def _workload(asked: EstimateRequest) -> Workload:
     """What was asked, as numbers; WrongUse names the option that makes no sense."""
     tier, rule = _tier(asked.tier), counting_rule(asked.settlement)
     require_messaging_units(asked.messaging_units)
@@ -100,7 +100,9 @@ def _tier(said: str) -> ServiceTier:
     return ServiceTier(word)
 
 
-def _lines(asked: Asked, work: Workload, made: Estimate, old: list[str]) -> Iterator[str]:
+def _lines(
+    asked: EstimateRequest, work: Workload, made: CostEstimate, old: list[str]
+) -> Iterator[str]:
     currency = made.bill.currency
     yield (
         f"{asked.rate} of {asked.size}, {_many(work.entities, 'entity', 'entities')},"
@@ -146,7 +148,7 @@ def _lines(asked: Asked, work: Workload, made: Estimate, old: list[str]) -> Iter
         yield paint(f"warning: {warning}", "yellow")
 
 
-def _summary(made: Estimate, work: Workload) -> Iterator[str]:
+def _summary(made: CostEstimate, work: Workload) -> Iterator[str]:
     currency = made.bill.currency
     lacking = f", without {', '.join(made.bill.not_priced)}" if made.bill.not_priced else ""
     yield paint(f"the pair adds {money(made.added, currency)} a month{lacking}", "bold")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from twinbus.console.doctor.findings import Finding, Level, document, line_of, verdict
-from twinbus.console.doctor.namespaces import Patient
+from twinbus.console.doctor.namespaces import ExaminedPair
 from twinbus.console.doctor.reach import check_clock, check_reach, check_sides
 from twinbus.console.doctor.rights import (
     check_credentials,
@@ -29,7 +29,7 @@ def run(
     primary: Namespace, secondary: Namespace, *, count: int, entity: str | None, as_json: bool
 ) -> int:
     """Examine both namespaces and print what is found; the exit status."""
-    patient = Patient(primary, secondary, count, entity)
+    patient = ExaminedPair(primary, secondary, count, entity)
 
     async def work() -> int:
         async with live_line() as line:
@@ -43,12 +43,12 @@ def run(
     return run_to_its_end(work)
 
 
-async def _trials(patient: Patient, scratch: Scratch) -> list[Finding]:
+async def _trials(patient: ExaminedPair, scratch: Scratch) -> list[Finding]:
     found = await asyncio.gather(try_ping(patient, scratch), try_round_trip(patient, scratch))
     return [finding for findings in found for finding in findings]
 
 
-async def _examine(patient: Patient, line: LiveLine, *, is_told: bool) -> list[Finding]:
+async def _examine(patient: ExaminedPair, line: LiveLine, *, is_told: bool) -> list[Finding]:
     findings: list[Finding] = []
 
     def take(found: list[Finding]) -> None:

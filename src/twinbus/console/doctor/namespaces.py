@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twinbus.console.backlog.contents import QueueStock
+from twinbus.console.backlog.contents import QueueContents
 from twinbus.console.doctor.findings import Finding, Level
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import backlog_paths
 
-__all__ = ["Patient", "refused"]
+__all__ = ["ExaminedPair", "refused"]
 
 
 @dataclass(slots=True)
-class Patient:
+class ExaminedPair:
     """The two namespaces, and what was learnt of them so far."""
 
     primary: Namespace
@@ -30,7 +30,7 @@ class Patient:
     """Role, and the largest message that the link takes."""
     refused_send: dict[str, bool] = field(default_factory=dict)
     """Role, and whether its credential was told that it may not send."""
-    stocks: list[QueueStock] | None = None
+    stocks: list[QueueContents] | None = None
 
     @property
     def roles(self) -> dict[str, Namespace]:

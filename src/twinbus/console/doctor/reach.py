@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from twinbus.console.doctor.findings import Finding, Level
-from twinbus.console.doctor.namespaces import Patient
+from twinbus.console.doctor.namespaces import ExaminedPair
 from twinbus.namespace.endpoint import endpoint_of
 
 __all__ = ["check_clock", "check_reach", "check_sides"]
@@ -26,7 +26,7 @@ CLOCK_FAIL_S: Final = 240.0
 """Service Bus refuses tokens that are 5 minutes off."""
 
 
-async def check_sides(patient: Patient) -> list[Finding]:
+async def check_sides(patient: ExaminedPair) -> list[Finding]:
     """Whether there are two namespaces, and what the backlog queues are called."""
     primary, secondary = patient.primary, patient.secondary
     if primary.place == secondary.place:
@@ -44,12 +44,12 @@ async def check_sides(patient: Patient) -> list[Finding]:
     return [*found, Finding("names", Level.OK, says)]
 
 
-async def check_reach(patient: Patient) -> list[Finding]:
+async def check_reach(patient: ExaminedPair) -> list[Finding]:
     """Whether a connection, with TLS where there must be, can be made to each side."""
     return [await _reach(patient, role) for role in patient.roles]
 
 
-async def _reach(patient: Patient, role: str) -> Finding:
+async def _reach(patient: ExaminedPair, role: str) -> Finding:
     check, namespace = f"reach {role}", patient.roles[role]
     began = time.monotonic()
     context = None if namespace.emulator else namespace.certificates()
@@ -76,12 +76,12 @@ async def _reach(patient: Patient, role: str) -> Finding:
     return Finding(check, Level.OK, f"{where} answers {how}, {took_ms:.0f} ms")
 
 
-async def check_clock(patient: Patient) -> list[Finding]:
+async def check_clock(patient: ExaminedPair) -> list[Finding]:
     """How far the clocks of both sides are from this machine's."""
     return [await _clock(role, patient) for role in patient.roles if patient.reached[role]]
 
 
-async def _clock(role: str, patient: Patient) -> Finding:
+async def _clock(role: str, patient: ExaminedPair) -> Finding:
     check = f"clock {role}"
     namespace = patient.roles[role]
     host, port, tls = endpoint_of(namespace).administration

@@ -21,8 +21,8 @@ from azure.servicebus.exceptions import (
 
 from twinbus.console.backlog.contents import stock_of
 from twinbus.console.doctor.findings import Finding, Level
-from twinbus.console.doctor.namespaces import Patient, refused
-from twinbus.console.namespaces import Unreachable, administration, answers
+from twinbus.console.doctor.namespaces import ExaminedPair, refused
+from twinbus.console.namespaces import UnreachableError, administration, answers
 from twinbus.console.terminal.table import size
 from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
@@ -37,13 +37,13 @@ FULL_SHARE: Final = 0.8
 """Of a backlog queue's size: fuller than this leaves little room for the next outage."""
 
 
-async def check_credentials(patient: Patient) -> list[Finding]:
+async def check_credentials(patient: ExaminedPair) -> list[Finding]:
     """Whether both sides let the credentials in at all, whatever they may do there."""
     found = await asyncio.gather(*(_sign_in(patient, role) for role in patient.roles))
     return list(found)
 
 
-async def _sign_in(patient: Patient, role: str) -> Finding:
+async def _sign_in(patient: ExaminedPair, role: str) -> Finding:
     check, namespace = f"credential {role}", patient.roles[role]
     try:
         # Nothing is called so: any answer about the entity says that the credential was taken.
@@ -64,12 +64,12 @@ async def _sign_in(patient: Patient, role: str) -> Finding:
     return Finding(check, Level.OK, "taken")
 
 
-async def learn_manage(patient: Patient) -> list[Finding]:
+async def learn_manage(patient: ExaminedPair) -> list[Finding]:
     """Whether the credentials may create entities, and with that what backlog queues there are."""
     return [await _manage(patient, role) for role in patient.roles]
 
 
-async def check_rights(patient: Patient) -> list[Finding]:
+async def check_rights(patient: ExaminedPair) -> list[Finding]:
     """Which rights to send and receive the credentials have, and what the missing ones are for."""
     nothing_sent = "nothing can be sent: grant Send on the entities"
     nothing_diverted = "nothing can be diverted: grant Send on the backlog queues"
@@ -82,7 +82,7 @@ async def check_rights(patient: Patient) -> list[Finding]:
     return list(found)
 
 
-async def _manage(patient: Patient, role: str) -> Finding:
+async def _manage(patient: ExaminedPair, role: str) -> Finding:
     check, namespace = f"right Manage {role}", patient.roles[role]
     patient.manages[role] = False
     path = patient.backlog_paths[0]
@@ -107,7 +107,7 @@ async def _manage(patient: Patient, role: str) -> Finding:
     return Finding(check, Level.OK, f"there, {needs}")
 
 
-async def _send(patient: Patient, role: str, missing: str) -> Finding:
+async def _send(patient: ExaminedPair, role: str, missing: str) -> Finding:
     check, namespace = f"right Send {role}", patient.roles[role]
     path = patient.probes.get(role)
     if path is None:
@@ -124,7 +124,7 @@ async def _send(patient: Patient, role: str, missing: str) -> Finding:
     return await _right(check, namespace, "Send", path, ask, Level.FAIL, missing)
 
 
-async def _listen(patient: Patient) -> Finding:
+async def _listen(patient: ExaminedPair) -> Finding:
     check, path = "right Listen secondary", patient.probes.get("secondary")
     if path is None:
         return Finding(check, Level.SKIP, "no backlog queue to ask")
@@ -152,7 +152,7 @@ async def _right(
                 await ask(client)
     except MissingRightError:
         return Finding(check, level, f"missing on {path}", missing)
-    except Unreachable as error:
+    except UnreachableError as error:
         if isinstance(error.__cause__, MessagingEntityNotFoundError):
             is_backlog = parse_backlog_path(path) is not None
             do = "have an administrator run `twinbus backlog create`" if is_backlog else "create it"
@@ -161,7 +161,7 @@ async def _right(
     return Finding(check, Level.OK, f"there, on {path}")
 
 
-async def check_queues(patient: Patient) -> list[Finding]:
+async def check_queues(patient: ExaminedPair) -> list[Finding]:
     """Which backlog queues are there, whether they can be used, and how full they are."""
     if patient.stocks is None:
         says = "not looked at: that needs the Manage right on the secondary"
@@ -194,7 +194,7 @@ async def check_queues(patient: Patient) -> list[Finding]:
     return found
 
 
-async def check_limits(patient: Patient) -> list[Finding]:
+async def check_limits(patient: ExaminedPair) -> list[Finding]:
     """Whether a backlog queue takes messages as large as the primary does."""
     sizes = patient.sizes
     if len(sizes) < len(patient.roles) or not all(sizes.values()):

@@ -13,7 +13,7 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 
 from twinbus.console.doctor.findings import Finding, Level
-from twinbus.console.doctor.namespaces import Patient, refused
+from twinbus.console.doctor.namespaces import ExaminedPair, refused
 from twinbus.console.doctor.scratch import Scratch
 from twinbus.console.namespaces import administration, answers
 from twinbus.errors import MissingRightError, TwinbusError
@@ -44,7 +44,7 @@ BODY: Final = b"\x00twinbus doctor\xff"
 TIME_TO_LIVE: Final = timedelta(hours=1)
 
 
-async def make_probes(patient: Patient, scratch: Scratch) -> list[Finding]:
+async def make_probes(patient: ExaminedPair, scratch: Scratch) -> list[Finding]:
     """Have an entity on each side that links may be attached to, and only that."""
     if patient.entity is not None:
         patient.probes["primary"] = patient.entity
@@ -64,7 +64,7 @@ async def make_probes(patient: Patient, scratch: Scratch) -> list[Finding]:
     return found
 
 
-async def try_ping(patient: Patient, scratch: Scratch) -> list[Finding]:
+async def try_ping(patient: ExaminedPair, scratch: Scratch) -> list[Finding]:
     """Whether a ping of a scratch queue and topic is seen by anybody."""
     check, primary = "ping", patient.primary
     if not patient.manages.get("primary"):
@@ -136,7 +136,7 @@ async def _counted(primary: Namespace, queue: str, topic: str) -> list[str]:
     return [f"the count of the {name}" for name, count in counts.items() if count]
 
 
-async def try_round_trip(patient: Patient, scratch: Scratch) -> list[Finding]:
+async def try_round_trip(patient: ExaminedPair, scratch: Scratch) -> list[Finding]:
     """Whether a message in the form of the backlog comes back as what it was."""
     check = "there and back"
     lacking = [role for role in patient.roles if not patient.manages.get(role)]
@@ -186,7 +186,7 @@ def _sample() -> ServiceBusMessage:
     )
 
 
-async def _moved(patient: Patient, backlog: str) -> str | None:
+async def _moved(patient: ExaminedPair, backlog: str) -> str | None:
     """Have the relay move the message; what stood in its way, if something did."""
     options = SendAvailabilityOptions(syphon_poll=10.0)
     host = SyphonHost(patient.primary, patient.secondary, [backlog], options)

@@ -18,7 +18,7 @@ from rich.table import Table
 from twinbus.console.drill import page as report
 from twinbus.console.drill import text as drill_words
 from twinbus.console.drill.phases import Drill
-from twinbus.console.drill.screen import Screen
+from twinbus.console.drill.screen import DrillScreen
 from twinbus.console.drill.spark import SparkThread, require_spark
 from twinbus.console.drill.world import DrillError, World
 
@@ -60,7 +60,7 @@ async def _hold(plan: DrillPlan, directory: Path) -> DrillResult:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with World() as world, SparkThread() as spark, Screen() as screen:
+    with World() as world, SparkThread() as spark, DrillScreen() as screen:
         drill = Drill(plan, world, spark, screen, os.environ.get(PUMP_VARIABLE))
         try:
             result = await drill.run()

@@ -16,7 +16,7 @@ from twinbus.console.drill.consumers import Consumers, backlog_count, left_in_ba
 from twinbus.console.drill.result import HEALTHY, DrillPlan, DrillResult, Moments
 from twinbus.console.drill.spark import SparkThread, start_worker, work_out_tables_once
 from twinbus.console.drill.text import rate
-from twinbus.console.drill.traffic import Traffic
+from twinbus.console.drill.traffic import DrillTraffic
 from twinbus.console.drill.world import ENTITIES, NamespaceProcess, World, create_entities
 from twinbus.cost import prices
 from twinbus.ledger import LedgerWriter
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from twinbus.console.drill.screen import Phase, Screen
+    from twinbus.console.drill.screen import DrillScreen, PhaseLine
     from twinbus.pair import Pair
 
 __all__ = ["Drill"]
@@ -64,7 +64,7 @@ class Drill:
         plan: DrillPlan,
         world: World,
         spark: SparkThread,
-        screen: Screen,
+        screen: DrillScreen,
         pump_factory: str | None = None,
     ) -> None:
         """`pump_factory` names another pump for the syphon, so that tests can plant a bad one."""
@@ -121,7 +121,7 @@ class Drill:
             plan = self._plan
             words = f"{plan.messages:,} messages, {rate(plan)} a second, {plan.senders} senders"
             with self._screen.phase("send", words, plan.messages) as phase:
-                traffic = Traffic(plan, pair, phase.reach)
+                traffic = DrillTraffic(plan, pair, phase.reach)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(traffic.run())
                     await self._lose_primary(pair)
@@ -155,13 +155,13 @@ class Drill:
             limit_s = plan.ping_interval_s + HEAL_LIMIT_S
             await self._wait(limit_s, lambda _: self._ping_line(phase, pair))
 
-    def _outage_line(self, phase: Phase, pair: Pair, gone_s: float) -> bool:
+    def _outage_line(self, phase: PhaseLine, pair: Pair, gone_s: float) -> bool:
         entities = pair.status().entities.values()
         states = sorted({entity.state for entity in entities})
         phase.reach(gone_s, f"{self._world.primary.name} is down; {', '.join(states)}")
         return False
 
-    def _ping_line(self, phase: Phase, pair: Pair) -> bool:
+    def _ping_line(self, phase: PhaseLine, pair: Pair) -> bool:
         entities = pair.status().entities
         healthy = [path for path, entity in entities.items() if entity.state == HEALTHY]
         phase.reach(len(healthy), f"healthy: {', '.join(sorted(healthy)) or 'none yet'}")
@@ -189,7 +189,7 @@ class Drill:
                 why = str(error).strip().partition("\n")[0][:WHY_LENGTH]
                 phase.say(f"the drain ended early, {left:,} messages are left: {why}")
 
-    async def _drained(self, phase: Phase, waiting: int) -> BaseException | None:
+    async def _drained(self, phase: PhaseLine, waiting: int) -> BaseException | None:
         """Drain once; what ended it early, if something did."""
         work = self._spark.submit(
             lambda session: drain.drain(

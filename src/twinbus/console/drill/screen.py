@@ -28,13 +28,13 @@ from twinbus.console.drill.result import TookTime
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Phase", "Screen"]
+__all__ = ["DrillScreen", "PhaseLine"]
 
 BAR_WIDTH: Final = 16
 NAME_WIDTH: Final = 8
 
 
-class Screen:
+class DrillScreen:
     """The lines of all phases so far; a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -67,9 +67,9 @@ class Screen:
             self._progress.stop()
 
     @contextmanager
-    def phase(self, name: str, note: str, total: float | None = None) -> Iterator[Phase]:
+    def phase(self, name: str, note: str, total: float | None = None) -> Iterator[PhaseLine]:
         """A line for the `with` block; `total` is what its bar is full at."""
-        phase = Phase(self._console, self._progress, name, note, total)
+        phase = PhaseLine(self._console, self._progress, name, note, total)
         began = time.monotonic()
         try:
             yield phase
@@ -88,7 +88,7 @@ class _Took(ProgressColumn):
         return Text(f"{took_s or 0.0:5.1f} s", style="dim")
 
 
-class Phase:
+class PhaseLine:
     """One line: a name, a bar, and words that change."""
 
     def __init__(

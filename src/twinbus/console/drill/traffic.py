@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from twinbus.console.drill.result import DrillPlan
 
-__all__ = ["Traffic"]
+__all__ = ["DrillTraffic"]
 
 PATIENCE_S: Final = 30.0
 """How much longer than the failover interval a caller waits: no outage of a drill needs more."""
@@ -28,7 +28,7 @@ PADDING: Final = "x" * 400
 """Makes a message of half a KB: the size of a small order."""
 
 
-class Traffic:
+class DrillTraffic:
     """All messages of the plan on their way; `run` ends when the last send has ended."""
 
     def __init__(self, plan: DrillPlan, pair: Any, sent: Callable[[int], None]) -> None:

@@ -124,9 +124,9 @@ def plan(
 ) -> None:
     """Simulate years with outages on Spark, and say which options a pair should have."""
     from twinbus.console.plan import commands as planner
-    from twinbus.console.plan.request import Asked
+    from twinbus.console.plan.request import PlanRequest
 
-    asked = Asked(
+    asked = PlanRequest(
         rate=rate,
         outages=tuple(outages),
         size=size,

@@ -15,7 +15,7 @@ from twinbus.console.cost.price_books import book_of
 from twinbus.console.plan import page as plan_page
 from twinbus.console.plan import text as plan_words
 from twinbus.console.plan.cli import PlanOutput
-from twinbus.console.plan.request import Asked, Read, read
+from twinbus.console.plan.request import PlanInput, PlanRequest, read
 from twinbus.console.terminal.live_line import BEAT_S, LiveLine
 from twinbus.console.terminal.output import WrongUse, print_json
 from twinbus.planning.plan import Plan, plan_of
@@ -27,7 +27,12 @@ __all__ = ["run"]
 
 
 def run(
-    asked: Asked, prices: Path | None, *, master: str | None, output: PlanOutput, to: Path | None
+    asked: PlanRequest,
+    prices: Path | None,
+    *,
+    master: str | None,
+    output: PlanOutput,
+    to: Path | None,
 ) -> int:
     """Simulate and print; returns the exit status."""
     book = book_of(prices)
@@ -53,7 +58,7 @@ def run(
     return 0
 
 
-def _simulated(asked: Read, book: PriceBook, master: str | None) -> Plan:
+def _simulated(asked: PlanInput, book: PriceBook, master: str | None) -> Plan:
     # Late, because Spark takes a moment to load and what was asked for wrongly needs none of it.
     from twinbus.pipeline.planner import simulate
     from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START, spark_session

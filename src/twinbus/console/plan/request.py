@@ -18,12 +18,12 @@ from twinbus.cost.quantities import (
     parse_size,
 )
 from twinbus.options import ATTEMPT_TIMEOUT_MAX_S, SendAvailabilityOptions
-from twinbus.planning.advice import Limits
+from twinbus.planning.advice import PlanLimits
 from twinbus.planning.model import Traffic
 from twinbus.planning.outages import parse_pattern
-from twinbus.planning.outcomes import QUEUE_MAX_BYTES, Question, grid
+from twinbus.planning.outcomes import QUEUE_MAX_BYTES, PlanQuestion, grid
 
-__all__ = ["Asked", "Read", "read"]
+__all__ = ["PlanInput", "PlanRequest", "read"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ SEED_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class PlanRequest:
     """The options as they were written."""
 
     rate: str
@@ -63,16 +63,16 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Read:
+class PlanInput:
     """The same as numbers."""
 
-    question: Question
-    limits: Limits
+    question: PlanQuestion
+    limits: PlanLimits
     rule: CountingRule
     messaging_units: int
 
 
-def read(asked: Asked) -> Read:
+def read(asked: PlanRequest) -> PlanInput:
     """What was asked; WrongUse, in one line, where it makes no sense."""
     try:
         return _read(asked)
@@ -80,7 +80,7 @@ def read(asked: Asked) -> Read:
         raise WrongUse(str(error)) from None
 
 
-def _read(asked: Asked) -> Read:
+def _read(asked: PlanRequest) -> PlanInput:
     rule = counting_rule(asked.settlement)
     require_messaging_units(asked.messaging_units)
     if not 0 <= asked.seed <= SEED_MAX:
@@ -94,7 +94,7 @@ def _read(asked: Asked) -> Read:
             f"--rate-limit {asked.rate_limit} is shared with {asked.rate} of new messages and"
             " leaves nothing for the backlog; name a higher one, or leave --shared-limit out"
         )
-    question = Question(
+    question = PlanQuestion(
         traffic=traffic,
         patterns=tuple(parse_pattern(pattern, asked.sigma) for pattern in asked.outages),
         settings=grid(
@@ -109,15 +109,15 @@ def _read(asked: Asked) -> Read:
         years=asked.years,
         seed=asked.seed,
     )
-    return Read(
+    return PlanInput(
         question=question,
-        limits=Limits(full_share=asked.full_years, raised_per_million=asked.raised_per_million),
+        limits=PlanLimits(full_share=asked.full_years, raised_per_million=asked.raised_per_million),
         rule=rule,
         messaging_units=asked.messaging_units,
     )
 
 
-def _traffic(asked: Asked) -> Traffic:
+def _traffic(asked: PlanRequest) -> Traffic:
     for name, count in (("--entities", asked.entities), ("--clients", asked.clients)):
         if not 1 <= count <= COUNT_MAX:
             raise WrongUse(f"{name} must be from 1 to {COUNT_MAX:,}; got {count}")

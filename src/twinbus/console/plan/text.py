@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from twinbus.console.terminal.table import aligned, duration, money, paint
-from twinbus.planning.outcomes import Estimate, Outcome
+from twinbus.planning.outcomes import SampledMean, SettingOutcome
 from twinbus.planning.plan import Plan
 
 __all__ = ["amount", "cells", "chance", "interval", "lines", "neighbours", "plainly", "queues"]
@@ -92,7 +92,7 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "simulated", f"{question.years:,} years, seed {question.seed}; ± is the standard error"
 
 
-def neighbours(plan: Plan) -> Iterator[tuple[str, list[Outcome]]]:
+def neighbours(plan: Plan) -> Iterator[tuple[str, list[SettingOutcome]]]:
     """The settings that differ from the recommended one in one option only."""
     best = plan.advice.outcome.setting
     views: tuple[tuple[str, Callable[[Any], Any]], ...] = (
@@ -106,7 +106,7 @@ def neighbours(plan: Plan) -> Iterator[tuple[str, list[Outcome]]]:
             yield title.capitalize(), found
 
 
-def cells(plan: Plan, outcome: Outcome) -> list[str]:
+def cells(plan: Plan, outcome: SettingOutcome) -> list[str]:
     """One setting as a row."""
     setting = outcome.setting
     spent = plan.money[plan.outcomes.index(outcome)]
@@ -152,13 +152,13 @@ def _bars(found: Sequence[tuple[str, float]], words: Callable[[float], str]) -> 
     return aligned(rows, right={0})
 
 
-def amount(value: Estimate) -> str:
+def amount(value: SampledMean) -> str:
     """A mean with its error."""
     error = f" ± {plainly(value.error)}" if value.error else ""
     return plainly(value.mean) + error
 
 
-def chance(value: Estimate) -> str:
+def chance(value: SampledMean) -> str:
     """A probability with its error; never seen is not never."""
     if not value.mean:
         return f"in none of the years (below {value.error:.2%}, most likely)"
@@ -180,7 +180,7 @@ def queues(count: int) -> str:
     return f"{count} queue{'s' if count != 1 else ''}"
 
 
-def _long(value: Estimate) -> str:
+def _long(value: SampledMean) -> str:
     return f"{duration(value.mean)} ± {duration(value.error)}"
 
 

@@ -18,15 +18,15 @@ from twinbus.syphon.connection.peeking import backlog_queues_of, dialled, peek
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from twinbus.pipeline.reports.conservation import Look
+    from twinbus.pipeline.reports.conservation import BacklogSnapshot
 
-__all__ = ["Looking"]
+__all__ = ["BacklogScan"]
 
 PLACES: Final = {False: "waiting", True: "dead_lettered"}
 """What a message is called by whether it lies among dead letters."""
 
 
-class Looking:
+class BacklogScan:
     """What was seen, in a file until Spark reads it: a backlog can be longer than memory.
 
     Tables must be read after the look: what was sent before it is then in them.
@@ -59,9 +59,9 @@ class Looking:
             for line in file:
                 yield Sighting(**json.loads(line))
 
-    def look(self, spark: SparkSession) -> Look:
+    def look(self, spark: SparkSession) -> BacklogSnapshot:
         """What was seen, for Spark."""
-        from twinbus.pipeline.reports.conservation import Look
+        from twinbus.pipeline.reports.conservation import BacklogSnapshot
         from twinbus.pipeline.tables.schemas import SIGHTINGS
 
         if (spark.sparkContext.master or "").startswith("local"):
@@ -69,7 +69,7 @@ class Looking:
         else:
             # Executors on other machines do not see the file.
             seen = spark.createDataFrame(list(self.seen()), SIGHTINGS)
-        return Look(seen, self._began_ms)
+        return BacklogSnapshot(seen, self._began_ms)
 
     def close(self) -> None:
         """Remove the file."""

@@ -26,7 +26,7 @@ from twinbus.cost.prices import PriceBook
 from twinbus.cost.quantities import QuantityError, parse_duration
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.reports.documents import Asked, Verdict
+from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
 from twinbus.pipeline.spark.failure_text import spark_in_words
 from twinbus.pipeline.spark.java import find_java
 from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START
@@ -34,7 +34,7 @@ from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from twinbus.console.report.backlog_scan import Looking
+    from twinbus.console.report.backlog_scan import BacklogScan
     from twinbus.pipeline.reports.documents import LedgerReport
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
@@ -58,7 +58,11 @@ DETECTION_MAX_S: Final = 7 * 86_400
 SETTLE_S: Final = 1.0
 """Writers flush their ledger five times a second: what was done before a look is on disk then."""
 
-_STATUS: Final = {Verdict.GOOD: 0, Verdict.BAD: COULD_NOT, Verdict.UNKNOWN: ATTENTION}
+_STATUS: Final = {
+    ReportVerdict.GOOD: 0,
+    ReportVerdict.BAD: COULD_NOT,
+    ReportVerdict.UNKNOWN: ATTENTION,
+}
 
 Making = Callable[["SparkSession", "LedgerTables"], "LedgerReport"]
 
@@ -77,8 +81,8 @@ class ReportPlan:
     master: str | None = None
 
     @property
-    def asked(self) -> Asked:
-        return Asked(since_ms=self.since_ms, until_ms=self.until_ms, entity=self.entity)
+    def asked(self) -> ReportRequest:
+        return ReportRequest(since_ms=self.since_ms, until_ms=self.until_ms, entity=self.entity)
 
 
 def charges(plan: ReportPlan, book: PriceBook, rule: CountingRule) -> int:
@@ -137,13 +141,13 @@ def detection_s(text: str) -> int:
         raise WrongUse(str(error)) from None
 
 
-def _looking(secondary: str) -> Looking:
-    from twinbus.console.report.backlog_scan import Looking
+def _looking(secondary: str) -> BacklogScan:
+    from twinbus.console.report.backlog_scan import BacklogScan
 
-    return Looking(secondary)
+    return BacklogScan(secondary)
 
 
-def _run(plan: ReportPlan, make: Making, looking: Looking | None = None) -> int:
+def _run(plan: ReportPlan, make: Making, looking: BacklogScan | None = None) -> int:
     """Check what can be checked without Spark, make the report, show it; the exit status."""
     _require_place(plan)
     require_spark()

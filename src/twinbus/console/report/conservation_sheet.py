@@ -22,7 +22,7 @@ from twinbus.console.report.sheet import (
     span,
 )
 from twinbus.console.terminal.table import visible
-from twinbus.pipeline.reports.documents import Verdict
+from twinbus.pipeline.reports.documents import ReportVerdict
 
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import Balance, ConservationReport, NamedMessage
@@ -63,10 +63,10 @@ def _headline(report: ConservationReport) -> str:
     total = report.total
     sum_of = f"{total.accepted:,} accepted = {_sum(total._replace(lost=report.lost_at_least))}"
     match report.verdict:
-        case Verdict.BAD:
+        case ReportVerdict.BAD:
             least = "" if total.lost is not None else "at least "
             return f"{least}{report.lost_at_least:,} LOST: {sum_of}"
-        case Verdict.UNKNOWN:
+        case ReportVerdict.UNKNOWN:
             return f"not known whether anything is lost: {sum_of}"
         case _ if not total.accepted:
             return "nothing lost: no message was accepted"
@@ -146,7 +146,7 @@ def _tiles(report: ConservationReport) -> Iterator[Tile]:
     yield Tile("waiting", count(total.waiting))
     yield Tile("dead-lettered", count(total.dead_lettered), is_bad=bool(total.dead_lettered))
     lost = f"≥ {report.lost_at_least:,}" if total.lost is None and report.lost_at_least else None
-    yield Tile("lost", lost or count(total.lost), is_bad=report.verdict is Verdict.BAD)
+    yield Tile("lost", lost or count(total.lost), is_bad=report.verdict is ReportVerdict.BAD)
     yield Tile("duplicates", count(total.duplicates))
 
 

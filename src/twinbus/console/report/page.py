@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 from twinbus.console.report import charts as report_charts
 from twinbus.console.web.page import listed, section, whole_page
-from twinbus.pipeline.reports.documents import Verdict
+from twinbus.pipeline.reports.documents import ReportVerdict
 
 if TYPE_CHECKING:
     from twinbus.console.report.sheet import Sheet, Table
 
 __all__ = ["page_of"]
 
-_KINDS: Final = {Verdict.GOOD: "good", Verdict.BAD: "bad", Verdict.UNKNOWN: "doubt"}
+_KINDS: Final = {
+    ReportVerdict.GOOD: "good",
+    ReportVerdict.BAD: "bad",
+    ReportVerdict.UNKNOWN: "doubt",
+}
 
 _STYLE: Final = """
 .kind{color:var(--soft);font-size:13px;letter-spacing:.04em;text-transform:uppercase;

@@ -17,7 +17,7 @@ from twinbus.console.report.sheet import (
     rest,
 )
 from twinbus.console.terminal.table import visible
-from twinbus.pipeline.reports.documents import Verdict
+from twinbus.pipeline.reports.documents import ReportVerdict
 
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import ReconciliationReport
@@ -41,10 +41,10 @@ def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
 
 
 def _headline(report: ReconciliationReport) -> str:
-    if report.verdict is Verdict.UNKNOWN:
+    if report.verdict is ReportVerdict.UNKNOWN:
         return "not known: the ledger has no record of the broker's view"
     both = sum(row.clients for row in report.rows)
-    if report.verdict is Verdict.BAD:
+    if report.verdict is ReportVerdict.BAD:
         return (
             f"{counted(report.unexplained, 'difference')} between the clients' view and the"
             f" broker's, in {counted(both, 'operation')}"
@@ -54,7 +54,7 @@ def _headline(report: ReconciliationReport) -> str:
 
 
 def _lines(report: ReconciliationReport) -> Iterator[str]:
-    if report.verdict is Verdict.UNKNOWN:
+    if report.verdict is ReportVerdict.UNKNOWN:
         yield "the embedded broker writes its view with: twinbus serve ... --ledger DIR"
 
 

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from twinbus.console.terminal.table import visible
-from twinbus.pipeline.reports.documents import Verdict
+from twinbus.pipeline.reports.documents import ReportVerdict
 
 if TYPE_CHECKING:
-    from twinbus.pipeline.reports.documents import Scope
+    from twinbus.pipeline.reports.documents import ReportScope
 
 __all__ = [
     "ROWS_SHOWN",
@@ -76,7 +76,7 @@ class Sheet:
     title: str
     headline: str
     """The answer, in one line: the first thing that anyone reads."""
-    verdict: Verdict
+    verdict: ReportVerdict
     judges: bool = True
     """False: it tells and judges nothing, and must not look like praise."""
     lines: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ def clock(at_ms: int | None) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def read_line(scope: Scope) -> tuple[str, ...]:
+def read_line(scope: ReportScope) -> tuple[str, ...]:
     """Which records a report was made of, and what was not a record."""
     lines = [f"ledger {visible(scope.ledger)}"]
     if scope.first_ms is None:
@@ -156,7 +156,7 @@ def read_line(scope: Scope) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _asked(scope: Scope) -> str:
+def _asked(scope: ReportScope) -> str:
     parts: list[str] = []
     if scope.entity is not None:
         parts.append(f"entity {visible(scope.entity)}")
@@ -167,5 +167,5 @@ def _asked(scope: Scope) -> str:
     return ", ".join(parts)
 
 
-def _sorted(scope: Scope) -> Iterable[tuple[str, int]]:
+def _sorted(scope: ReportScope) -> Iterable[tuple[str, int]]:
     return sorted(scope.set_aside.items(), key=lambda reason: (-reason[1], reason[0]))

@@ -18,7 +18,7 @@ from twinbus.pipeline.reports.documents import (
     ConservationReport,
     FailoverWindow,
     ReconciliationReport,
-    Verdict,
+    ReportVerdict,
     iso,
 )
 
@@ -30,7 +30,11 @@ __all__ = ["csv_of", "text_of"]
 
 INDENT: Final = "  "
 
-_COLOURS: Final = {Verdict.GOOD: "green", Verdict.BAD: "red", Verdict.UNKNOWN: "yellow"}
+_COLOURS: Final = {
+    ReportVerdict.GOOD: "green",
+    ReportVerdict.BAD: "red",
+    ReportVerdict.UNKNOWN: "yellow",
+}
 
 
 def text_of(sheet: Sheet) -> str:

@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 from twinbus.console.namespaces import run_to_its_end
 from twinbus.console.syphon import text as syphon_words
 from twinbus.console.syphon.request import SyphonPlan
-from twinbus.console.syphon.text import Standing
+from twinbus.console.syphon.text import SyphonProgress
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse, print_json
 from twinbus.control.protocol import Verb
 from twinbus.control.server import ControlServer
@@ -21,7 +21,7 @@ from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
 from twinbus.syphon.connection.selection import matching, selected
-from twinbus.syphon.core.forecast import Meter, time_to_empty_s
+from twinbus.syphon.core.forecast import DrainMeter, time_to_empty_s
 from twinbus.syphon.host import DrainProgress, SyphonHost, drain_host
 
 __all__ = ["drain_here", "drain_on_spark"]
@@ -40,7 +40,7 @@ class Display:
         self._stream = stream
         self._is_live = stream.isatty()
         self._is_quiet = is_quiet
-        self._meter = Meter()
+        self._meter = DrainMeter()
         self._first = 0
         self._gone = 0
         self._moved_at = time.monotonic()
@@ -60,7 +60,9 @@ class Display:
         self.last = progress
         if self._is_quiet or (not self._is_live and now < self._next_at):
             return
-        standing = Standing(progress, self._first, self._meter.per_s(now), now - self._moved_at)
+        standing = SyphonProgress(
+            progress, self._first, self._meter.per_s(now), now - self._moved_at
+        )
         self._show(syphon_words.standing_line(standing))
         self._next_at = now + LINE_EVERY_S
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.console.namespaces import Unreachable
+from twinbus.console.namespaces import UnreachableError
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.quantities import QuantityError
 from twinbus.errors import MissingRightError, SyphonError
@@ -80,7 +80,7 @@ class SyphonPlan:
             async with BacklogAdministration(self.secondary, recorder, timeout_s=CALL_S) as calls:
                 await calls.have_lease_queue(path)
         except SecondaryUnreachable as error:
-            raise Unreachable(str(error)) from error
+            raise UnreachableError(str(error)) from error
         except MissingRightError as error:
             raise MissingRightError(
                 f"having the queue {path} for leases needs the Manage right in"

@@ -11,7 +11,7 @@ from typing import Any, Final
 from twinbus.console.syphon import text as syphon_words
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse, print_json
 from twinbus.console.terminal.table import paint, visible
-from twinbus.control.client import Host, Silent, ask, find, where
+from twinbus.control.client import RunningHost, SilentHost, ask, find, where
 from twinbus.errors import ControlError
 
 __all__ = ["show_status", "steer"]
@@ -24,10 +24,10 @@ DONE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RunningSyphons:
     """A syphon that answers, with what it says of itself."""
 
-    host: Host
+    host: RunningHost
     status: Mapping[str, Any]
 
     @property
@@ -82,7 +82,7 @@ def show_status(name: str | None, *, as_json: bool) -> int:
     return ATTENTION if needs or silent else 0
 
 
-def _running() -> tuple[list[Found], list[Silent]]:
+def _running() -> tuple[list[RunningSyphons], list[SilentHost]]:
     """The syphons that answer, in pairs or alone; ControlError if there is none."""
     hosts, silent = find()
     for one in silent:
@@ -95,11 +95,11 @@ def _running() -> tuple[list[Found], list[Silent]]:
             print(f"twinbus: {error}", file=sys.stderr)
             continue
         if host.card.kind == "syphon":
-            found.append(Found(host, status))
+            found.append(RunningSyphons(host, status))
         elif status.get("syphon") is not None:
             queues = status["syphon"]
             is_paused = any(state["paused"] for state in queues.values())
-            found.append(Found(host, {"queues": queues, "paused": is_paused}))
+            found.append(RunningSyphons(host, {"queues": queues, "paused": is_paused}))
     if not found:
         raise ControlError(
             f"no syphon runs here for user {os.getuid()} (looked in {where()}); a pair has one with"
@@ -108,7 +108,7 @@ def _running() -> tuple[list[Found], list[Silent]]:
     return found, silent
 
 
-def _named(syphons: list[Found], name: str | None) -> list[Found]:
+def _named(syphons: list[RunningSyphons], name: str | None) -> list[RunningSyphons]:
     if name is None:
         return syphons
     chosen = [syphon for syphon in syphons if syphon.host.is_called(name)]
@@ -117,7 +117,7 @@ def _named(syphons: list[Found], name: str | None) -> list[Found]:
     return chosen
 
 
-def _list(syphons: list[Found]) -> str:
+def _list(syphons: list[RunningSyphons]) -> str:
     return ", ".join(
         f"{visible(syphon.host.process)} ({visible(syphon.host.card.program)})"
         for syphon in syphons

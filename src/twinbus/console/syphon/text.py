@@ -11,7 +11,14 @@ from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.host import DrainProgress
 from twinbus.syphon.relay.lease import WAITING
 
-__all__ = ["Standing", "needs_attention", "outcome", "reasons", "standing_line", "status_lines"]
+__all__ = [
+    "SyphonProgress",
+    "needs_attention",
+    "outcome",
+    "reasons",
+    "standing_line",
+    "status_lines",
+]
 
 BAR_WIDTH: Final = 24
 STILL_S: Final = 5.0
@@ -19,7 +26,7 @@ STILL_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SyphonProgress:
     """How a drain stands at one moment."""
 
     progress: DrainProgress
@@ -38,7 +45,7 @@ class Standing:
         return self.still_s < STILL_S
 
 
-def standing_line(standing: Standing) -> str:
+def standing_line(standing: SyphonProgress) -> str:
     """A bar, how many, how fast, and when it is done; or why it does not move."""
     progress = standing.progress
     total = max(standing.first, progress.waiting)

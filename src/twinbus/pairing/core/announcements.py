@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from twinbus.pairing.core.events import State
+from twinbus.pairing.core.events import EntityState
 from twinbus.pairing.core.sides import Side, SideState
 
 __all__ = [
@@ -48,8 +48,8 @@ class EntityChanged(PairEvent):
     """An entity of the primary has another state; `before` and `after` are its words."""
 
     path: str
-    before: State
-    after: State
+    before: EntityState
+    after: EntityState
     reason: str
 
 

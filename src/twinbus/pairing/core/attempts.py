@@ -20,14 +20,14 @@ from enum import Enum
 from typing import Protocol
 
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.classify import Meaning
-from twinbus.pairing.core.events import Route, State
+from twinbus.pairing.core.classify import FailureMeaning
+from twinbus.pairing.core.events import EntityState, Route
 
 __all__ = [
     "BacklogChoice",
-    "Divert",
+    "CallEnding",
     "DivertFailed",
-    "Ending",
+    "DivertTo",
     "EntityView",
     "PrimaryFailed",
     "PullQueue",
@@ -36,8 +36,8 @@ __all__ = [
     "SendCall",
     "Step",
     "TryPrimary",
-    "Wait",
-    "Woken",
+    "WaitEnded",
+    "WaitForRetry",
     "backoff_s",
 ]
 
@@ -46,7 +46,7 @@ class EntityView(Protocol):
     """What a call reads of its entity's failover."""
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> EntityState: ...
 
     @property
     def route(self) -> Route: ...
@@ -97,15 +97,15 @@ class PrimaryFailed:
 
     error: BaseException
     counts: bool
-    meaning: Meaning
+    meaning: FailureMeaning
 
 
 @dataclass(frozen=True, slots=True)
 class DivertFailed:
-    """The backlog queue of the last `Divert` did not take the message."""
+    """The backlog queue of the last `DivertTo` did not take the message."""
 
     error: BaseException
-    meaning: Meaning
+    meaning: FailureMeaning
     timed_out: bool = False
     """Nothing was said within the time given, as opposed to a refusal or a broken connection."""
     answers_others: bool = False
@@ -113,11 +113,11 @@ class DivertFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Woken:
-    """A `Wait` is over: its time has come, or the entity changed its state."""
+class WaitEnded:
+    """A `WaitForRetry` is over: its time has come, or the entity changed its state."""
 
 
-Event = PrimaryFailed | DivertFailed | Woken
+Event = PrimaryFailed | DivertFailed | WaitEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +128,14 @@ class TryPrimary:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForRetry:
     """Wait until this time or until the entity changes its state, whatever is first."""
 
     until: float
 
 
 @dataclass(frozen=True, slots=True)
-class Divert:
+class DivertTo:
     """Send to this backlog queue, once, for at most this long."""
 
     queue: str
@@ -150,7 +150,7 @@ class PullQueue:
     reason: str
 
 
-class Ending(Enum):
+class CallEnding(Enum):
     """How a call fails, and so which error its caller gets."""
 
     PRIMARY = "the primary's own error"
@@ -164,11 +164,11 @@ class Ending(Enum):
 class Raise:
     """End the call with an error; `error` is the one to raise, or to raise from."""
 
-    ending: Ending
+    ending: CallEnding
     error: BaseException | None = None
 
 
-Step = TryPrimary | Wait | Divert | PullQueue | Raise
+Step = TryPrimary | WaitForRetry | DivertTo | PullQueue | Raise
 
 
 class SendCall:
@@ -219,7 +219,7 @@ class SendCall:
                 return self._primary_failed(event, now)
             case DivertFailed():
                 return self._divert_failed(event, now)
-            case Woken():
+            case WaitEnded():
                 return self._woken(now)
 
     @property
@@ -239,30 +239,30 @@ class SendCall:
             case Route.BACKLOG:
                 return [self._divert(now)]
             case Route.REFUSED:
-                return [Raise(Ending.UNUSABLE, self.primary_error)]
+                return [Raise(CallEnding.UNUSABLE, self.primary_error)]
 
     def _primary_failed(self, event: PrimaryFailed, now: float) -> list[Step]:
         self.primary_error = event.error
         # The caller's own fault is not undone by another place or a later time.
         if not event.counts and not event.meaning.retried:
-            return [Raise(Ending.PRIMARY, event.error)]
+            return [Raise(CallEnding.PRIMARY, event.error)]
         if self._route() is not Route.PRIMARY:
             return self._go_on(now)
         retry_at = now + backoff_s(self._policy, self._retries + 1)
         if self._retries < self._policy.total and self._is_in_time(retry_at):
             self._retries += 1
             self._retry_at = retry_at
-            return [Wait(retry_at)]
+            return [WaitForRetry(retry_at)]
         return [self._hold_out(event.error)]
 
     def _hold_out(self, error: BaseException | None) -> Step:
         """No further attempt in time; but a caller patient enough is diverted, not failed."""
         failover_at = self._entity.failover_at
         if failover_at is None or self._deadline is None or not self._backlog.protected:
-            return Raise(Ending.PRIMARY, error)
+            return Raise(CallEnding.PRIMARY, error)
         if failover_at >= self._deadline:
-            return Raise(Ending.PRIMARY, error)
-        return Wait(self._deadline)
+            return Raise(CallEnding.PRIMARY, error)
+        return WaitForRetry(self._deadline)
 
     def _woken(self, now: float) -> list[Step]:
         if self._is_over(now):
@@ -271,10 +271,10 @@ class SendCall:
             # The entity went another way meanwhile, and the call goes with it at once.
             return self._go_on(now)
         if self._retry_at is not None:
-            return self._go_on(now) if now >= self._retry_at else [Wait(self._retry_at)]
+            return self._go_on(now) if now >= self._retry_at else [WaitForRetry(self._retry_at)]
         # Holding out, and the entity recovered: a success of somebody else is worth one more
         # attempt. They are counted, so that a flapping entity cannot keep a call for ever.
-        if self._entity.state is State.HEALTHY and self._recoveries < self._policy.total:
+        if self._entity.state is EntityState.HEALTHY and self._recoveries < self._policy.total:
             self._recoveries += 1
             return self._go_on(now)
         return [self._hold_out(self.primary_error)]
@@ -283,20 +283,20 @@ class SendCall:
         self.diverting = True
         queue = self._backlog.choose(now, self._tried)
         if queue is None:
-            return Raise(Ending.BACKLOG, self.primary_error)
+            return Raise(CallEnding.BACKLOG, self.primary_error)
         self._queue = queue
         timeout_s = self._attempt_timeout_s(now)
         self._cut_short = timeout_s < self._policy.attempt_timeout_s
-        return Divert(queue, timeout_s)
+        return DivertTo(queue, timeout_s)
 
     def _divert_failed(self, event: DivertFailed, now: float) -> list[Step]:
         queue = self._queue
         self.queue_errors[queue] = event.error
         # SPEC 3: neither the message's own error nor the caller's short time pulls a queue.
-        if event.meaning is Meaning.MESSAGE:
-            return [Raise(Ending.MESSAGE, event.error)]
+        if event.meaning is FailureMeaning.MESSAGE:
+            return [Raise(CallEnding.MESSAGE, event.error)]
         if event.timed_out and self._cut_short:
-            return [Raise(Ending.BACKLOG, self.primary_error)]
+            return [Raise(CallEnding.BACKLOG, self.primary_error)]
         if event.timed_out and event.answers_others:
             # This machine or the way there is slow, not the queue. Pulled for it, one queue after
             # the other would be gone just when there is most to do.
@@ -304,12 +304,12 @@ class SendCall:
                 self._tried.add(queue)
             self._queue_retries += 1
             return self._go_on(now)
-        if event.meaning is Meaning.BUSY and self._queue_retries < self._policy.total:
+        if event.meaning is FailureMeaning.BUSY and self._queue_retries < self._policy.total:
             retry_at = now + backoff_s(self._policy, self._queue_retries + 1)
             if self._is_in_time(retry_at):
                 self._queue_retries += 1
                 self._retry_at = retry_at
-                return [Wait(retry_at)]
+                return [WaitForRetry(retry_at)]
         self._tried.add(queue)
         onward = self._go_on(now)
         if event.meaning.pulls_queue:
@@ -318,10 +318,10 @@ class SendCall:
 
     def _give_up(self) -> Step:
         if self.diverting:
-            return Raise(Ending.BACKLOG, self.primary_error)
+            return Raise(CallEnding.BACKLOG, self.primary_error)
         if self.primary_error is not None:
-            return Raise(Ending.PRIMARY, self.primary_error)
-        return Raise(Ending.TIMED_OUT)
+            return Raise(CallEnding.PRIMARY, self.primary_error)
+        return Raise(CallEnding.TIMED_OUT)
 
     def _route(self) -> Route:
         route = self._entity.route

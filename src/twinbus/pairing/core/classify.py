@@ -15,10 +15,10 @@ from typing import Final
 
 from twinbus.options import Verdict
 
-__all__ = ["CONDITIONS", "TABLE", "Meaning", "Row", "classify", "judge", "meaning_of"]
+__all__ = ["CONDITIONS", "TABLE", "FailureMeaning", "FailureRow", "classify", "judge", "meaning_of"]
 
 
-class Meaning(Enum):
+class FailureMeaning(Enum):
     """What an exception tells of an entity, for sends, diverts and pings alike."""
 
     UNREACHABLE = "cannot be reached or cannot answer"
@@ -33,12 +33,12 @@ class Meaning(Enum):
     @property
     def counts(self) -> bool:
         """Evidence for a failover."""
-        return self is Meaning.UNREACHABLE
+        return self is FailureMeaning.UNREACHABLE
 
     @property
     def retried(self) -> bool:
         """Waiting may help. All else goes to the caller at once: it will be no truer later."""
-        return self in (Meaning.UNREACHABLE, Meaning.BUSY)
+        return self in (FailureMeaning.UNREACHABLE, FailureMeaning.BUSY)
 
     @property
     def pulls_queue(self) -> bool:
@@ -48,104 +48,139 @@ class Meaning(Enum):
     @property
     def unusable(self) -> bool:
         """A ping that ends so makes its entity UNUSABLE (SPEC 5)."""
-        return self in (Meaning.NOT_FOUND, Meaning.DISABLED)
+        return self in (FailureMeaning.NOT_FOUND, FailureMeaning.DISABLED)
 
 
-_OF_THE_QUEUE = frozenset({Meaning.UNREACHABLE, Meaning.NOT_FOUND, Meaning.DISABLED, Meaning.QUOTA})
+_OF_THE_QUEUE = frozenset(
+    {
+        FailureMeaning.UNREACHABLE,
+        FailureMeaning.NOT_FOUND,
+        FailureMeaning.DISABLED,
+        FailureMeaning.QUOTA,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FailureRow:
     """One line of the table in the docs."""
 
-    meaning: Meaning
+    meaning: FailureMeaning
     reason: str
 
 
 _RECEIVING = "is about receiving; no send raises it"
 
-TABLE: Final[dict[str, Row]] = {
+TABLE: Final[dict[str, FailureRow]] = {
     # azure.servicebus.exceptions
-    "OperationTimeoutError": Row(Meaning.UNREACHABLE, "no answer within the attempt's time"),
-    "ServiceBusConnectionError": Row(
-        Meaning.UNREACHABLE, "the connection broke, or the link was detached without a reason in us"
+    "OperationTimeoutError": FailureRow(
+        FailureMeaning.UNREACHABLE, "no answer within the attempt's time"
     ),
-    "ServiceBusCommunicationError": Row(Meaning.UNREACHABLE, "no connection can be made"),
-    "ServiceBusServerBusyError": Row(
-        Meaning.BUSY, "throttling is an answer; sending elsewhere would only dodge the quota"
+    "ServiceBusConnectionError": FailureRow(
+        FailureMeaning.UNREACHABLE,
+        "the connection broke, or the link was detached without a reason in us",
     ),
-    "ServiceBusAuthenticationError": Row(
-        Meaning.UNAUTHORIZED, "a credential to mend; the secondary is no way round it"
+    "ServiceBusCommunicationError": FailureRow(
+        FailureMeaning.UNREACHABLE, "no connection can be made"
     ),
-    "ServiceBusAuthorizationError": Row(
-        Meaning.UNAUTHORIZED, "a right to grant; the secondary is no way round it"
+    "ServiceBusServerBusyError": FailureRow(
+        FailureMeaning.BUSY, "throttling is an answer; sending elsewhere would only dodge the quota"
     ),
-    "MessagingEntityNotFoundError": Row(
-        Meaning.NOT_FOUND, "the namespace answers that there is no such entity"
+    "ServiceBusAuthenticationError": FailureRow(
+        FailureMeaning.UNAUTHORIZED, "a credential to mend; the secondary is no way round it"
     ),
-    "MessagingEntityDisabledError": Row(Meaning.DISABLED, "somebody switched the entity off"),
-    "MessagingEntityAlreadyExistsError": Row(
-        Meaning.OTHER, "an answer to a creation; no send raises it"
+    "ServiceBusAuthorizationError": FailureRow(
+        FailureMeaning.UNAUTHORIZED, "a right to grant; the secondary is no way round it"
     ),
-    "ServiceBusQuotaExceededError": Row(
-        Meaning.QUOTA, "the entity answers that it is full; its receivers must catch up"
+    "MessagingEntityNotFoundError": FailureRow(
+        FailureMeaning.NOT_FOUND, "the namespace answers that there is no such entity"
     ),
-    "MessageSizeExceededError": Row(Meaning.MESSAGE, "too large here is too large everywhere"),
-    "MessageAlreadySettled": Row(Meaning.OTHER, _RECEIVING),
-    "MessageLockLostError": Row(Meaning.OTHER, _RECEIVING),
-    "MessageNotFoundError": Row(
-        Meaning.MESSAGE, "a scheduled message to cancel is not there; the entity answered"
+    "MessagingEntityDisabledError": FailureRow(
+        FailureMeaning.DISABLED, "somebody switched the entity off"
     ),
-    "SessionLockLostError": Row(Meaning.OTHER, _RECEIVING),
-    "SessionCannotBeLockedError": Row(Meaning.OTHER, _RECEIVING),
-    "AutoLockRenewFailed": Row(Meaning.OTHER, _RECEIVING),
-    "AutoLockRenewTimeout": Row(Meaning.OTHER, _RECEIVING),
-    "ServiceBusError": Row(
-        Meaning.UNREACHABLE, "plain: counts with the condition internal-error or none"
+    "MessagingEntityAlreadyExistsError": FailureRow(
+        FailureMeaning.OTHER, "an answer to a creation; no send raises it"
+    ),
+    "ServiceBusQuotaExceededError": FailureRow(
+        FailureMeaning.QUOTA, "the entity answers that it is full; its receivers must catch up"
+    ),
+    "MessageSizeExceededError": FailureRow(
+        FailureMeaning.MESSAGE, "too large here is too large everywhere"
+    ),
+    "MessageAlreadySettled": FailureRow(FailureMeaning.OTHER, _RECEIVING),
+    "MessageLockLostError": FailureRow(FailureMeaning.OTHER, _RECEIVING),
+    "MessageNotFoundError": FailureRow(
+        FailureMeaning.MESSAGE, "a scheduled message to cancel is not there; the entity answered"
+    ),
+    "SessionLockLostError": FailureRow(FailureMeaning.OTHER, _RECEIVING),
+    "SessionCannotBeLockedError": FailureRow(FailureMeaning.OTHER, _RECEIVING),
+    "AutoLockRenewFailed": FailureRow(FailureMeaning.OTHER, _RECEIVING),
+    "AutoLockRenewTimeout": FailureRow(FailureMeaning.OTHER, _RECEIVING),
+    "ServiceBusError": FailureRow(
+        FailureMeaning.UNREACHABLE, "plain: counts with the condition internal-error or none"
     ),
     # azure.core.exceptions, which fetching a token raises
-    "ServiceRequestError": Row(Meaning.UNREACHABLE, "the token service cannot be reached"),
-    "ServiceResponseError": Row(Meaning.UNREACHABLE, "the token service's answer broke off"),
-    "ClientAuthenticationError": Row(
-        Meaning.UNAUTHORIZED, "the token service answers that the credential is not good"
+    "ServiceRequestError": FailureRow(
+        FailureMeaning.UNREACHABLE, "the token service cannot be reached"
     ),
-    "HttpResponseError": Row(Meaning.OTHER, "an answer over HTTP, so that something answers"),
-    "AzureError": Row(Meaning.OTHER, "of no known kind, so no evidence of an outage"),
+    "ServiceResponseError": FailureRow(
+        FailureMeaning.UNREACHABLE, "the token service's answer broke off"
+    ),
+    "ClientAuthenticationError": FailureRow(
+        FailureMeaning.UNAUTHORIZED, "the token service answers that the credential is not good"
+    ),
+    "HttpResponseError": FailureRow(
+        FailureMeaning.OTHER, "an answer over HTTP, so that something answers"
+    ),
+    "AzureError": FailureRow(FailureMeaning.OTHER, "of no known kind, so no evidence of an outage"),
     # Python's own
-    "TimeoutError": Row(Meaning.UNREACHABLE, "no answer within the attempt's time"),
-    "ConnectionError": Row(Meaning.UNREACHABLE, "the connection was refused, reset or aborted"),
-    "EOFError": Row(Meaning.UNREACHABLE, "the connection ended in the middle"),
-    "FileNotFoundError": Row(Meaning.OTHER, "a file of this machine, not the entity"),
-    "PermissionError": Row(Meaning.OTHER, "this machine forbids it, not the entity"),
-    "OSError": Row(Meaning.UNREACHABLE, "no route, no such host, no TLS: not reached"),
-    "TypeError": Row(Meaning.MESSAGE, "a bad argument"),
-    "ValueError": Row(Meaning.MESSAGE, "a bad argument, or a sender that was closed"),
-    "Exception": Row(Meaning.OTHER, "of no known kind, so no evidence of an outage"),
-    "BaseException": Row(Meaning.OTHER, "the caller stops: a cancellation, an interrupt"),
+    "TimeoutError": FailureRow(FailureMeaning.UNREACHABLE, "no answer within the attempt's time"),
+    "ConnectionError": FailureRow(
+        FailureMeaning.UNREACHABLE, "the connection was refused, reset or aborted"
+    ),
+    "EOFError": FailureRow(FailureMeaning.UNREACHABLE, "the connection ended in the middle"),
+    "FileNotFoundError": FailureRow(FailureMeaning.OTHER, "a file of this machine, not the entity"),
+    "PermissionError": FailureRow(FailureMeaning.OTHER, "this machine forbids it, not the entity"),
+    "OSError": FailureRow(
+        FailureMeaning.UNREACHABLE, "no route, no such host, no TLS: not reached"
+    ),
+    "TypeError": FailureRow(FailureMeaning.MESSAGE, "a bad argument"),
+    "ValueError": FailureRow(FailureMeaning.MESSAGE, "a bad argument, or a sender that was closed"),
+    "Exception": FailureRow(FailureMeaning.OTHER, "of no known kind, so no evidence of an outage"),
+    "BaseException": FailureRow(
+        FailureMeaning.OTHER, "the caller stops: a cancellation, an interrupt"
+    ),
 }
 """Every class by name. Looked up along the bases, so that each exception meets some row."""
 
-CONDITIONS: Final[dict[str, Row]] = {
-    "amqp:internal-error": Row(Meaning.UNREACHABLE, "the service failed inside"),
-    "amqp:client-error": Row(
-        Meaning.UNREACHABLE, "made by the SDK itself when its connection is gone: none, in truth"
+CONDITIONS: Final[dict[str, FailureRow]] = {
+    "amqp:internal-error": FailureRow(FailureMeaning.UNREACHABLE, "the service failed inside"),
+    "amqp:client-error": FailureRow(
+        FailureMeaning.UNREACHABLE,
+        "made by the SDK itself when its connection is gone: none, in truth",
     ),
-    "amqp:not-found": Row(Meaning.NOT_FOUND, "there is no such entity"),
-    "amqp:resource-deleted": Row(Meaning.NOT_FOUND, "the entity was deleted"),
-    "com.microsoft:entity-disabled": Row(Meaning.DISABLED, "somebody switched the entity off"),
-    "amqp:unauthorized-access": Row(Meaning.UNAUTHORIZED, "a right to grant"),
-    "com.microsoft:auth-failed": Row(Meaning.UNAUTHORIZED, "a credential to mend"),
-    "amqp:resource-limit-exceeded": Row(Meaning.QUOTA, "the entity is full"),
-    "com.microsoft:server-busy": Row(Meaning.BUSY, "throttling is an answer"),
-    "amqp:link:message-size-exceeded": Row(Meaning.MESSAGE, "too large"),
-    "amqp:not-allowed": Row(Meaning.MESSAGE, "not allowed on such an entity"),
-    "amqp:not-implemented": Row(Meaning.MESSAGE, "the service does not do such things"),
-    "amqp:decode-error": Row(Meaning.MESSAGE, "the service cannot read the message"),
-    "amqp:invalid-field": Row(Meaning.MESSAGE, "a bad argument"),
-    "amqp:precondition-failed": Row(Meaning.MESSAGE, "refused for what it asks"),
-    "com.microsoft:precondition-failed": Row(Meaning.MESSAGE, "refused for what it asks"),
-    "com.microsoft:argument-error": Row(Meaning.MESSAGE, "a bad argument"),
-    "com.microsoft:argument-out-of-range": Row(Meaning.MESSAGE, "a bad argument"),
+    "amqp:not-found": FailureRow(FailureMeaning.NOT_FOUND, "there is no such entity"),
+    "amqp:resource-deleted": FailureRow(FailureMeaning.NOT_FOUND, "the entity was deleted"),
+    "com.microsoft:entity-disabled": FailureRow(
+        FailureMeaning.DISABLED, "somebody switched the entity off"
+    ),
+    "amqp:unauthorized-access": FailureRow(FailureMeaning.UNAUTHORIZED, "a right to grant"),
+    "com.microsoft:auth-failed": FailureRow(FailureMeaning.UNAUTHORIZED, "a credential to mend"),
+    "amqp:resource-limit-exceeded": FailureRow(FailureMeaning.QUOTA, "the entity is full"),
+    "com.microsoft:server-busy": FailureRow(FailureMeaning.BUSY, "throttling is an answer"),
+    "amqp:link:message-size-exceeded": FailureRow(FailureMeaning.MESSAGE, "too large"),
+    "amqp:not-allowed": FailureRow(FailureMeaning.MESSAGE, "not allowed on such an entity"),
+    "amqp:not-implemented": FailureRow(
+        FailureMeaning.MESSAGE, "the service does not do such things"
+    ),
+    "amqp:decode-error": FailureRow(FailureMeaning.MESSAGE, "the service cannot read the message"),
+    "amqp:invalid-field": FailureRow(FailureMeaning.MESSAGE, "a bad argument"),
+    "amqp:precondition-failed": FailureRow(FailureMeaning.MESSAGE, "refused for what it asks"),
+    "com.microsoft:precondition-failed": FailureRow(
+        FailureMeaning.MESSAGE, "refused for what it asks"
+    ),
+    "com.microsoft:argument-error": FailureRow(FailureMeaning.MESSAGE, "a bad argument"),
+    "com.microsoft:argument-out-of-range": FailureRow(FailureMeaning.MESSAGE, "a bad argument"),
 }
 """What a condition says of an exception that is judged by it."""
 
@@ -191,14 +226,14 @@ def judge(
     return classify(error), f"options.classify {wrong}; the built-in table judges instead"
 
 
-def meaning_of(error: BaseException) -> Meaning:
+def meaning_of(error: BaseException) -> FailureMeaning:
     """What a failed attempt says about its entity."""
     for _ in range(WRAPPED_DEPTH_MAX):
         wrapped = getattr(error, "inner_exception", None)
         if type(wrapped).__name__ in TOKEN_REFUSALS:
             status = getattr(wrapped, "status_code", None)
             is_fault = isinstance(status, int) and status >= SERVER_FAULTS
-            return Meaning.UNREACHABLE if is_fault else Meaning.UNAUTHORIZED
+            return FailureMeaning.UNREACHABLE if is_fault else FailureMeaning.UNAUTHORIZED
         name = _known_name(error)
         meaning = TABLE[name].meaning
         if name not in JUDGED_BY_CONDITION:
@@ -210,16 +245,16 @@ def meaning_of(error: BaseException) -> Meaning:
         if not isinstance(wrapped, BaseException) or _known_name(wrapped) == "Exception":
             return meaning
         error = wrapped
-    return Meaning.OTHER
+    return FailureMeaning.OTHER
 
 
-def _meaning_with_condition(name: str, condition: str) -> Meaning:
+def _meaning_with_condition(name: str, condition: str) -> FailureMeaning:
     row = CONDITIONS.get(condition)
     if row is not None:
         return row.meaning
     # An unknown condition on a broken connection (detach-forced, socket-error, ...) names no
     # configuration; on the plain error it is the service's answer to what was asked.
-    return Meaning.OTHER if name == "ServiceBusError" else TABLE[name].meaning
+    return FailureMeaning.OTHER if name == "ServiceBusError" else TABLE[name].meaning
 
 
 def _known_name(error: BaseException) -> str:

@@ -10,13 +10,13 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["DIVERT_BOUNDS_S", "Histogram", "Tallies"]
+__all__ = ["DIVERT_BOUNDS_S", "DurationHistogram", "PairCounters"]
 
 DIVERT_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """From a broker next door to the longest attempt that the options allow."""
 
 
-class Histogram:
+class DurationHistogram:
     """How many of the observed times lie below each bound."""
 
     __slots__ = ("_counts", "bounds_s", "sum_s")
@@ -44,13 +44,13 @@ class Histogram:
             yield bound_s, total
 
 
-class Tallies:
+class PairCounters:
     """The numbers of one pair."""
 
     __slots__ = ("diverts", "pings_answered", "pings_dropped", "pings_failed")
 
     def __init__(self) -> None:
-        self.diverts = Histogram(DIVERT_BOUNDS_S)
+        self.diverts = DurationHistogram(DIVERT_BOUNDS_S)
         """Seconds of each attempt on a backlog queue that stored something."""
         self.pings_answered = 0
         self.pings_failed = 0

@@ -14,8 +14,7 @@ from twinbus.clock import TimerFired
 __all__ = [
     "ROUTES",
     "Action",
-    "Close",
-    "Divert",
+    "EntityState",
     "Event",
     "ForceFailover",
     "Freeze",
@@ -27,15 +26,16 @@ __all__ = [
     "SendFailed",
     "SendPing",
     "SendSucceeded",
-    "State",
+    "StartDiverting",
     "StopPinging",
+    "StopWatching",
     "TimerFired",
     "Transition",
     "Unfreeze",
 ]
 
 
-class State(StrEnum):
+class EntityState(StrEnum):
     """What is believed of an entity of the primary; each is its own word."""
 
     HEALTHY = "healthy"
@@ -53,10 +53,10 @@ class Route(Enum):
 
 
 ROUTES: Final = {
-    State.HEALTHY: Route.PRIMARY,
-    State.SUSPECT: Route.PRIMARY,
-    State.FAILED_OVER: Route.BACKLOG,
-    State.UNUSABLE: Route.REFUSED,
+    EntityState.HEALTHY: Route.PRIMARY,
+    EntityState.SUSPECT: Route.PRIMARY,
+    EntityState.FAILED_OVER: Route.BACKLOG,
+    EntityState.UNUSABLE: Route.REFUSED,
 }
 
 
@@ -107,18 +107,18 @@ class Unfreeze:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class StopWatching:
     """The pair is closing: nothing may be left behind."""
 
 
 Event = (
     SendSucceeded | SendFailed | TimerFired | PingAnswered | PingFailed
-    | ForceFailover | MarkHealthy | Freeze | Unfreeze | Close
+    | ForceFailover | MarkHealthy | Freeze | Unfreeze | StopWatching
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Divert:
+class StartDiverting:
     """Sends go to the backlog from now on: wake every call that waits to try the primary again."""
 
 
@@ -136,8 +136,8 @@ class StopPinging:
 class Transition:
     """One change of state, for logs, listeners and the ledger."""
 
-    before: State
-    after: State
+    before: EntityState
+    after: EntityState
     at: float
     reason: str
 
@@ -150,4 +150,4 @@ class Notify:
     transition: Transition
 
 
-Action = Divert | SendPing | StopPinging | Notify
+Action = StartDiverting | SendPing | StopPinging | Notify

@@ -22,8 +22,7 @@ from twinbus.clock import TimerFired
 from twinbus.pairing.core.events import (
     ROUTES,
     Action,
-    Close,
-    Divert,
+    EntityState,
     Event,
     ForceFailover,
     Freeze,
@@ -35,17 +34,17 @@ from twinbus.pairing.core.events import (
     SendFailed,
     SendPing,
     SendSucceeded,
-    State,
+    StartDiverting,
     StopPinging,
+    StopWatching,
     Transition,
     Unfreeze,
 )
 
 __all__ = [
     "Action",
-    "Close",
-    "Divert",
     "EntityFailover",
+    "EntityState",
     "Event",
     "ForceFailover",
     "Freeze",
@@ -57,8 +56,9 @@ __all__ = [
     "SendFailed",
     "SendPing",
     "SendSucceeded",
-    "State",
+    "StartDiverting",
     "StopPinging",
+    "StopWatching",
     "TimerFired",
     "Transition",
     "Unfreeze",
@@ -68,24 +68,33 @@ __all__ = [
 NOTHING: Final[tuple[Action, ...]] = ()
 
 LATE_AND_HARMLESS: Final = {
-    (State.HEALTHY, TimerFired): "the timer was cancelled while its event was on the way",
-    (State.HEALTHY, PingAnswered): "the ping ended after something else had healed the entity",
-    (State.HEALTHY, PingFailed): "the ping ended after something else had healed the entity",
-    (State.HEALTHY, SendFailed): "the caller's own fault, or seen while frozen",
-    (State.SUSPECT, TimerFired): "the timer was moved while its event was on the way",
-    (State.SUSPECT, PingAnswered): "a ping of an earlier failover; it proves nothing of today",
-    (State.SUSPECT, PingFailed): "a ping of an earlier failover; it proves nothing of today",
-    (State.SUSPECT, SendFailed): "the timer runs from the first failure; later ones add nothing",
-    (State.FAILED_OVER, TimerFired): "the timer was moved while its event was on the way",
-    (State.FAILED_OVER, PingAnswered): "a ping that was stopped, or of an earlier failover",
-    (State.FAILED_OVER, PingFailed): "a ping that was stopped, or of an earlier failover",
-    (State.FAILED_OVER, SendFailed): "an attempt that began before the failover",
-    (State.FAILED_OVER, SendSucceeded): "a late success, while a person holds the state",
-    (State.UNUSABLE, TimerFired): "the timer was moved while its event was on the way",
-    (State.UNUSABLE, PingAnswered): "a ping that was stopped, or of an earlier failover",
-    (State.UNUSABLE, PingFailed): "a ping that was stopped, or of an earlier failover",
-    (State.UNUSABLE, SendFailed): "an attempt that began before the failover",
-    (State.UNUSABLE, SendSucceeded): "a late success, while the entity is frozen",
+    (EntityState.HEALTHY, TimerFired): "the timer was cancelled while its event was on the way",
+    (
+        EntityState.HEALTHY,
+        PingAnswered,
+    ): "the ping ended after something else had healed the entity",
+    (EntityState.HEALTHY, PingFailed): "the ping ended after something else had healed the entity",
+    (EntityState.HEALTHY, SendFailed): "the caller's own fault, or seen while frozen",
+    (EntityState.SUSPECT, TimerFired): "the timer was moved while its event was on the way",
+    (
+        EntityState.SUSPECT,
+        PingAnswered,
+    ): "a ping of an earlier failover; it proves nothing of today",
+    (EntityState.SUSPECT, PingFailed): "a ping of an earlier failover; it proves nothing of today",
+    (
+        EntityState.SUSPECT,
+        SendFailed,
+    ): "the timer runs from the first failure; later ones add nothing",
+    (EntityState.FAILED_OVER, TimerFired): "the timer was moved while its event was on the way",
+    (EntityState.FAILED_OVER, PingAnswered): "a ping that was stopped, or of an earlier failover",
+    (EntityState.FAILED_OVER, PingFailed): "a ping that was stopped, or of an earlier failover",
+    (EntityState.FAILED_OVER, SendFailed): "an attempt that began before the failover",
+    (EntityState.FAILED_OVER, SendSucceeded): "a late success, while a person holds the state",
+    (EntityState.UNUSABLE, TimerFired): "the timer was moved while its event was on the way",
+    (EntityState.UNUSABLE, PingAnswered): "a ping that was stopped, or of an earlier failover",
+    (EntityState.UNUSABLE, PingFailed): "a ping that was stopped, or of an earlier failover",
+    (EntityState.UNUSABLE, SendFailed): "an attempt that began before the failover",
+    (EntityState.UNUSABLE, SendSucceeded): "a late success, while the entity is frozen",
 }
 """Events that may come and change nothing, each with its reason. Any other is a bug."""
 
@@ -109,7 +118,7 @@ class EntityFailover:
         self._ping_interval_s = ping_interval_s
         self._healthy_pings = healthy_pings
         self._ping_in_flight = False
-        self.state = State.HEALTHY
+        self.state = EntityState.HEALTHY
         self.route = Route.PRIMARY
         self.since: float | None = None
         """When the state was entered; None: it never changed."""
@@ -133,12 +142,12 @@ class EntityFailover:
     @property
     def failover_at(self) -> float | None:
         """When the entity will fail over if nothing succeeds; None: not on its way there."""
-        return self.timer_at if self.state is State.SUSPECT else None
+        return self.timer_at if self.state is EntityState.SUSPECT else None
 
     def handle(self, event: Event, now: float) -> Sequence[Action]:
         """Take one event at time `now`; return what the shell must do, in order."""
         # The usual case comes first: it is on the way of every healthy send.
-        if self.closed or (self.state is State.HEALTHY and type(event) is SendSucceeded):
+        if self.closed or (self.state is EntityState.HEALTHY and type(event) is SendSucceeded):
             return NOTHING
         match event:
             case SendSucceeded():
@@ -153,10 +162,12 @@ class EntityFailover:
 
     def _success(self, now: float) -> Sequence[Action]:
         match self.state:
-            case State.SUSPECT:
-                return self._enter(State.HEALTHY, now, "a send succeeded")
-            case State.FAILED_OVER | State.UNUSABLE if not self.forced and not self.frozen:
-                return self._enter(State.HEALTHY, now, "a late send succeeded")
+            case EntityState.SUSPECT:
+                return self._enter(EntityState.HEALTHY, now, "a send succeeded")
+            case EntityState.FAILED_OVER | EntityState.UNUSABLE if (
+                not self.forced and not self.frozen
+            ):
+                return self._enter(EntityState.HEALTHY, now, "a late send succeeded")
         return self._harmless(SendSucceeded())
 
     def _failure(self, event: SendFailed, now: float) -> Sequence[Action]:
@@ -164,20 +175,20 @@ class EntityFailover:
         if not event.counts or self.frozen:
             return self._harmless(event)
         match self.state:
-            case State.HEALTHY if self._failover_interval_s == 0:
-                return self._enter(State.FAILED_OVER, now, "a send failed", Divert())
-            case State.HEALTHY:
-                return self._enter(State.SUSPECT, now, "a send failed")
+            case EntityState.HEALTHY if self._failover_interval_s == 0:
+                return self._enter(EntityState.FAILED_OVER, now, "a send failed", StartDiverting())
+            case EntityState.HEALTHY:
+                return self._enter(EntityState.SUSPECT, now, "a send failed")
             # The interval is over although the timer's own event has not come yet.
-            case State.SUSPECT if self._is_due(now):
+            case EntityState.SUSPECT if self._is_due(now):
                 return self._fail_over(now)
         return self._harmless(event)
 
     def _timer(self, now: float) -> Sequence[Action]:
         match self.state:
-            case State.SUSPECT if self._is_due(now):
+            case EntityState.SUSPECT if self._is_due(now):
                 return self._fail_over(now)
-            case State.FAILED_OVER | State.UNUSABLE if self._is_due(now):
+            case EntityState.FAILED_OVER | EntityState.UNUSABLE if self._is_due(now):
                 self._ping_in_flight = True
                 self.timer_at = None
                 return (SendPing(),)
@@ -196,8 +207,8 @@ class EntityFailover:
         if not event.unusable or self.forced:
             return NOTHING
         reason = event.error or "not found or disabled"
-        if self.state is State.FAILED_OVER:
-            return self._enter(State.UNUSABLE, now, reason)
+        if self.state is EntityState.FAILED_OVER:
+            return self._enter(EntityState.UNUSABLE, now, reason)
         # Disabled first and then deleted: callers are told what is true now.
         self.reason = reason
         return NOTHING
@@ -207,24 +218,26 @@ class EntityFailover:
         if self.forced:
             return NOTHING
         if self.answered_pings >= self._healthy_pings:
-            return self._enter(State.HEALTHY, now, "the ping was answered")
-        if self.state is State.UNUSABLE:
+            return self._enter(EntityState.HEALTHY, now, "the ping was answered")
+        if self.state is EntityState.UNUSABLE:
             # It takes messages again, so that diverting is right; too few answers yet to return.
-            return self._enter(State.FAILED_OVER, now, "the ping was answered", Divert())
+            return self._enter(
+                EntityState.FAILED_OVER, now, "the ping was answered", StartDiverting()
+            )
         return NOTHING
 
     def _command(self, event: Event, now: float) -> Sequence[Action]:
         match event:
             case ForceFailover():
                 self.forced = True
-                if self.state is State.FAILED_OVER:
+                if self.state is EntityState.FAILED_OVER:
                     return NOTHING
-                return self._enter(State.FAILED_OVER, now, "forced", Divert())
+                return self._enter(EntityState.FAILED_OVER, now, "forced", StartDiverting())
             case MarkHealthy():
                 self.forced = False
-                if self.state is State.HEALTHY:
+                if self.state is EntityState.HEALTHY:
                     return NOTHING
-                return self._enter(State.HEALTHY, now, "marked healthy")
+                return self._enter(EntityState.HEALTHY, now, "marked healthy")
             case Freeze():
                 self.frozen = True
                 return self._rest()
@@ -234,16 +247,18 @@ class EntityFailover:
                     # Nothing was watched meanwhile, so that every interval begins anew.
                     self.timer_at = self._timer_of(self.state, now)
                 return NOTHING
-            case Close():
+            case StopWatching():
                 self.closed = True
                 return self._rest()
         raise AssertionError(f"{event} is no event of a failover")
 
     def _fail_over(self, now: float) -> Sequence[Action]:
         reason = f"no success for {self._failover_interval_s:g} s"
-        return self._enter(State.FAILED_OVER, now, reason, Divert())
+        return self._enter(EntityState.FAILED_OVER, now, reason, StartDiverting())
 
-    def _enter(self, state: State, now: float, reason: str, *actions: Action) -> Sequence[Action]:
+    def _enter(
+        self, state: EntityState, now: float, reason: str, *actions: Action
+    ) -> Sequence[Action]:
         """Change the state. Nothing else writes it, so that no timer or ping outlives its state."""
         before, self.state = self.state, state
         assert before is not state
@@ -259,10 +274,10 @@ class EntityFailover:
         stop = (StopPinging(),) if before in PINGED else ()
         return (*actions, *stop, announcement)
 
-    def _timer_of(self, state: State, now: float) -> float | None:
-        if self.frozen or state is State.HEALTHY:
+    def _timer_of(self, state: EntityState, now: float) -> float | None:
+        if self.frozen or state is EntityState.HEALTHY:
             return None
-        if state is State.SUSPECT:
+        if state is EntityState.SUSPECT:
             return now + self._failover_interval_s
         return now + self._ping_interval_s
 
@@ -279,5 +294,5 @@ class EntityFailover:
         return NOTHING
 
 
-PINGED: Final = frozenset({State.FAILED_OVER, State.UNUSABLE})
+PINGED: Final = frozenset({EntityState.FAILED_OVER, EntityState.UNUSABLE})
 """States in which pings run."""

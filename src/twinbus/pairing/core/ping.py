@@ -1,13 +1,13 @@
 """The question whether an entity of the primary takes messages again (SPEC 5), as data.
 
-And when it may be asked: `Turns` spreads the pings of many entities that failed over together.
+And when it may be asked: `PingTurns` spreads the pings of many entities that failed over together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PING_CONTENT_TYPE", "PING_SPACING_S", "PING_TIME_TO_LIVE_S", "PingMessage", "Turns"]
+__all__ = ["PING_CONTENT_TYPE", "PING_SPACING_S", "PING_TIME_TO_LIVE_S", "PingMessage", "PingTurns"]
 
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 """What a service that knows pings tells them by, so that no receiver ever sees one."""
@@ -32,7 +32,7 @@ class PingMessage:
     body: bytes = b""
 
 
-class Turns:
+class PingTurns:
     """When each of many may begin: at once while there are few, else one after the other."""
 
     __slots__ = ("_free_at", "_spacing_s")

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from twinbus.pairing.core.backlog import session_queue
 
-__all__ = ["Divertion", "Look", "SessionKey", "SessionOrder"]
+__all__ = ["Diversion", "SessionKey", "SessionOrder", "SessionPeek"]
 
 DOUBT_S: Final = 5.0
 """A divert that was cut off may still arrive. Its session is looked for no sooner than this after
@@ -43,7 +43,7 @@ class SessionKey(NamedTuple):
         return cls(path.strip("/").lower(), session)
 
 
-class Divertion(Enum):
+class Diversion(Enum):
     """How a divert ended."""
 
     STORED = "the backlog queue has the message"
@@ -72,7 +72,7 @@ class _Bound:
 
 
 @dataclass(slots=True)
-class Look:
+class SessionPeek:
     """One look through a backlog queue, from its first message to its last."""
 
     queue: str
@@ -127,14 +127,14 @@ class SessionOrder:
         bound.diverting += 1
         bound.places.add(bound.queue)
 
-    def end(self, key: SessionKey, how: Divertion, now: float) -> None:
+    def end(self, key: SessionKey, how: Diversion, now: float) -> None:
         """A divert of the session ended."""
         bound = self._bound[key]
         assert bound.diverting > 0, key
         bound.diverting -= 1
-        if how is not Divertion.REFUSED:
+        if how is not Diversion.REFUSED:
             bound.stored = True
-            doubt_s = DOUBT_S if how is Divertion.DOUBTFUL else 0.0
+            doubt_s = DOUBT_S if how is Diversion.DOUBTFUL else 0.0
             bound.looked_from = max(bound.looked_from, now + doubt_s)
         elif not bound.stored and not bound.diverting:
             # Nothing of it is in the backlog: with the secondary down, too, it must not be held.
@@ -156,14 +156,14 @@ class SessionOrder:
 
     # Looks
 
-    def first_look(self, queue: str, now: float) -> Look:
+    def first_look(self, queue: str, now: float) -> SessionPeek:
         """Begin the look that finds what an earlier process left behind."""
         self._readings[queue] = _Reading.BEING_READ
-        return Look(queue, now)
+        return SessionPeek(queue, now)
 
-    def look(self, queue: str, now: float) -> Look:
+    def look(self, queue: str, now: float) -> SessionPeek:
         """Begin a look."""
-        return Look(queue, now)
+        return SessionPeek(queue, now)
 
     def to_look_at(self, is_back: Callable[[str], bool], now: float) -> list[str]:
         """The queues worth a look now: of bound sessions whose entity takes messages again."""
@@ -178,7 +178,7 @@ class SessionOrder:
         """Whether the queue was never looked through."""
         return self._readings[queue] is _Reading.UNREAD
 
-    def saw(self, look: Look, messages: Iterable[tuple[str, str | None]]) -> None:
+    def saw(self, look: SessionPeek, messages: Iterable[tuple[str, str | None]]) -> None:
         """A look found messages: path and session of each."""
         for path, session in messages:
             look.messages += 1
@@ -191,7 +191,7 @@ class SessionOrder:
             bound.stored = True
             bound.places.add(look.queue)
 
-    def finish(self, look: Look) -> list[SessionKey]:
+    def finish(self, look: SessionPeek) -> list[SessionKey]:
         """A look came to the queue's end; the sessions that are free now."""
         self._readings[look.queue] = _Reading.READ
         self._depths[look.queue] = look.messages
@@ -206,7 +206,7 @@ class SessionOrder:
             del self._bound[key]
         return free
 
-    def give_up(self, look: Look) -> None:
+    def give_up(self, look: SessionPeek) -> None:
         """A look broke off. If it was the first, sends of unknown sessions use the primary."""
         if self._readings[look.queue] is _Reading.BEING_READ:
             self._readings[look.queue] = _Reading.UNREAD

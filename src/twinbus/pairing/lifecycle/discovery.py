@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from twinbus.errors import BacklogUnavailableError, MissingRightError
 from twinbus.pairing.core.announcements import BacklogQueueFound, BacklogQueueLeftOut
 from twinbus.pairing.core.backlog import lease_path
-from twinbus.pairing.core.classify import Meaning, meaning_of
+from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.lifecycle.administration import (
     BacklogAdministration,
     Findings,
@@ -160,9 +160,9 @@ class Discovery:
     def _judge(self, error: Exception, why: str, path: str) -> None:
         """Raise what ends the look: it would say the same of every other queue."""
         endpoint, meaning = self._client.secondary.endpoint, meaning_of(error)
-        if meaning in (Meaning.UNREACHABLE, Meaning.BUSY):
+        if meaning in (FailureMeaning.UNREACHABLE, FailureMeaning.BUSY):
             raise SecondaryUnreachable(f"{endpoint}: {why}") from error
-        if meaning is Meaning.UNAUTHORIZED:
+        if meaning is FailureMeaning.UNAUTHORIZED:
             raise MissingRightError(
                 f"diverting to {path} in {endpoint} needs the Send right, and the credential was"
                 f" refused ({why}); grant it, or give another"

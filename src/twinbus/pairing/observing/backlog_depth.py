@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from twinbus.pairing.sending.client import PairedClient
 
-__all__ = ["QueueDepth", "Sounding"]
+__all__ = ["BacklogDepth", "QueueDepth"]
 
 log = logging.getLogger("twinbus.pairing")
 
@@ -43,7 +43,7 @@ class QueueDepth:
     """When the oldest waiting message came, in unix seconds; None: there is none."""
 
 
-class Sounding:
+class BacklogDepth:
     """Looks at the backlog queues of a pair until it is closed."""
 
     def __init__(self, client: PairedClient, every_s: float) -> None:

@@ -30,16 +30,16 @@ except ImportError as missing:
         "metrics need the library prometheus-client: pip install 'twinbus[telemetry]'"
     ) from missing
 
-from twinbus.pairing.core.events import State
+from twinbus.pairing.core.events import EntityState
 from twinbus.pairing.core.sides import PairSides, Side, SideState
 from twinbus.pairing.core.status import QUEUE_STATES, backlog_status
 
 if TYPE_CHECKING:
-    from twinbus.pairing.observing.backlog_depth import Sounding
+    from twinbus.pairing.observing.backlog_depth import BacklogDepth
     from twinbus.pairing.sending.client import PairedClient
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
-__all__ = ["OTHERS", "PairCollector", "Subject"]
+__all__ = ["OTHERS", "MeasuredPair", "PairCollector"]
 
 OTHERS: Final = "(others)"
 """The entity under which those past the limit are summed; no entity's name has parentheses."""
@@ -48,19 +48,19 @@ MOVES: Final = ("forwarded", "completed", "dead_lettered")
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class MeasuredPair:
     """One pair, as far as its numbers go."""
 
     client: PairedClient
     sides: PairSides
     syphon: Callable[[], dict[str, dict[str, Any]]]
-    sounding: Sounding | None = None
+    sounding: BacklogDepth | None = None
 
 
 class PairCollector(Collector):
     """The series of one pair; `also` makes one collector of several pairs' numbers."""
 
-    def __init__(self, *subjects: Subject, entities_max: int = 1_000) -> None:
+    def __init__(self, *subjects: MeasuredPair, entities_max: int = 1_000) -> None:
         if not entities_max >= 0:
             raise ValueError(f"entities_max is a whole number from 0; got {entities_max!r}")
         self._subjects = list(subjects)
@@ -104,7 +104,7 @@ class PairCollector(Collector):
             pair = subject.client.recorder.pair
             # A list first: the pair's own thread may add to it meanwhile.
             watched = subject.client.entities
-            counts = dict.fromkeys(State, 0)
+            counts = dict.fromkeys(EntityState, 0)
             for entity in watched:
                 counts[entity.failover.state] += 1
             for which, count in counts.items():
@@ -117,9 +117,9 @@ class PairCollector(Collector):
                 raised.add_metric([pair, path], failed)
         yield from (entities, state, stored, raised)
 
-    def _unhealthy(self, watched: Iterable[WatchedEntity]) -> list[tuple[str, State]]:
+    def _unhealthy(self, watched: Iterable[WatchedEntity]) -> list[tuple[str, EntityState]]:
         states = [(entity.path, entity.failover.state) for entity in watched]
-        return [one for one in states if one[1] is not State.HEALTHY][: self._entities_max]
+        return [one for one in states if one[1] is not EntityState.HEALTHY][: self._entities_max]
 
     def _traffic(
         self, pair: str, watched: Iterable[WatchedEntity]

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from twinbus.pairing.sdk.watchdog import CANCEL_AGAIN_S
 
-__all__ = ["CLOSE_LIMIT_S", "Remains", "end_task"]
+__all__ = ["CLOSE_LIMIT_S", "SdkCleanup", "end_task"]
 
 CLOSE_LIMIT_S: Final = 3.0
 """A goodbye takes milliseconds. A peer that hangs gets this long, then its socket is cut."""
 
 
-class Remains:
+class SdkCleanup:
     """What an SDK sender may leave behind: its keep-alive task and its sockets.
 
     The SDK cannot close without talking to the peer, and when opening is broken off it forgets the

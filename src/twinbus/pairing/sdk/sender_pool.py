@@ -4,8 +4,8 @@ The SDK's asyncio sender is not made for several tasks at once (two of them open
 one, and read each other's answers with up to 0.2 s of delay), so a call leases one for itself. The
 last one given back is the next one lent: with little to do, one connection serves.
 
-A sender whose call was cut short is in no known state. It is never used again; `Closer` closes it
-behind the scenes, within a bound, whatever the peer does.
+A sender whose call was cut short is in no known state. It is never used again; `SenderCloser`
+closes it behind the scenes, within a bound, whatever the peer does.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from twinbus.pairing.core.classify import Meaning, meaning_of
-from twinbus.pairing.sdk.sdk_cleanup import CLOSE_LIMIT_S, Remains, end_task
+from twinbus.pairing.core.classify import FailureMeaning, meaning_of
+from twinbus.pairing.sdk.sdk_cleanup import CLOSE_LIMIT_S, SdkCleanup, end_task
 from twinbus.pairing.sdk.watchdog import Watch, Watchdog
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender
 
-__all__ = ["Closer", "Conduit", "SenderPool", "attempt", "was_carried_out"]
+__all__ = ["PooledSender", "SenderCloser", "SenderPool", "attempt", "was_carried_out"]
 
 log = logging.getLogger("twinbus.pairing")
 
@@ -51,11 +51,11 @@ CARRIED_OUT: Final = "cancelled during a call of the SDK that succeeded all the 
 WAIT_FOR_FRAME: Final = True
 """How the SDK's connection is told to wait until there is a frame, however long that takes."""
 
-HARMLESS: Final = frozenset({Meaning.BUSY, Meaning.QUOTA, Meaning.MESSAGE})
+HARMLESS: Final = frozenset({FailureMeaning.BUSY, FailureMeaning.QUOTA, FailureMeaning.MESSAGE})
 """A sender that was told this can be used again: it answered, and its link stands."""
 
 
-class Conduit(Watch):
+class PooledSender(Watch):
     """One SDK sender, what is known of it, and the watch of the one attempt that it serves."""
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Conduit(Watch):
         self.is_open = False
         self.idle_since = 0.0
         self.opening: asyncio.Task[int | None] | None = None
-        self.remains = Remains(sdk)
+        self.remains = SdkCleanup(sdk)
         self.reader: Any = None
         """What the SDK reads the connection from, once it is open."""
         self.limit_bytes: int | None = None
@@ -134,7 +134,11 @@ class SenderPool:
     """The senders of one entity: `take` one, use it, then `give_back` or `discard` it."""
 
     def __init__(
-        self, make: Callable[[], ServiceBusSender], closer: Closer, *, limit: int = SENDERS_MAX
+        self,
+        make: Callable[[], ServiceBusSender],
+        closer: SenderCloser,
+        *,
+        limit: int = SENDERS_MAX,
     ) -> None:
         self._make = make
         self._closer = closer
@@ -147,9 +151,9 @@ class SenderPool:
         """Called when a call takes long, again and again until it ends."""
         self.on_open: Callable[[int | None, int | None], None] | None = None
         """Told both limits whenever a link was opened."""
-        self._idle: list[Conduit] = []
-        self._leased: set[Conduit] = set()
-        self._behind: set[Conduit] = set()
+        self._idle: list[PooledSender] = []
+        self._leased: set[PooledSender] = set()
+        self._behind: set[PooledSender] = set()
         """Of those: what still opens although its caller has given up."""
         # A list and no event yet: of ten thousand senders few are ever waited for.
         self._waiters: list[asyncio.Future[None]] = []
@@ -158,7 +162,7 @@ class SenderPool:
         self._drained: asyncio.Event | None = None
         self.closed = False
 
-    def take_ready(self, now: float) -> Conduit | None:
+    def take_ready(self, now: float) -> PooledSender | None:
         """The open sender that was given back last; None: `take` one, which may have to be opened.
 
         This is on the way of every healthy send.
@@ -175,7 +179,7 @@ class SenderPool:
         self._leased.add(conduit)
         return conduit
 
-    def take(self) -> Conduit | None:
+    def take(self) -> PooledSender | None:
         """A sender for one call; None: all are in use."""
         assert not self.closed
         while self._idle:
@@ -186,21 +190,21 @@ class SenderPool:
             self._closer.bury(conduit)
         if len(self._leased) >= self._limit or self._openings() >= OPENINGS_MAX:
             return None
-        conduit = Conduit(self._make(), self._epoch)
+        conduit = PooledSender(self._make(), self._epoch)
         conduit.on_look = self.on_slow
         self._leased.add(conduit)
         return conduit
 
-    async def open(self, conduit: Conduit, timeout_s: float) -> None:
+    async def open(self, conduit: PooledSender, timeout_s: float) -> None:
         """Open a sender and note what its link says; TimeoutError in time."""
         await conduit.open(timeout_s)
         self._opened(conduit)
 
-    def is_cut_short(self, conduit: Conduit, timeout_s: float) -> bool:
+    def is_cut_short(self, conduit: PooledSender, timeout_s: float) -> bool:
         """Whether a sender was still opening when its caller's time, less than usual, was over."""
         return conduit.opening is not None and timeout_s < self._closer.opening_limit_s
 
-    def open_behind(self, conduit: Conduit, timeout_s: float) -> None:
+    def open_behind(self, conduit: PooledSender, timeout_s: float) -> None:
         """Let a sender go on opening for those who come next.
 
         Else callers that wait for less than opening takes would each begin it and none end it.
@@ -208,7 +212,7 @@ class SenderPool:
         self._behind.add(conduit)
         self._closer.run(self._open_behind(conduit, self._closer.opening_limit_s - timeout_s))
 
-    async def _open_behind(self, conduit: Conduit, timeout_s: float) -> None:
+    async def _open_behind(self, conduit: PooledSender, timeout_s: float) -> None:
         try:
             await conduit.finish_opening(timeout_s)
         except Exception as error:  # noqa: BLE001  # a message that needs it will find out
@@ -222,7 +226,7 @@ class SenderPool:
         else:
             self.discard(conduit)
 
-    def _opened(self, conduit: Conduit) -> None:
+    def _opened(self, conduit: PooledSender) -> None:
         if self._waiters:
             # Who still waits a moment later is not served by what is open: one more may open.
             self._loop.call_later(STILL_WAITING_S, self.pass_on)
@@ -252,7 +256,7 @@ class SenderPool:
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
 
-    def give_back(self, conduit: Conduit) -> None:
+    def give_back(self, conduit: PooledSender) -> None:
         """The call ended well, or in a way that leaves the sender usable."""
         self._leased.discard(conduit)
         if conduit.epoch == self._epoch and not self.closed:
@@ -263,7 +267,7 @@ class SenderPool:
         if self._waiters or self.closed:
             self._released()
 
-    def done(self, conduit: Conduit, now: float) -> bool:
+    def done(self, conduit: PooledSender, now: float) -> bool:
         """An attempt succeeded: give its sender back; whether somebody cancelled the task.
 
         The short way of `ended`, for every healthy send.
@@ -278,7 +282,7 @@ class SenderPool:
         return is_cancelled
 
     def ended(
-        self, conduit: Conduit, error: BaseException | None, timeout_s: float = math.inf
+        self, conduit: PooledSender, error: BaseException | None, timeout_s: float = math.inf
     ) -> BaseException | None:
         """An attempt is over: give the sender back or discard it; what is to be raised, or None.
 
@@ -290,7 +294,7 @@ class SenderPool:
             return asyncio.CancelledError(CARRIED_OUT) if is_cancelled else None
         meaning = meaning_of(error)
         is_cut_short = self.is_cut_short(conduit, timeout_s)
-        if meaning is Meaning.UNREACHABLE and not is_cut_short:
+        if meaning is FailureMeaning.UNREACHABLE and not is_cut_short:
             self.renew()
         if meaning in HARMLESS and conduit.is_open:
             self.give_back(conduit)
@@ -304,7 +308,7 @@ class SenderPool:
             return asyncio.CancelledError()
         return error
 
-    def discard(self, conduit: Conduit) -> None:
+    def discard(self, conduit: PooledSender) -> None:
         """The call ended in a way that leaves the sender in no known state."""
         self._leased.discard(conduit)
         self._closer.bury(conduit)
@@ -359,7 +363,7 @@ class SenderPool:
 
 async def attempt(
     pool: SenderPool,
-    conduit: Conduit,
+    conduit: PooledSender,
     operation: Callable[[Any], Awaitable[T]],
     timeout_s: float,
 ) -> T:
@@ -388,7 +392,7 @@ def was_carried_out(cancelled: asyncio.CancelledError) -> bool:
     return cancelled.args == (CARRIED_OUT,)
 
 
-class Closer:
+class SenderCloser:
     """What the pools of a client share: it closes senders behind the scenes, and has the watchdog.
 
     `wait` for all of it at the end.
@@ -400,7 +404,7 @@ class Closer:
         self._tasks: set[asyncio.Task[None]] = set()
         self.watchdog = Watchdog()
 
-    def bury(self, conduit: Conduit) -> None:
+    def bury(self, conduit: PooledSender) -> None:
         """Close a sender that nobody uses any more; returns at once."""
         self.run(_close(conduit))
 
@@ -419,7 +423,7 @@ class Closer:
         await asyncio.sleep(0)
 
 
-async def _close(conduit: Conduit) -> None:
+async def _close(conduit: PooledSender) -> None:
     remains = conduit.remains
     remains.look()
     if conduit.opening is not None:

@@ -28,9 +28,9 @@ from twinbus.errors import (
 from twinbus.namespace.credentials import refused_token
 from twinbus.pairing.core.attempts import (
     BacklogChoice,
-    Divert,
+    CallEnding,
     DivertFailed,
-    Ending,
+    DivertTo,
     EntityView,
     PrimaryFailed,
     PullQueue,
@@ -38,24 +38,24 @@ from twinbus.pairing.core.attempts import (
     SendCall,
     Step,
     TryPrimary,
-    Wait,
-    Woken,
+    WaitEnded,
+    WaitForRetry,
 )
 from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.events import Route, SendFailed
 from twinbus.pairing.sdk.guards import flaws
-from twinbus.pairing.sdk.sender_pool import Conduit, SenderPool, attempt, was_carried_out
+from twinbus.pairing.sdk.sender_pool import PooledSender, SenderPool, attempt, was_carried_out
 
 if TYPE_CHECKING:
     from twinbus.pairing.sdk.outgoing import Outgoing
     from twinbus.pairing.sending.client import PairedClient
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
-__all__ = ["Call", "Place", "SendingCall"]
+__all__ = ["PairedCall", "SendTarget", "SendingCall"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SendTarget:
     """Where the calls of one sender go: the pair, the entity, its senders, its backlog queue."""
 
     client: PairedClient
@@ -76,10 +76,10 @@ class Place:
         return self.entity.failover
 
 
-class Call:
+class PairedCall:
     """The loop that both kinds of call share."""
 
-    def __init__(self, place: Place, view: EntityView, deadline: float | None) -> None:
+    def __init__(self, place: SendTarget, view: EntityView, deadline: float | None) -> None:
         self.client, self.entity, self.pool = place.client, place.entity, place.pool
         self.place = place
         self.view = view
@@ -131,9 +131,9 @@ class Call:
         match step:
             case TryPrimary(timeout_s):
                 return await self._primary(timeout_s)
-            case Divert(queue, timeout_s):
+            case DivertTo(queue, timeout_s):
                 return await self._divert(queue, timeout_s)
-            case Wait(until):
+            case WaitForRetry(until):
                 await self.entity.changes(until)
                 return False, self._woken()
             case Raise():
@@ -147,7 +147,7 @@ class Call:
         return steps[-1]
 
     def _woken(self) -> list[Step]:
-        return self.call.handle(Woken(), self.loop.time())
+        return self.call.handle(WaitEnded(), self.loop.time())
 
     async def _primary(self, timeout_s: float) -> tuple[bool, Any]:
         """The SDK's answer, or the next steps."""
@@ -156,7 +156,7 @@ class Call:
             return False, self._woken()
         return await self._attempt(conduit, timeout_s)
 
-    async def _attempt(self, conduit: Conduit, timeout_s: float) -> tuple[bool, Any]:
+    async def _attempt(self, conduit: PooledSender, timeout_s: float) -> tuple[bool, Any]:
         began, timeout_s = self._begin(timeout_s)
         try:
             answer = await attempt(self.pool, conduit, self.on_primary, timeout_s)
@@ -190,7 +190,7 @@ class Call:
 
     async def _lease(
         self, pool: SenderPool, is_worth: Callable[[], bool] = lambda: True
-    ) -> Conduit | None:
+    ) -> PooledSender | None:
         """A sender, once one is free; None when there is something better to do than to wait."""
         while self.call.stays and is_worth() and not self._is_over():
             conduit = pool.take()
@@ -238,10 +238,10 @@ class Call:
         path, ids = self.entity.path, self.ids()
         error: BaseException
         match step.ending:
-            case Ending.BACKLOG:
+            case CallEnding.BACKLOG:
                 error = self.unavailable()
                 error.__cause__ = step.error
-            case Ending.UNUSABLE:
+            case CallEnding.UNUSABLE:
                 reason = self.entity.failover.reason
                 error = EntityUnusableError(
                     f"{path} cannot be used: the primary answers {reason}; repair the entity,"
@@ -249,7 +249,7 @@ class Call:
                     message_ids=ids,
                 )
                 error.__cause__ = step.error
-            case Ending.TIMED_OUT:
+            case CallEnding.TIMED_OUT:
                 error = OperationTimeoutError(
                     message=f"{path}: the time given was over before an attempt could be made"
                 )
@@ -259,10 +259,10 @@ class Call:
         return error
 
 
-class SendingCall(Call):
+class SendingCall(PairedCall):
     """One call of `send_messages`."""
 
-    def __init__(self, place: Place, outgoing: Outgoing, deadline: float | None) -> None:
+    def __init__(self, place: SendTarget, outgoing: Outgoing, deadline: float | None) -> None:
         super().__init__(place, place.route_for(outgoing), deadline)
         self.outgoing = outgoing
 

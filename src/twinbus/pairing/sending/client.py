@@ -32,21 +32,21 @@ from twinbus.pairing.core.announcements import (
 from twinbus.pairing.core.attempts import BacklogChoice, RetryPolicy
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
 from twinbus.pairing.core.classify import judge
-from twinbus.pairing.core.counters import Tallies
-from twinbus.pairing.core.events import SendSucceeded, State, Transition
-from twinbus.pairing.core.ping import PingMessage, Turns
+from twinbus.pairing.core.counters import PairCounters
+from twinbus.pairing.core.events import EntityState, SendSucceeded, Transition
+from twinbus.pairing.core.ping import PingMessage, PingTurns
 from twinbus.pairing.core.session_order import SessionOrder
 from twinbus.pairing.observing.listeners import Listeners
 from twinbus.pairing.observing.tracing import tracing_now
 from twinbus.pairing.sdk.guards import BacklogLimits
 from twinbus.pairing.sdk.outgoing import MessageIds
-from twinbus.pairing.sdk.sdk_cleanup import CLOSE_LIMIT_S, Remains
-from twinbus.pairing.sdk.sender_pool import Closer, SenderPool, attempt
+from twinbus.pairing.sdk.sdk_cleanup import CLOSE_LIMIT_S, SdkCleanup
+from twinbus.pairing.sdk.sender_pool import SenderCloser, SenderPool, attempt
 from twinbus.pairing.sdk.warming import Warming
-from twinbus.pairing.sending.calls import Place
+from twinbus.pairing.sending.calls import SendTarget
 from twinbus.pairing.sending.sender import PairedSender
-from twinbus.pairing.sending.session_scan import Census
-from twinbus.pairing.sending.strict_calls import StrictPlace
+from twinbus.pairing.sending.session_scan import SessionScan
+from twinbus.pairing.sending.strict_calls import StrictSendTarget
 from twinbus.pairing.sending.watched_entity import WatchedEntity
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class PairedClient:
         self.message_ids = MessageIds()
         self.limits = BacklogLimits(options.message_size_limit)
         self.listeners = Listeners()
-        self.tallies = Tallies()
+        self.tallies = PairCounters()
         self.tracing = tracing_now(primary)
         """None while the application has set up no traces."""
         self.closed = False
@@ -98,19 +98,19 @@ class PairedClient:
         self._was_protected = False
         self._pick = pick
         self._loop = self.loop = asyncio.get_running_loop()
-        self._closer = Closer(options.attempt_timeout_s)
+        self._closer = SenderCloser(options.attempt_timeout_s)
         self._entities: dict[str, WatchedEntity] = {}
         self._senders: set[PairedSender] = set()
         self._pools: dict[str, SenderPool] = {}
         self._warming = Warming(options.attempt_timeout_s)
-        self._ping_turns = Turns()
+        self._ping_turns = PingTurns()
         self._complained = False
         self._primary_sdk = primary.bounded_client(options.attempt_timeout_s)
         self._secondary_sdk = secondary.bounded_client(options.attempt_timeout_s)
-        self.census: Census | None = None
+        self.census: SessionScan | None = None
         """Which sessions are bound to the backlog; None: the order is relaxed."""
         if options.session_order == "strict":
-            self.census = Census(self, SessionOrder(self.paths), self._secondary_sdk)
+            self.census = SessionScan(self, SessionOrder(self.paths), self._secondary_sdk)
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a queue, which survives the loss of the primary."""
@@ -171,12 +171,12 @@ class PairedClient:
         """A sender's own choice among the shared backlog queues."""
         return KeptChoice(self.rotation, self._pick)
 
-    def place(self, entity: WatchedEntity, pool: SenderPool, choice: KeptChoice) -> Place:
+    def place(self, entity: WatchedEntity, pool: SenderPool, choice: KeptChoice) -> SendTarget:
         """Where a sender's calls go."""
         if self.census is None:
-            return Place(self, entity, pool, choice)
+            return SendTarget(self, entity, pool, choice)
         self.census.wake()
-        return StrictPlace(self, entity, pool, choice, self.census)
+        return StrictSendTarget(self, entity, pool, choice, self.census)
 
     def backlog_pool(self, queue: str) -> SenderPool:
         """The senders to one backlog queue, shared by all that divert to it."""
@@ -273,7 +273,7 @@ class PairedClient:
     def _leave(self, entity: WatchedEntity) -> None:
         """Tell the ledger, once, that an entity that is not healthy is watched no more."""
         failover = entity.failover
-        if not failover.closed and failover.state is not State.HEALTHY:
+        if not failover.closed and failover.state is not EntityState.HEALTHY:
             self.recorder.left(entity.path, failover.state)
 
     async def close_primary(self) -> None:
@@ -346,7 +346,7 @@ class PairedClient:
     def _changed(self, entity: WatchedEntity, transition: Transition) -> None:
         """Tell the log and the ledger of a change of state."""
         before, after, reason = transition.before, transition.after, transition.reason
-        level = logging.WARNING if after is not State.HEALTHY else logging.INFO
+        level = logging.WARNING if after is not EntityState.HEALTHY else logging.INFO
         consequence = self._consequence(entity, transition)
         log.log(level, "%s: %s -> %s (%s)%s", entity.path, before, after, reason, consequence)
         self.recorder.changed(entity.path, after, reason)
@@ -355,7 +355,7 @@ class PairedClient:
                 at=time.time(), path=entity.path, before=before, after=after, reason=reason
             )
         )
-        if after is State.HEALTHY:
+        if after is EntityState.HEALTHY:
             for pool in self._pools.values():
                 pool.rouse()
             if self.census is not None:
@@ -364,16 +364,16 @@ class PairedClient:
     def _consequence(self, entity: WatchedEntity, transition: Transition) -> str:
         """What a change of state means for sends, in the words of the log."""
         match transition.after:
-            case State.SUSPECT:
+            case EntityState.SUSPECT:
                 why = entity.failover.last_error
                 return f", failing over in {self.options.failover_interval_s:g} s unless one" + (
                     f" succeeds; {why}" if why else " succeeds"
                 )
-            case State.UNUSABLE:
+            case EntityState.UNUSABLE:
                 return ", sends raise until a ping is answered"
-            case State.HEALTHY if transition.before is not State.SUSPECT:
+            case EntityState.HEALTHY if transition.before is not EntityState.SUSPECT:
                 return ", sending to the primary again"
-            case State.HEALTHY:
+            case EntityState.HEALTHY:
                 return ""
         if not self.rotation.protected:
             return ", and there is no backlog queue: sends still go to the primary"
@@ -398,7 +398,7 @@ async def close_sdk_client(sdk: ServiceBusClient) -> None:
     """Close a client of the SDK, whatever its peer does, and what its links left behind."""
     # Receivers are the application's own. One that is cancelled while it says goodbye thinks that
     # it is closed, and leaves its socket open.
-    remains = [Remains(handler) for handler in getattr(sdk, "_handlers", ())]
+    remains = [SdkCleanup(handler) for handler in getattr(sdk, "_handlers", ())]
     for one in remains:
         one.look()
     try:

@@ -9,14 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from twinbus.ledger.record import LineForm
-from twinbus.pairing.core.classify import Meaning, meaning_of
+from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
     from twinbus.options import SendAvailabilityOptions
-    from twinbus.pairing.core.events import State
+    from twinbus.pairing.core.events import EntityState
 
-__all__ = ["CLOSED", "Ledger", "Recorder", "open_recorder"]
+__all__ = ["CLOSED", "PairLedger", "Recorder", "open_recorder"]
 
 Outcome = Literal["ok", "failed", "unknown"]
 
@@ -42,7 +42,7 @@ FORMS_MAX: Final = 20_000
 Past that they are made anew."""
 
 
-class Ledger(Protocol):
+class PairLedger(Protocol):
     """What a pair does with its ledger while it runs."""
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None: ...
@@ -60,7 +60,7 @@ class Recorder:
     """Writes the lines of one pair; `is_on` is False when there is no ledger to write to."""
 
     def __init__(
-        self, ledger: Ledger, primary: Namespace, secondary: Namespace, *, is_on: bool = True
+        self, ledger: PairLedger, primary: Namespace, secondary: Namespace, *, is_on: bool = True
     ) -> None:
         self.ledger = ledger
         self.is_on = is_on
@@ -145,11 +145,11 @@ class Recorder:
         """One management call: of a backlog queue, or of the application's scheduled messages."""
         self._write("manage", cause, side, began, ended, error, entity=entity, backlog_queue=queue)
 
-    def changed(self, entity: str, state: State, reason: str) -> None:
+    def changed(self, entity: str, state: EntityState, reason: str) -> None:
         """An entity's new state, with the reason where an error would be."""
         self._state(entity, state.value, reason)
 
-    def left(self, entity: str, state: State) -> None:
+    def left(self, entity: str, state: EntityState) -> None:
         """The pair was closed while the entity was in this state: nobody watches it any more."""
         self._state(entity, CLOSED, f"the pair was closed, the entity was {state.value}")
 
@@ -178,7 +178,7 @@ def outcome_of(error: BaseException | None) -> Outcome:
         return "ok"
     if isinstance(error, ConnectionRefusedError) or NEVER_LEFT in str(error):
         return "failed"
-    if isinstance(error, CancelledError) or meaning_of(error) is Meaning.UNREACHABLE:
+    if isinstance(error, CancelledError) or meaning_of(error) is FailureMeaning.UNREACHABLE:
         return "unknown"
     return "failed"
 

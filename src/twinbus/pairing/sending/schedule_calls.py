@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from twinbus.errors import ScheduleUnavailableError
-from twinbus.pairing.sending.calls import Call, Place
+from twinbus.pairing.sending.calls import PairedCall, SendTarget
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.attempts import BacklogChoice
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 __all__ = ["ScheduleCall"]
 
 
-class ScheduleCall(Call):
+class ScheduleCall(PairedCall):
     """One call that needs the primary's sequence numbers, and so cannot be diverted."""
 
     def __init__(
         self,
-        place: Place,
+        place: SendTarget,
         operation: Callable[[Any], Awaitable[Any]],
         ids: tuple[str, ...],
         deadline: float | None,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from twinbus.errors import PartialDivertError
-from twinbus.pairing.core.events import Route, SendFailed, State
+from twinbus.pairing.core.events import EntityState, Route, SendFailed
 from twinbus.pairing.sdk.batches import PairedMessageBatch
 from twinbus.pairing.sdk.guards import glance
 from twinbus.pairing.sdk.outgoing import Outgoing, id_of, with_id
@@ -245,7 +245,7 @@ class PairedSender:
     def _look_again(self) -> None:
         """The entity changed: those who wait for a sender may have a better way now."""
         failover = self._entity.failover
-        if failover.state is State.SUSPECT:
+        if failover.state is EntityState.SUSPECT:
             self._get_ready()
         if failover.route is not Route.PRIMARY:
             self.pool.renew()

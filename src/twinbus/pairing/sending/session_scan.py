@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.errors import MissingRightError
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
-from twinbus.pairing.core.classify import Meaning, meaning_of
+from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.core.events import Route
-from twinbus.pairing.core.session_order import Look, SessionKey, SessionOrder
-from twinbus.pairing.sdk.sender_pool import Closer, SenderPool, attempt
+from twinbus.pairing.core.session_order import SessionKey, SessionOrder, SessionPeek
+from twinbus.pairing.sdk.sender_pool import SenderCloser, SenderPool, attempt
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
     from twinbus.pairing.sending.client import PairedClient
 
-__all__ = ["Census"]
+__all__ = ["SessionScan"]
 
 log = logging.getLogger("twinbus.pairing")
 
@@ -51,7 +51,7 @@ LOOKS_AT_ONCE: Final = 8
 """Queues that are looked into at the same time."""
 
 
-class Census:
+class SessionScan:
     """The looks of one pair."""
 
     def __init__(self, client: PairedClient, order: SessionOrder, sdk: ServiceBusClient) -> None:
@@ -60,7 +60,7 @@ class Census:
         self._client = client
         self._sdk = sdk
         self._loop = asyncio.get_running_loop()
-        self._closer = Closer()
+        self._closer = SenderCloser()
         self._pools: dict[str, SenderPool] = {}
         self._gate = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._woken = asyncio.Event()
@@ -149,7 +149,7 @@ class Census:
         try:
             await self._through(self.order.first_look(queue, self._loop.time()))
         except Exception as error:
-            if meaning_of(error) is Meaning.UNAUTHORIZED:
+            if meaning_of(error) is FailureMeaning.UNAUTHORIZED:
                 raise MissingRightError(
                     f"strict session order looks into {queue} in {self._client.secondary.endpoint},"
                     f" which needs the Listen right, and the credential does not have it ({error})"
@@ -168,7 +168,7 @@ class Census:
     async def _look_again(self, queue: str) -> int | None:
         return await self._attempted(self.order.look(queue, self._loop.time()))
 
-    async def _attempted(self, look: Look) -> int | None:
+    async def _attempted(self, look: SessionPeek) -> int | None:
         """How many sessions a look freed; None: it failed."""
         try:
             return await self._through(look)
@@ -176,7 +176,7 @@ class Census:
             log.info("%s could not be looked into: %s: %s", look.queue, type(error).__name__, error)
             return None
 
-    async def _through(self, look: Look) -> int:
+    async def _through(self, look: SessionPeek) -> int:
         """Look through a queue to its end; how many sessions are free by that."""
         start, pages = 1, 0
         try:

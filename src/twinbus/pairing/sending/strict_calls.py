@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.pairing.core.attempts import BacklogChoice, EntityView
-from twinbus.pairing.core.events import Route, State
-from twinbus.pairing.core.session_order import Divertion, SessionKey, SessionOrder
-from twinbus.pairing.sending.calls import Place, SendingCall
+from twinbus.pairing.core.events import EntityState, Route
+from twinbus.pairing.core.session_order import Diversion, SessionKey, SessionOrder
+from twinbus.pairing.sending.calls import SendingCall, SendTarget
 from twinbus.pairing.sending.recording import outcome_of
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.backlog import Rotation
     from twinbus.pairing.core.failover import EntityFailover
     from twinbus.pairing.sdk.outgoing import Outgoing
-    from twinbus.pairing.sending.session_scan import Census
+    from twinbus.pairing.sending.session_scan import SessionScan
 
-__all__ = ["StrictPlace"]
+__all__ = ["StrictSendTarget"]
 
 FREE_WAIT_S: Final = 1.0
 """How long a send may wait for its session to be drained rather than be diverted once more."""
 
 
 @dataclass(frozen=True, slots=True)
-class StrictPlace(Place):
+class StrictSendTarget(SendTarget):
     """Where the calls of one sender go, session by session."""
 
-    census: Census
+    census: SessionScan
 
     def call(self, outgoing: Outgoing, deadline: float | None) -> SendingCall:
         """The call that sends these messages."""
@@ -70,7 +70,7 @@ class _SessionView:
         self._failover, self._order, self._keys = failover, order, keys
 
     @property
-    def state(self) -> State:
+    def state(self) -> EntityState:
         return self._failover.state
 
     @property
@@ -117,7 +117,7 @@ SPLIT: Final = "each to its own"
 class StrictSendingCall(SendingCall):
     """One call of `send_messages` that keeps the order of its sessions."""
 
-    def __init__(self, place: StrictPlace, outgoing: Outgoing, deadline: float | None) -> None:
+    def __init__(self, place: StrictSendTarget, outgoing: Outgoing, deadline: float | None) -> None:
         super().__init__(place, outgoing, deadline)
         keys = place.keys_of(outgoing)
         self._census = place.census
@@ -140,17 +140,17 @@ class StrictSendingCall(SendingCall):
             return await super()._divert(queue, timeout_s)
         order, before = self._census.order, self.call.queue_errors.get(queue)
         order.begin(self._key)
-        how = Divertion.DOUBTFUL
+        how = Diversion.DOUBTFUL
         try:
             done, result = await super()._divert(queue, timeout_s)
             error = self.call.queue_errors.get(queue)
             if done:
-                how = Divertion.STORED
+                how = Diversion.STORED
             elif error is before or outcome_of(error) == "failed":
-                how = Divertion.REFUSED
+                how = Diversion.REFUSED
         except Exception:
             # Of the attempt itself none comes here: nothing was sent, or its parts know better.
-            how = Divertion.REFUSED
+            how = Diversion.REFUSED
             raise
         finally:
             order.end(self._key, how, self.loop.time())

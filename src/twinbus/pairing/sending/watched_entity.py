@@ -17,8 +17,7 @@ from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.events import (
     Action,
-    Close,
-    Divert,
+    EntityState,
     Event,
     Freeze,
     Notify,
@@ -26,8 +25,9 @@ from twinbus.pairing.core.events import (
     PingFailed,
     SendPing,
     SendSucceeded,
-    State,
+    StartDiverting,
     StopPinging,
+    StopWatching,
     Transition,
 )
 from twinbus.pairing.core.failover import EntityFailover
@@ -37,7 +37,7 @@ __all__ = ["EntityStatus", "WatchedEntity"]
 
 log = logging.getLogger("twinbus.pairing")
 
-HEALTHY: Final = State.HEALTHY
+HEALTHY: Final = EntityState.HEALTHY
 """By a name of its own: to find a member in an enum takes Python 3.11 a tenth of a microsecond."""
 
 
@@ -86,7 +86,7 @@ class WatchedEntity:
         actions = self.failover.handle(event, self._loop.time())
         if self.failover.timer_at != self._armed_for or type(event) is TimerFired:
             self._arm()
-        if actions or type(event) is Freeze or type(event) is Close:
+        if actions or type(event) is Freeze or type(event) is StopWatching:
             for action in actions:
                 self._perform(action)
             self._rouse()
@@ -157,13 +157,13 @@ class WatchedEntity:
 
     async def close(self) -> None:
         """Leave no timer and no ping behind."""
-        self.tell(Close())
+        self.tell(StopWatching())
         if self._stopped:
             await asyncio.wait(set(self._stopped))
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Divert():
+            case StartDiverting():
                 pass  # Every change wakes those who wait; they see the new route.
             case SendPing():
                 assert self._pinging is None

@@ -30,8 +30,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.options import LEDGER_VARIABLE, SendAvailabilityOptions
-from twinbus.pipeline.drain.driver_link import Post
-from twinbus.pipeline.drain.progress import Backlog
+from twinbus.pipeline.drain.driver_link import DriverListener
+from twinbus.pipeline.drain.progress import DrainBacklog
 from twinbus.pipeline.drain.statistics import DrainRun, DrainStatistics
 from twinbus.pipeline.drain.task import SEPARATOR, DrainTask
 from twinbus.pipeline.drain.task_ledger import require_place
@@ -39,7 +39,7 @@ from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, Spark
 from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.syphon.connection.counts import CountsUnavailable
 from twinbus.syphon.connection.selection import selected
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.core.rate import LOWEST_PER_S, Rate
 from twinbus.syphon.host import DrainProgress
 
@@ -84,7 +84,7 @@ def drain(
     tasks: int | None = None,
     on_progress: Callable[[DrainProgress], None] | None = None,
     options: SendAvailabilityOptions | None = None,
-    limits: Limits | None = None,
+    limits: IntakeLimits | None = None,
     pump_factory: str | None = None,
     lease: bool | None = None,
     rate_per_s: float | None = None,
@@ -128,7 +128,7 @@ def drain(
         turn_s=_turn_s(options) if continuous else None,
     )
     unique = list(dict.fromkeys(queues))
-    backlog = Backlog(Endpoint.parse(task.secondary), unique, on_progress, served)
+    backlog = DrainBacklog(Endpoint.parse(task.secondary), unique, on_progress, served)
     if backlog.queues:
         ship_package(spark.sparkContext)
         _Drain(spark, task, backlog, tasks, stop or threading.Event()).run()
@@ -155,7 +155,7 @@ class _Drain:
         self,
         spark: SparkSession,
         task: DrainTask,
-        backlog: Backlog,
+        backlog: DrainBacklog,
         tasks: int | None,
         stop: threading.Event,
     ) -> None:
@@ -198,7 +198,7 @@ class _Drain:
             task = replace(task, rate_per_s=task.rate_per_s / len(groups))
         conf = context.getConf()
         host = conf.get("spark.driver.host") or "localhost"
-        with Post(host, conf.get("spark.driver.bindAddress")) as post:
+        with DriverListener(host, conf.get("spark.driver.bindAddress")) as post:
             work = drained(_rows(self._spark, groups), replace(task, tether=post.address))
             words = f"twinbus: {len(self._backlog.queues)} backlog queues in {len(groups)} groups"
             with SparkJob(self._spark, work, words) as job:
@@ -210,7 +210,7 @@ class _Drain:
         rate_per_s = self._task.rate_per_s
         return count if rate_per_s is None else max(1, min(count, int(rate_per_s / LOWEST_PER_S)))
 
-    def _watch(self, job: SparkJob, post: Post) -> None:
+    def _watch(self, job: SparkJob, post: DriverListener) -> None:
         """Stay beside the job until it ends; tell how it goes, and have it end when it shall."""
         starving_since: float | None = None
         ending_since: float | None = None

@@ -21,7 +21,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-__all__ = ["Post", "Tether", "TetherAddress"]
+__all__ = ["DriverAddress", "DriverLink", "DriverListener"]
 
 log = logging.getLogger("twinbus.pipeline")
 
@@ -38,7 +38,7 @@ PROBLEM_LENGTH_MAX: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class TetherAddress:
+class DriverAddress:
     """Where the driver waits for its tasks; travels with them."""
 
     host: str
@@ -46,7 +46,7 @@ class TetherAddress:
     token: str = field(repr=False)
 
 
-class Post:
+class DriverListener:
     """The driver's end, on a thread of its own; a context manager."""
 
     def __init__(self, host: str, bind: str | None = None) -> None:
@@ -74,9 +74,9 @@ class Post:
         self._thread.join()
 
     @property
-    def address(self) -> TetherAddress | None:
+    def address(self) -> DriverAddress | None:
         """For the tasks; None where nobody can listen."""
-        return None if self._port is None else TetherAddress(self._host, self._port, self._token)
+        return None if self._port is None else DriverAddress(self._host, self._port, self._token)
 
     @property
     def attached(self) -> int:
@@ -145,10 +145,10 @@ class Post:
             writer.close()
 
 
-class Tether:
+class DriverLink:
     """A task's end; an async context manager."""
 
-    def __init__(self, address: TetherAddress | None) -> None:
+    def __init__(self, address: DriverAddress | None) -> None:
         self._address = address
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None

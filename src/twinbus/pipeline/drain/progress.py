@@ -13,10 +13,10 @@ from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, cou
 from twinbus.syphon.connection.selection import matching
 from twinbus.syphon.host import PEEK_AGAIN_S, DrainProgress
 
-__all__ = ["Backlog"]
+__all__ = ["DrainBacklog"]
 
 
-class Backlog:
+class DrainBacklog:
     """The queues of one drain and what was last seen in them."""
 
     def __init__(

@@ -42,7 +42,7 @@ from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.syphon.connection.amqp_json import as_json, as_time
-from twinbus.syphon.connection.peeked_message import Peeked
+from twinbus.syphon.connection.peeked_message import PeekedMessage
 from twinbus.syphon.connection.peeking import backlog_queues_of, dialled, peek
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ async def _next(rows: AsyncGenerator[tuple[Any, ...], None]) -> tuple[Any, ...] 
     return await anext(rows, None)
 
 
-def row_of(message: Peeked) -> tuple[Any, ...]:
+def row_of(message: PeekedMessage) -> tuple[Any, ...]:
     """A message as a row of MESSAGES."""
     properties, header = message.properties, message.header
     in_backlog = BACKLOG_MARK in message.queue.lower()

@@ -16,13 +16,13 @@ from typing import Any, Final
 from twinbus.ledger import process_name
 from twinbus.loops import run_alone
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pipeline.drain.driver_link import Tether, TetherAddress
+from twinbus.pipeline.drain.driver_link import DriverAddress, DriverLink
 from twinbus.pipeline.drain.task_ledger import task_ledger
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.core.rate import Rate
 from twinbus.syphon.host import DrainProgress, SyphonHost
 from twinbus.syphon.host import drain as drain_here
-from twinbus.syphon.relay.bookkeeping import Ledger
+from twinbus.syphon.relay.bookkeeping import RelayLedger
 
 __all__ = ["SEPARATOR", "DrainTask"]
 
@@ -43,7 +43,7 @@ class DrainTask:
     run: str = "drain"
     """Of the drain it belongs to; its ledger files begin with that."""
     ledger: str | None = None
-    limits: Limits | None = None
+    limits: IntakeLimits | None = None
     pump_factory: str | None = None
     lease: bool | None = None
     """Whether a queue is pumped under its lease only; None: if the order is strict."""
@@ -53,7 +53,7 @@ class DrainTask:
     """This task's part of the rate; None: as fast as it can."""
     turn_s: float | None = None
     """How long it syphons; None: until its queues are empty."""
-    tether: TetherAddress | None = None
+    tether: DriverAddress | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Drain the queues of each row that comes; for `mapInArrow`, with its record batches.
@@ -79,8 +79,8 @@ class DrainTask:
         part = "0-0" if context is None else f"{context.partitionId()}-{context.attemptNumber()}"
         return process_name(f"{self.run}-{part}")
 
-    async def _work(self, queues: Sequence[str], ledger: Ledger) -> None:
-        async with Tether(self.tether) as tether:
+    async def _work(self, queues: Sequence[str], ledger: RelayLedger) -> None:
+        async with DriverLink(self.tether) as tether:
             make = self._until_empty if self.turn_s is None else self._for_a_turn
             work = asyncio.ensure_future(make(queues, ledger, tether))
             released = asyncio.ensure_future(tether.released())
@@ -91,7 +91,9 @@ class DrainTask:
             with contextlib.suppress(asyncio.CancelledError):
                 await work
 
-    async def _until_empty(self, queues: Sequence[str], ledger: Ledger, tether: Tether) -> None:
+    async def _until_empty(
+        self, queues: Sequence[str], ledger: RelayLedger, tether: DriverLink
+    ) -> None:
         def told(progress: DrainProgress) -> None:
             tether.tell(progress.problems)
 
@@ -107,7 +109,9 @@ class DrainTask:
             **self._bounds(),
         )
 
-    async def _for_a_turn(self, queues: Sequence[str], ledger: Ledger, tether: Tether) -> None:
+    async def _for_a_turn(
+        self, queues: Sequence[str], ledger: RelayLedger, tether: DriverLink
+    ) -> None:
         assert self.turn_s is not None
         host = SyphonHost(
             self.primary,

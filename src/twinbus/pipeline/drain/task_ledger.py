@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 from twinbus.ledger import LedgerError, LedgerWriter, NullLedger
 from twinbus.ledger.record import OPEN_SUFFIX
-from twinbus.syphon.relay.bookkeeping import Ledger
+from twinbus.syphon.relay.bookkeeping import RelayLedger
 
 __all__ = ["CarriedLedger", "is_url", "require_place", "task_ledger"]
 
@@ -37,7 +37,7 @@ _BLOCK_BYTES: Final = 1024 * 1024
 
 
 @contextlib.contextmanager
-def task_ledger(place: str | None, process: str) -> Iterator[Ledger]:
+def task_ledger(place: str | None, process: str) -> Iterator[RelayLedger]:
     """A ledger for a `with` block; closed, and where it belongs, after it."""
     if not place:
         yield NullLedger()

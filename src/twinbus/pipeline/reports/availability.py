@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from twinbus.pipeline.reports.documents import Asked, Scope
+    from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
 __all__ = ["availability_report"]
@@ -35,7 +35,7 @@ ROWS_MAX: Final = 10_000
 """Entities and failovers that a report names."""
 
 
-def availability_report(tables: LedgerTables, asked: Asked) -> AvailabilityReport:
+def availability_report(tables: LedgerTables, asked: ReportRequest) -> AvailabilityReport:
     """Failovers, what they saved, and the backlog over time."""
     scope = scope_of(tables, asked, lines_of(tables, asked))
     windows = _windows(tables, asked).cache()
@@ -46,7 +46,7 @@ def availability_report(tables: LedgerTables, asked: Asked) -> AvailabilityRepor
 
 
 def _report(
-    tables: LedgerTables, asked: Asked, scope: Scope, windows: DataFrame
+    tables: LedgerTables, asked: ReportRequest, scope: ReportScope, windows: DataFrame
 ) -> AvailabilityReport:
     bucket_s = _bucket_s(tables, scope)
     found = windows.orderBy("failed_over_ms", "entity", "process").limit(ROWS_MAX + 1).collect()
@@ -85,7 +85,7 @@ def _report(
     )
 
 
-def _windows(tables: LedgerTables, asked: Asked) -> DataFrame:
+def _windows(tables: LedgerTables, asked: ReportRequest) -> DataFrame:
     """Windows that overlap with the one that is asked for."""
     found = failover_windows(
         of_entity(tables.table("states"), asked, "entity"),
@@ -102,7 +102,7 @@ def _windows(tables: LedgerTables, asked: Asked) -> DataFrame:
 
 
 def _entities(
-    tables: LedgerTables, asked: Asked, scope: Scope, windows: DataFrame
+    tables: LedgerTables, asked: ReportRequest, scope: ReportScope, windows: DataFrame
 ) -> tuple[EntityAvailability, ...]:
     """What each entity went through; those that were sent to and never failed over too."""
     traffic = _in_scope(tables, asked, "traffic", "entity").where("entity <> ''")
@@ -139,11 +139,11 @@ def _entities(
     )
 
 
-def _in_scope(tables: LedgerTables, asked: Asked, name: str, column: str) -> DataFrame:
+def _in_scope(tables: LedgerTables, asked: ReportRequest, name: str, column: str) -> DataFrame:
     return of_entity(by_time(tables.table(name), asked, tables.bucket_s), asked, column)
 
 
-def _bucket_s(tables: LedgerTables, scope: Scope) -> int:
+def _bucket_s(tables: LedgerTables, scope: ReportScope) -> int:
     """The width of a point in the report: a multiple of that in the tables."""
     if scope.first_ms is None or scope.last_ms is None:
         return tables.bucket_s
@@ -151,7 +151,7 @@ def _bucket_s(tables: LedgerTables, scope: Scope) -> int:
     return tables.bucket_s * max(1, -(-points // POINTS_MAX))
 
 
-def _sends(tables: LedgerTables, asked: Asked, bucket_s: int) -> tuple[Sends, ...]:
+def _sends(tables: LedgerTables, asked: ReportRequest, bucket_s: int) -> tuple[Sends, ...]:
     at_s = F.floor(F.col("at_s") / bucket_s) * bucket_s
     rows = (
         _in_scope(tables, asked, "traffic", "entity")
@@ -163,7 +163,7 @@ def _sends(tables: LedgerTables, asked: Asked, bucket_s: int) -> tuple[Sends, ..
     return tuple(sorted(Sends(*row) for row in rows))
 
 
-def _backlog(tables: LedgerTables, asked: Asked, bucket_s: int) -> tuple[BacklogPoint, ...]:
+def _backlog(tables: LedgerTables, asked: ReportRequest, bucket_s: int) -> tuple[BacklogPoint, ...]:
     stays = of_entity(tables.table("stays"), asked)
     if asked.until_ms is not None:
         stays = stays.where(F.col("entered_s") * 1000 < asked.until_ms)
@@ -176,7 +176,7 @@ def _backlog(tables: LedgerTables, asked: Asked, bucket_s: int) -> tuple[Backlog
     return tuple(sorted(BacklogPoint(*row) for row in rows))
 
 
-def _drained(tables: LedgerTables, asked: Asked) -> tuple[int, int]:
+def _drained(tables: LedgerTables, asked: ReportRequest) -> tuple[int, int]:
     """How much came out of the backlog, and in how many seconds (of whole buckets)."""
     left = by_time(of_entity(tables.table("stays"), asked), asked, tables.bucket_s, "left_s")
     whole = left.withColumn("destination", F.lit(""))
@@ -184,7 +184,7 @@ def _drained(tables: LedgerTables, asked: Asked) -> tuple[int, int]:
     return (rows[0]["drained"], rows[0]["drain_s"]) if rows else (0, 0)
 
 
-def _unknown(scope: Scope, backlog: Sequence[BacklogPoint]) -> Iterator[str]:
+def _unknown(scope: ReportScope, backlog: Sequence[BacklogPoint]) -> Iterator[str]:
     if scope.unrecorded:
         yield f"{scope.unrecorded:,} records could not be written: counts are too low"
     if backlog and backlog[-1].depth:
@@ -195,7 +195,7 @@ def _unknown(scope: Scope, backlog: Sequence[BacklogPoint]) -> Iterator[str]:
         )
 
 
-def _assumed(tables: LedgerTables, asked: Asked) -> Iterator[str]:
+def _assumed(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
     if asked.since_ms is not None or asked.until_ms is not None:
         yield f"sends are kept in steps of {tables.bucket_s} s: a step that is cut counts whole"
     yield (

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from twinbus.cost.prices import PriceBook
     from twinbus.pipeline.report import Bill
-    from twinbus.pipeline.reports.documents import Asked, Scope
+    from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
 __all__ = ["charges_report"]
@@ -60,7 +60,7 @@ _STAGE_NAMES: Final = {
 
 
 def charges_report(
-    tables: LedgerTables, asked: Asked, prices: PriceBook, rule: CountingRule
+    tables: LedgerTables, asked: ReportRequest, prices: PriceBook, rule: CountingRule
 ) -> ChargesReport:
     """What was done in the days that are asked for, and what it costs."""
     scope = scope_of(tables, asked, lines_of(tables, asked))
@@ -138,7 +138,7 @@ def _prices(months: Sequence[MonthQuantities], prices: PriceBook) -> Iterator[Pr
             yield PriceLine(tier.value, name, f"{quantity:,} {unit}", amount, note)
 
 
-def _polled_s(tables: LedgerTables, asked: Asked) -> int:
+def _polled_s(tables: LedgerTables, asked: ReportRequest) -> int:
     """From the beginning of the first poll that found nothing to the end of the last one."""
     polled = tables.table("traffic").where("polls > 0")
     days = polled.withColumn("day", day_of(F.col("at_s") * 1000))
@@ -174,7 +174,7 @@ def _stage(stage: str, row: Any) -> ModelLine:
     return ModelLine(_STAGE_NAMES[stage], row["model_units"], row["units"], note)
 
 
-def _unknown(scope: Scope, money: Bill) -> Iterator[str]:
+def _unknown(scope: ReportScope, money: Bill) -> Iterator[str]:
     if money.bytes_out and money.egress_amount is None:
         yield "what traffic out of the region costs: the price book has no price for it"
     yield "connections, and operations of programs that keep no ledger, are in no figure"

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from twinbus.pipeline.reports.documents import Asked, Scope
+    from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
 Counts = dict[str, Any]
 """A row of counts by name, of one destination."""
 
-__all__ = ["DETECTION_S", "Look", "conservation_report"]
+__all__ = ["DETECTION_S", "BacklogSnapshot", "conservation_report"]
 
 DETECTION_S: Final = 600
 """How long Service Bus remembers ids for duplicate detection, unless an entity says otherwise."""
@@ -59,7 +59,7 @@ _WORST_FIRST: Final = ("lost", "expired", "dead_lettered", "undecided", "waiting
 
 
 @dataclass(frozen=True)
-class Look:
+class BacklogSnapshot:
     """What peeks into all backlog queues and their dead-letter queues saw (`schemas.SIGHTINGS`)."""
 
     sightings: DataFrame
@@ -68,8 +68,8 @@ class Look:
 
 def conservation_report(
     tables: LedgerTables,
-    asked: Asked,
-    look: Look | None,
+    asked: ReportRequest,
+    look: BacklogSnapshot | None,
     *,
     detection_s: int = DETECTION_S,
     ids_max: int = IDS_MAX,
@@ -106,7 +106,7 @@ def conservation_report(
         notable.unpersist()
 
 
-def _notable(tables: LedgerTables, asked: Asked, look: Look | None) -> DataFrame:
+def _notable(tables: LedgerTables, asked: ReportRequest, look: BacklogSnapshot | None) -> DataFrame:
     """Messages that are not delivered or were received twice, with the fate they have now."""
     found = of_entity(tables.notable(), asked)
     found = by_day(found.withColumn("day", day_of(F.col("first_ms"))), asked)
@@ -123,7 +123,7 @@ def _notable(tables: LedgerTables, asked: Asked, look: Look | None) -> DataFrame
     return now.join(told, ["destination", "message_id"]).withColumn("fate", fate).drop("told")
 
 
-def _counted(tables: LedgerTables, asked: Asked, notable: DataFrame) -> list[Counts]:
+def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> list[Counts]:
     """For each entity: what the sums say, and the fates of those that are not delivered."""
     told = of_entity(tables.table("fates"), asked).where(~in_backlog(F.col("destination")))
     sums = (
@@ -222,7 +222,7 @@ def _duplicates(notable: DataFrame, ids_max: int) -> tuple[DuplicateMessage, ...
     return tuple(DuplicateMessage(*row) for row in rows)
 
 
-def _aged(tables: LedgerTables, asked: Asked, detection_s: int) -> tuple[AgedBacklog, ...]:
+def _aged(tables: LedgerTables, asked: ReportRequest, detection_s: int) -> tuple[AgedBacklog, ...]:
     """Entities whose messages were in the backlog for longer than duplicates are detected."""
     found = aged(of_entity(tables.table("ages"), asked), detection_s)
     rows = found.orderBy(F.col("oldest_s").desc(), "destination").limit(ENTITIES_MAX).collect()
@@ -234,7 +234,9 @@ def _aged(tables: LedgerTables, asked: Asked, detection_s: int) -> tuple[AgedBac
     )
 
 
-def _unknown(scope: Scope, sums: _Sums, rows: Sequence[Counts], nameless: int) -> Iterator[str]:
+def _unknown(
+    scope: ReportScope, sums: _Sums, rows: Sequence[Counts], nameless: int
+) -> Iterator[str]:
     if not sums.looked and sums.counted["undecided"]:
         yield "waiting and dead-lettered: nobody looked into the backlog queues"
     silent = [row["destination"] for row in rows if row["accepted"] and not row["heard"]]
@@ -250,7 +252,7 @@ def _unknown(scope: Scope, sums: _Sums, rows: Sequence[Counts], nameless: int) -
         yield f"{sum(scope.set_aside.values()):,} lines are no record: what they said is not known"
 
 
-def _of_several_pairs(tables: LedgerTables, asked: Asked) -> Iterator[str]:
+def _of_several_pairs(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
     """A sentence if entities of several primaries have one name: a message is told by that."""
     table = of_entity(tables.table("charges"), asked, "entity")
     at_primary = F.col("operation").isin("send", "forward", "ping") & (F.col("namespace") != "")
@@ -279,7 +281,7 @@ def _assumed(detection_s: int) -> Iterator[str]:
     yield f"destinations detect duplicates for {detection_s:,} s (--detection-window)"
 
 
-def _skewed(tables: LedgerTables, asked: Asked) -> Iterator[str]:
+def _skewed(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
     row = (
         of_entity(tables.table("skews"), asked)
         .agg(F.sum("messages").alias("messages"), F.max("up_to_ms").alias("up_to_ms"))

@@ -23,7 +23,6 @@ from twinbus.pipeline.report import Bill, Charge, Sends
 __all__ = [
     "AgedBacklog",
     "Agreement",
-    "Asked",
     "AvailabilityReport",
     "BacklogPoint",
     "Balance",
@@ -42,8 +41,9 @@ __all__ = [
     "Percentiles",
     "PriceLine",
     "ReconciliationReport",
-    "Scope",
-    "Verdict",
+    "ReportRequest",
+    "ReportScope",
+    "ReportVerdict",
     "iso",
 ]
 
@@ -51,7 +51,7 @@ __all__ = [
 DAY_MS: Final = 86_400_000
 
 
-class Verdict(StrEnum):
+class ReportVerdict(StrEnum):
     """The answer of a report in one word."""
 
     GOOD = "good"
@@ -60,7 +60,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ReportRequest:
     """What a report is to be about: unix time in ms, and one entity or all."""
 
     since_ms: int | None = None
@@ -84,7 +84,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scope:
+class ReportScope:
     """What was read: which ledger, from when to when, and which entity."""
 
     ledger: str
@@ -117,14 +117,14 @@ class LedgerReport:
 
     kind: ClassVar[str]
 
-    scope: Scope
+    scope: ReportScope
     unknown: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ReportVerdict:
         """Good, where a report only tells and judges nothing."""
-        return Verdict.GOOD
+        return ReportVerdict.GOOD
 
     def as_json(self) -> dict[str, Any]:
         """The report for `json.dumps`: amounts are strings, as exact as they were; times are ISO.
@@ -314,10 +314,10 @@ class AvailabilityReport(LedgerReport):
         return max(self.backlog, key=lambda point: point.depth, default=None)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ReportVerdict:
         """Unknown while an entity is failed over: how it ends is not in the ledger yet."""
         is_open = any(entity.is_failed_over for entity in self.entities)
-        return Verdict.UNKNOWN if is_open else Verdict.GOOD
+        return ReportVerdict.UNKNOWN if is_open else ReportVerdict.GOOD
 
 
 class Balance(NamedTuple):
@@ -389,12 +389,12 @@ class ConservationReport(LedgerReport):
     """Accepted messages without an id or an entity, which nobody can follow."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ReportVerdict:
         """Good only where it is known that nothing is lost: of every message that was accepted."""
         if self.lost_at_least:
-            return Verdict.BAD
+            return ReportVerdict.BAD
         is_known = self.total.lost == 0 and self.scope.is_whole and not self.nameless
-        return Verdict.GOOD if is_known else Verdict.UNKNOWN
+        return ReportVerdict.GOOD if is_known else ReportVerdict.UNKNOWN
 
 
 class Agreement(NamedTuple):
@@ -443,10 +443,10 @@ class ReconciliationReport(LedgerReport):
         return sum(row.only_clients + row.only_broker for row in self.rows)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ReportVerdict:
         if not self.broker_records:
-            return Verdict.UNKNOWN
-        return Verdict.BAD if self.unexplained else Verdict.GOOD
+            return ReportVerdict.UNKNOWN
+        return ReportVerdict.BAD if self.unexplained else ReportVerdict.GOOD
 
 
 def iso(at_ms: int | None) -> str | None:

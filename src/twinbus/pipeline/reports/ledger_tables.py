@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from pyspark.sql import functions as F
 
 from twinbus.errors import TwinbusError
-from twinbus.pipeline.reports.documents import Asked, Scope
+from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
 from twinbus.pipeline.spark.scale import session_for_few, session_for_many
 from twinbus.pipeline.store.current import CurrentTables, current_tables
 from twinbus.pipeline.tables import bronze
@@ -184,7 +184,7 @@ def _session_for(spark: SparkSession, ledger: Path | str) -> SparkSession:
     return session_for_many(spark, size_bytes // LINE_BYTES)
 
 
-def by_day(table: DataFrame, asked: Asked) -> DataFrame:
+def by_day(table: DataFrame, asked: ReportRequest) -> DataFrame:
     """The rows of the days that a window touches; the column is `day`."""
     if asked.first_day is not None:
         table = table.where(F.col("day") >= F.lit(asked.first_day))
@@ -193,7 +193,9 @@ def by_day(table: DataFrame, asked: Asked) -> DataFrame:
     return table
 
 
-def by_time(table: DataFrame, asked: Asked, bucket_s: int, column: str = "at_s") -> DataFrame:
+def by_time(
+    table: DataFrame, asked: ReportRequest, bucket_s: int, column: str = "at_s"
+) -> DataFrame:
     """The rows of the buckets that a window touches."""
     if asked.since_ms is not None:
         table = table.where((F.col(column) + bucket_s) * 1000 > asked.since_ms)
@@ -202,14 +204,14 @@ def by_time(table: DataFrame, asked: Asked, bucket_s: int, column: str = "at_s")
     return table
 
 
-def of_entity(table: DataFrame, asked: Asked, column: str = "destination") -> DataFrame:
+def of_entity(table: DataFrame, asked: ReportRequest, column: str = "destination") -> DataFrame:
     """The rows of the entity that is asked for: of a queue, or a topic with its subscriptions."""
     if asked.entity is None:
         return table
     return table.where(destination_of(F.col(column)) == destination_of(F.lit(asked.entity)))
 
 
-def require_entity(tables: LedgerTables, asked: Asked) -> None:
+def require_entity(tables: LedgerTables, asked: ReportRequest) -> None:
     """UnknownEntityError where the ledger never speaks of the entity."""
     if asked.entity is None:
         return
@@ -242,7 +244,7 @@ class Lines(NamedTuple):
     """Over the whole ledger: whether the broker's view is there."""
 
 
-def lines_of(tables: LedgerTables, asked: Asked) -> Lines:
+def lines_of(tables: LedgerTables, asked: ReportRequest) -> Lines:
     """One pass over a small table: a row for each day and view."""
     table = tables.table("lines")
     is_asked = F.lit(True)
@@ -262,7 +264,7 @@ def lines_of(tables: LedgerTables, asked: Asked) -> Lines:
     return Lines(*(number or 0 for number in row))
 
 
-def scope_of(tables: LedgerTables, asked: Asked, lines: Lines) -> Scope:
+def scope_of(tables: LedgerTables, asked: ReportRequest, lines: Lines) -> ReportScope:
     """What the tables say they were made of, inside what was asked."""
     at_s = F.col("at_s")
     traffic = by_time(tables.table("traffic"), asked, tables.bucket_s).select(
@@ -272,7 +274,7 @@ def scope_of(tables: LedgerTables, asked: Asked, lines: Lines) -> Scope:
     states = tables.table("states").withColumn("at_s", F.floor(F.col("at_ms") / 1000))
     changes = by_time(states, asked, 1).select(F.col("at_ms"), F.col("at_ms"))
     row = traffic.union(changes).agg(F.min("first_ms"), F.max("last_ms")).collect()[0]
-    return Scope(
+    return ReportScope(
         ledger=tables.ledger,
         since_ms=asked.since_ms,
         until_ms=asked.until_ms,
@@ -285,7 +287,7 @@ def scope_of(tables: LedgerTables, asked: Asked, lines: Lines) -> Scope:
     )
 
 
-def whole_days(asked: Asked) -> tuple[str, ...]:
+def whole_days(asked: ReportRequest) -> tuple[str, ...]:
     """A sentence where a window does not begin or end at midnight."""
     if asked.is_of_whole_days:
         return ()

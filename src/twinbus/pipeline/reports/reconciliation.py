@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from twinbus.pipeline.reports.documents import Asked, Scope
+    from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
 __all__ = ["reconciliation_report"]
@@ -39,7 +39,7 @@ EXPLANATIONS: Final = {
 EXPLAINED: Final = tuple(kind for kind, words in EXPLANATIONS.items() if words)
 
 
-def reconciliation_report(tables: LedgerTables, asked: Asked) -> ReconciliationReport:
+def reconciliation_report(tables: LedgerTables, asked: ReportRequest) -> ReconciliationReport:
     """Both views beside each other. It reads all records, for ids are compared one by one."""
     lines = lines_of(tables, asked)
     scope = scope_of(tables, asked, lines)
@@ -86,7 +86,7 @@ def reconciliation_report(tables: LedgerTables, asked: Asked) -> ReconciliationR
 _COLUMNS: Final = ("place", "operation", "clients", "broker", "only_clients", "only_broker")
 
 
-def _in_scope(records: DataFrame, asked: Asked) -> DataFrame:
+def _in_scope(records: DataFrame, asked: ReportRequest) -> DataFrame:
     """The records of the days that are asked for, and of a day before and after them."""
     day = day_of(F.col("at_ms"))
     if asked.first_day is not None:
@@ -96,7 +96,7 @@ def _in_scope(records: DataFrame, asked: Asked) -> DataFrame:
     return records
 
 
-def _began(asked: Asked) -> Column:
+def _began(asked: ReportRequest) -> Column:
     day, condition = day_of(F.col("first_ms")), F.lit(True)
     if asked.first_day is not None:
         condition &= day >= F.lit(asked.first_day)
@@ -126,7 +126,7 @@ def _differences(differing: DataFrame) -> tuple[Difference, ...]:
     )
 
 
-def _unknown(scope: Scope) -> Iterator[str]:
+def _unknown(scope: ReportScope) -> Iterator[str]:
     yield "entities whose broker keeps no view: what clients did there shows as known to them only"
     if scope.unrecorded:
         yield f"{scope.unrecorded:,} records could not be written: they show as differences"

@@ -6,7 +6,7 @@ import http.client
 import ssl
 from typing import Final
 
-from twinbus.namespace.endpoint import Endpoint, Token
+from twinbus.namespace.endpoint import Endpoint, NamespaceToken
 
 __all__ = ["ANSWER_S", "NotAnswered", "asked"]
 
@@ -21,7 +21,7 @@ class NotAnswered(Exception):
 
 
 def asked(
-    endpoint: Endpoint, path: str, token: Token, *, query: str = "", bytes_max: int
+    endpoint: Endpoint, path: str, token: NamespaceToken, *, query: str = "", bytes_max: int
 ) -> tuple[int, str]:
     """Status and text of what is at `path`, which is quoted already; blocks."""
     host, port, tls = endpoint.administration

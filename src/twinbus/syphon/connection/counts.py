@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import quote
 
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import Endpoint, Token
+from twinbus.namespace.endpoint import Endpoint, NamespaceToken
 from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, asked
 
 __all__ = ["CountsUnavailable", "QueueCounts", "counts_of"]
@@ -58,7 +58,7 @@ async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
     return await asyncio.to_thread(_ask, endpoint, queue, token)
 
 
-def _ask(endpoint: Endpoint, queue: str, token: Token) -> QueueCounts:
+def _ask(endpoint: Endpoint, queue: str, token: NamespaceToken) -> QueueCounts:
     try:
         status, text = asked(endpoint, quote(queue), token, bytes_max=ANSWER_BYTES_MAX)
     except NotAnswered as error:

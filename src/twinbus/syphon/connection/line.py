@@ -24,10 +24,10 @@ from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Disposed, Ended,
 from twinbus.amqp.sasl import ClientSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
-from twinbus.namespace.endpoint import Endpoint, Token
-from twinbus.syphon.connection.node import LineLost, Node, RequestRefused
+from twinbus.namespace.endpoint import Endpoint, NamespaceToken
+from twinbus.syphon.connection.node import ConnectionLost, RequestNode, RequestRefused
 
-__all__ = ["ANSWER_S", "Line", "LineLost", "RequestRefused", "despite_loss"]
+__all__ = ["ANSWER_S", "ConnectionLost", "NamespaceConnection", "RequestRefused", "despite_loss"]
 
 log = logging.getLogger("twinbus.syphon")
 
@@ -50,7 +50,7 @@ UNAUTHORIZED: Final = "amqp:unauthorized-access"
 _numbers = itertools.count(1)
 
 
-class Line:
+class NamespaceConnection:
     """A connection with one session, on which the owner attaches its links."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Line:
         )
         self._transport: ClientTransport | None = None
         self._begun = asyncio.Event()
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, RequestNode] = {}
         self._opening = asyncio.Lock()
         self._authorized: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -102,7 +102,7 @@ class Line:
             # UnicodeError: no name of a host, such as contoso..example.
             text = f"{self.endpoint.label} cannot be reached: {str(error) or 'no answer'}"
             self._lose(text)
-            raise LineLost(text) from error
+            raise ConnectionLost(text) from error
 
     async def authorize(self, path: str) -> bool:
         """Have links to `path` allowed: put a token for it, and again before it expires.
@@ -162,7 +162,7 @@ class Line:
         life_s = max(1.0, (token.expires_at_s - time.time()) * self._token_life_share)
         self._renew_in(path, life_s)
 
-    async def _token(self, path: str) -> Token:
+    async def _token(self, path: str) -> NamespaceToken:
         """A token from wherever they come from; RequestRefused if none is to be had."""
         try:
             async with asyncio.timeout(self._answer_s):
@@ -192,7 +192,7 @@ class Line:
     async def _renew(self, path: str) -> None:
         try:
             await self._put_token(path)
-        except (LineLost, RequestRefused) as error:
+        except (ConnectionLost, RequestRefused) as error:
             # The links end with the old token, and whoever attaches again puts a new one; until
             # then there may be time to get it.
             log.warning("%s: the token for %s: %s", self.endpoint.label, path, error)
@@ -209,15 +209,15 @@ class Line:
                 return await answer
         except TimeoutError as error:
             text = f"{address} of {self.endpoint.label} did not answer for {self._answer_s:g} s"
-            raise LineLost(text) from error
+            raise ConnectionLost(text) from error
 
-    async def _node(self, address: str) -> Node:
+    async def _node(self, address: str) -> RequestNode:
         async with self._opening:
             node = self._nodes.get(address)
             if node is None or not node.is_open:
                 if self.lost.done():
-                    raise LineLost(self.lost.result())
-                node = self._nodes[address] = Node(self.session, address)
+                    raise ConnectionLost(self.lost.result())
+                node = self._nodes[address] = RequestNode(self.session, address)
                 self.flush()
             await node.ready()
             return node
@@ -225,7 +225,9 @@ class Line:
     def _take_deliveries(self, run: list[DeliveryArrived]) -> None:
         """Hand deliveries to the owner together, where none of them answers a request."""
         links = {event.link for event in run}
-        if self._on_deliveries is None or any(isinstance(link.owner, Node) for link in links):
+        if self._on_deliveries is None or any(
+            isinstance(link.owner, RequestNode) for link in links
+        ):
             for event in run:
                 self._take(event)
         else:
@@ -236,7 +238,7 @@ class Line:
         if isinstance(event, Disposed):
             self._on_event(event)
             return
-        if isinstance(event, DeliveryArrived) and not isinstance(event.link.owner, Node):
+        if isinstance(event, DeliveryArrived) and not isinstance(event.link.owner, RequestNode):
             self._on_event(event)
             return
         match event:
@@ -253,7 +255,7 @@ class Line:
                 self._connection.close()
             case _:
                 owner = getattr(getattr(event, "link", None), "owner", None)
-                if isinstance(owner, Node):
+                if isinstance(owner, RequestNode):
                     owner.take(event)
                 else:
                     self._on_event(event)
@@ -267,7 +269,7 @@ class Line:
         for timer in self._timers.values():
             timer.cancel()
         for node in self._nodes.values():
-            node.fail(LineLost(f"{self.endpoint.label}: {reason}"))
+            node.fail(ConnectionLost(f"{self.endpoint.label}: {reason}"))
 
     async def _unless_lost(self, awaitable: Awaitable[T]) -> T:
         waiting = asyncio.ensure_future(awaitable)
@@ -276,7 +278,7 @@ class Line:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 return waiting.result()
-            raise LineLost(self.lost.result())
+            raise ConnectionLost(self.lost.result())
         finally:
             waiting.cancel()
 
@@ -287,5 +289,5 @@ def _ignored(_: Event) -> None:
 
 async def despite_loss(work: Coroutine[Any, Any, None]) -> None:
     """Do something that needs a line, or not: whoever lost it is told so by the line itself."""
-    with contextlib.suppress(LineLost):
+    with contextlib.suppress(ConnectionLost):
         await work

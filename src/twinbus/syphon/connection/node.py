@@ -25,7 +25,7 @@ from twinbus.amqp.performatives import ACCEPTED_BYTES, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import DecodeError
 
-__all__ = ["LineLost", "Node", "RequestRefused", "uuid_of_token"]
+__all__ = ["ConnectionLost", "RequestNode", "RequestRefused", "uuid_of_token"]
 
 CREDIT: Final = 100
 """Answers that may be under way, and so requests too; renewed with each request."""
@@ -35,7 +35,7 @@ OK, ACCEPTED, NO_CONTENT = 200, 202, 204
 _numbers = itertools.count(1)
 
 
-class LineLost(Exception):
+class ConnectionLost(Exception):
     """The connection is gone, or did not answer in time; the text says how."""
 
 
@@ -53,7 +53,7 @@ def uuid_of_token(lock_token: bytes) -> UUID:
     return UUID(bytes_le=lock_token)
 
 
-class Node:
+class RequestNode:
     """One node on one session."""
 
     def __init__(self, session: Session, address: str) -> None:

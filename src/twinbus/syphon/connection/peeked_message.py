@@ -26,7 +26,7 @@ from twinbus.syphon.connection.amqp_json import as_json, iso_time
 from twinbus.transfer import Aliases, aliases_of
 from twinbus.transfer.aliases import REPLAYS
 
-__all__ = ["DESCRIPTION", "REASON", "Peeked", "read_peeked"]
+__all__ = ["DESCRIPTION", "REASON", "PeekedMessage", "read_peeked"]
 
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
@@ -34,7 +34,7 @@ STATES: Final = {0: "active", 1: "deferred", 2: "scheduled"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Peeked:
+class PeekedMessage:
     """One message; what cannot be read of it is left out, and `problem` says why."""
 
     queue: str
@@ -136,7 +136,7 @@ class Peeked:
         }
 
 
-def read_peeked(queue: str, wire: bytes) -> Peeked:
+def read_peeked(queue: str, wire: bytes) -> PeekedMessage:
     """The message in the answer to a peek."""
     try:
         sections = split(wire)
@@ -144,7 +144,7 @@ def read_peeked(queue: str, wire: bytes) -> Peeked:
         number = annotations.get("x-opt-sequence-number", 0)
         kind, body, body_json = _body(sections.body)
         aliases, problem = _aliases(sections)
-        return Peeked(
+        return PeekedMessage(
             queue=queue,
             sequence_number=int(number) if isinstance(number, int) else 0,
             wire=wire,
@@ -159,7 +159,7 @@ def read_peeked(queue: str, wire: bytes) -> Peeked:
             problem=problem,
         )
     except DecodeError as error:
-        return Peeked(
+        return PeekedMessage(
             queue=queue,
             sequence_number=_number_despite(wire),
             wire=wire,
@@ -201,7 +201,7 @@ def _body(raw: bytes) -> tuple[str, bytes | None, str | None]:
     return "sequence", None, json.dumps(values)
 
 
-def _scheduled(peeked: Peeked, aliases: Aliases | None) -> str | None:
+def _scheduled(peeked: PeekedMessage, aliases: Aliases | None) -> str | None:
     scheduled = peeked.number("x-opt-scheduled-enqueue-time")
     if aliases is not None:
         scheduled = aliases.scheduled_ms

@@ -14,15 +14,15 @@ from xml.sax.saxutils import unescape
 from twinbus.amqp.events import Event
 from twinbus.amqp.types import Int
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import Endpoint, Token
+from twinbus.namespace.endpoint import Endpoint, NamespaceToken
 from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, asked
-from twinbus.syphon.connection.line import Line, LineLost, RequestRefused
-from twinbus.syphon.connection.peeked_message import Peeked, read_peeked
+from twinbus.syphon.connection.line import ConnectionLost, NamespaceConnection, RequestRefused
+from twinbus.syphon.connection.peeked_message import PeekedMessage, read_peeked
 
 __all__ = [
     "DEAD_LETTERS",
     "ListingRefused",
-    "Unreachable",
+    "NamespaceUnreachable",
     "backlog_queues_of",
     "dialled",
     "peek",
@@ -47,14 +47,14 @@ class ListingRefused(SyphonError):
     """The queues of a namespace must not be listed; those that are named can be used."""
 
 
-class Unreachable(SyphonError):
+class NamespaceUnreachable(SyphonError):
     """Nobody answers now; that may change."""
 
 
 @asynccontextmanager
-async def dialled(endpoint: Endpoint) -> AsyncIterator[Line]:
+async def dialled(endpoint: Endpoint) -> AsyncIterator[NamespaceConnection]:
     """A line to a namespace for a block; SyphonError, in one line, whatever goes wrong on it."""
-    line = Line(endpoint, _ignored)
+    line = NamespaceConnection(endpoint, _ignored)
     with said_in_one_line(endpoint):
         try:
             await line.open()
@@ -73,20 +73,20 @@ class said_in_one_line:  # noqa: N801  # reads as a sentence where it is used
         return None
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, LineLost):
-            raise Unreachable(str(error)) from error
+        if isinstance(error, ConnectionLost):
+            raise NamespaceUnreachable(str(error)) from error
         if isinstance(error, RequestRefused):
             raise SyphonError(f"{self._endpoint.label} refuses: {error}") from error
 
 
 async def peek(
-    line: Line,
+    line: NamespaceConnection,
     queue: str,
     *,
     dead_letters: bool = False,
     start: int = 1,
     end: int | None = None,
-) -> AsyncGenerator[Peeked, None]:
+) -> AsyncGenerator[PeekedMessage, None]:
     """The messages of a queue, or its dead letters, oldest first; nothing is locked or settled.
 
     From sequence number `start` on, and before `end`.
@@ -132,7 +132,7 @@ async def backlog_queues_of(endpoint: Endpoint, label: str | None = None) -> lis
     return [name for _, _, name in sorted(found)]
 
 
-def _queue_names(endpoint: Endpoint, token: Token) -> list[str]:
+def _queue_names(endpoint: Endpoint, token: NamespaceToken) -> list[str]:
     names: list[str] = []
     while True:
         page = _page(endpoint, token, len(names))
@@ -144,7 +144,7 @@ def _queue_names(endpoint: Endpoint, token: Token) -> list[str]:
             return names
 
 
-def _page(endpoint: Endpoint, token: Token, skip: int) -> str:
+def _page(endpoint: Endpoint, token: NamespaceToken, skip: int) -> str:
     query = f"$skip={skip}&$top={LIST_PAGE}&"
     queues = quote("$Resources/queues")
     try:

@@ -5,45 +5,45 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 
 __all__ = [
     "Action",
-    "Attach",
+    "CloseDestination",
     "Complete",
     "DeadLetter",
     "Defer",
-    "Detach",
     "EmptyPoll",
-    "Fetch",
     "Forward",
-    "Grant",
+    "GrantCredit",
     "LookAhead",
     "LookForDeferred",
+    "OpenDestination",
+    "PeekForOrder",
+    "ReceiveDeferred",
     "Reconnect",
     "Release",
     "Renew",
-    "Survey",
-    "Wait",
+    "WaitUntil",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class GrantCredit:
     """Let the backlog queue send up to `credit` messages from now on; 0: none."""
 
     credit: int
 
 
 @dataclass(frozen=True, slots=True)
-class Attach:
+class OpenDestination:
     """Open a sender link to a destination on the primary."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class Detach:
+class CloseDestination:
     """Close the link to a destination; whatever it still answers is not to be told."""
 
     path: str
@@ -53,21 +53,21 @@ class Detach:
 class Forward:
     """Send a parcel to its destination."""
 
-    parcel: Parcel
+    parcel: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
     """Complete these in the backlog queue: the primary has them."""
 
-    parcels: list[Parcel]
+    parcels: list[BacklogMessage]
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """Move a parcel to the backlog queue's dead-letter queue."""
 
-    parcel: Parcel
+    parcel: BacklogMessage
     reason: str
     description: str
 
@@ -76,25 +76,25 @@ class DeadLetter:
 class Defer:
     """Set a parcel aside in the backlog queue, to be received by its number later."""
 
-    parcel: Parcel
+    parcel: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
     """Give a parcel back to the backlog queue as if it had not been received."""
 
-    parcel: Parcel
+    parcel: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
     """Renew the locks of these."""
 
-    parcels: list[Parcel]
+    parcels: list[BacklogMessage]
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class ReceiveDeferred:
     """Receive these deferred messages by their numbers."""
 
     numbers: list[int]
@@ -109,7 +109,7 @@ class LookForDeferred:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class PeekForOrder:
     """Peek one page from this number on, for strict session order."""
 
     start: int
@@ -136,27 +136,27 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitUntil:
     """Call `tick` at that time: what waits because of the rate may be sent then."""
 
     until: float
 
 
 Action = (
-    Grant
-    | Attach
-    | Detach
+    GrantCredit
+    | OpenDestination
+    | CloseDestination
     | Forward
     | Complete
     | DeadLetter
     | Defer
     | Release
     | Renew
-    | Fetch
+    | ReceiveDeferred
     | LookForDeferred
-    | Survey
+    | PeekForOrder
     | LookAhead
     | EmptyPoll
     | Reconnect
-    | Wait
+    | WaitUntil
 )

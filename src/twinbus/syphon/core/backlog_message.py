@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LOCK_SHORTEST_S", "Parcel"]
+__all__ = ["LOCK_SHORTEST_S", "BacklogMessage"]
 
 LOCK_UNKNOWN_S: Final = 30.0
 """Taken for the lock's length where the delivery does not say: the default is 60 s in Azure, 30 s
@@ -14,7 +14,7 @@ LOCK_SHORTEST_S: Final = 2.0
 """A clock that runs ahead of the broker's must not make us renew without a pause."""
 
 
-class Parcel:
+class BacklogMessage:
     """One received delivery: what the pump decides by, and what the relay needs to act."""
 
     __slots__ = (

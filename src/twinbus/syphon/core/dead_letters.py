@@ -13,7 +13,7 @@ from typing import Final
 from twinbus.amqp.encoding import string
 from twinbus.amqp.message import APPLICATION_PROPERTIES, join, split
 from twinbus.amqp.types import Int, encode
-from twinbus.syphon.connection.peeked_message import DESCRIPTION, REASON, Peeked, read_peeked
+from twinbus.syphon.connection.peeked_message import DESCRIPTION, REASON, PeekedMessage, read_peeked
 from twinbus.transfer import without_delivery_marks
 from twinbus.transfer.aliases import REPLAYS
 from twinbus.transfer.splice import entries_of, with_entries
@@ -41,7 +41,7 @@ class DeadLetterFilter:
     """They were diverted at or after this time (unix milliseconds)."""
     sequence_number: int | None = None
 
-    def matches(self, letter: Peeked) -> bool:
+    def matches(self, letter: PeekedMessage) -> bool:
         """Whether this one is meant."""
         if self.sequence_number is not None and letter.sequence_number != self.sequence_number:
             return False

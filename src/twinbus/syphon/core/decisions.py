@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from twinbus.syphon.core.actions import Action, Attach, Fetch, Forward, Grant, LookAhead, Wait
-from twinbus.syphon.core.backlog_message import Parcel
-from twinbus.syphon.core.deferred import Aside
+from twinbus.syphon.core.actions import (
+    Action,
+    Forward,
+    GrantCredit,
+    LookAhead,
+    OpenDestination,
+    ReceiveDeferred,
+    WaitUntil,
+)
+from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.syphon.core.deferred import DeferredMessages
 from twinbus.syphon.core.destination import ANY_NUMBER, TOO_LARGE, Destination
-from twinbus.syphon.core.forecast import Meter
-from twinbus.syphon.core.intake import Intake, Limits
-from twinbus.syphon.core.look_ahead import Ahead
+from twinbus.syphon.core.forecast import DrainMeter
+from twinbus.syphon.core.intake import Intake, IntakeLimits
+from twinbus.syphon.core.look_ahead import LookAheadState
 from twinbus.syphon.core.rate import Pace
-from twinbus.syphon.core.session_lanes import Sighting
+from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.settlements import Settlements
 
 __all__ = ["Decisions"]
@@ -32,15 +40,15 @@ class Decisions:
     def __init__(
         self,
         *,
-        limits: Limits | None = None,
+        limits: IntakeLimits | None = None,
         undeliverable_grace_s: float = 21_600.0,
         poll_s: float = 900.0,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or IntakeLimits()
         self.forwarded = self.completed = self.dead_lettered = self.deferred = 0
         self.left_aside = 0
         """Of the deferred, those whose destination is not selected: a later syphon finds them."""
-        self.meter = Meter()
+        self.meter = DrainMeter()
         """How fast messages leave the backlog queue."""
         self.pace: Pace | None = None
         """When it may send, where a rate is shared with others; set before the start."""
@@ -59,8 +67,8 @@ class Decisions:
         self._held: set[str] = set()
         """Destinations that took nothing when last tried, those on trial included."""
         self._poll_at = 0.0
-        self._aside = Aside()
-        self._ahead = Ahead()
+        self._aside = DeferredMessages()
+        self._ahead = LookAheadState()
         self._waits_until = float("-inf")
 
     def __repr__(self) -> str:
@@ -85,7 +93,7 @@ class Decisions:
         if not destination.attached:
             if destination.attach_at is None:
                 destination.attach_at = now
-                actions.append(Attach(destination.path))
+                actions.append(OpenDestination(destination.path))
             return actions
         sent = destination.sent
         most = ANY_NUMBER if self.pace is None else self._by_pace(self.pace, destination, now)
@@ -114,7 +122,7 @@ class Decisions:
         if until is None or until <= self._waits_until:
             return []
         self._waits_until = until
-        return [Wait(until)]
+        return [WaitUntil(until)]
 
     def _serve_in_line(self, pace: Pace, now: float) -> list[Action]:
         """Serve the destinations whose slice has come."""
@@ -164,7 +172,7 @@ class Decisions:
     def _one_is_bad(
         self,
         destination: Destination,
-        back: list[Parcel],
+        back: list[BacklogMessage],
         condition: str | None,
         text: str,
         now: float,
@@ -179,7 +187,7 @@ class Decisions:
 
     def _bad(
         self,
-        parcel: Parcel,
+        parcel: BacklogMessage,
         destination: Destination,
         condition: str | None,
         text: str,
@@ -207,7 +215,7 @@ class Decisions:
             is_worth_it = intake.is_worth_a_frame(wanted)
         if is_worth_it:
             intake.credit = wanted
-            return [Grant(wanted)]
+            return [GrantCredit(wanted)]
         return []
 
     def _receives(self, now: float) -> int:
@@ -264,9 +272,9 @@ class Decisions:
             room = min(room, 0 if is_tried else 1)
         numbers = self._take_aside(destination, room)
         self._intake.fetching += len(numbers)
-        return [Fetch(numbers)] if numbers else []
+        return [ReceiveDeferred(numbers)] if numbers else []
 
-    def _is_worth_finding(self, sighting: Sighting) -> bool:
+    def _is_worth_finding(self, sighting: PeekedEntry) -> bool:
         """Whether a message that was seen could be delivered, or find out whether others can."""
         if sighting.is_deferred or not self._is_selected(sighting.path):
             return False
@@ -301,25 +309,25 @@ class Decisions:
 
     # Where messages wait
 
-    def _admit(self, parcel: Parcel, destination: Destination) -> None:
+    def _admit(self, parcel: BacklogMessage, destination: Destination) -> None:
         """Have a message that came wait to be sent."""
         destination.waiting.append(parcel)
 
     def _is_waited_for(self, destination: Destination) -> bool:
         return bool(destination.waiting)
 
-    def _take_waiting(self, destination: Destination) -> list[Parcel]:
+    def _take_waiting(self, destination: Destination) -> list[BacklogMessage]:
         """All that waits to be sent, which then waits no more."""
         return destination.take_waiting()
 
-    def _withdraw(self, parcel: Parcel, destination: Destination) -> bool:
+    def _withdraw(self, parcel: BacklogMessage, destination: Destination) -> bool:
         """Whether a message waited to be sent, which it then does no more."""
         if parcel not in destination.waiting:
             return False
         destination.waiting.remove(parcel)
         return True
 
-    def _lets_go(self, parcel: Parcel, destination: Destination) -> bool:
+    def _lets_go(self, parcel: BacklogMessage, destination: Destination) -> bool:
         """Whether a message waited in vain, which it then does no more."""
         return destination.lets_go(parcel, is_up=self._primary)
 
@@ -330,10 +338,10 @@ class Decisions:
     def _take_aside(self, destination: Destination, room: int) -> list[int]:
         return self._aside.take(destination, room)
 
-    def _is_aside(self, parcel: Parcel, now: float) -> None:
+    def _is_aside(self, parcel: BacklogMessage, now: float) -> None:
         """A message is deferred in the backlog queue, and no longer in hand."""
         self._aside.add(self._destination(parcel.path), parcel.sequence_number, now)
 
-    def _found(self, sighting: Sighting, now: float) -> None:
+    def _found(self, sighting: PeekedEntry, now: float) -> None:
         """A deferred message was found, of whichever process deferred it."""
         self._aside.add(self._destination(sighting.path), sighting.number, now)

@@ -12,7 +12,7 @@ from typing import Final
 
 from twinbus.syphon.core.destination import Destination
 
-__all__ = ["Aside"]
+__all__ = ["DeferredMessages"]
 
 KNOWN_MAX: Final = 100_000
 """Numbers kept for one destination; further ones are found by peeking."""
@@ -32,7 +32,7 @@ SURE_S: Final = 3_600.0
 died, or was a drain of some destinations only. One peek an hour is little beside four polls."""
 
 
-class Aside:
+class DeferredMessages:
     """What is set aside, as far as it is known."""
 
     __slots__ = ("_latest_s", "_sure_until", "latest_at", "look_at")

@@ -11,9 +11,9 @@ from collections import OrderedDict, deque
 from enum import Enum
 from typing import Final
 
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 
-__all__ = ["ANY_NUMBER", "TOO_LARGE", "Destination", "Meaning", "meaning_of"]
+__all__ = ["ANY_NUMBER", "TOO_LARGE", "Destination", "RefusalMeaning", "meaning_of"]
 
 FIRST_BACKOFF_S: Final = 1.0
 LONGEST_BACKOFF_S: Final = 60.0
@@ -31,7 +31,7 @@ RECENT_S: Final = 10.0
 """A destination that took a message within this time is going on."""
 
 
-class Meaning(Enum):
+class RefusalMeaning(Enum):
     """What a refusal says."""
 
     MESSAGE = "the message is refused for what it is"
@@ -42,25 +42,25 @@ class Meaning(Enum):
 TOO_LARGE: Final = "amqp:link:message-size-exceeded"
 
 _MEANINGS: Final = {
-    TOO_LARGE: Meaning.MESSAGE,
-    "amqp:not-allowed": Meaning.MESSAGE,
-    "amqp:not-implemented": Meaning.MESSAGE,
-    "amqp:decode-error": Meaning.MESSAGE,
-    "amqp:invalid-field": Meaning.MESSAGE,
-    "amqp:precondition-failed": Meaning.MESSAGE,
-    "com.microsoft:precondition-failed": Meaning.MESSAGE,
-    "com.microsoft:argument-error": Meaning.MESSAGE,
-    "com.microsoft:argument-out-of-range": Meaning.MESSAGE,
-    "amqp:not-found": Meaning.MISSING,
-    "amqp:resource-deleted": Meaning.MISSING,
+    TOO_LARGE: RefusalMeaning.MESSAGE,
+    "amqp:not-allowed": RefusalMeaning.MESSAGE,
+    "amqp:not-implemented": RefusalMeaning.MESSAGE,
+    "amqp:decode-error": RefusalMeaning.MESSAGE,
+    "amqp:invalid-field": RefusalMeaning.MESSAGE,
+    "amqp:precondition-failed": RefusalMeaning.MESSAGE,
+    "com.microsoft:precondition-failed": RefusalMeaning.MESSAGE,
+    "com.microsoft:argument-error": RefusalMeaning.MESSAGE,
+    "com.microsoft:argument-out-of-range": RefusalMeaning.MESSAGE,
+    "amqp:not-found": RefusalMeaning.MISSING,
+    "amqp:resource-deleted": RefusalMeaning.MISSING,
 }
 """Conditions that do not only ask for patience. Every other one (disabled, full, busy,
 unauthorized, internal error, unknown) does: a message waits rather than be given up."""
 
 
-def meaning_of(condition: str | None) -> Meaning:
+def meaning_of(condition: str | None) -> RefusalMeaning:
     """What a refusal with that AMQP condition says of the message or the entity."""
-    return _MEANINGS.get(condition or "", Meaning.HOLD)
+    return _MEANINGS.get(condition or "", RefusalMeaning.HOLD)
 
 
 class Destination:
@@ -97,10 +97,10 @@ class Destination:
         self.limit_bytes = 0
         """Largest message that the link takes; 0: it does not say."""
         self.window = ANY_NUMBER
-        self.waiting: deque[Parcel] = deque()
+        self.waiting: deque[BacklogMessage] = deque()
         self.unsorted = False
         """Parcels came back to `waiting` out of order."""
-        self.sent: dict[bytes, Parcel] = {}
+        self.sent: dict[bytes, BacklogMessage] = {}
         """In flight, the oldest first, by lock token."""
         self.deferred: OrderedDict[int, None] = OrderedDict()
         """Numbers of messages that were set aside in the backlog queue; taken from the front, with
@@ -142,7 +142,7 @@ class Destination:
             return 0
         return max(0, min(len(self.waiting), self.credit, self.window - len(self.sent)))
 
-    def finds_too_large(self, parcel: Parcel) -> str:
+    def finds_too_large(self, parcel: BacklogMessage) -> str:
         """Why the link would not take a parcel for its size; empty: it would."""
         if not 0 < self.limit_bytes < len(parcel.wire):
             return ""
@@ -152,7 +152,7 @@ class Destination:
         """Whether it has been missing for so long that its messages are given up."""
         return self.missing_since is not None and now - self.missing_since >= grace_s
 
-    def lets_go(self, parcel: Parcel, *, is_up: bool) -> bool:
+    def lets_go(self, parcel: BacklogMessage, *, is_up: bool) -> bool:
         """Take a parcel out that waits here in vain; false if it is sent, or will be soon."""
         if parcel.lock_token in self.sent or (is_up and not self.is_held):
             return False
@@ -212,7 +212,7 @@ class Destination:
             self.is_careful = False
             self.window = ANY_NUMBER
 
-    def drop_link(self) -> list[Parcel]:
+    def drop_link(self) -> list[BacklogMessage]:
         """Forget the link; what was in flight on it waits again, and is returned."""
         back = list(self.sent.values())
         self.sent.clear()
@@ -223,18 +223,18 @@ class Destination:
         self.credit = 0
         return back
 
-    def return_to_waiting(self, parcel: Parcel) -> None:
+    def return_to_waiting(self, parcel: BacklogMessage) -> None:
         """Have a refused parcel wait again."""
         self.waiting.appendleft(parcel)
         self.unsorted = True
 
-    def take_waiting(self) -> list[Parcel]:
+    def take_waiting(self) -> list[BacklogMessage]:
         """All that waits, which then waits here no more."""
         taken = list(self.waiting)
         self.waiting.clear()
         return taken
 
-    def next_waiting(self) -> Parcel:
+    def next_waiting(self) -> BacklogMessage:
         """The parcel to send next: in the order of the backlog queue."""
         if self.unsorted:
             self.waiting = deque(sorted(self.waiting, key=lambda each: each.sequence_number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-__all__ = ["WINDOW_S", "Meter", "time_to_empty_s"]
+__all__ = ["WINDOW_S", "DrainMeter", "time_to_empty_s"]
 
 WINDOW_S: Final = 30
 """Over which a rate is taken: long enough to be steady, short enough to show a standstill."""
@@ -14,7 +14,7 @@ LEAST_S: Final = 1.0
 """What is divided by at least, so that a first batch is not taken for a speed."""
 
 
-class Meter:
+class DrainMeter:
     """Counts what leaves a backlog, second by second, for as long as the window goes."""
 
     __slots__ = ("_began_at", "_seconds")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 
-__all__ = ["Intake", "Limits"]
+__all__ = ["Intake", "IntakeLimits"]
 
 FETCH_SHARE: Final = 4
 """One in so many of the messages in flight may be ones that were deferred."""
@@ -28,7 +28,7 @@ RENEW_AFTER: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class IntakeLimits:
     """How much a pump may have under way, and how long it waits for an answer."""
 
     messages: int = 2_000
@@ -64,15 +64,15 @@ class Intake:
         "size_bytes",
     )
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: IntakeLimits) -> None:
         self.credit = 0
         """Messages that the backlog queue may still send."""
         self.fetching = 0
         """Deferred messages that were asked for and have not come."""
         self.size_bytes = 0
-        self.on_left: Callable[[Parcel], None] | None = None
+        self.on_left: Callable[[BacklogMessage], None] | None = None
         """Told of each message that is not here any more, whatever became of it."""
-        self._live: dict[bytes, Parcel] = {}
+        self._live: dict[bytes, BacklogMessage] = {}
         """By lock token; the one whose lock is next to renew comes first."""
         self._limit_bytes = limits.size_bytes
         self._largest_bytes = SIZE_AT_FIRST
@@ -85,13 +85,13 @@ class Intake:
     def __len__(self) -> int:
         return len(self._live)
 
-    def __iter__(self) -> Iterator[Parcel]:
+    def __iter__(self) -> Iterator[BacklogMessage]:
         return iter(self._live.values())
 
-    def __contains__(self, parcel: Parcel) -> bool:
+    def __contains__(self, parcel: BacklogMessage) -> bool:
         return parcel.lock_token in self._live
 
-    def add(self, parcel: Parcel, now: float) -> bool:
+    def add(self, parcel: BacklogMessage, now: float) -> bool:
         """A message came; whether it is so large that the credit must be thought over."""
         assert parcel.lock_token not in self._live, parcel
         self._live[parcel.lock_token] = parcel
@@ -107,7 +107,7 @@ class Intake:
         parcel.renew_at = now + parcel.lock_s * RENEW_AFTER
         return parcel.size_bytes > expected
 
-    def forget(self, parcel: Parcel) -> bool:
+    def forget(self, parcel: BacklogMessage) -> bool:
         """The message is settled, or no longer ours; false if that was known."""
         if self._live.pop(parcel.lock_token, None) is None:
             return False
@@ -154,16 +154,16 @@ class Intake:
         """When the first lock is to be renewed."""
         return next((parcel.renew_at for parcel in self), None)
 
-    def due(self, now: float) -> list[Parcel]:
+    def due(self, now: float) -> list[BacklogMessage]:
         """The messages whose locks are to be renewed by now."""
-        due: list[Parcel] = []
+        due: list[BacklogMessage] = []
         for parcel in self:
             if parcel.renew_at > now:
                 break
             due.append(parcel)
         return due
 
-    def renew_later(self, parcel: Parcel, at: float) -> None:
+    def renew_later(self, parcel: BacklogMessage, at: float) -> None:
         """Have a message come up again at that time, if it is still here."""
         if self._live.pop(parcel.lock_token, None) is not None:
             parcel.renew_at = at
@@ -171,13 +171,13 @@ class Intake:
 
     # Memory
 
-    def remember(self, parcel: Parcel) -> None:
+    def remember(self, parcel: BacklogMessage) -> None:
         """The primary has this one, but the backlog queue will deliver it again."""
         self._remembered[parcel.identity] = None
         if len(self._remembered) > REMEMBERED_MAX:
             del self._remembered[next(iter(self._remembered))]
 
-    def recall(self, parcel: Parcel) -> bool:
+    def recall(self, parcel: BacklogMessage) -> bool:
         """Whether the primary has this one already; asked once."""
         if not self._remembered or parcel.identity not in self._remembered:
             return False

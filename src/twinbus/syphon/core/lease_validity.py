@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["LEASE_LOCK_S", "LeasePlace", "Tenure", "lease_place"]
+__all__ = ["LEASE_LOCK_S", "LeaseAddress", "LeaseValidity", "lease_place"]
 
 LEASE_MARK: Final = "x-twinbus-lease"
 
@@ -28,20 +28,20 @@ RENEW_SHARE: Final = 0.25
 """Of a lock's time between two renewals, so that one that fails can be tried again twice."""
 
 
-class LeasePlace(NamedTuple):
+class LeaseAddress(NamedTuple):
     """Where the lease of a backlog queue is held."""
 
     queue: str
     session: str
 
 
-def lease_place(backlog_queue: str) -> LeasePlace:
+def lease_place(backlog_queue: str) -> LeaseAddress:
     """`contoso/x-servicebus-transfer/3` is leased as session 3 of `contoso/x-twinbus-lease`."""
     label, _, index = [*backlog_queue.rsplit("/", 2), "", ""][:3]
-    return LeasePlace(f"{label}/{LEASE_MARK}", index or "0")
+    return LeaseAddress(f"{label}/{LEASE_MARK}", index or "0")
 
 
-class Tenure:
+class LeaseValidity:
     """Whether a lease is held, as far as its holder may rely on it."""
 
     __slots__ = ("ends_at", "renew_at")

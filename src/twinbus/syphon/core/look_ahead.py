@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Ahead"]
+__all__ = ["LookAheadState"]
 
 PAGES_MAX: Final = 40
 """Peeks of one look; the next one goes on from there. With the pause between two looks, this is
@@ -26,7 +26,7 @@ REACHED_S: Final = 10.0
 UNNEEDED_S: Final = 1.0
 
 
-class Ahead:
+class LookAheadState:
     """How far the queue was looked through, and what was found."""
 
     __slots__ = ("_again_s", "_next", "_pages", "_until", "is_asked", "look_at", "target")

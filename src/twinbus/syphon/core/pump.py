@@ -22,22 +22,22 @@ from typing import Final
 
 from twinbus.syphon.core.actions import (
     Action,
+    CloseDestination,
     Complete,
     DeadLetter,
     Defer,
-    Detach,
     EmptyPoll,
     LookForDeferred,
     Reconnect,
     Renew,
 )
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.decisions import Decisions
-from twinbus.syphon.core.destination import Destination, Meaning, meaning_of
-from twinbus.syphon.core.intake import RENEW_AFTER, Limits
-from twinbus.syphon.core.session_lanes import Sighting
+from twinbus.syphon.core.destination import Destination, RefusalMeaning, meaning_of
+from twinbus.syphon.core.intake import RENEW_AFTER, IntakeLimits
+from twinbus.syphon.core.session_lanes import PeekedEntry
 
-__all__ = ["Limits", "Pump"]
+__all__ = ["IntakeLimits", "Pump"]
 
 ASKED: Final = "a person asked for it"
 """The usual reason for a pause."""
@@ -165,7 +165,7 @@ class Pump(Decisions):
 
     # The source
 
-    def received(self, parcel: Parcel, now: float) -> list[Action]:
+    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
         """A message came from the backlog queue."""
         is_surprise = self._intake.add(parcel, now)
         self._poll_at = now + self._poll_s
@@ -185,14 +185,14 @@ class Pump(Decisions):
         actions = self._serve(destination, now)
         return actions + self._grant(now) if is_surprise else actions
 
-    def received_all(self, parcels: list[Parcel], now: float) -> list[Action]:
+    def received_all(self, parcels: list[BacklogMessage], now: float) -> list[Action]:
         """Messages came from the backlog queue, in one read."""
         actions: list[Action] = []
         for parcel in parcels:
             actions += self.received(parcel, now)
         return actions
 
-    def settled(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
+    def settled(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
         """The backlog queue confirmed what was decided about these."""
         gone = 0
         for parcel in parcels:
@@ -217,7 +217,7 @@ class Pump(Decisions):
         self.meter.moved(gone, now)
         return self._grant(now)
 
-    def settle_failed(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
+    def settle_failed(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
         """The backlog queue did not take the decision: it will deliver these again."""
         for parcel in parcels:
             if self._intake.forget(parcel):
@@ -227,13 +227,13 @@ class Pump(Decisions):
                     self._is_aside(parcel, now)
         return self._grant(now)
 
-    def renewed(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
+    def renewed(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
         """The locks of these run anew."""
         for parcel in parcels:
             self._intake.renew_later(parcel, now + parcel.lock_s * RENEW_AFTER)
         return []
 
-    def lock_lost(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
+    def lock_lost(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
         """The locks of these are gone: what was not sent need not be, it comes again."""
         for parcel in parcels:
             destination = self._destinations.get(parcel.destination)
@@ -287,19 +287,19 @@ class Pump(Decisions):
         was_attached, progressed = destination.attached, destination.progressed
         back = destination.drop_link()
         meaning = meaning_of(condition)
-        if meaning is Meaning.MISSING:
+        if meaning is RefusalMeaning.MISSING:
             return self._missing(destination, text, now)
-        if was_attached and meaning is Meaning.MESSAGE and back:
+        if was_attached and meaning is RefusalMeaning.MESSAGE and back:
             return self._one_is_bad(destination, back, condition, text, now)
         if was_attached and (progressed or not back):
             # An idle link that the service closed is no failure (SPEC 6).
             return self._serve(destination, now) if destination.waiting else []
         return self._hold(destination, text, now)
 
-    def accepted(self, parcels: list[Parcel], now: float) -> list[Action]:
+    def accepted(self, parcels: list[BacklogMessage], now: float) -> list[Action]:
         """The primary has these: now, and not before, they may be completed."""
         self._heard_at = now
-        taken: list[Parcel] = []
+        taken: list[BacklogMessage] = []
         served: dict[str, Destination] = {}
         for parcel in parcels:
             if parcel.accepted or parcel not in self._intake:
@@ -322,17 +322,19 @@ class Pump(Decisions):
                 actions += self._serve(destination, now)
         return actions
 
-    def refused(self, parcel: Parcel, condition: str | None, text: str, now: float) -> list[Action]:
+    def refused(
+        self, parcel: BacklogMessage, condition: str | None, text: str, now: float
+    ) -> list[Action]:
         """The destination did not take a parcel: for what the parcel is, or for what it is."""
         self._heard_at = now
         destination = self._destinations.get(parcel.destination)
         if destination is None or destination.sent.pop(parcel.lock_token, None) is None:
             return []
         meaning = meaning_of(condition)
-        if meaning is Meaning.MESSAGE:
+        if meaning is RefusalMeaning.MESSAGE:
             return self._bad(parcel, destination, condition, text, now)
         destination.return_to_waiting(parcel)
-        if meaning is Meaning.MISSING:
+        if meaning is RefusalMeaning.MISSING:
             return self._missing(destination, text, now)
         return self._hold(destination, text, now)
 
@@ -346,7 +348,7 @@ class Pump(Decisions):
             return self._grant(now)
         return self._fetch_all(now)
 
-    def found_deferred(self, found: list[Sighting], now: float, *, is_all: bool) -> list[Action]:
+    def found_deferred(self, found: list[PeekedEntry], now: float, *, is_all: bool) -> list[Action]:
         """A look ended, with these deferred messages. The next look is for the rest."""
         self._aside.looked(now, is_all=is_all)
         # Of a queue that was not quiet some are in hand already.
@@ -357,7 +359,7 @@ class Pump(Decisions):
         return self._fetch_all(now)
 
     def looked_ahead(
-        self, page: list[Sighting], now: float, *, failed: bool = False
+        self, page: list[PeekedEntry], now: float, *, failed: bool = False
     ) -> list[Action]:
         """A `LookAhead` ended: what the queue holds from there on, as far as the page goes."""
         if not self._ahead.is_asked:
@@ -414,7 +416,7 @@ class Pump(Decisions):
         if destination.sent and now >= (destination.due_at(answer_s) or 0.0):
             destination.drop_link()
             text = f"a message was not answered for {answer_s:g} s"
-            return [Detach(destination.path), *self._hold(destination, text, now)]
+            return [CloseDestination(destination.path), *self._hold(destination, text, now)]
         if destination.is_on_trial or self._has_aside(destination):
             return self._serve(destination, now)
         return []
@@ -425,11 +427,11 @@ class Pump(Decisions):
         assert asked_at is not None
         destination.drop_link()
         is_heard = self._heard_at > asked_at
-        ended = Detach(destination.path) if is_heard else Reconnect("primary", text)
+        ended = CloseDestination(destination.path) if is_heard else Reconnect("primary", text)
         return [ended, *self._hold(destination, text, now)]
 
     def _tick_locks(self, now: float) -> list[Action]:
-        renewed: list[Parcel] = []
+        renewed: list[BacklogMessage] = []
         actions: list[Action] = []
         for parcel in self._intake.due(now):
             # If nothing is heard of it, it comes up again before the lock ends.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FIRST_RECONNECT_S", "LONGEST_RECONNECT_S", "Patience"]
+__all__ = ["FIRST_RECONNECT_S", "LONGEST_RECONNECT_S", "ReconnectBackoff"]
 
 FIRST_RECONNECT_S: Final = 0.5
 LONGEST_RECONNECT_S: Final = 5.0
 """Between two attempts to connect: so long does a namespace that is back wait for its messages."""
 
 
-class Patience:
+class ReconnectBackoff:
     """Pauses that double, from the shortest again once a connection has held for a while."""
 
     def __init__(self) -> None:

@@ -18,9 +18,9 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 
-__all__ = ["Lane", "SessionLanes", "Sighting"]
+__all__ = ["PeekedEntry", "SessionLane", "SessionLanes"]
 
 KNOWN_MAX: Final = 100_000
 """Numbers remembered of messages that are not in hand. With so many known nothing more is deferred
@@ -34,7 +34,7 @@ RUNS_MAX: Final = 1_000
 """Runs of delivered numbers kept beyond the survey; forgotten ones are peeked at again."""
 
 
-class Sighting(NamedTuple):
+class PeekedEntry(NamedTuple):
     """One message of the backlog queue as a peek shows it."""
 
     number: int
@@ -43,7 +43,7 @@ class Sighting(NamedTuple):
     is_deferred: bool
 
 
-class Absent(Enum):
+class MissingMessage(Enum):
     """Where a message is that is known and not in hand."""
 
     AWAY = "in the queue, or locked by somebody; it will be delivered, or is gone"
@@ -51,7 +51,7 @@ class Absent(Enum):
     FETCHING = "asked for by its number"
 
 
-class Lane:
+class SessionLane:
     """One session of one destination."""
 
     __slots__ = ("_numbers", "behind", "destination", "going", "path", "places", "session")
@@ -60,17 +60,17 @@ class Lane:
         self.path = path
         self.destination = path.lower()
         self.session = session
-        self.places: dict[int, Parcel | Absent] = {}
-        self.behind: dict[int, Parcel] = {}
+        self.places: dict[int, BacklogMessage | MissingMessage] = {}
+        self.behind: dict[int, BacklogMessage] = {}
         """In hand, and not their turn."""
-        self.going: Parcel | None = None
+        self.going: BacklogMessage | None = None
         """Handed over to be sent; until the queue confirmed what became of it."""
         self._numbers: list[int] = []
 
     def __repr__(self) -> str:
         return f"<lane {self.session} to {self.destination}, {len(self.places)} known>"
 
-    def put(self, number: int, place: Parcel | Absent) -> None:
+    def put(self, number: int, place: BacklogMessage | MissingMessage) -> None:
         if number not in self.places:
             heappush(self._numbers, number)
         self.places[number] = place
@@ -87,7 +87,7 @@ class Lane:
         run: list[int] = []
         while len(run) < count:
             head = self.head()
-            if head is None or self.places[head] is not Absent.DEFERRED:
+            if head is None or self.places[head] is not MissingMessage.DEFERRED:
                 break
             run.append(heappop(self._numbers))
         for number in run:
@@ -103,16 +103,16 @@ class SessionLanes:
         self.surveyed = 0
         """Every message up to this number that has a session is known here, or gone."""
         self._in_hand_max = max(1, in_hand_max)
-        self._lanes: dict[tuple[str, str], Lane] = {}
-        self._by_number: dict[int, Lane] = {}
-        self._absent: dict[int, Absent] = {}
-        self._copies: dict[int, Parcel] = {}
+        self._lanes: dict[tuple[str, str], SessionLane] = {}
+        self._by_number: dict[int, SessionLane] = {}
+        self._absent: dict[int, MissingMessage] = {}
+        self._copies: dict[int, BacklogMessage] = {}
         """A second delivery of a message whose first is still in hand: its lock was lost."""
-        self._stirred: dict[Lane, None] = {}
-        self._stuck: dict[Lane, None] = {}
+        self._stirred: dict[SessionLane, None] = {}
+        self._stuck: dict[SessionLane, None] = {}
         """Lanes whose head is away."""
-        self._to_fetch: dict[str, dict[Lane, None]] = {}
-        self._crowded: dict[str, dict[Lane, None]] = {}
+        self._to_fetch: dict[str, dict[SessionLane, None]] = {}
+        self._crowded: dict[str, dict[SessionLane, None]] = {}
         """By destination, the lanes in which messages in hand wait for their turn."""
         self._ahead: list[int] = []
         """Numbers in hand beyond the survey: a heap."""
@@ -140,18 +140,18 @@ class SessionLanes:
                 runs.append([number, number])
                 del runs[:-RUNS_MAX]
 
-    def arrived(self, parcel: Parcel) -> Parcel | None:
+    def arrived(self, parcel: BacklogMessage) -> BacklogMessage | None:
         """A message with a session came. An earlier copy is returned, whose lock must be gone."""
         number = parcel.sequence_number
         lane = self._lane(number, parcel.path, parcel.session or "")
-        if isinstance(lane.places.get(number), Parcel):
+        if isinstance(lane.places.get(number), BacklogMessage):
             older = self._copies.get(number)
             self._copies[number] = parcel
             return older
         self._take_in(lane, parcel)
         return None
 
-    def left(self, parcel: Parcel) -> None:
+    def left(self, parcel: BacklogMessage) -> None:
         """A message is no longer in hand; as far as is known it keeps its place."""
         number = parcel.sequence_number
         lane = self._by_number.get(number)
@@ -169,9 +169,11 @@ class SessionLanes:
         if copy is not None:
             self._take_in(lane, copy)
             return
-        self._set_absent(lane, number, Absent.DEFERRED if parcel.is_deferred else Absent.AWAY)
+        self._set_absent(
+            lane, number, MissingMessage.DEFERRED if parcel.is_deferred else MissingMessage.AWAY
+        )
 
-    def gone(self, parcel: Parcel) -> Parcel | None:
+    def gone(self, parcel: BacklogMessage) -> BacklogMessage | None:
         """A message is in the primary or dead-lettered: the next may go.
 
         A copy of it that is in hand is returned: nothing is to be sent any more.
@@ -182,13 +184,13 @@ class SessionLanes:
         copy = None if lane is None else lane.behind.get(number)
         return self._gone(number) or (copy if copy is not parcel else None)
 
-    def set_aside(self, parcel: Parcel) -> None:
+    def set_aside(self, parcel: BacklogMessage) -> None:
         """A message was deferred."""
         lane = self._by_number.get(parcel.sequence_number)
         if lane is not None:
-            self._set_absent(lane, parcel.sequence_number, Absent.DEFERRED)
+            self._set_absent(lane, parcel.sequence_number, MissingMessage.DEFERRED)
 
-    def withdraw(self, parcel: Parcel) -> bool:
+    def withdraw(self, parcel: BacklogMessage) -> bool:
         """Whether a message waited here for its turn, which it then does no more."""
         number = parcel.sequence_number
         if self._copies.get(number) is parcel:
@@ -199,7 +201,7 @@ class SessionLanes:
         self._not_behind(lane, number)
         return True
 
-    def is_behind(self, parcel: Parcel) -> bool:
+    def is_behind(self, parcel: BacklogMessage) -> bool:
         """Whether a message waits here for its turn, or for the end of its other copy."""
         number = parcel.sequence_number
         lane = self._by_number.get(number)
@@ -207,7 +209,7 @@ class SessionLanes:
             return False
         return lane.behind.get(number) is parcel or self._copies.get(number) is parcel
 
-    def take_behind(self, destination: str) -> list[Parcel]:
+    def take_behind(self, destination: str) -> list[BacklogMessage]:
         """All that wait for their turn to one destination, which they then do no more."""
         taken = [p for lane in self._crowded.pop(destination, ()) for p in lane.behind.values()]
         for parcel in taken:
@@ -219,13 +221,13 @@ class SessionLanes:
 
     # Whose turn it is
 
-    def take_stirred(self) -> list[Lane]:
+    def take_stirred(self) -> list[SessionLane]:
         """The lanes in which something may have changed."""
         stirred = list(self._stirred)
         self._stirred.clear()
         return stirred
 
-    def next_to_go(self, lane: Lane) -> Parcel | None:
+    def next_to_go(self, lane: SessionLane) -> BacklogMessage | None:
         """The lane's head, handed over to be sent; None: it is not its turn, or not in hand."""
         head = lane.head()
         if head is None or lane.going is not None or head > self.surveyed:
@@ -236,7 +238,7 @@ class SessionLanes:
             lane.going = parcel
         return parcel
 
-    def out_of_turn(self, lane: Lane) -> list[Parcel]:
+    def out_of_turn(self, lane: SessionLane) -> list[BacklogMessage]:
         """What must not stay in hand: those behind a head that is not, and those that are too many.
 
         Left where they are they could fill the pump, and the head would find no room.
@@ -244,7 +246,7 @@ class SessionLanes:
         head = lane.head()
         if head is None or not lane.behind or head > self.surveyed:
             return []
-        if lane.places[head] in (Absent.AWAY, Absent.DEFERRED):
+        if lane.places[head] in (MissingMessage.AWAY, MissingMessage.DEFERRED):
             numbers: Iterable[int] = list(lane.behind)
         elif len(self._absent) >= KNOWN_MAX:
             return []
@@ -270,7 +272,7 @@ class SessionLanes:
             del lanes[lane]
             run = lane.deferred_run(min(FETCH_RUN, room - len(numbers)))
             for number in run:
-                lane.places[number] = self._absent[number] = Absent.FETCHING
+                lane.places[number] = self._absent[number] = MissingMessage.FETCHING
             numbers += run
         if not lanes:
             self._to_fetch.pop(destination, None)
@@ -279,8 +281,8 @@ class SessionLanes:
     def fetch_ended(self, numbers: Iterable[int] | None = None) -> None:
         """Those that were asked for and did not come are not where they were thought to be."""
         for number in list(self._absent) if numbers is None else numbers:
-            if self._absent.get(number) is Absent.FETCHING:
-                self._set_absent(self._by_number[number], number, Absent.AWAY)
+            if self._absent.get(number) is MissingMessage.FETCHING:
+                self._set_absent(self._by_number[number], number, MissingMessage.AWAY)
 
     # The survey
 
@@ -304,9 +306,9 @@ class SessionLanes:
         """A peek is asked for now."""
         self._peeked_up_to = max(self._highest, self.surveyed)
 
-    def peeked(self, start: int, page: Iterable[Sighting]) -> int:
+    def peeked(self, start: int, page: Iterable[PeekedEntry]) -> int:
         """What a peek from `start` showed; up to which number that says everything."""
-        seen: dict[int, Sighting] = {sighting.number: sighting for sighting in page}
+        seen: dict[int, PeekedEntry] = {sighting.number: sighting for sighting in page}
         # A page may be short for its size alone, so that only an empty one shows the end; and even
         # then only of what was there when it was asked for. Numbers are given in order: whatever
         # lies before the last one seen, and was not seen, is no longer there.
@@ -319,16 +321,18 @@ class SessionLanes:
             self._survey_reaches(end)
         return end
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: PeekedEntry) -> None:
         """A message was seen in the queue."""
         number = sighting.number
         if sighting.session is None:
             return
         lane = self._lane(number, sighting.path, sighting.session)
         known = lane.places.get(number)
-        if isinstance(known, Parcel) or known is Absent.FETCHING:
+        if isinstance(known, BacklogMessage) or known is MissingMessage.FETCHING:
             return
-        self._set_absent(lane, number, Absent.DEFERRED if sighting.is_deferred else Absent.AWAY)
+        self._set_absent(
+            lane, number, MissingMessage.DEFERRED if sighting.is_deferred else MissingMessage.AWAY
+        )
 
     def _survey_reaches(self, number: int) -> None:
         self.surveyed = number
@@ -342,7 +346,7 @@ class SessionLanes:
 
     # Places
 
-    def _lane(self, number: int, path: str, session: str) -> Lane:
+    def _lane(self, number: int, path: str, session: str) -> SessionLane:
         lane, key = self._by_number.get(number), (path.lower(), session)
         if lane is not None and (lane.destination, lane.session) != key:
             # A queue that was deleted and made anew counts from the start again.
@@ -351,11 +355,11 @@ class SessionLanes:
         if lane is None:
             lane = self._lanes.get(key)
             if lane is None:
-                lane = self._lanes[key] = Lane(path, session)
+                lane = self._lanes[key] = SessionLane(path, session)
             self._by_number[number] = lane
         return lane
 
-    def _take_in(self, lane: Lane, parcel: Parcel) -> None:
+    def _take_in(self, lane: SessionLane, parcel: BacklogMessage) -> None:
         number = parcel.sequence_number
         self._absent.pop(number, None)
         lane.put(number, parcel)
@@ -365,12 +369,12 @@ class SessionLanes:
             heappush(self._ahead, number)
         self._stir(lane)
 
-    def _set_absent(self, lane: Lane, number: int, place: Absent) -> None:
+    def _set_absent(self, lane: SessionLane, number: int, place: MissingMessage) -> None:
         lane.put(number, place)
         self._absent[number] = place
         self._stir(lane)
 
-    def _gone(self, number: int) -> Parcel | None:
+    def _gone(self, number: int) -> BacklogMessage | None:
         lane = self._by_number.pop(number, None)
         self._absent.pop(number, None)
         if lane is None:
@@ -385,35 +389,35 @@ class SessionLanes:
             self._stir(lane)
         return self._copies.pop(number, None)
 
-    def _forget(self, lane: Lane) -> None:
+    def _forget(self, lane: SessionLane) -> None:
         """Only sessions of which something is left are remembered."""
         del self._lanes[lane.destination, lane.session]
         self._stirred.pop(lane, None)
         self._stuck.pop(lane, None)
         self._drop(self._to_fetch, lane)
 
-    def _not_behind(self, lane: Lane, number: int) -> None:
+    def _not_behind(self, lane: SessionLane, number: int) -> None:
         if lane.behind.pop(number, None) is not None and not lane.behind:
             self._drop(self._crowded, lane)
 
     @staticmethod
-    def _drop(lanes_of: dict[str, dict[Lane, None]], lane: Lane) -> None:
+    def _drop(lanes_of: dict[str, dict[SessionLane, None]], lane: SessionLane) -> None:
         lanes = lanes_of.get(lane.destination)
         if lanes is not None:
             lanes.pop(lane, None)
             if not lanes:
                 del lanes_of[lane.destination]
 
-    def _stir(self, lane: Lane) -> None:
+    def _stir(self, lane: SessionLane) -> None:
         """Something changed in a lane: it is to be looked at, and where its head is, is noted."""
         self._stirred[lane] = None
         head = lane.head()
         place = None if head is None else lane.places[head]
-        if place is Absent.AWAY:
+        if place is MissingMessage.AWAY:
             self._stuck[lane] = None
         else:
             self._stuck.pop(lane, None)
-        if place is Absent.DEFERRED:
+        if place is MissingMessage.DEFERRED:
             self._to_fetch.setdefault(lane.destination, {})[lane] = None
         else:
             self._drop(self._to_fetch, lane)

@@ -7,7 +7,7 @@ when it can; a message that was only to be given back needs no telling, its lock
 from __future__ import annotations
 
 from twinbus.syphon.core.actions import Action, Complete, DeadLetter, Defer, Release
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.intake import Intake
 
 __all__ = ["Settlements"]
@@ -24,7 +24,7 @@ class Settlements:
         self._intake = intake
         self._opened_at = 0.0
 
-    def complete(self, parcels: list[Parcel], now: float) -> list[Action]:
+    def complete(self, parcels: list[BacklogMessage], now: float) -> list[Action]:
         """These are in the primary: they leave the backlog."""
         for parcel in parcels:
             assert parcel.accepted, parcel
@@ -37,16 +37,16 @@ class Settlements:
         return [Complete(parcels)] if self.is_open and parcels else []
 
     def dead_letter(
-        self, parcel: Parcel, reason: str, description: str, now: float
+        self, parcel: BacklogMessage, reason: str, description: str, now: float
     ) -> list[Action]:
         """This one can never be delivered."""
         return self._decide(parcel, DeadLetter(parcel, reason, description), now)
 
-    def defer(self, parcels: list[Parcel], now: float) -> list[Action]:
+    def defer(self, parcels: list[BacklogMessage], now: float) -> list[Action]:
         """These wait in the backlog queue without being in the way of others."""
         return [a for parcel in parcels for a in self._decide(parcel, Defer(parcel), now)]
 
-    def release(self, parcels: list[Parcel], now: float) -> list[Action]:
+    def release(self, parcels: list[BacklogMessage], now: float) -> list[Action]:
         """These go back as if they had not been received."""
         return [a for parcel in parcels for a in self._decide(parcel, Release(parcel), now)]
 
@@ -68,7 +68,7 @@ class Settlements:
         return actions
 
     def _decide(
-        self, parcel: Parcel, outcome: DeadLetter | Defer | Release, now: float
+        self, parcel: BacklogMessage, outcome: DeadLetter | Defer | Release, now: float
     ) -> list[Action]:
         assert parcel.outcome is None, parcel
         parcel.outcome = outcome

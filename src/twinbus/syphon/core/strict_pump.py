@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from twinbus.syphon.core.actions import Action, Complete, DeadLetter, Survey
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.actions import Action, Complete, DeadLetter, PeekForOrder
+from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.destination import Destination
-from twinbus.syphon.core.pump import ASKED, Limits, Pump
-from twinbus.syphon.core.session_lanes import SessionLanes, Sighting
+from twinbus.syphon.core.pump import ASKED, IntakeLimits, Pump
+from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
 
 __all__ = ["StrictPump"]
 
@@ -32,7 +32,7 @@ class StrictPump(Pump):
     def __init__(
         self,
         *,
-        limits: Limits | None = None,
+        limits: IntakeLimits | None = None,
         undeliverable_grace_s: float = 21_600.0,
         poll_s: float = 900.0,
     ) -> None:
@@ -66,11 +66,11 @@ class StrictPump(Pump):
     def resume(self, now: float, why: str = ASKED) -> list[Action]:
         return super().resume(now, why) + self._advance(now)
 
-    def received(self, parcel: Parcel, now: float) -> list[Action]:
+    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
         self._lanes.saw(parcel.sequence_number)
         return super().received(parcel, now) + self._advance(now)
 
-    def settled(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
+    def settled(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
         parcels = list(parcels)
         actions = super().settled(parcels, now)
         for parcel in parcels:
@@ -78,7 +78,7 @@ class StrictPump(Pump):
                 actions += self._over(parcel, now)
         return actions + self._advance(now)
 
-    def settle_failed(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
+    def settle_failed(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
         parcels = list(parcels)
         actions = super().settle_failed(parcels, now)
         for parcel in parcels:
@@ -90,18 +90,18 @@ class StrictPump(Pump):
                     self._aside.add(self._destination(parcel.path), parcel.sequence_number, now)
         return actions + self._advance(now)
 
-    def lock_lost(self, parcels: Iterable[Parcel], now: float) -> list[Action]:
+    def lock_lost(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
         return super().lock_lost(parcels, now) + self._advance(now)
 
     def fetched(self, numbers: list[int], now: float, *, failed: bool = False) -> list[Action]:
         self._lanes.fetch_ended(numbers)
         return super().fetched(numbers, now, failed=failed) + self._advance(now)
 
-    def found_deferred(self, found: list[Sighting], now: float, *, is_all: bool) -> list[Action]:
+    def found_deferred(self, found: list[PeekedEntry], now: float, *, is_all: bool) -> list[Action]:
         return super().found_deferred(found, now, is_all=is_all) + self._advance(now)
 
-    def surveyed(self, page: list[Sighting], now: float) -> list[Action]:
-        """A `Survey` ended: what the queue holds from there on, as far as the page goes."""
+    def surveyed(self, page: list[PeekedEntry], now: float) -> list[Action]:
+        """A `PeekForOrder` ended: what the queue holds from there on, as far as the page goes."""
         if self._surveying is None:
             return []
         start, self._surveying = self._surveying, None
@@ -111,7 +111,7 @@ class StrictPump(Pump):
         return self._advance(now)
 
     def survey_failed(self, now: float) -> list[Action]:
-        """A `Survey` brought nothing; it is asked for again a little later."""
+        """A `PeekForOrder` brought nothing; it is asked for again a little later."""
         self._surveying = None
         self._survey_at = self._check_at = now + CHECK_S
         return []
@@ -162,9 +162,9 @@ class StrictPump(Pump):
             return []
         self._surveying = start
         self._lanes.peeking()
-        return [Survey(start)]
+        return [PeekForOrder(start)]
 
-    def _over(self, parcel: Parcel, now: float) -> list[Action]:
+    def _over(self, parcel: BacklogMessage, now: float) -> list[Action]:
         """A message needs no more sending; nor does a copy of it that came meanwhile."""
         copy = self._lanes.gone(parcel)
         if copy is None or copy not in self._intake:
@@ -176,7 +176,7 @@ class StrictPump(Pump):
 
     # Where messages wait
 
-    def _admit(self, parcel: Parcel, destination: Destination) -> None:
+    def _admit(self, parcel: BacklogMessage, destination: Destination) -> None:
         if parcel.session is None:
             super()._admit(parcel, destination)
             return
@@ -187,15 +187,15 @@ class StrictPump(Pump):
     def _is_waited_for(self, destination: Destination) -> bool:
         return bool(destination.waiting) or self._lanes.has_behind(destination.path.lower())
 
-    def _take_waiting(self, destination: Destination) -> list[Parcel]:
+    def _take_waiting(self, destination: Destination) -> list[BacklogMessage]:
         return super()._take_waiting(destination) + self._lanes.take_behind(
             destination.path.lower()
         )
 
-    def _withdraw(self, parcel: Parcel, destination: Destination) -> bool:
+    def _withdraw(self, parcel: BacklogMessage, destination: Destination) -> bool:
         return super()._withdraw(parcel, destination) or self._lanes.withdraw(parcel)
 
-    def _lets_go(self, parcel: Parcel, destination: Destination) -> bool:
+    def _lets_go(self, parcel: BacklogMessage, destination: Destination) -> bool:
         if not self._lanes.is_behind(parcel):
             return super()._lets_go(parcel, destination)
         if self._primary and not destination.is_held:
@@ -209,13 +209,13 @@ class StrictPump(Pump):
         numbers = self._lanes.take_aside(destination.path.lower(), room)
         return numbers + super()._take_aside(destination, room - len(numbers))
 
-    def _is_aside(self, parcel: Parcel, now: float) -> None:
+    def _is_aside(self, parcel: BacklogMessage, now: float) -> None:
         if parcel.session is None:
             super()._is_aside(parcel, now)
         else:
             self._lanes.set_aside(parcel)
 
-    def _found(self, sighting: Sighting, now: float) -> None:
+    def _found(self, sighting: PeekedEntry, now: float) -> None:
         if sighting.session is None:
             super()._found(sighting, now)
         else:

@@ -17,7 +17,7 @@ from twinbus.amqp.message import APPLICATION_PROPERTIES, Sections, join, split
 from twinbus.amqp.skipping import skip_many
 from twinbus.amqp.types import AmqpError, DecodeError, decode
 from twinbus.errors import TransferError
-from twinbus.syphon.core.backlog_message import LOCK_SHORTEST_S, Parcel
+from twinbus.syphon.core.backlog_message import LOCK_SHORTEST_S, BacklogMessage
 from twinbus.transfer import Aliases, aliases_of, from_backlog_sections, without_delivery_marks
 from twinbus.transfer.splice import entries_of, field_value, fields_of
 
@@ -69,14 +69,16 @@ _INT_FORMATS: Final = {0x81: "q", 0x83: "q", 0x55: "b", 0x54: "b", 0x71: "i", 0x
 
 def unpack(
     payload: bytes, lock_token: bytes, now_ms: int, *, remaining_ttl: bool = False
-) -> Parcel:
+) -> BacklogMessage:
     """The parcel in a delivery; what cannot be brought anywhere has a `fault`."""
-    parcel = Parcel(lock_token, len(payload))
+    parcel = BacklogMessage(lock_token, len(payload))
     _fill(parcel, payload, now_ms, remaining_ttl)
     return parcel
 
 
-def _fill(parcel: Parcel, payload: bytes, now_ms: int, remaining_ttl: bool) -> Sections | None:
+def _fill(
+    parcel: BacklogMessage, payload: bytes, now_ms: int, remaining_ttl: bool
+) -> Sections | None:
     """Unpack step by step; the delivery's sections, if they could be brought somewhere."""
     try:
         sections = split(payload)
@@ -116,9 +118,9 @@ class Unpacker:
         self._restored: dict[bytes, tuple[bytes, str, str]] = {}
         """Application properties as they came: as they were sent, and the path."""
 
-    def unpack(self, payload: bytes, lock_token: bytes, now_ms: int) -> Parcel:
+    def unpack(self, payload: bytes, lock_token: bytes, now_ms: int) -> BacklogMessage:
         """The parcel in a delivery; what cannot be brought anywhere has a `fault`."""
-        parcel = Parcel(lock_token, len(payload))
+        parcel = BacklogMessage(lock_token, len(payload))
         try:
             if not self._take_short_way(parcel, payload, now_ms):
                 sections = _fill(parcel, payload, now_ms, self._remaining_ttl)
@@ -129,7 +131,7 @@ class Unpacker:
             return unpack(payload, lock_token, now_ms, remaining_ttl=self._remaining_ttl)
         return parcel
 
-    def _take_short_way(self, parcel: Parcel, payload: bytes, now_ms: int) -> bool:
+    def _take_short_way(self, parcel: BacklogMessage, payload: bytes, now_ms: int) -> bool:
         """Unpack a message that looks like one before; false, and nothing done, if it does not.
 
         It is header, marks, properties, application properties and one data section, each known
@@ -181,7 +183,7 @@ class Unpacker:
         return True
 
     def _take_middle_way(
-        self, parcel: Parcel, sections: Sections, found: tuple[int, int, int], now_ms: int
+        self, parcel: BacklogMessage, sections: Sections, found: tuple[int, int, int], now_ms: int
     ) -> bool:
         """Unpack a message with other aliases than a path alone, whose marks are read already."""
         try:
@@ -346,7 +348,7 @@ def _message_id(properties: bytes) -> str | None:
     return None if found is None else str(found)
 
 
-def _read_marks(parcel: Parcel, raw: bytes, now_ms: int) -> None:
+def _read_marks(parcel: BacklogMessage, raw: bytes, now_ms: int) -> None:
     """What the broker wrote on the delivery: its number, its age, and how long it is locked."""
     for key, _, value_at, _ in entries_of(raw):
         if key == _SEQUENCE:
@@ -367,7 +369,7 @@ class _Expired(TransferError):
     reason = EXPIRED
 
 
-def _shortened(parcel: Parcel, aliases: Aliases, now_ms: int) -> Aliases:
+def _shortened(parcel: BacklogMessage, aliases: Aliases, now_ms: int) -> Aliases:
     """The aliases with what is left of the time to live (SPEC 6)."""
     if aliases.time_to_live_ms is None or not parcel.enqueued_ms:
         return aliases

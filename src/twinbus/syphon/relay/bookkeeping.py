@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from twinbus.syphon.core.actions import Complete, DeadLetter, Defer
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 
-__all__ = ["Bookkeeper", "Ledger"]
+__all__ = ["Bookkeeper", "RelayLedger"]
 
 
 _OPERATIONS: Final[dict[object, str]] = {
@@ -29,7 +29,7 @@ Row = tuple[str | None, int, int, int | None]
 """Of one message: id, size in bytes, sequence number, and how long it took in us, if it is told."""
 
 
-class Ledger(Protocol):
+class RelayLedger(Protocol):
     """Where records go: a LedgerWriter, or one that keeps nothing.
 
     One that has a `record_deliveries` gets the records of many messages at once, which costs a
@@ -45,7 +45,7 @@ class Bookkeeper:
 
     __slots__ = ("_keeps", "_primary", "_queue", "_record", "_record_many", "_secondary")
 
-    def __init__(self, ledger: Ledger, primary: str, secondary: str, queue: str) -> None:
+    def __init__(self, ledger: RelayLedger, primary: str, secondary: str, queue: str) -> None:
         """`primary` and `secondary` are the labels of the namespaces."""
         self._record = ledger.record
         self._record_many: Callable[[str, Shared, int | None, list[Row]], None] = getattr(
@@ -56,7 +56,7 @@ class Bookkeeper:
         self._secondary = secondary
         self._queue = queue
 
-    def received(self, parcels: list[Parcel], now_ms: int) -> None:
+    def received(self, parcels: list[BacklogMessage], now_ms: int) -> None:
         if self._keeps:
             for path, some in _by_path(parcels):
                 shared = self._shared(path, self._secondary, "secondary")
@@ -65,7 +65,7 @@ class Bookkeeper:
     def polled(self) -> None:
         self._at_source("backlog_receive", cause="poll", outcome="ok")
 
-    def forwarded(self, parcels: list[Parcel], now: float, now_ms: int) -> None:
+    def forwarded(self, parcels: list[BacklogMessage], now: float, now_ms: int) -> None:
         if self._keeps:
             for path, some in _by_path(parcels):
                 shared = self._shared(path, self._primary, "primary")
@@ -75,7 +75,7 @@ class Bookkeeper:
                 ]
                 self._record_many("forward", shared, now_ms, rows)
 
-    def not_forwarded(self, parcel: Parcel, error: str, *, is_known: bool) -> None:
+    def not_forwarded(self, parcel: BacklogMessage, error: str, *, is_known: bool) -> None:
         """`is_known` is false where the answer was lost: the primary may have it."""
         self._record(
             "forward",
@@ -91,11 +91,11 @@ class Bookkeeper:
             error=error,
         )
 
-    def settled(self, parcels: list[Parcel], error: str | None = None) -> None:
+    def settled(self, parcels: list[BacklogMessage], error: str | None = None) -> None:
         """What was decided about these was carried out, or refused with `error`."""
         if not self._keeps:
             return
-        completed: list[Parcel] = []
+        completed: list[BacklogMessage] = []
         for parcel in parcels:
             outcome = parcel.outcome
             if outcome is Complete:
@@ -153,15 +153,15 @@ class Bookkeeper:
         )
 
 
-def _by_path(parcels: list[Parcel]) -> Iterable[tuple[str, list[Parcel]]]:
+def _by_path(parcels: list[BacklogMessage]) -> Iterable[tuple[str, list[BacklogMessage]]]:
     """The parcels by where they belong, in their order."""
     if len({parcel.path for parcel in parcels}) <= 1:
         return [(parcels[0].path, parcels)] if parcels else []
-    found: dict[str, list[Parcel]] = {}
+    found: dict[str, list[BacklogMessage]] = {}
     for parcel in parcels:
         found.setdefault(parcel.path, []).append(parcel)
     return found.items()
 
 
-def _rows(parcels: list[Parcel]) -> list[Row]:
+def _rows(parcels: list[BacklogMessage]) -> list[Row]:
     return [(p.message_id, p.size_bytes, p.sequence_number, None) for p in parcels]

@@ -23,8 +23,18 @@ from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.types import Symbol
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.line import ANSWER_S, Line, LineLost, RequestRefused
-from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, LeasePlace, Tenure, lease_place
+from twinbus.syphon.connection.line import (
+    ANSWER_S,
+    ConnectionLost,
+    NamespaceConnection,
+    RequestRefused,
+)
+from twinbus.syphon.core.lease_validity import (
+    LEASE_LOCK_S,
+    LeaseAddress,
+    LeaseValidity,
+    lease_place,
+)
 
 __all__ = ["Leases"]
 
@@ -51,8 +61,8 @@ class _Lease:
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
-        self.place: LeasePlace = lease_place(queue)
-        self.tenure = Tenure()
+        self.place: LeaseAddress = lease_place(queue)
+        self.tenure = LeaseValidity()
         self.lock_s = LEASE_LOCK_S
         """Of the lock when it was had; a renewal gives as much again."""
         self.is_announced = False
@@ -97,13 +107,13 @@ class Leases:
 
     async def _keep(self) -> None:
         while True:
-            line = Line(self._endpoint, self._take)
+            line = NamespaceConnection(self._endpoint, self._take)
             try:
                 await line.open()
                 async with asyncio.TaskGroup() as group:
                     for lease in self._leases.values():
                         group.create_task(self._keep_one(line, lease))
-            except* LineLost as errors:
+            except* ConnectionLost as errors:
                 reason = str(errors.exceptions[0])
                 for lease in self._leases.values():
                     self._lose(lease, reason)
@@ -119,7 +129,7 @@ class Leases:
                 await line.close()
             await asyncio.sleep(AGAIN_S)
 
-    async def _keep_one(self, line: Line, lease: _Lease) -> None:
+    async def _keep_one(self, line: NamespaceConnection, lease: _Lease) -> None:
         """Have one lease, again and again; ends with LineLost."""
         while True:
             link: ReceiverLink | None = None
@@ -136,10 +146,10 @@ class Leases:
             self._lose(lease, reason)
             await asyncio.sleep(AGAIN_S)
 
-    async def _acquire(self, line: Line, lease: _Lease) -> ReceiverLink:
+    async def _acquire(self, line: NamespaceConnection, lease: _Lease) -> ReceiverLink:
         """The link that holds the session; RequestRefused says who stands in the way."""
         if line.lost.done():
-            raise LineLost(line.lost.result())
+            raise ConnectionLost(line.lost.result())
         loop = asyncio.get_running_loop()
         lease.answer, lease.ended = loop.create_future(), loop.create_future()
         name = f"{lease.place.queue}-{lease.place.session}-{next(_link_numbers)}"
@@ -159,12 +169,14 @@ class Leases:
             self._announce(lease)
             return link
         if line.lost.done():
-            raise LineLost(line.lost.result())
+            raise ConnectionLost(line.lost.result())
         link.detach()
         text = lease.ended.result() if lease.ended.done() else "the attach was not answered"
         raise RequestRefused(text, 0, "")
 
-    async def _renew_for_ever(self, line: Line, lease: _Lease, link: ReceiverLink) -> str:
+    async def _renew_for_ever(
+        self, line: NamespaceConnection, lease: _Lease, link: ReceiverLink
+    ) -> str:
         """Renew the lease in time; why it ended."""
         ended, tenure = lease.ended, lease.tenure
         assert ended is not None
@@ -173,7 +185,7 @@ class Leases:
             either: set[asyncio.Future[str]] = {ended, line.lost}
             await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             if line.lost.done():
-                raise LineLost(line.lost.result())
+                raise ConnectionLost(line.lost.result())
             if ended.done():
                 return ended.result()
             asked_at = time.monotonic()
@@ -243,7 +255,7 @@ def _lock_s(link: ReceiverLink) -> float:
     return (ticks - EPOCH_TICKS) / TICKS_PER_S - time.time()
 
 
-def _in_words(endpoint: Endpoint, place: LeasePlace, condition: str, text: str) -> str:
+def _in_words(endpoint: Endpoint, place: LeaseAddress, condition: str, text: str) -> str:
     if condition == TAKEN:
         return f"{WAITING} (session {place.session} of {place.queue})"
     if condition == NOT_FOUND:

@@ -9,15 +9,15 @@ from typing import Final
 
 from twinbus.amqp.link import SenderLink
 from twinbus.amqp.performatives import Source, Target
-from twinbus.syphon.connection.line import Line
-from twinbus.syphon.connection.node import LineLost, RequestRefused
+from twinbus.syphon.connection.line import NamespaceConnection
+from twinbus.syphon.connection.node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.transfer.entity_names import is_entity_name
 
-__all__ = ["UNAUTHORIZED", "Outbound"]
+__all__ = ["UNAUTHORIZED", "DestinationLinks"]
 
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
 NOT_FOUND: Final = "amqp:not-found"
@@ -28,16 +28,16 @@ takes the token and refuses the attach."""
 _link_numbers = itertools.count(1)
 
 
-class Outbound:
+class DestinationLinks:
     """The links of one relay; `line` is where they are, None while there is no connection."""
 
     def __init__(
         self, pump: Pump, books: Bookkeeper, perform: Callable[[list[Action]], None]
     ) -> None:
-        self.line: Line | None = None
+        self.line: NamespaceConnection | None = None
         self.links: dict[str, SenderLink] = {}
         """By path in lower case."""
-        self.in_flight: dict[int, Parcel] = {}
+        self.in_flight: dict[int, BacklogMessage] = {}
         """Sent and not answered, by delivery id on the line's session."""
         self._pump = pump
         self._books = books
@@ -57,7 +57,7 @@ class Outbound:
             if line is self.line:
                 self._do(self._pump.detached(path, condition, str(error), time.monotonic()))
             return
-        except LineLost as error:
+        except ConnectionLost as error:
             # The line may be well, and only this answer missing: the pump knows of the others.
             if line is self.line and not line.lost.done():
                 self._do(self._pump.unanswered(path, str(error), time.monotonic()))

@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from twinbus.syphon.connection.line import Line
-from twinbus.syphon.connection.node import LineLost, RequestRefused
+from twinbus.syphon.connection.line import NamespaceConnection
+from twinbus.syphon.connection.node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.strict_pump import StrictPump
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
-from twinbus.syphon.relay.queue_requests import SourceRequests
+from twinbus.syphon.relay.queue_requests import QueueRequests
 
-__all__ = ["SourceErrands"]
+__all__ = ["QueueAnswers"]
 
 log = logging.getLogger("twinbus.syphon")
 
@@ -28,7 +28,7 @@ LOCK_LOST: Final = "com.microsoft:message-lock-lost"
 DEAD_LETTER_ARGUMENTS: Final = ("deadletter-reason", "deadletter-description")
 
 
-class SourceErrands:
+class QueueAnswers:
     """The errands of one relay; `line` is where they go, None while there is no connection."""
 
     def __init__(
@@ -36,17 +36,17 @@ class SourceErrands:
         pump: Pump,
         books: Bookkeeper,
         perform: Callable[[list[Action]], None],
-        unpack: Callable[[bytes, bytes, int], Parcel],
+        unpack: Callable[[bytes, bytes, int], BacklogMessage],
         queue: str,
     ) -> None:
-        self.line: Line | None = None
+        self.line: NamespaceConnection | None = None
         self._pump = pump
         self._books = books
         self._do = perform
         self._unpack = unpack
         self._queue = queue
 
-    async def settle(self, parcels: list[Parcel], status: str, words: list[str]) -> None:
+    async def settle(self, parcels: list[BacklogMessage], status: str, words: list[str]) -> None:
         """Settle by lock token: for messages that did not come over the present link.
 
         `words` are the reason and the description of a dead letter.
@@ -54,7 +54,7 @@ class SourceErrands:
         if self.line is None:
             return
         self._books.managed()
-        requests = SourceRequests(self.line, self._queue)
+        requests = QueueRequests(self.line, self._queue)
         arguments = dict(zip(DEAD_LETTER_ARGUMENTS, words, strict=False))
         told = await requests.settle(parcels, status, arguments)
         self._books.settled(told.done)
@@ -67,11 +67,11 @@ class SourceErrands:
         # Nobody asks again for the rest: they are delivered anew when their locks end.
         self._do(self._pump.settle_failed(told.lost + told.rest, now))
 
-    async def renew(self, parcels: list[Parcel]) -> None:
+    async def renew(self, parcels: list[BacklogMessage]) -> None:
         """Renew locks before they end."""
         if self.line is None:
             return
-        told = await SourceRequests(self.line, self._queue).renew(parcels)
+        told = await QueueRequests(self.line, self._queue).renew(parcels)
         self._books.renewed(None if told.refusal is None else _said(told.refusal))
         if told.refusal is not None:
             # Their locks run on, and the pump asks again before they end.
@@ -85,8 +85,8 @@ class SourceErrands:
         if self.line is None:
             return
         try:
-            fetched, refused = await SourceRequests(self.line, self._queue).fetch(numbers)
-        except LineLost as error:
+            fetched, refused = await QueueRequests(self.line, self._queue).fetch(numbers)
+        except ConnectionLost as error:
             log.warning("%s: deferred messages %s: %s", self._queue, numbers[:5], error)
             self._do(self._pump.fetched(numbers, time.monotonic(), failed=True))
             return
@@ -107,9 +107,9 @@ class SourceErrands:
             return
         self._books.managed()
         try:
-            requests = SourceRequests(self.line, self._queue)
+            requests = QueueRequests(self.line, self._queue)
             page = await requests.peek(start, time.time_ns() // 1_000_000)
-        except (LineLost, RequestRefused) as error:
+        except (ConnectionLost, RequestRefused) as error:
             log.warning("%s: peeking from %d on: %s", self._queue, start, error)
             self._do(pump.survey_failed(time.monotonic()))
             return
@@ -122,9 +122,9 @@ class SourceErrands:
         self._books.managed()
         page, failed = [], False
         try:
-            requests = SourceRequests(self.line, self._queue)
+            requests = QueueRequests(self.line, self._queue)
             page = await requests.peek(start, time.time_ns() // 1_000_000)
-        except (LineLost, RequestRefused) as error:
+        except (ConnectionLost, RequestRefused) as error:
             log.warning("%s: peeking from %d on: %s", self._queue, start, error)
             failed = True
         self._do(self._pump.looked_ahead(page, time.monotonic(), failed=failed))
@@ -135,7 +135,7 @@ class SourceErrands:
             return
         self._books.managed()
         try:
-            requests = SourceRequests(self.line, self._queue)
+            requests = QueueRequests(self.line, self._queue)
             found, is_all = await requests.find_deferred(
                 time.time_ns() // 1_000_000, to_the_end=to_the_end
             )

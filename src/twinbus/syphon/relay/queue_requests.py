@@ -15,14 +15,14 @@ from twinbus.amqp.performatives import (
     encode_state,
 )
 from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
-from twinbus.syphon.connection.line import Line
+from twinbus.syphon.connection.line import NamespaceConnection
 from twinbus.syphon.connection.node import RequestRefused, uuid_of_token
 from twinbus.syphon.core.actions import Complete, DeadLetter, Defer, Release
-from twinbus.syphon.core.backlog_message import Parcel
-from twinbus.syphon.core.session_lanes import Sighting
+from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.unpacking import unpack
 
-__all__ = ["SourceRequests", "Told", "by_token", "disposition_of", "joined"]
+__all__ = ["QueueRequests", "SettledRequest", "by_token", "disposition_of", "joined"]
 
 TOKENS_MAX: Final = 100
 """Lock tokens or numbers in one request."""
@@ -83,39 +83,41 @@ def joined(numbers: list[int]) -> Iterator[tuple[int, int]]:
     yield first, last
 
 
-class Told(NamedTuple):
+class SettledRequest(NamedTuple):
     """What became of a request about many messages."""
 
-    done: list[Parcel]
-    lost: list[Parcel]
+    done: list[BacklogMessage]
+    lost: list[BacklogMessage]
     """Their locks are gone."""
-    rest: list[Parcel]
+    rest: list[BacklogMessage]
     """Not done, for a reason that has nothing to do with them: `refusal`."""
     refusal: RequestRefused | None
 
 
-class SourceRequests:
+class QueueRequests:
     """What is asked of a backlog queue's `$management` node."""
 
-    def __init__(self, line: Line, queue: str) -> None:
+    def __init__(self, line: NamespaceConnection, queue: str) -> None:
         self._line = line
         self._queue = queue
 
-    async def settle(self, parcels: list[Parcel], status: str, arguments: dict[str, Any]) -> Told:
+    async def settle(
+        self, parcels: list[BacklogMessage], status: str, arguments: dict[str, Any]
+    ) -> SettledRequest:
         """Settle by lock token."""
         return await self._for_each_group(
             parcels, "update-disposition", {"disposition-status": status, **arguments}
         )
 
-    async def renew(self, parcels: list[Parcel]) -> Told:
+    async def renew(self, parcels: list[BacklogMessage]) -> SettledRequest:
         """Renew locks."""
         return await self._for_each_group(parcels, "renew-lock", {})
 
     async def _for_each_group(
-        self, parcels: list[Parcel], operation: str, arguments: dict[str, Any]
-    ) -> Told:
-        done: list[Parcel] = []
-        lost: list[Parcel] = []
+        self, parcels: list[BacklogMessage], operation: str, arguments: dict[str, Any]
+    ) -> SettledRequest:
+        done: list[BacklogMessage] = []
+        lost: list[BacklogMessage] = []
         groups = [parcels[at : at + TOKENS_MAX] for at in range(0, len(parcels), TOKENS_MAX)]
         while groups:
             group = groups.pop()
@@ -127,7 +129,7 @@ class SourceRequests:
             except RequestRefused as refusal:
                 if refusal.status not in ABOUT_ONE:
                     rest = [parcel for each in (group, *groups) for parcel in each]
-                    return Told(done, lost, rest, refusal)
+                    return SettledRequest(done, lost, rest, refusal)
                 if len(group) == 1:
                     lost += group
                 else:
@@ -136,7 +138,7 @@ class SourceRequests:
                     groups += [group[:middle], group[middle:]]
             else:
                 done += group
-        return Told(done, lost, [], None)
+        return SettledRequest(done, lost, [], None)
 
     async def fetch(self, numbers: list[int]) -> tuple[list[tuple[bytes, bytes]], list[int]]:
         """Receive deferred messages by number: each with its lock token; refused numbers."""
@@ -168,13 +170,13 @@ class SourceRequests:
 
     async def find_deferred(
         self, now_ms: int, *, to_the_end: bool = True
-    ) -> tuple[list[Sighting], bool]:
+    ) -> tuple[list[PeekedEntry], bool]:
         """Deferred messages, and whether these are all.
 
         Unless `to_the_end`, only as far as each page has some: what a syphon deferred before it
         died lies before all that nobody received yet.
         """
-        found: list[Sighting] = []
+        found: list[PeekedEntry] = []
         start = 1
         for _ in range(PEEKS_MAX):
             page = await self.peek(start, now_ms)
@@ -187,18 +189,18 @@ class SourceRequests:
                 break
         return found, False
 
-    async def peek(self, start: int, now_ms: int) -> list[Sighting]:
+    async def peek(self, start: int, now_ms: int) -> list[PeekedEntry]:
         """Messages in any state from a number on, in order; empty: there is none."""
         answer = await self._line.request(
             self._queue,
             "peek-message",
             {"from-sequence-number": start, "message-count": Int(PEEK_COUNT)},
         )
-        page: list[Sighting] = []
+        page: list[PeekedEntry] = []
         for entry in answer.get("messages", ()):
             parcel = unpack(entry["message"], b"", now_ms)
             is_deferred = _is_deferred(entry["message"])
-            sighting = Sighting(parcel.sequence_number, parcel.path, parcel.session, is_deferred)
+            sighting = PeekedEntry(parcel.sequence_number, parcel.path, parcel.session, is_deferred)
             page.append(sighting)
         # By number alone: the other parts do not compare, and numbers may be missing (0).
         return sorted(page, key=lambda sighting: sighting.number)

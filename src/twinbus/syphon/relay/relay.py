@@ -29,33 +29,39 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.line import ANSWER_S, Line, LineLost, RequestRefused, despite_loss
+from twinbus.syphon.connection.line import (
+    ANSWER_S,
+    ConnectionLost,
+    NamespaceConnection,
+    RequestRefused,
+    despite_loss,
+)
 from twinbus.syphon.core.actions import (
     Action,
-    Attach,
+    CloseDestination,
     Complete,
     DeadLetter,
     Defer,
-    Detach,
     EmptyPoll,
-    Fetch,
     Forward,
-    Grant,
+    GrantCredit,
     LookAhead,
     LookForDeferred,
+    OpenDestination,
+    PeekForOrder,
+    ReceiveDeferred,
     Reconnect,
     Release,
     Renew,
-    Survey,
-    Wait,
+    WaitUntil,
 )
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
-from twinbus.syphon.core.reconnect_backoff import Patience
+from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
 from twinbus.syphon.core.unpacking import Unpacker
-from twinbus.syphon.relay.bookkeeping import Bookkeeper, Ledger
-from twinbus.syphon.relay.outbound import UNAUTHORIZED, Outbound
-from twinbus.syphon.relay.queue_answers import SourceErrands
+from twinbus.syphon.relay.bookkeeping import Bookkeeper, RelayLedger
+from twinbus.syphon.relay.outbound import UNAUTHORIZED, DestinationLinks
+from twinbus.syphon.relay.queue_answers import QueueAnswers
 from twinbus.syphon.relay.queue_requests import by_token, disposition_of, joined
 
 __all__ = ["Relay"]
@@ -87,7 +93,7 @@ class Relay:
         queue: str,
         *,
         pump: Pump,
-        ledger: Ledger,
+        ledger: RelayLedger,
         remaining_ttl: bool = False,
         on_delivered: Callable[[str], None] | None = None,
         lease: Callable[[], bool] | None = None,
@@ -112,17 +118,17 @@ class Relay:
             self._leased.set()
         else:
             pump.pause(_now(), LEASE)
-        self._primary: Line | None = None
-        self._secondary: Line | None = None
+        self._primary: NamespaceConnection | None = None
+        self._secondary: NamespaceConnection | None = None
         self._source: ReceiverLink | None = None
         self._source_gone: asyncio.Future[str] | None = None
-        self._errands = SourceErrands(pump, self._books, self._do, self._unpacker.unpack, queue)
-        self._outbound = Outbound(pump, self._books, self._do)
-        self._deliveries: dict[int, Parcel] = {}
+        self._errands = QueueAnswers(pump, self._books, self._do, self._unpacker.unpack, queue)
+        self._outbound = DestinationLinks(pump, self._books, self._do)
+        self._deliveries: dict[int, BacklogMessage] = {}
         """Received and not settled, by delivery id of this epoch's source link."""
         self._epoch = 0
         self._completing: list[int] = []
-        self._by_token: dict[tuple[str, ...], list[Parcel]] = {}
+        self._by_token: dict[tuple[str, ...], list[BacklogMessage]] = {}
         """To settle by request, by what was decided: a status, the words of a dead letter."""
         self._flushing = False
         self._woken: asyncio.TimerHandle | None = None
@@ -131,22 +137,22 @@ class Relay:
         self._performers: dict[type, Callable[[Any], None]] = {
             Forward: self._forward,
             Complete: self._complete,
-            Grant: self._grant,
-            Attach: lambda action: self._errand(self._outbound.attach(action.path)),
-            Detach: lambda action: self._outbound.detach(action.path),
+            GrantCredit: self._grant,
+            OpenDestination: lambda action: self._errand(self._outbound.attach(action.path)),
+            CloseDestination: lambda action: self._outbound.detach(action.path),
             DeadLetter: self._settle,
             Defer: self._settle,
             Release: self._settle,
             Renew: lambda action: self._errand(self._errands.renew(action.parcels)),
-            Fetch: lambda action: self._errand(self._errands.fetch(action.numbers)),
+            ReceiveDeferred: lambda action: self._errand(self._errands.fetch(action.numbers)),
             LookForDeferred: lambda action: self._errand(
                 self._errands.look(to_the_end=action.to_the_end)
             ),
-            Survey: lambda action: self._errand(self._errands.survey(action.start)),
+            PeekForOrder: lambda action: self._errand(self._errands.survey(action.start)),
             LookAhead: lambda action: self._errand(self._errands.look_ahead(action.start)),
             EmptyPoll: self._poll,
             Reconnect: self._reconnect,
-            Wait: self._wait,
+            WaitUntil: self._wait,
         }
 
     def start(self) -> None:
@@ -199,12 +205,12 @@ class Relay:
 
     async def _keep(self, side: str, serve: Callable[[], Coroutine[Any, Any, str]]) -> None:
         """Have one side served for ever, with a growing pause after each loss."""
-        patience = Patience()
+        patience = ReconnectBackoff()
         while True:
             began = _now()
             try:
                 reason = await serve()
-            except (LineLost, RequestRefused) as error:
+            except (ConnectionLost, RequestRefused) as error:
                 reason = str(error)
             except Exception as error:
                 # Nobody waits for this task: what ended it would never be heard of.
@@ -216,7 +222,7 @@ class Relay:
 
     async def _serve_primary(self) -> str:
         await self._leased.wait()
-        line = Line(self._primary_at, self._on_primary)
+        line = NamespaceConnection(self._primary_at, self._on_primary)
         try:
             await line.open()
             if not self._leased.is_set():
@@ -234,7 +240,9 @@ class Relay:
             await line.close()
 
     async def _serve_secondary(self) -> str:
-        line = Line(self._secondary_at, self._on_secondary, on_deliveries=self._arrived)
+        line = NamespaceConnection(
+            self._secondary_at, self._on_secondary, on_deliveries=self._arrived
+        )
         try:
             await line.open()
             await line.authorize(self.queue)
@@ -251,7 +259,7 @@ class Relay:
             self._secondary = self._errands.line = None
             await line.close()
 
-    async def _serve_source(self, line: Line) -> str:
+    async def _serve_source(self, line: NamespaceConnection) -> str:
         """Attach to the backlog queue and receive until the link is gone; why it is."""
         name = f"{self.queue}-syphon-{next(_link_numbers)}"
         gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -268,12 +276,14 @@ class Relay:
             either = {gone, line.lost}
             await asyncio.wait(either, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
             if self._source is None and not gone.done() and not line.lost.done():
-                raise LineLost(f"the attach to {self.queue} was not answered for {ANSWER_S:g} s")
+                raise ConnectionLost(
+                    f"the attach to {self.queue} was not answered for {ANSWER_S:g} s"
+                )
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if line.lost.done():
                 return line.lost.result()
             if self._source is None:
-                raise LineLost(gone.result())
+                raise ConnectionLost(gone.result())
             return gone.result()
         finally:
             if self._source is not None:
@@ -318,7 +328,7 @@ class Relay:
         """Messages came from the backlog queue, in one read."""
         now_ms = time.time_ns() // 1_000_000
         unpack, epoch, deliveries = self._unpacker.unpack, self._epoch, self._deliveries
-        parcels: list[Parcel] = []
+        parcels: list[BacklogMessage] = []
         for event in run:
             parcel = unpack(event.payload, event.tag, now_ms)
             parcel.epoch = epoch
@@ -440,7 +450,7 @@ class Relay:
             return
         self._by_token.setdefault(by_token(action), []).append(parcel)
 
-    def _grant(self, action: Grant) -> None:
+    def _grant(self, action: GrantCredit) -> None:
         if self._source is not None:
             self._source.grant(action.credit)
 
@@ -449,7 +459,7 @@ class Relay:
         if self._source is not None:
             self._source.grant(self.pump.credit)
 
-    def _wait(self, action: Wait) -> None:
+    def _wait(self, action: WaitUntil) -> None:
         loop = asyncio.get_running_loop()
         self._woken = loop.call_later(action.until - _now(), self.tell, self.pump.tick)
 

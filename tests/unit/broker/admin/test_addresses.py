@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from twinbus.broker.admin.addresses import (
     PAGE_MAX,
     Address,
-    Node,
-    Page,
+    AdminNode,
+    ListPage,
     parse_address,
     parse_page,
     render_path,
@@ -21,19 +21,19 @@ from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
 @pytest.mark.parametrize(
     ("path", "address"),
     [
-        ("/", Address(Node.ROOT)),
-        ("/$namespaceinfo", Address(Node.NAMESPACE)),
-        ("/%24namespaceinfo", Address(Node.NAMESPACE)),
-        ("/$Resources/queues", Address(Node.QUEUES)),
-        ("/$resources/Topics", Address(Node.TOPICS)),
-        ("/orders", Address(Node.ENTITY, "orders")),
-        ("/a%2Fb", Address(Node.ENTITY, "a/b")),
-        ("/a/b", Address(Node.ENTITY, "a/b")),
-        ("/t/subscriptions", Address(Node.SUBSCRIPTIONS, "t")),
-        ("/a%2Ft/Subscriptions/s", Address(Node.SUBSCRIPTION, "a/t", "s")),
-        ("/a/t/subscriptions/s/rules", Address(Node.RULES, "a/t", "s")),
-        ("/t/subscriptions/s/rules/%24Default", Address(Node.RULE, "t", "s", "$Default")),
-        ("/subscriptions", Address(Node.ENTITY, "subscriptions")),
+        ("/", Address(AdminNode.ROOT)),
+        ("/$namespaceinfo", Address(AdminNode.NAMESPACE)),
+        ("/%24namespaceinfo", Address(AdminNode.NAMESPACE)),
+        ("/$Resources/queues", Address(AdminNode.QUEUES)),
+        ("/$resources/Topics", Address(AdminNode.TOPICS)),
+        ("/orders", Address(AdminNode.ENTITY, "orders")),
+        ("/a%2Fb", Address(AdminNode.ENTITY, "a/b")),
+        ("/a/b", Address(AdminNode.ENTITY, "a/b")),
+        ("/t/subscriptions", Address(AdminNode.SUBSCRIPTIONS, "t")),
+        ("/a%2Ft/Subscriptions/s", Address(AdminNode.SUBSCRIPTION, "a/t", "s")),
+        ("/a/t/subscriptions/s/rules", Address(AdminNode.RULES, "a/t", "s")),
+        ("/t/subscriptions/s/rules/%24Default", Address(AdminNode.RULE, "t", "s", "$Default")),
+        ("/subscriptions", Address(AdminNode.ENTITY, "subscriptions")),
     ],
 )
 def test_a_path_names_a_node(path: str, address: Address) -> None:
@@ -58,20 +58,20 @@ def test_every_name_finds_its_way_back(
     entity: str, subscription: str | None, rule: str | None
 ) -> None:
     if subscription is None:
-        address = Address(Node.ENTITY, entity)
+        address = Address(AdminNode.ENTITY, entity)
     elif rule is None:
-        address = Address(Node.SUBSCRIPTION, entity, subscription)
+        address = Address(AdminNode.SUBSCRIPTION, entity, subscription)
     else:
-        address = Address(Node.RULE, entity, subscription, rule)
+        address = Address(AdminNode.RULE, entity, subscription, rule)
     assert parse_address(render_path(address)) == address
 
 
 def test_pages_follow_each_other() -> None:
     page = parse_page({"$skip": "5", "$top": "10"})
-    assert page == Page(5, 10)
-    assert page.next == Page(15, 10)
+    assert page == ListPage(5, 10)
+    assert page.next == ListPage(15, 10)
     assert page.next.render() == "$skip=15&$top=10"
-    assert parse_page({}) == Page(0, 100)
+    assert parse_page({}) == ListPage(0, 100)
     assert parse_page({"$top": "999999"}).top == PAGE_MAX
 
 

@@ -20,7 +20,7 @@ from twinbus.broker.admin.atom import (
     render_feed,
 )
 from twinbus.broker.admin.atom_entities import (
-    Runtime,
+    RuntimeInfo,
 )
 from twinbus.broker.admin.atom_values import (
     FOREVER_TEXT,
@@ -42,7 +42,7 @@ from twinbus.broker.filters.values import to_value
 from twinbus.broker.refusals import ArgumentInvalid
 
 NOW_MS = 1_700_000_000_123
-HELD = Runtime(created_at_ms=NOW_MS, updated_at_ms=NOW_MS, accessed_at_ms=NOW_MS)
+HELD = RuntimeInfo(created_at_ms=NOW_MS, updated_at_ms=NOW_MS, accessed_at_ms=NOW_MS)
 AUTHORITY = "localhost:5672"
 
 xml_text = st.text(

@@ -12,7 +12,7 @@ from twinbus.amqp.types import Described, Timestamp
 from twinbus.broker.admin.atom import Entry, local_name, parse_entry, render_entry
 from twinbus.broker.admin.atom_entities import (
     AUTHORIZATION_RULES_MAX,
-    Runtime,
+    RuntimeInfo,
     entity_path,
     read_queue,
     read_subscription,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from xml.etree import ElementTree as ET
 
 NOW_MS = 1_700_000_000_123
-HELD = Runtime(created_at_ms=NOW_MS, updated_at_ms=NOW_MS, accessed_at_ms=NOW_MS)
+HELD = RuntimeInfo(created_at_ms=NOW_MS, updated_at_ms=NOW_MS, accessed_at_ms=NOW_MS)
 AUTHORITY = "localhost:5672"
 
 xml_text = st.text(

@@ -14,8 +14,8 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.engine_log import Witness
-from twinbus.broker.engine.queue import Outcome
+from twinbus.broker.engine.engine_log import EngineLog
+from twinbus.broker.engine.queue import SettlementOutcome
 from twinbus.broker.messages.incoming import PING_CONTENT_TYPE
 from twinbus.broker.refusals import MessageTooLarge
 
@@ -30,7 +30,7 @@ class Watched(World):
     """A namespace with a witness."""
 
     def __init__(self) -> None:
-        self.witness = Witness()
+        self.witness = EngineLog()
         super().__init__(witness=self.witness)
 
     def told(self) -> Told:
@@ -65,7 +65,7 @@ def test_a_message_is_sent_received_and_completed(world: Watched) -> None:
         (20, "receive", "orders", "a", 1, None),
         (20, "receive", "orders", "b", 2, None),
     ]
-    queue.settle(first.lock_token, Outcome.COMPLETE, 30)
+    queue.settle(first.lock_token, SettlementOutcome.COMPLETE, 30)
     assert queue.complete_all([second.lock_token], 40)
     assert world.told() == [
         (30, "complete", "orders", "a", 1, None),
@@ -88,9 +88,9 @@ def test_a_message_given_back_is_told_of_when_it_is_received_again(world: Watche
     queue = world.namespace.get_queue("orders")
     world.send("orders", "a", at_ms=10)
     (first,) = queue.acquire(ME, 1, 20)
-    queue.settle(first.lock_token, Outcome.ABANDON, 30)
+    queue.settle(first.lock_token, SettlementOutcome.ABANDON, 30)
     (second,) = queue.acquire(ME, 1, 40)
-    queue.settle(second.lock_token, Outcome.DEFER, 50)
+    queue.settle(second.lock_token, SettlementOutcome.DEFER, 50)
     queue.receive_by_sequence([1], ME, 60)
     assert [row[:2] for row in world.told()] == [
         (10, "send"),
@@ -122,18 +122,21 @@ def test_out_of_time_is_expired_or_dead_lettered_by_the_queues_settings(world: W
 
 def test_dead_letters_have_their_reason_whoever_makes_them(world: Watched) -> None:
     world.namespace.create_queue("tried", replace(QUEUE, max_delivery_count=1), 0)
-    for path, outcome in (("orders", Outcome.DEAD_LETTER), ("tried", Outcome.ABANDON)):
+    for path, outcome in (
+        ("orders", SettlementOutcome.DEAD_LETTER),
+        ("tried", SettlementOutcome.ABANDON),
+    ):
         queue = world.namespace.get_queue(path)
         world.send(path, "a", at_ms=10)
         (delivery,) = queue.acquire(ME, 1, 20)
         world.told()
-        reason = "bad" if outcome is Outcome.DEAD_LETTER else None
+        reason = "bad" if outcome is SettlementOutcome.DEAD_LETTER else None
         queue.settle(delivery.lock_token, outcome, 30, reason=reason)
         expected = reason or "MaxDeliveryCountExceeded"
         assert world.told() == [(30, "dead_letter", path, "a", 1, expected)]
     dead = world.namespace.receive_source("orders/$deadletterqueue")
     (delivery,) = dead.acquire(ME, 1, 40)
-    dead.settle(delivery.lock_token, Outcome.COMPLETE, 50)
+    dead.settle(delivery.lock_token, SettlementOutcome.COMPLETE, 50)
     assert [row[1:4] for row in world.told()] == [
         ("receive", dead.path, "a"),
         ("complete", dead.path, "a"),

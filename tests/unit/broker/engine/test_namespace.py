@@ -20,8 +20,8 @@ from twinbus.broker.descriptions import (
     TopicDescription,
     TrueFilter,
 )
-from twinbus.broker.engine.queue import Outcome
-from twinbus.broker.journal import State
+from twinbus.broker.engine.queue import SettlementOutcome
+from twinbus.broker.journal import MessageState
 from twinbus.broker.messages.incoming import PING_CONTENT_TYPE
 from twinbus.broker.refusals import (
     ArgumentInvalid,
@@ -339,8 +339,8 @@ def test_dead_letters_survive_a_restart_where_they_are(world: World) -> None:
     queue = world.namespace.get_queue("orders/open")
     queue.enqueue(incoming(message_id="1"), 5)
     [delivery] = queue.acquire(ME, 1, 5)
-    queue.settle(delivery.lock_token, Outcome.DEAD_LETTER, 6, reason="bad")
+    queue.settle(delivery.lock_token, SettlementOutcome.DEAD_LETTER, 6, reason="bad")
     again = world.restarted().namespace.receive_source("orders/open/$DeadLetterQueue")
     [message] = again.peek(0, 10, 7)
-    assert (message.message_id, message.state) == ("1", State.ACTIVE)
+    assert (message.message_id, message.state) == ("1", MessageState.ACTIVE)
     assert message.overrides == {"DeadLetterReason": "bad"}

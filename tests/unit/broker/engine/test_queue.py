@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.broker.fakes import World, facts, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.queue import Outcome, Queue
-from twinbus.broker.journal import State
+from twinbus.broker.engine.queue import Queue, SettlementOutcome
+from twinbus.broker.journal import MessageState
 from twinbus.broker.refusals import (
     EntityDisabled,
     EntityNotFound,
@@ -67,7 +67,7 @@ def test_messages_come_out_in_the_order_they_went_in(queue: Queue) -> None:
 
 def test_a_completed_message_is_gone_from_memory_and_journal(world: World, queue: Queue) -> None:
     queue.enqueue(incoming(), 0)
-    queue.settle(acquire_one(queue, 0), Outcome.COMPLETE, 1)
+    queue.settle(acquire_one(queue, 0), SettlementOutcome.COMPLETE, 1)
     assert (queue.peek(0, 10, 1), queue.size_bytes, counts(queue)) == ([], 0, (0, 0, 0, 0))
     assert facts(world.restarted().namespace.get_queue("orders"), 1) == []
 
@@ -93,8 +93,8 @@ def test_an_abandoned_message_takes_its_old_place_and_counts(world: World, queue
         queue.enqueue(incoming(), 0)
     deliveries = queue.acquire(ME, 2, 0)
     world.take_notified()
-    queue.settle(deliveries[1].lock_token, Outcome.ABANDON, 1, overrides={"why": "busy"})
-    queue.settle(deliveries[0].lock_token, Outcome.RELEASE, 1)
+    queue.settle(deliveries[1].lock_token, SettlementOutcome.ABANDON, 1, overrides={"why": "busy"})
+    queue.settle(deliveries[0].lock_token, SettlementOutcome.RELEASE, 1)
     assert world.take_notified() == ["orders", "orders"]
     again = [each.message for each in queue.acquire(ME, 5, 2)]
     assert [(m.sequence_number, m.delivery_count, m.overrides) for m in again] == [
@@ -106,7 +106,7 @@ def test_a_message_is_dead_lettered_when_its_tries_are_used_up(queue: Queue) -> 
     queue.enqueue(incoming(message_id="a"), 0)
     for now_ms in range(3):
         assert dead_letters(queue, now_ms) == []
-        queue.settle(acquire_one(queue, now_ms), Outcome.ABANDON, now_ms)
+        queue.settle(acquire_one(queue, now_ms), SettlementOutcome.ABANDON, now_ms)
     assert queue.acquire(ME, 1, 3) == []
     [(message_id, reason, _)] = dead_letters(queue, 3)
     assert (message_id, reason) == ("a", "MaxDeliveryCountExceeded")
@@ -121,20 +121,25 @@ def test_a_dead_letter_queue_lets_its_messages_be_tried_for_ever(queue: Queue) -
     queue.enqueue(incoming(ttl_ms=50), 0)
     token = acquire_one(queue, 0)
     queue.settle(
-        token, Outcome.DEAD_LETTER, 0, reason="bad", description="really", overrides={"k": 1}
+        token,
+        SettlementOutcome.DEAD_LETTER,
+        0,
+        reason="bad",
+        description="really",
+        overrides={"k": 1},
     )
     dead = queue.dead_letter
     assert dead is not None
     for now_ms in range(20):
-        dead.settle(acquire_one(dead, now_ms), Outcome.ABANDON, now_ms)
+        dead.settle(acquire_one(dead, now_ms), SettlementOutcome.ABANDON, now_ms)
     [message] = dead.peek(0, 10, 10**9)
     assert message.overrides == {
         "k": 1, "DeadLetterReason": "bad", "DeadLetterErrorDescription": "really",
     }  # fmt: skip
     token = acquire_one(dead, 10**9)
     with pytest.raises(NotAllowed):
-        dead.settle(token, Outcome.DEAD_LETTER, 10**9)
-    dead.settle(token, Outcome.COMPLETE, 10**9)  # the refusal left the lock as it was
+        dead.settle(token, SettlementOutcome.DEAD_LETTER, 10**9)
+    dead.settle(token, SettlementOutcome.COMPLETE, 10**9)  # the refusal left the lock as it was
     assert dead.peek(0, 10, 10**9) == []
 
 
@@ -144,12 +149,12 @@ def test_a_lock_ends_at_its_time_and_not_before(queue: Queue) -> None:
     assert queue.next_deadline_ms() == LOCK_MS
     assert queue.acquire(ME, 1, LOCK_MS - 1) == []
     with pytest.raises(MessageLockLost):
-        queue.settle(token, Outcome.COMPLETE, LOCK_MS)
+        queue.settle(token, SettlementOutcome.COMPLETE, LOCK_MS)
     [delivery] = queue.acquire(ME, 1, LOCK_MS)
     assert delivery.message.delivery_count == 1
-    queue.settle(delivery.lock_token, Outcome.COMPLETE, LOCK_MS)
+    queue.settle(delivery.lock_token, SettlementOutcome.COMPLETE, LOCK_MS)
     with pytest.raises(MessageLockLost):
-        queue.settle(delivery.lock_token, Outcome.COMPLETE, LOCK_MS)
+        queue.settle(delivery.lock_token, SettlementOutcome.COMPLETE, LOCK_MS)
 
 
 def test_an_expired_lock_at_the_last_try_dead_letters(queue: Queue) -> None:
@@ -175,27 +180,27 @@ def test_a_renewed_lock_lasts_another_duration_from_then(queue: Queue) -> None:
 
 def test_a_deferred_message_is_had_by_number_only(world: World, queue: Queue) -> None:
     queue.enqueue(incoming(), 0)
-    queue.settle(acquire_one(queue, 0), Outcome.DEFER, 0)
+    queue.settle(acquire_one(queue, 0), SettlementOutcome.DEFER, 0)
     assert (queue.acquire(ME, 1, 1), counts(queue)) == ([], (0, 0, 1, 0))
-    assert facts(world.restarted().namespace.get_queue("orders"), 1)[0][2] is State.DEFERRED
+    assert facts(world.restarted().namespace.get_queue("orders"), 1)[0][2] is MessageState.DEFERRED
     [delivery] = queue.receive_by_sequence([1, 1], ME, 1)
     with pytest.raises(MessageNotFound, match="locked"):
         queue.receive_by_sequence([1], ME, 1)
-    queue.settle(delivery.lock_token, Outcome.ABANDON, 2)
+    queue.settle(delivery.lock_token, SettlementOutcome.ABANDON, 2)
     assert (counts(queue), queue.acquire(ME, 1, 2)) == ((0, 0, 1, 0), [])
     [delivery] = queue.receive_by_sequence([1], ME, 2)
     queue.run_timers(2 + LOCK_MS)
     assert counts(queue) == (0, 0, 1, 0)
     [delivery] = queue.receive_by_sequence([1], ME, 3 + LOCK_MS)
     assert delivery.message.delivery_count == 2
-    queue.settle(delivery.lock_token, Outcome.COMPLETE, 3 + LOCK_MS)
+    queue.settle(delivery.lock_token, SettlementOutcome.COMPLETE, 3 + LOCK_MS)
     assert counts(queue) == (0, 0, 0, 0)
 
 
 def test_receiving_by_number_takes_all_or_none(queue: Queue) -> None:
     queue.enqueue(incoming(), 0)
     queue.enqueue(incoming(), 0)
-    queue.settle(acquire_one(queue, 0), Outcome.DEFER, 0)
+    queue.settle(acquire_one(queue, 0), SettlementOutcome.DEFER, 0)
     with pytest.raises(MessageNotFound):
         queue.receive_by_sequence([1, 2], ME, 1)
     assert queue.locked_count == 0
@@ -203,10 +208,10 @@ def test_receiving_by_number_takes_all_or_none(queue: Queue) -> None:
 
 def test_a_deferred_message_used_up_by_number_is_dead_lettered(queue: Queue) -> None:
     queue.enqueue(incoming(message_id="a"), 0)
-    queue.settle(acquire_one(queue, 0), Outcome.DEFER, 0)
+    queue.settle(acquire_one(queue, 0), SettlementOutcome.DEFER, 0)
     for _ in range(3):
         [delivery] = queue.receive_by_sequence([1], ME, 1)
-        queue.settle(delivery.lock_token, Outcome.ABANDON, 1)
+        queue.settle(delivery.lock_token, SettlementOutcome.ABANDON, 1)
     assert [row[:2] for row in dead_letters(queue, 1)] == [("a", "MaxDeliveryCountExceeded")]
     assert counts(queue) == (0, 0, 0, 0)
 
@@ -218,7 +223,7 @@ def test_receive_and_delete_hands_over_the_payload(world: World, queue: Queue) -
     [delivery] = queue.acquire(ME, 1, 0, settled=True)
     assert (delivery.payload, delivery.locked_until_ms) == (sent.payload, 0)
     assert (queue.locked_count, queue.active_count) == (0, 1)
-    queue.settle(acquire_one(queue, 0), Outcome.DEFER, 0)
+    queue.settle(acquire_one(queue, 0), SettlementOutcome.DEFER, 0)
     [delivery] = queue.receive_by_sequence([2], ME, 0, settled=True)
     assert delivery.payload is not None
     assert facts(world.restarted().namespace.get_queue("orders"), 1) == []
@@ -236,7 +241,7 @@ class TestRefusals:
     ) -> None:
         queue = world.queue("q", QueueDescription(max_size_mb=1, max_message_size_kb=1024))
         queue.enqueue(incoming(size_bytes=600_000), 0)
-        queue.settle(acquire_one(queue, 0), Outcome.DEAD_LETTER, 0)
+        queue.settle(acquire_one(queue, 0), SettlementOutcome.DEAD_LETTER, 0)
         queue.enqueue(incoming(size_bytes=400_000, ttl_ms=100), 0)
         with pytest.raises(QuotaExceeded, match="1000000 bytes"):
             queue.enqueue(incoming(size_bytes=100_000), 99)
@@ -264,7 +269,9 @@ class TestRefusals:
             queue.enqueue(incoming(), 2)
         with nullcontext() if receives else refused:
             queue.acquire(ME, 1, 2)
-        queue.settle(held, Outcome.COMPLETE, 2)  # what was delivered before can be settled
+        queue.settle(
+            held, SettlementOutcome.COMPLETE, 2
+        )  # what was delivered before can be settled
 
     def test_a_deleted_queue_refuses_those_who_still_know_it(
         self, world: World, queue: Queue
@@ -279,7 +286,7 @@ class TestRefusals:
         with pytest.raises(EntityNotFound):
             queue.peek(0, 1, 1)
         with pytest.raises(MessageLockLost):
-            queue.settle(token, Outcome.ABANDON, 1)
+            queue.settle(token, SettlementOutcome.ABANDON, 1)
         queue.run_timers(10**9)
 
     def test_a_session_asked_of_a_queue_without(self, queue: Queue) -> None:
@@ -296,12 +303,12 @@ def test_new_settings_apply_to_the_next_lock_and_the_next_failure(
     world: World, queue: Queue
 ) -> None:
     queue.enqueue(incoming(message_id="a"), 0)
-    queue.settle(acquire_one(queue, 0), Outcome.ABANDON, 0)
+    queue.settle(acquire_one(queue, 0), SettlementOutcome.ABANDON, 0)
     new = QueueDescription(lock_duration_ms=5_000, max_delivery_count=1)
     world.namespace.update_queue("orders", new, 1)
     [delivery] = queue.acquire(ME, 1, 2)
     assert delivery.locked_until_ms == 5_002
-    queue.settle(delivery.lock_token, Outcome.ABANDON, 3)
+    queue.settle(delivery.lock_token, SettlementOutcome.ABANDON, 3)
     assert [row[0] for row in dead_letters(queue, 3)] == ["a"]
     assert queue.dead_letter is not None
     assert queue.dead_letter.acquire(ME, 1, 4)[0].locked_until_ms == 5_004
@@ -312,7 +319,7 @@ def test_peeking_begins_anywhere_and_skips_what_left(queue: Queue) -> None:
         queue.enqueue(incoming(), 0)
     assert numbers(queue.peek(0, 2, 0)) == [1, 2]
     for delivery in queue.acquire(ME, 250, 0):
-        queue.settle(delivery.lock_token, Outcome.COMPLETE, 0)
+        queue.settle(delivery.lock_token, SettlementOutcome.COMPLETE, 0)
     assert numbers(queue.peek(0, 2, 0)) == [251, 252]
     assert numbers(queue.peek(299, 10, 0)) == [299, 300]
     for _ in range(100):
@@ -325,16 +332,16 @@ def test_a_restart_keeps_everything_but_locks(world: World, queue: Queue) -> Non
     for index in range(4):
         queue.enqueue(incoming(message_id=f"m{index}"), 0)
     tokens = [each.lock_token for each in queue.acquire(ME, 3, 0)]
-    queue.settle(tokens[0], Outcome.ABANDON, 1)
-    queue.settle(tokens[1], Outcome.DEFER, 1)
+    queue.settle(tokens[0], SettlementOutcome.ABANDON, 1)
+    queue.settle(tokens[1], SettlementOutcome.DEFER, 1)
     queue.enqueue(incoming(message_id="late", scheduled_for_ms=500), 1)
     again = world.restarted().namespace.get_queue("orders")
     assert facts(again, 2) == [
-        (1, "m0", State.ACTIVE, 1),
-        (2, "m1", State.DEFERRED, 0),
-        (3, "m2", State.ACTIVE, 0),
-        (4, "m3", State.ACTIVE, 0),
-        (5, "late", State.SCHEDULED, 0),
+        (1, "m0", MessageState.ACTIVE, 1),
+        (2, "m1", MessageState.DEFERRED, 0),
+        (3, "m2", MessageState.ACTIVE, 0),
+        (4, "m3", MessageState.ACTIVE, 0),
+        (5, "late", MessageState.SCHEDULED, 0),
     ]
     assert counts(again) == (3, 0, 1, 1)
     assert again.next_deadline_ms() == 500

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.broker.fakes import FakeJournal, World, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.engine.dedup import DuplicateHistory
-from twinbus.broker.engine.queue import Outcome, Queue
-from twinbus.broker.journal import State
+from twinbus.broker.engine.queue import Queue, SettlementOutcome
+from twinbus.broker.journal import MessageState
 from twinbus.broker.refusals import MessageLockLost, MessageNotFound
 
 LOCK_MS = 10_000
@@ -69,8 +69,8 @@ class TestTimeToLive:
         first, second = queue.acquire(ME, 2, 50)
         queue.run_timers(200)
         assert counts(queue) == (2, 2, 0, 0)
-        queue.settle(first.lock_token, Outcome.COMPLETE, 200)
-        queue.settle(second.lock_token, Outcome.RELEASE, 200)
+        queue.settle(first.lock_token, SettlementOutcome.COMPLETE, 200)
+        queue.settle(second.lock_token, SettlementOutcome.RELEASE, 200)
         assert (counts(queue), queue.acquire(ME, 1, 200)) == ((0, 0, 0, 0), [])
 
     def test_both_due_at_once_end_it_once(self, world: World) -> None:
@@ -84,7 +84,7 @@ class TestTimeToLive:
 
     def test_a_deferred_message_expires_when_it_is_asked_for(self, queue: Queue) -> None:
         queue.enqueue(incoming(ttl_ms=100), 0)
-        queue.settle(acquire_one(queue, 0), Outcome.DEFER, 0)
+        queue.settle(acquire_one(queue, 0), SettlementOutcome.DEFER, 0)
         queue.run_timers(1000)
         assert queue.deferred_count == 1
         with pytest.raises(MessageNotFound, match="expired"):
@@ -109,7 +109,7 @@ def test_no_lock_outlives_its_time_behind_a_mass_of_timers(queue: Queue) -> None
     tokens = [each.lock_token for each in queue.acquire(ME, 1100, 0)]
     for token in (tokens[-1], tokens[0]):
         with pytest.raises(MessageLockLost):
-            queue.settle(token, Outcome.COMPLETE, LOCK_MS)
+            queue.settle(token, SettlementOutcome.COMPLETE, LOCK_MS)
     assert queue.active_count == 1100
 
 
@@ -120,7 +120,10 @@ class TestScheduled:
         queue.enqueue(incoming(message_id="later", scheduled_for_ms=500, ttl_ms=100), 0)
         queue.enqueue(incoming(message_id="now"), 0)
         assert (counts(queue), queue.next_deadline_ms()) == ((1, 0, 0, 1), 500)
-        assert [m.state for m in queue.peek(0, 10, 499)] == [State.SCHEDULED, State.ACTIVE]
+        assert [m.state for m in queue.peek(0, 10, 499)] == [
+            MessageState.SCHEDULED,
+            MessageState.ACTIVE,
+        ]
         world.take_notified()
         world.namespace.run_timers(500)
         assert world.take_notified() == ["orders"]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.broker.fakes import World, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.queue import Outcome, Queue
+from twinbus.broker.engine.queue import Queue, SettlementOutcome
 from twinbus.broker.engine.sessions import STATE_BYTES_MAX
 from twinbus.broker.refusals import (
     ArgumentOutOfRange,
@@ -91,11 +91,11 @@ def test_messages_are_locked_as_long_as_their_session(queue: Queue) -> None:
     [first, second] = queue.acquire(ANN, 2, 5_000, session_id="a")
     assert first.locked_until_ms == LOCK_MS
     assert queue.renew_session("a", ANN, 8_000) == 8_000 + LOCK_MS
-    queue.settle(first.lock_token, Outcome.COMPLETE, LOCK_MS + 1, session_id="a")
+    queue.settle(first.lock_token, SettlementOutcome.COMPLETE, LOCK_MS + 1, session_id="a")
     with pytest.raises(NotAllowed, match="session"):
         queue.renew(second.lock_token, LOCK_MS + 1)
     with pytest.raises(MessageLockLost):
-        queue.settle(first.lock_token, Outcome.COMPLETE, LOCK_MS + 1, session_id="a")
+        queue.settle(first.lock_token, SettlementOutcome.COMPLETE, LOCK_MS + 1, session_id="a")
 
 
 def test_a_session_lock_that_expires_takes_its_messages_along_and_counts(
@@ -109,7 +109,9 @@ def test_a_session_lock_that_expires_takes_its_messages_along_and_counts(
     assert not queue.holds_session("a", ANN, LOCK_MS)
     for session_id in ("a", None):
         with pytest.raises(SessionLockLost):
-            queue.settle(delivery.lock_token, Outcome.COMPLETE, LOCK_MS, session_id=session_id)
+            queue.settle(
+                delivery.lock_token, SettlementOutcome.COMPLETE, LOCK_MS, session_id=session_id
+            )
     with pytest.raises(SessionLockLost):
         queue.renew_session("a", ANN, LOCK_MS)
     queue.accept_session("a", BOB, LOCK_MS)
@@ -126,7 +128,7 @@ def test_a_session_lock_that_expires_at_the_last_try_dead_letters(queue: Queue) 
     [dead] = queue.dead_letter.peek(0, 10, 2 * LOCK_MS)
     assert (dead.session_id, dead.delivery_count) == ("a", 2)
     [delivery] = queue.dead_letter.acquire(BOB, 1, 2 * LOCK_MS)  # without a session
-    queue.dead_letter.settle(delivery.lock_token, Outcome.COMPLETE, 2 * LOCK_MS)
+    queue.dead_letter.settle(delivery.lock_token, SettlementOutcome.COMPLETE, 2 * LOCK_MS)
 
 
 def test_a_holder_that_leaves_frees_its_sessions_without_counting(
@@ -158,7 +160,7 @@ def test_a_deferred_message_belongs_to_its_session(queue: Queue) -> None:
     queue.accept_session("a", ANN, 0)
     queue.accept_session("b", BOB, 0)
     [delivery] = queue.acquire(ANN, 1, 0, session_id="a")
-    queue.settle(delivery.lock_token, Outcome.DEFER, 0)
+    queue.settle(delivery.lock_token, SettlementOutcome.DEFER, 0)
     with pytest.raises(MessageNotFound, match="session"):
         queue.receive_by_sequence([1], BOB, 1, session_id="b")
     with pytest.raises(SessionLockLost):

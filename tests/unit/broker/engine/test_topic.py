@@ -16,7 +16,7 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.queue import Outcome, Queue
+from twinbus.broker.engine.queue import Queue, SettlementOutcome
 from twinbus.broker.engine.topic import Subscription, Topic
 from twinbus.broker.messages.incoming import parse, render
 from twinbus.broker.refusals import EntityDisabled, MessageNotFound, QuotaExceeded
@@ -80,7 +80,7 @@ def test_each_subscription_whose_rules_match_gets_a_copy_of_its_own(news: News) 
     news.topic.publish(incoming(message_id="2", properties={"hue": "blue"}), 0)
     assert (ids(everything), ids(red), ids(nothing)) == (["1", "2"], ["1"], [])
     [delivery] = red.acquire(ME, 1, 1)
-    red.settle(delivery.lock_token, Outcome.COMPLETE, 1)
+    red.settle(delivery.lock_token, SettlementOutcome.COMPLETE, 1)
     assert ids(everything) == ["1", "2"]
 
 
@@ -307,7 +307,7 @@ class TestForwarding:
         source = world.queue("source", QueueDescription(forward_dead_letters_to="morgue"))
         source.enqueue(incoming(message_id="1"), 0)
         [delivery] = source.acquire(ME, 1, 0)
-        source.settle(delivery.lock_token, Outcome.DEAD_LETTER, 0, reason="bad")
+        source.settle(delivery.lock_token, SettlementOutcome.DEAD_LETTER, 0, reason="bad")
         assert (ids(source.dead_letter), ids(morgue)) == ([], ["1"])
         [message] = morgue.peek(0, 1, 0)
         assert message.overrides == {"DeadLetterReason": "bad"}

@@ -28,7 +28,7 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.namespace import Namespace
+from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.links.management import ManagementContext, handle
 from twinbus.broker.messages.incoming import parse
@@ -46,7 +46,7 @@ class World:
     def __init__(self) -> None:
         self.store = MemoryStore()
         numbers = itertools.count(1)
-        self.namespace = Namespace(
+        self.namespace = BrokerNamespace(
             "test",
             self.store,
             lambda: next(numbers).to_bytes(16, "big"),

@@ -21,7 +21,7 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Array, Int, Timestamp, ULong
-from twinbus.broker.engine.settlement import Outcome
+from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.links.management import OPERATIONS, PEEK_BYTES_MAX
 from twinbus.broker.links.management_request import ITEMS_MAX
 from twinbus.broker.refusals import MalformedMessage
@@ -128,7 +128,7 @@ def test_javascript_tokens_as_strings_are_understood(world: World) -> None:
 def defer_one(world: World) -> int:
     number = world.send(b"later", message_id="m")
     (held,) = world.queue().acquire(world.holder, 1, world.now_ms)
-    world.queue().settle(held.lock_token, Outcome.DEFER, world.now_ms)
+    world.queue().settle(held.lock_token, SettlementOutcome.DEFER, world.now_ms)
     return number
 
 
@@ -276,7 +276,7 @@ def test_deferred_messages_of_a_session_need_its_lock(world: World) -> None:
     number = world.send(address="talks", group_id="s")
     queue.accept_session("s", world.holder, NOW_MS)
     (held,) = queue.acquire(world.holder, 1, NOW_MS, session_id="s")
-    queue.settle(held.lock_token, Outcome.DEFER, NOW_MS)
+    queue.settle(held.lock_token, SettlementOutcome.DEFER, NOW_MS)
     body = {"sequence-numbers": longs(number), "session-id": "s"}
     (found,) = world.ask("receive-by-sequence-number", body, read_deferred, address="talks")
     assert found.session_id == "s"

@@ -27,7 +27,7 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Int, Symbol, Timestamp, UInt, ULong, encode
-from twinbus.broker.journal import State, StoredMessage
+from twinbus.broker.journal import MessageState, StoredMessage
 from twinbus.broker.messages.incoming import PING_CONTENT_TYPE, Incoming, parse, render
 from twinbus.broker.refusals import MalformedMessage
 
@@ -155,7 +155,9 @@ def test_the_header_tells_the_time_to_live_and_the_properties_where_it_cannot(
 
 def test_a_delivery_carries_the_brokers_header_and_annotations() -> None:
     incoming = read(header=Header(durable=True, priority=9, ttl=60_000), data=b"body")
-    message = stored(incoming, delivery_count=3, enqueued_sequence_number=5, state=State.DEFERRED)
+    message = stored(
+        incoming, delivery_count=3, enqueued_sequence_number=5, state=MessageState.DEFERRED
+    )
     delivered = split(render(incoming.payload, message, locked_until_ms=NOW_MS + 30_000))
     assert decode_header(delivered.header) == Header(
         durable=True, priority=9, ttl=60_000, delivery_count=3

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.types import Symbol, Timestamp, UInt
-from twinbus.broker.journal import SessionState, State, StoredMessage
+from twinbus.broker.journal import MessageState, SessionState, StoredMessage
 from twinbus.broker.storage import records
 
 TEXTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -27,7 +27,7 @@ MESSAGES = st.builds(
     ttl_ms=TIMES,
     expires_at_ms=TIMES,
     scheduled_for_ms=TIMES,
-    state=st.sampled_from(State),
+    state=st.sampled_from(MessageState),
     delivery_count=st.integers(0, 2**31 - 1),
     enqueued_sequence_number=NUMBERS,
     dead_letter_source=TEXTS,
@@ -119,7 +119,7 @@ def test_the_layout_is_pinned_so_that_old_stores_stay_readable() -> None:
         ttl_ms=3,
         expires_at_ms=4,
         scheduled_for_ms=5,
-        state=State.SCHEDULED,
+        state=MessageState.SCHEDULED,
         delivery_count=6,
         enqueued_sequence_number=7,
     )

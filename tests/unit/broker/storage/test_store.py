@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import lmdb
 import pytest
 
-from twinbus.broker.journal import SessionState, State, StoredMessage
+from twinbus.broker.journal import MessageState, SessionState, StoredMessage
 from twinbus.broker.storage import data_directory, lmdb_store, records
 from twinbus.broker.storage.lmdb_environment import translated
 from twinbus.broker.storage.lmdb_store import LmdbStore
@@ -63,7 +63,7 @@ def test_an_entity_and_all_it_holds_comes_back(kind: str, tmp_path: Path) -> Non
     store.put_session_state(1, "s", SessionState(b"state", 5))
     store.put_message_id(1, "a", 77)
     flush(store)
-    first.state, first.delivery_count = State.DEFERRED, 2
+    first.state, first.delivery_count = MessageState.DEFERRED, 2
     store.amend(1, first)
     # Changes that nobody noted are not stored.
     second.delivery_count = 8
@@ -77,8 +77,8 @@ def test_an_entity_and_all_it_holds_comes_back(kind: str, tmp_path: Path) -> Non
     assert queue.session_states == {"s": SessionState(b"state", 5)}
     assert queue.message_ids == {"a": 77}
     assert [(m.sequence_number, m.state, m.delivery_count) for m in queue.messages] == [
-        (4, State.DEFERRED, 2),
-        (9, State.ACTIVE, 0),
+        (4, MessageState.DEFERRED, 2),
+        (9, MessageState.ACTIVE, 0),
     ]
     assert queue.messages[1].lock_token is None
     assert store.payload(1, 4) == b"one"

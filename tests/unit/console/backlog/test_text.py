@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from twinbus.console.backlog import text as backlog_words
-from twinbus.console.backlog.contents import PeekedMessage, QueueStock
+from twinbus.console.backlog.contents import BacklogRow, QueueContents
 from twinbus.console.doctor.findings import Finding, Level, document, line_of, verdict
 from twinbus.pairing.core.backlog import BacklogDescription, drift_of
 from twinbus.pairing.lifecycle.administration import Findings
@@ -13,7 +13,7 @@ from twinbus.pairing.lifecycle.administration import Findings
 WHERE = "sb://contoso-dr"
 
 
-def stock(index: int = 0, **changes: Any) -> QueueStock:
+def stock(index: int = 0, **changes: Any) -> QueueContents:
     settings: dict[str, Any] = {
         "path": f"contoso/x-servicebus-transfer/{index}",
         "label": "contoso",
@@ -26,10 +26,10 @@ def stock(index: int = 0, **changes: Any) -> QueueStock:
         "max_size_mb": 5_120,
         "drift": (),
     }
-    return QueueStock(**{**settings, **changes})
+    return QueueContents(**{**settings, **changes})
 
 
-def message(number: int, **changes: Any) -> PeekedMessage:
+def message(number: int, **changes: Any) -> BacklogRow:
     settings: dict[str, Any] = {
         "queue": "contoso/x-servicebus-transfer/0",
         "sequence_number": number,
@@ -44,7 +44,7 @@ def message(number: int, **changes: Any) -> PeekedMessage:
         "body_bytes": 5,
         "delivery_count": 0,
     }
-    return PeekedMessage(**{**settings, **changes})
+    return BacklogRow(**{**settings, **changes})
 
 
 def test_the_list_counts_and_names_drift() -> None:

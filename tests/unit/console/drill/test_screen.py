@@ -7,12 +7,14 @@ import io
 import pytest
 from rich.console import Console
 
-from twinbus.console.drill.screen import Screen
+from twinbus.console.drill.screen import DrillScreen
 
 
-def screen(*, terminal: bool) -> tuple[Screen, io.StringIO]:
+def screen(*, terminal: bool) -> tuple[DrillScreen, io.StringIO]:
     text = io.StringIO()
-    return Screen(Console(file=text, force_terminal=terminal, width=120, highlight=False)), text
+    return DrillScreen(
+        Console(file=text, force_terminal=terminal, width=120, highlight=False)
+    ), text
 
 
 def test_a_log_gets_a_line_when_a_phase_begins_and_one_when_it_ends() -> None:

@@ -28,14 +28,14 @@ from twinbus.pipeline.reports.documents import (
     Percentiles,
     PriceLine,
     ReconciliationReport,
-    Scope,
+    ReportScope,
 )
 
 BEGAN_S = 1_794_787_200
 """2026-11-16 00:00:00 UTC."""
 BEGAN_MS = BEGAN_S * 1000
 
-SCOPE = Scope(
+SCOPE = ReportScope(
     ledger="/var/lib/app/ledger",
     first_ms=BEGAN_MS,
     last_ms=BEGAN_MS + 3_600_000,

@@ -17,7 +17,7 @@ from twinbus.console.report.page import page_of
 from twinbus.console.report.reconciliation_sheet import reconciliation_sheet
 from twinbus.console.report.sheets import sheet_of
 from twinbus.console.report.text import csv_of, text_of
-from twinbus.pipeline.reports.documents import Verdict
+from twinbus.pipeline.reports.documents import ReportVerdict
 
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import LedgerReport
@@ -41,13 +41,13 @@ EVERY = [
     [
         (
             made.CONSERVED,
-            Verdict.GOOD,
+            ReportVerdict.GOOD,
             "nothing lost: 12,034 accepted = 12,030 delivered + 4 waiting",
         ),
         *(
             (
                 holed,
-                Verdict.UNKNOWN,
+                ReportVerdict.UNKNOWN,
                 made.NOT_KNOWN,
             )
             for holed in (
@@ -59,17 +59,17 @@ EVERY = [
         ),
         (
             made.LOST,
-            Verdict.BAD,
+            ReportVerdict.BAD,
             "2 LOST: 12,034 accepted = 12,029 delivered + 2 dead-lettered + 1 expired + 2 lost",
         ),
         (
             made.UNDECIDED,
-            Verdict.UNKNOWN,
+            ReportVerdict.UNKNOWN,
             "not known whether anything is lost: 12,034 accepted = 12,000 delivered + 34 undecided",
         ),
         (
             replace(made.CONSERVED, total=made.balance("", 0), entities=()),
-            Verdict.GOOD,
+            ReportVerdict.GOOD,
             "nothing lost: no message was accepted",
         ),
         (
@@ -78,12 +78,12 @@ EVERY = [
                 total=made.balance("", 40, waiting=None, lost=None, undecided=1, delivered=38),
                 lost_at_least=1,
             ),
-            Verdict.BAD,
+            ReportVerdict.BAD,
             "at least 1 LOST: 40 accepted = 38 delivered + 1 lost + 1 undecided",
         ),
         (
             made.CHARGES,
-            Verdict.GOOD,
+            ReportVerdict.GOOD,
             (
                 "0.020080 USD for 25,100 billed operations once the month's free ones are used up;"
                 " 0.00 USD if these were its only ones"
@@ -91,38 +91,38 @@ EVERY = [
         ),
         (
             made.AVAILABLE,
-            Verdict.GOOD,
+            ReportVerdict.GOOD,
             "2 failovers of 2 entities: 2,000 sends saved, 3 raised; all are back",
         ),
         (
             made.ENDED_OVER,
-            Verdict.GOOD,
+            ReportVerdict.GOOD,
             "1 failover of 1 entity: 1,500 sends saved, 3 raised; none is failed over now",
         ),
         (
             made.STILL_OVER,
-            Verdict.UNKNOWN,
+            ReportVerdict.UNKNOWN,
             "STILL FAILED OVER: orders; 1,500 sends saved, 3 raised so far",
         ),
         (
             made.AGREED,
-            Verdict.GOOD,
+            ReportVerdict.GOOD,
             "both views agree on 11,500 operations; 1 difference explained",
         ),
         (
             made.DIFFERENT,
-            Verdict.BAD,
+            ReportVerdict.BAD,
             "1 difference between the clients' view and the broker's, in 11,500 operations",
         ),
         (
             made.ONE_VIEW,
-            Verdict.UNKNOWN,
+            ReportVerdict.UNKNOWN,
             "not known: the ledger has no record of the broker's view",
         ),
     ],
 )
 def test_the_first_line_is_the_answer(
-    report: LedgerReport, verdict: Verdict, headline: str
+    report: LedgerReport, verdict: ReportVerdict, headline: str
 ) -> None:
     sheet = sheet_of(report)
     assert (sheet.verdict, sheet.headline) == (verdict, headline)

@@ -10,7 +10,7 @@ import pytest
 from twinbus.console.syphon.drain import Display
 from twinbus.console.syphon.request import rate_of
 from twinbus.console.syphon.text import (
-    Standing,
+    SyphonProgress,
     needs_attention,
     outcome,
     standing_line,
@@ -24,7 +24,7 @@ def standing(
     waiting: int, per_s: float = 0.0, still_s: float = 0.0, first: int = 1_000, **facts: Any
 ) -> str:
     progress = DrainProgress(waiting=waiting, forwarded=first - waiting, dead_lettered=0, **facts)
-    return standing_line(Standing(progress, first, per_s, still_s))
+    return standing_line(SyphonProgress(progress, first, per_s, still_s))
 
 
 def test_a_drain_that_moves_says_how_long_it_will_take() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.end_to_end import fault_table
-from twinbus.pairing.core.classify import CONDITIONS, TABLE, Row
+from twinbus.pairing.core.classify import CONDITIONS, TABLE, FailureRow
 
 PAGE = Path(__file__).parents[4] / "docs" / "failures.md"
 
@@ -20,7 +20,7 @@ def tables() -> dict[str, str]:
     }
 
 
-def _judged(title: str, rows: Mapping[str, Row]) -> str:
+def _judged(title: str, rows: Mapping[str, FailureRow]) -> str:
     lines = [
         f"| {title} | says that the entity | counts | retried | because |",
         "|---|---|---|---|---|",

@@ -19,27 +19,27 @@ import pytest
 
 from tests.unit.pairing.send_world import QUEUES, REFUSED, World
 from twinbus.pairing.core.attempts import (
-    Divert,
+    DivertTo,
     PullQueue,
     Raise,
     RetryPolicy,
     Step,
     TryPrimary,
-    Wait,
+    WaitForRetry,
 )
-from twinbus.pairing.core.classify import Meaning
+from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import Freeze, MarkHealthy, PingFailed, SendSucceeded, TimerFired
 
 MEANINGS = {
-    "down": Meaning.UNREACHABLE,
-    "late": Meaning.UNREACHABLE,
-    "busy": Meaning.BUSY,
-    "gone": Meaning.NOT_FOUND,
-    "off": Meaning.DISABLED,
-    "full": Meaning.QUOTA,
-    "barred": Meaning.UNAUTHORIZED,
-    "bad": Meaning.MESSAGE,
-    "odd": Meaning.OTHER,
+    "down": FailureMeaning.UNREACHABLE,
+    "late": FailureMeaning.UNREACHABLE,
+    "busy": FailureMeaning.BUSY,
+    "gone": FailureMeaning.NOT_FOUND,
+    "off": FailureMeaning.DISABLED,
+    "full": FailureMeaning.QUOTA,
+    "barred": FailureMeaning.UNAUTHORIZED,
+    "bad": FailureMeaning.MESSAGE,
+    "odd": FailureMeaning.OTHER,
 }
 ONCE = RetryPolicy(0, 0.8, 120, 5)
 ATTEMPTS = "Attempts"
@@ -138,9 +138,9 @@ def shown(step: Step) -> str:
     match step:
         case TryPrimary(timeout_s):
             return f"try {round(timeout_s, 6):g}"
-        case Wait(until):
+        case WaitForRetry(until):
             return f"wait {round(until, 6):g}"
-        case Divert(queue, timeout_s):
+        case DivertTo(queue, timeout_s):
             return f"divert {QUEUES.index(queue)} {round(timeout_s, 6):g}"
         case PullQueue(queue):
             return f"pull {QUEUES.index(queue)}"

@@ -17,7 +17,7 @@ from azure.servicebus._pyamqp import error as pyamqp
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
 from twinbus.options import Verdict
-from twinbus.pairing.core.classify import CONDITIONS, TABLE, Meaning, classify, meaning_of
+from twinbus.pairing.core.classify import CONDITIONS, TABLE, FailureMeaning, classify, meaning_of
 
 SDK_VERDICTS = {
     "AutoLockRenewFailed": Verdict.IGNORED,
@@ -108,68 +108,68 @@ def test_every_condition_of_the_sdks_amqp_has_a_row_or_is_known_to_need_none() -
     assert not NO_CONFIGURATION & set(CONDITIONS)
     for condition in NO_CONFIGURATION:
         lost = raised(sdk.ServiceBusConnectionError, condition=condition)
-        assert meaning_of(lost) is Meaning.UNREACHABLE
-        assert meaning_of(raised(sdk.ServiceBusError, condition=condition)) is Meaning.OTHER
+        assert meaning_of(lost) is FailureMeaning.UNREACHABLE
+        assert meaning_of(raised(sdk.ServiceBusError, condition=condition)) is FailureMeaning.OTHER
 
 
 @pytest.mark.parametrize(
     ("error", "meaning"),
     [
-        (TimeoutError(), Meaning.UNREACHABLE),
-        (asyncio.TimeoutError(), Meaning.UNREACHABLE),  # noqa: UP041
-        (ConnectionRefusedError(), Meaning.UNREACHABLE),
-        (ConnectionResetError(), Meaning.UNREACHABLE),
-        (BrokenPipeError(), Meaning.UNREACHABLE),
-        (OSError(113, "no route to host"), Meaning.UNREACHABLE),
-        (socket.gaierror(-2, "unknown name"), Meaning.UNREACHABLE),
-        (ssl.SSLError("handshake"), Meaning.UNREACHABLE),
-        (asyncio.IncompleteReadError(b"", 8), Meaning.UNREACHABLE),
-        (FileNotFoundError("ca.pem"), Meaning.OTHER),
-        (PermissionError("ca.pem"), Meaning.OTHER),
-        (core.ServiceRequestError("no way to the token"), Meaning.UNREACHABLE),
-        (core.ServiceRequestTimeoutError("no way to the token"), Meaning.UNREACHABLE),
-        (core.ServiceResponseError("broke off"), Meaning.UNREACHABLE),
-        (core.ServiceResponseTimeoutError("broke off"), Meaning.UNREACHABLE),
-        (core.ClientAuthenticationError("expired secret"), Meaning.UNAUTHORIZED),
-        (core.HttpResponseError("500"), Meaning.OTHER),
-        (core.AzureError("odd"), Meaning.OTHER),
-        (TypeError("not a message"), Meaning.MESSAGE),
-        (ValueError("closed"), Meaning.MESSAGE),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), Meaning.MESSAGE),
-        (KeyError("x"), Meaning.OTHER),
-        (asyncio.CancelledError(), Meaning.OTHER),
-        (KeyboardInterrupt(), Meaning.OTHER),
+        (TimeoutError(), FailureMeaning.UNREACHABLE),
+        (asyncio.TimeoutError(), FailureMeaning.UNREACHABLE),  # noqa: UP041
+        (ConnectionRefusedError(), FailureMeaning.UNREACHABLE),
+        (ConnectionResetError(), FailureMeaning.UNREACHABLE),
+        (BrokenPipeError(), FailureMeaning.UNREACHABLE),
+        (OSError(113, "no route to host"), FailureMeaning.UNREACHABLE),
+        (socket.gaierror(-2, "unknown name"), FailureMeaning.UNREACHABLE),
+        (ssl.SSLError("handshake"), FailureMeaning.UNREACHABLE),
+        (asyncio.IncompleteReadError(b"", 8), FailureMeaning.UNREACHABLE),
+        (FileNotFoundError("ca.pem"), FailureMeaning.OTHER),
+        (PermissionError("ca.pem"), FailureMeaning.OTHER),
+        (core.ServiceRequestError("no way to the token"), FailureMeaning.UNREACHABLE),
+        (core.ServiceRequestTimeoutError("no way to the token"), FailureMeaning.UNREACHABLE),
+        (core.ServiceResponseError("broke off"), FailureMeaning.UNREACHABLE),
+        (core.ServiceResponseTimeoutError("broke off"), FailureMeaning.UNREACHABLE),
+        (core.ClientAuthenticationError("expired secret"), FailureMeaning.UNAUTHORIZED),
+        (core.HttpResponseError("500"), FailureMeaning.OTHER),
+        (core.AzureError("odd"), FailureMeaning.OTHER),
+        (TypeError("not a message"), FailureMeaning.MESSAGE),
+        (ValueError("closed"), FailureMeaning.MESSAGE),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), FailureMeaning.MESSAGE),
+        (KeyError("x"), FailureMeaning.OTHER),
+        (asyncio.CancelledError(), FailureMeaning.OTHER),
+        (KeyboardInterrupt(), FailureMeaning.OTHER),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_other_exceptions_are_judged_by_what_they_derive_from(
-    error: BaseException, meaning: Meaning
+    error: BaseException, meaning: FailureMeaning
 ) -> None:
     assert meaning_of(error) is meaning
-    assert (classify(error) is Verdict.COUNTS) is (meaning is Meaning.UNREACHABLE)
+    assert (classify(error) is Verdict.COUNTS) is (meaning is FailureMeaning.UNREACHABLE)
 
 
 @pytest.mark.parametrize(
     ("condition", "meaning"),
     [
-        (None, Meaning.UNREACHABLE),
-        ("amqp:internal-error", Meaning.UNREACHABLE),
-        (b"amqp:internal-error", Meaning.UNREACHABLE),
-        (pyamqp.ErrorCondition.InternalError, Meaning.UNREACHABLE),
-        (pyamqp.ErrorCondition.ClientError, Meaning.UNREACHABLE),
-        ("amqp:not-allowed", Meaning.MESSAGE),
-        ("com.microsoft:argument-error", Meaning.MESSAGE),
-        ("amqp:not-found", Meaning.NOT_FOUND),
-        ("com.microsoft:entity-disabled", Meaning.DISABLED),
-        ("amqp:resource-limit-exceeded", Meaning.QUOTA),
-        ("com.microsoft:auth-failed", Meaning.UNAUTHORIZED),
-        ("com.microsoft:server-busy", Meaning.BUSY),
-        ("amqp:link:detach-forced", Meaning.OTHER),
-        ("com.microsoft:of-the-future", Meaning.OTHER),
+        (None, FailureMeaning.UNREACHABLE),
+        ("amqp:internal-error", FailureMeaning.UNREACHABLE),
+        (b"amqp:internal-error", FailureMeaning.UNREACHABLE),
+        (pyamqp.ErrorCondition.InternalError, FailureMeaning.UNREACHABLE),
+        (pyamqp.ErrorCondition.ClientError, FailureMeaning.UNREACHABLE),
+        ("amqp:not-allowed", FailureMeaning.MESSAGE),
+        ("com.microsoft:argument-error", FailureMeaning.MESSAGE),
+        ("amqp:not-found", FailureMeaning.NOT_FOUND),
+        ("com.microsoft:entity-disabled", FailureMeaning.DISABLED),
+        ("amqp:resource-limit-exceeded", FailureMeaning.QUOTA),
+        ("com.microsoft:auth-failed", FailureMeaning.UNAUTHORIZED),
+        ("com.microsoft:server-busy", FailureMeaning.BUSY),
+        ("amqp:link:detach-forced", FailureMeaning.OTHER),
+        ("com.microsoft:of-the-future", FailureMeaning.OTHER),
     ],
 )
 def test_a_plain_error_counts_only_with_internal_error_or_no_condition(
-    condition: object, meaning: Meaning
+    condition: object, meaning: FailureMeaning
 ) -> None:
     assert meaning_of(raised(sdk.ServiceBusError, condition=condition)) is meaning
 
@@ -177,40 +177,40 @@ def test_a_plain_error_counts_only_with_internal_error_or_no_condition(
 @pytest.mark.parametrize(
     ("condition", "meaning"),
     [
-        ("amqp:link:detach-forced", Meaning.UNREACHABLE),
-        ("amqp:socket-error", Meaning.UNREACHABLE),
-        ("amqp:connection:forced", Meaning.UNREACHABLE),
-        (pyamqp.ErrorCondition.UnknownError, Meaning.UNREACHABLE),
-        ("amqp:unauthorized-access", Meaning.UNAUTHORIZED),
-        ("com.microsoft:entity-disabled", Meaning.DISABLED),
-        ("amqp:not-found", Meaning.NOT_FOUND),
+        ("amqp:link:detach-forced", FailureMeaning.UNREACHABLE),
+        ("amqp:socket-error", FailureMeaning.UNREACHABLE),
+        ("amqp:connection:forced", FailureMeaning.UNREACHABLE),
+        (pyamqp.ErrorCondition.UnknownError, FailureMeaning.UNREACHABLE),
+        ("amqp:unauthorized-access", FailureMeaning.UNAUTHORIZED),
+        ("com.microsoft:entity-disabled", FailureMeaning.DISABLED),
+        ("amqp:not-found", FailureMeaning.NOT_FOUND),
     ],
 )
 def test_a_detach_counts_unless_its_reason_is_a_configuration(
-    condition: object, meaning: Meaning
+    condition: object, meaning: FailureMeaning
 ) -> None:
     assert meaning_of(raised(sdk.ServiceBusConnectionError, condition=condition)) is meaning
 
 
 def test_a_condition_does_not_overrule_a_class_that_says_more() -> None:
     not_found = raised(sdk.ServiceBusCommunicationError, condition="amqp:not-found")
-    assert meaning_of(not_found) is Meaning.UNREACHABLE
+    assert meaning_of(not_found) is FailureMeaning.UNREACHABLE
     busy = raised(sdk.ServiceBusServerBusyError, condition="amqp:internal-error")
-    assert meaning_of(busy) is Meaning.BUSY
+    assert meaning_of(busy) is FailureMeaning.BUSY
 
 
 @pytest.mark.parametrize(
     ("inside", "meaning"),
     [
-        (core.ServiceRequestError("no way to the token"), Meaning.UNREACHABLE),
-        (core.ClientAuthenticationError("expired secret"), Meaning.UNAUTHORIZED),
-        (TypeError("cannot encode"), Meaning.MESSAGE),
-        (AttributeError("a race in the SDK"), Meaning.UNREACHABLE),
-        (ConnectionResetError(), Meaning.UNREACHABLE),
+        (core.ServiceRequestError("no way to the token"), FailureMeaning.UNREACHABLE),
+        (core.ClientAuthenticationError("expired secret"), FailureMeaning.UNAUTHORIZED),
+        (TypeError("cannot encode"), FailureMeaning.MESSAGE),
+        (AttributeError("a race in the SDK"), FailureMeaning.UNREACHABLE),
+        (ConnectionResetError(), FailureMeaning.UNREACHABLE),
     ],
 )
 def test_a_wrapper_of_the_sdk_is_judged_by_what_it_wraps(
-    inside: Exception, meaning: Meaning
+    inside: Exception, meaning: FailureMeaning
 ) -> None:
     quiet = logging.getLogger("quiet")
     quiet.disabled = True
@@ -222,11 +222,11 @@ def test_a_wrapper_of_the_sdk_is_judged_by_what_it_wraps(
 def test_exceptions_that_wrap_each_other_for_ever_end() -> None:
     first, second = sdk.ServiceBusError("a"), sdk.ServiceBusError("b")
     first.inner_exception, second.inner_exception = second, first
-    assert meaning_of(first) is Meaning.OTHER
+    assert meaning_of(first) is FailureMeaning.OTHER
 
 
-@pytest.mark.parametrize("meaning", list(Meaning))
-def test_what_follows_from_each_meaning(meaning: Meaning) -> None:
+@pytest.mark.parametrize("meaning", list(FailureMeaning))
+def test_what_follows_from_each_meaning(meaning: FailureMeaning) -> None:
     word = meaning.name
     assert meaning.counts is (word == "UNREACHABLE")
     assert meaning.retried is (word in {"UNREACHABLE", "BUSY"})
@@ -236,7 +236,8 @@ def test_what_follows_from_each_meaning(meaning: Meaning) -> None:
 
 def test_classifying_imports_nothing_of_azure() -> None:
     script = (
-        "import sys, twinbus.pairing.core.classify, twinbus.pairing.core.attempts, twinbus.transfer\n"
+        "import sys, twinbus.pairing.core.classify, twinbus.pairing.core.attempts\n"
+        "import twinbus.transfer\n"
         "sys.exit(any(name.split('.')[0] == 'azure' for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
@@ -251,18 +252,18 @@ def refused(status: int, description: bytes | None) -> Exception:
 @pytest.mark.parametrize(
     ("wrapped", "meaning"),
     [
-        (refused(401, b"expired"), Meaning.UNAUTHORIZED),
-        (refused(403, b"no"), Meaning.UNAUTHORIZED),
-        (refused(0, None), Meaning.UNAUTHORIZED),
-        (refused(500, b"internal"), Meaning.UNREACHABLE),
+        (refused(401, b"expired"), FailureMeaning.UNAUTHORIZED),
+        (refused(403, b"no"), FailureMeaning.UNAUTHORIZED),
+        (refused(0, None), FailureMeaning.UNAUTHORIZED),
+        (refused(500, b"internal"), FailureMeaning.UNREACHABLE),
         (
             pyamqp.TokenExpired(condition=pyamqp.ErrorCondition.InternalError, description="ended"),
-            Meaning.UNAUTHORIZED,
+            FailureMeaning.UNAUTHORIZED,
         ),
     ],
 )
 def test_a_token_that_was_not_taken_is_no_outage_whatever_the_sdk_wraps_it_in(
-    wrapped: Exception, meaning: Meaning, endpoint: str | None
+    wrapped: Exception, meaning: FailureMeaning, endpoint: str | None
 ) -> None:
     error = PyamqpTransport.create_servicebus_exception(
         logging.getLogger("quiet"), wrapped, custom_endpoint_address=endpoint

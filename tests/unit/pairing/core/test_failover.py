@@ -6,9 +6,8 @@ import pytest
 
 from twinbus.pairing.core.failover import (
     LATE_AND_HARMLESS,
-    Close,
-    Divert,
     EntityFailover,
+    EntityState,
     Event,
     ForceFailover,
     Freeze,
@@ -20,8 +19,9 @@ from twinbus.pairing.core.failover import (
     SendFailed,
     SendPing,
     SendSucceeded,
-    State,
+    StartDiverting,
     StopPinging,
+    StopWatching,
     TimerFired,
     Transition,
     Unfreeze,
@@ -43,17 +43,17 @@ def entity(
     )
 
 
-def in_state(state: State, **options: int) -> EntityFailover:
+def in_state(state: EntityState, **options: int) -> EntityFailover:
     """An entity that reached `state` at time 0 with its first ping due at 60."""
     it = entity(**options)
-    if state is State.HEALTHY:
+    if state is EntityState.HEALTHY:
         return it
-    if state is State.SUSPECT:
+    if state is EntityState.SUSPECT:
         it.handle(FAILED, 0)
         return it
     it.handle(FAILED, -10)
     it.handle(TimerFired(), 0)
-    if state is State.UNUSABLE:
+    if state is EntityState.UNUSABLE:
         it.handle(TimerFired(), 60)
         it.handle(UNUSABLE, 60)
     return it
@@ -68,21 +68,21 @@ def test_failover_waits_a_quiet_interval_then_pings_until_answered() -> None:
     clock, it = VirtualClock(), EntityFailover(failover_interval_s=10, ping_interval_s=60)
     it.handle(SendFailed(counts=True), clock.now)
     assert clock.run(it, until=9.9) == []
-    assert clock.run(it, until=70.0) == [(10.0, Divert()), (70.0, SendPing())]
+    assert clock.run(it, until=70.0) == [(10.0, StartDiverting()), (70.0, SendPing())]
     assert performed(it, PingAnswered(), 70.5) == [StopPinging()]
-    assert (it.state, it.route, it.timer_at) == (State.HEALTHY, Route.PRIMARY, None)
+    assert (it.state, it.route, it.timer_at) == (EntityState.HEALTHY, Route.PRIMARY, None)
 
 
 def test_a_healthy_send_changes_nothing() -> None:
     it = entity()
     assert it.handle(SendSucceeded(), 1.0) == ()
-    assert (it.state, it.timer_at, it.since) == (State.HEALTHY, None, None)
+    assert (it.state, it.timer_at, it.since) == (EntityState.HEALTHY, None, None)
 
 
 def test_a_failure_that_does_not_count_starts_nothing() -> None:
     it = entity()
     assert it.handle(MINE, 1.0) == ()
-    assert (it.state, it.timer_at, it.last_error) == (State.HEALTHY, None, "too large")
+    assert (it.state, it.timer_at, it.last_error) == (EntityState.HEALTHY, None, "too large")
 
 
 def test_the_interval_runs_from_the_first_failure() -> None:
@@ -90,7 +90,7 @@ def test_the_interval_runs_from_the_first_failure() -> None:
     it.handle(FAILED, 0.0)
     assert it.handle(FAILED, 6.0) == ()
     assert it.failover_at == 10.0
-    assert clock.run(it, until=20) == [(10.0, Divert())]
+    assert clock.run(it, until=20) == [(10.0, StartDiverting())]
     assert it.failover_at is None
 
 
@@ -99,112 +99,116 @@ def test_a_success_of_anyone_cancels_the_timer() -> None:
     it.handle(FAILED, 0.0)
     assert performed(it, SendSucceeded(), 9.9) == []
     assert clock.run(it, until=1_000) == []
-    assert it.state is State.HEALTHY
+    assert it.state is EntityState.HEALTHY
 
 
 def test_with_interval_zero_the_first_failure_fails_over_at_once() -> None:
     it = entity(failover_interval_s=0)
     assert it.handle(FAILED, 3.0) == (
-        Divert(),
-        Notify(Transition(State.HEALTHY, State.FAILED_OVER, 3.0, "a send failed")),
+        StartDiverting(),
+        Notify(Transition(EntityState.HEALTHY, EntityState.FAILED_OVER, 3.0, "a send failed")),
     )
     assert (it.route, it.timer_at) == (Route.BACKLOG, 63.0)
 
 
 def test_a_failure_after_the_interval_fails_over_before_its_late_timer() -> None:
-    it = in_state(State.SUSPECT)
-    assert performed(it, FAILED, 10.0) == [Divert()]
+    it = in_state(EntityState.SUSPECT)
+    assert performed(it, FAILED, 10.0) == [StartDiverting()]
     assert it.handle(TimerFired(), 10.0) == ()
     assert it.timer_at == 70.0
 
 
 def test_pings_follow_one_interval_after_the_last_one_ended() -> None:
-    clock, it = VirtualClock(), in_state(State.FAILED_OVER)
+    clock, it = VirtualClock(), in_state(EntityState.FAILED_OVER)
     assert clock.run(it, until=200) == [(60.0, SendPing())]
     assert it.handle(PingFailed(error="timed out"), 200.0) == ()
     assert clock.run(it, until=500) == [(260.0, SendPing())]
-    assert (it.state, it.last_error) == (State.FAILED_OVER, "timed out")
+    assert (it.state, it.last_error) == (EntityState.FAILED_OVER, "timed out")
 
 
 def test_healthy_pings_must_come_in_a_row() -> None:
-    clock, it = VirtualClock(), in_state(State.FAILED_OVER, healthy_pings=3)
+    clock, it = VirtualClock(), in_state(EntityState.FAILED_OVER, healthy_pings=3)
     ends: list[Event] = [PingAnswered(), PingAnswered(), PingFailed(), *[PingAnswered()] * 3]
     for number, end in enumerate(ends, 1):
-        assert it.state is State.FAILED_OVER
+        assert it.state is EntityState.FAILED_OVER
         assert clock.run(it, until=60.0 * number) == [(60.0 * number, SendPing())]
         it.handle(end, clock.now)
-    assert (it.state, it.timer_at) == (State.HEALTHY, None)
+    assert (it.state, it.timer_at) == (EntityState.HEALTHY, None)
 
 
-@pytest.mark.parametrize("state", [State.FAILED_OVER, State.UNUSABLE])
-def test_a_late_success_heals_and_stops_the_pings(state: State) -> None:
+@pytest.mark.parametrize("state", [EntityState.FAILED_OVER, EntityState.UNUSABLE])
+def test_a_late_success_heals_and_stops_the_pings(state: EntityState) -> None:
     it = in_state(state)
     assert performed(it, SendSucceeded(), 61.0) == [StopPinging()]
-    assert (it.state, it.timer_at) == (State.HEALTHY, None)
+    assert (it.state, it.timer_at) == (EntityState.HEALTHY, None)
 
 
 def test_not_found_or_disabled_makes_the_entity_unusable_until_a_ping_is_answered() -> None:
-    clock, it = VirtualClock(), in_state(State.FAILED_OVER)
+    clock, it = VirtualClock(), in_state(EntityState.FAILED_OVER)
     assert clock.run(it, until=60) == [(60.0, SendPing())]
     assert performed(it, UNUSABLE, 61.0) == []
-    assert (it.state, it.route, it.reason) == (State.UNUSABLE, Route.REFUSED, "no such queue")
+    assert (it.state, it.route, it.reason) == (EntityState.UNUSABLE, Route.REFUSED, "no such queue")
     assert clock.run(it, until=121) == [(121.0, SendPing())]
     it.handle(PingFailed(error="timed out"), 122.0)
-    assert (it.state, it.reason, it.last_error) == (State.UNUSABLE, "no such queue", "timed out")
+    assert (it.state, it.reason, it.last_error) == (
+        EntityState.UNUSABLE,
+        "no such queue",
+        "timed out",
+    )
     assert clock.run(it, until=182) == [(182.0, SendPing())]
     assert performed(it, PingAnswered(), 182.0) == [StopPinging()]
-    assert it.state is State.HEALTHY
+    assert it.state is EntityState.HEALTHY
 
 
 def test_an_answer_clears_unusable_before_there_are_enough_to_return() -> None:
-    clock, it = VirtualClock(), in_state(State.UNUSABLE, healthy_pings=2)
+    clock, it = VirtualClock(), in_state(EntityState.UNUSABLE, healthy_pings=2)
     assert clock.run(it, until=120) == [(120.0, SendPing())]
-    assert performed(it, PingAnswered(), 120.0) == [Divert()]
-    assert (it.state, it.timer_at, it.answered_pings) == (State.FAILED_OVER, 180.0, 1)
+    assert performed(it, PingAnswered(), 120.0) == [StartDiverting()]
+    assert (it.state, it.timer_at, it.answered_pings) == (EntityState.FAILED_OVER, 180.0, 1)
 
 
-@pytest.mark.parametrize("state", [State.HEALTHY, State.SUSPECT, State.UNUSABLE])
-def test_force_fails_over_from_anywhere_and_holds(state: State) -> None:
+@pytest.mark.parametrize("state", [EntityState.HEALTHY, EntityState.SUSPECT, EntityState.UNUSABLE])
+def test_force_fails_over_from_anywhere_and_holds(state: EntityState) -> None:
     clock, it = VirtualClock(61.0), in_state(state)
-    assert performed(it, ForceFailover(), 61.0) == [Divert()]
+    assert performed(it, ForceFailover(), 61.0) == [StartDiverting()]
     assert it.handle(SendSucceeded(), 62.0) == ()
     [(at, action)] = clock.run(it, until=125)
     assert action == SendPing()
     for end in (PingAnswered(), UNUSABLE):
         it.handle(end, at)
-        assert (it.state, it.forced) == (State.FAILED_OVER, True)
+        assert (it.state, it.forced) == (EntityState.FAILED_OVER, True)
         [(at, action)] = clock.run(it, until=at + 60)
     assert performed(it, MarkHealthy(), at) == [StopPinging()]
-    assert (it.state, it.forced, it.timer_at) == (State.HEALTHY, False, None)
+    assert (it.state, it.forced, it.timer_at) == (EntityState.HEALTHY, False, None)
 
 
 def test_force_holds_an_entity_that_failed_over_by_itself() -> None:
-    it = in_state(State.FAILED_OVER)
+    it = in_state(EntityState.FAILED_OVER)
     assert it.handle(ForceFailover(), 1.0) == ()
     assert it.handle(SendSucceeded(), 2.0) == ()
-    assert it.state is State.FAILED_OVER
+    assert it.state is EntityState.FAILED_OVER
 
 
 def test_mark_healthy_overrules_what_was_learned() -> None:
-    for state in (State.SUSPECT, State.FAILED_OVER, State.UNUSABLE):
+    for state in (EntityState.SUSPECT, EntityState.FAILED_OVER, EntityState.UNUSABLE):
         it = in_state(state)
         it.handle(MarkHealthy(), 70.0)
-        assert (it.state, it.timer_at) == (State.HEALTHY, None)
+        assert (it.state, it.timer_at) == (EntityState.HEALTHY, None)
     assert entity().handle(MarkHealthy(), 0.0) == ()
 
 
 def test_a_frozen_suspect_never_fails_over_and_begins_anew_when_unfrozen() -> None:
-    clock, it = VirtualClock(), in_state(State.SUSPECT)
+    clock, it = VirtualClock(), in_state(EntityState.SUSPECT)
     assert it.handle(Freeze(), 1.0) == ()
     assert clock.run(it, until=1_000) == []
     assert it.handle(FAILED, 1_000.0) == ()
-    assert (it.state, it.failover_at) == (State.SUSPECT, None)
+    assert (it.state, it.failover_at) == (EntityState.SUSPECT, None)
     it.handle(Unfreeze(), 1_000.0)
-    assert clock.run(it, until=1_010) == [(1_010.0, Divert())]
+    assert clock.run(it, until=1_010) == [(1_010.0, StartDiverting())]
 
 
 def test_a_frozen_failover_rests_its_pings_and_ignores_late_successes() -> None:
-    clock, it = VirtualClock(60.0), in_state(State.FAILED_OVER)
+    clock, it = VirtualClock(60.0), in_state(EntityState.FAILED_OVER)
     assert performed(it, TimerFired(), 60.0) == [SendPing()]
     assert it.handle(Freeze(), 60.5) == (StopPinging(),)
     assert it.handle(PingAnswered(), 60.6) == ()
@@ -220,39 +224,39 @@ def test_a_frozen_healthy_entity_takes_no_notice_of_failures() -> None:
         it = entity(failover_interval_s=interval)
         it.handle(Freeze(), 0.0)
         assert it.handle(FAILED, 1.0) == ()
-        assert (it.state, it.timer_at) == (State.HEALTHY, None)
+        assert (it.state, it.timer_at) == (EntityState.HEALTHY, None)
         it.handle(Unfreeze(), 2.0)
         it.handle(FAILED, 3.0)
-        assert it.state is not State.HEALTHY
+        assert it.state is not EntityState.HEALTHY
 
 
 def test_a_success_calms_a_frozen_suspect_for_the_routing_is_the_same() -> None:
-    it = in_state(State.SUSPECT)
+    it = in_state(EntityState.SUSPECT)
     it.handle(Freeze(), 1.0)
     it.handle(SendSucceeded(), 2.0)
-    assert it.state is State.HEALTHY
+    assert it.state is EntityState.HEALTHY
 
 
 def test_a_persons_command_moves_a_frozen_entity_which_stays_frozen() -> None:
     it = entity()
     it.handle(Freeze(), 0.0)
-    assert performed(it, ForceFailover(), 1.0) == [Divert()]
+    assert performed(it, ForceFailover(), 1.0) == [StartDiverting()]
     assert (it.route, it.timer_at, it.frozen) == (Route.BACKLOG, None, True)
     it.handle(MarkHealthy(), 2.0)
     assert (it.route, it.timer_at, it.frozen) == (Route.PRIMARY, None, True)
 
 
 def test_unfreezing_what_is_not_frozen_moves_no_timer() -> None:
-    it = in_state(State.SUSPECT)
+    it = in_state(EntityState.SUSPECT)
     it.handle(Unfreeze(), 5.0)
     assert it.timer_at == 10.0
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_closing_leaves_no_timer_and_no_ping(state: State) -> None:
+@pytest.mark.parametrize("state", list(EntityState))
+def test_closing_leaves_no_timer_and_no_ping(state: EntityState) -> None:
     it = in_state(state)
-    stops = [StopPinging()] if state in (State.FAILED_OVER, State.UNUSABLE) else []
-    assert list(it.handle(Close(), 61.0)) == stops
+    stops = [StopPinging()] if state in (EntityState.FAILED_OVER, EntityState.UNUSABLE) else []
+    assert list(it.handle(StopWatching(), 61.0)) == stops
     assert it.timer_at is None
     for event in (FAILED, SendSucceeded(), TimerFired(), ForceFailover(), PingAnswered()):
         assert it.handle(event, 62.0) == ()
@@ -265,15 +269,15 @@ def test_every_change_is_announced_with_its_reason() -> None:
     seen += [action for _, action in clock.run(it, until=70, announcements=True)]
     seen += it.handle(PingAnswered(), 70.0)
     assert [action.transition for action in seen if isinstance(action, Notify)] == [
-        Transition(State.HEALTHY, State.SUSPECT, 0.0, "a send failed"),
-        Transition(State.SUSPECT, State.FAILED_OVER, 10.0, "no success for 10 s"),
-        Transition(State.FAILED_OVER, State.HEALTHY, 70.0, "the ping was answered"),
+        Transition(EntityState.HEALTHY, EntityState.SUSPECT, 0.0, "a send failed"),
+        Transition(EntityState.SUSPECT, EntityState.FAILED_OVER, 10.0, "no success for 10 s"),
+        Transition(EntityState.FAILED_OVER, EntityState.HEALTHY, 70.0, "the ping was answered"),
     ]
     assert (it.since, it.reason) == (70.0, "the ping was answered")
 
 
 def test_a_ping_of_an_earlier_failover_proves_nothing_of_the_next() -> None:
-    it = in_state(State.FAILED_OVER)
+    it = in_state(EntityState.FAILED_OVER)
     it.handle(TimerFired(), 60.0)
     it.handle(SendSucceeded(), 61.0)
     for event in (PingAnswered(), PingFailed(unusable=True)):
@@ -284,11 +288,15 @@ def test_a_ping_of_an_earlier_failover_proves_nothing_of_the_next() -> None:
     it.handle(TimerFired(), 73.0)
     for event in (PingAnswered(), PingFailed(unusable=True)):
         assert it.handle(event, 74.0) == ()
-    assert (it.state, it.timer_at) == (State.FAILED_OVER, 133.0)
+    assert (it.state, it.timer_at) == (EntityState.FAILED_OVER, 133.0)
 
 
 def test_a_timer_that_was_moved_is_harmless_when_it_fires_early() -> None:
-    for state, early in ((State.SUSPECT, 9.0), (State.FAILED_OVER, 59.0), (State.UNUSABLE, 119.0)):
+    for state, early in (
+        (EntityState.SUSPECT, 9.0),
+        (EntityState.FAILED_OVER, 59.0),
+        (EntityState.UNUSABLE, 119.0),
+    ):
         it = in_state(state)
         before = it.timer_at
         assert it.handle(TimerFired(), early) == ()
@@ -305,10 +313,10 @@ def test_each_harmless_pair_has_a_reason_and_only_machine_events() -> None:
     kinds = {kind for _, kind in LATE_AND_HARMLESS}
     assert kinds == {SendSucceeded, SendFailed, TimerFired, PingAnswered, PingFailed}
     # A success calms a suspect whatever else holds; it can never be harmless there.
-    assert (State.SUSPECT, SendSucceeded) not in LATE_AND_HARMLESS
+    assert (EntityState.SUSPECT, SendSucceeded) not in LATE_AND_HARMLESS
 
 
 def test_a_person_can_read_it() -> None:
-    it = in_state(State.FAILED_OVER)
+    it = in_state(EntityState.FAILED_OVER)
     it.handle(ForceFailover(), 1.0)
     assert repr(it) == "EntityFailover(failed over, forced, timer_at=60)"

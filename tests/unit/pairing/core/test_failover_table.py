@@ -8,9 +8,8 @@ import pytest
 
 from tests.unit.pairing.core.failures_page import PAGE, state_tables, written
 from twinbus.pairing.core.failover import (
-    Close,
-    Divert,
     EntityFailover,
+    EntityState,
     Event,
     ForceFailover,
     Freeze,
@@ -21,8 +20,9 @@ from twinbus.pairing.core.failover import (
     SendFailed,
     SendPing,
     SendSucceeded,
-    State,
+    StartDiverting,
     StopPinging,
+    StopWatching,
     TimerFired,
     Unfreeze,
 )
@@ -44,7 +44,7 @@ EVENTS: dict[str, Event] = {
     "mark healthy": MarkHealthy(),
     "freeze": Freeze(),
     "unfreeze": Unfreeze(),
-    "close": Close(),
+    "close": StopWatching(),
 }
 
 
@@ -96,10 +96,10 @@ SITUATIONS: dict[str, Callable[[], EntityFailover]] = {
     "frozen failed over": lambda: frozen(failed_over()),
     "frozen unusable": lambda: frozen(unusable()),
     "frozen forced": lambda: frozen(forced()),
-    "closed": lambda: after(failed_over(), Close(), 100.0),
+    "closed": lambda: after(failed_over(), StopWatching(), 100.0),
 }
 HOLDS = ("forced", "frozen", "closed")
-WORDS = {Divert: "divert", SendPing: "ping", StopPinging: "stop"}
+WORDS = {StartDiverting: "divert", SendPing: "ping", StopPinging: "stop"}
 
 
 def cell(it: EntityFailover, name: str) -> str:
@@ -127,7 +127,7 @@ def cell(it: EntityFailover, name: str) -> str:
 def timer_word(it: EntityFailover, now: float) -> str:
     if it.timer_at is None:
         return "off"
-    if it.state is State.SUSPECT:
+    if it.state is EntityState.SUSPECT:
         assert it.timer_at == now + FAILOVER_S
         return "f"
     assert it.timer_at == now + PING_S
@@ -156,4 +156,4 @@ def test_the_other_tables_of_the_page_are_what_the_code_has() -> None:
 def test_the_reason_of_an_unusable_entity_is_the_last_one_told() -> None:
     it = pinged(unusable())
     it.handle(PingFailed(unusable=True, error="disabled"), QUIET_AT)
-    assert (it.state, it.reason) == (State.UNUSABLE, "disabled")
+    assert (it.state, it.reason) == (EntityState.UNUSABLE, "disabled")

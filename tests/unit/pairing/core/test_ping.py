@@ -6,11 +6,11 @@ import asyncio
 
 from tests.unit.pairing.sdk_world import PairWorld, hangs, run
 from twinbus.pairing.core.events import ForceFailover
-from twinbus.pairing.core.ping import Turns
+from twinbus.pairing.core.ping import PingTurns
 
 
 def test_turns_are_at_once_while_there_are_few_and_in_a_row_when_there_are_many() -> None:
-    turns = Turns(0.25)
+    turns = PingTurns(0.25)
     assert turns.take(10.0) == 10.0
     assert [turns.take(10.0) for _ in range(3)] == [10.25, 10.5, 10.75]
     assert turns.take(10.9) == 11.0

@@ -9,10 +9,10 @@ from twinbus.pairing.core.session_order import (
     DOUBT_S,
     SHORT,
     WAIT_AGAIN_S,
-    Divertion,
-    Look,
+    Diversion,
     SessionKey,
     SessionOrder,
+    SessionPeek,
 )
 from twinbus.syphon.core import lease_validity as tenure
 
@@ -30,7 +30,7 @@ def read() -> SessionOrder:
     return order
 
 
-def bound(how: Divertion = Divertion.STORED, at: float = 10.0) -> SessionOrder:
+def bound(how: Diversion = Diversion.STORED, at: float = 10.0) -> SessionOrder:
     order = read()
     order.begin(KEY)
     order.end(KEY, how, at)
@@ -54,9 +54,9 @@ def test_a_session_is_bound_from_the_first_moment_of_its_first_divert() -> None:
 
 @pytest.mark.parametrize(
     ("how", "is_bound"),
-    [(Divertion.STORED, True), (Divertion.DOUBTFUL, True), (Divertion.REFUSED, False)],
+    [(Diversion.STORED, True), (Diversion.DOUBTFUL, True), (Diversion.REFUSED, False)],
 )
-def test_a_divert_binds_unless_nothing_was_stored(how: Divertion, is_bound: bool) -> None:
+def test_a_divert_binds_unless_nothing_was_stored(how: Diversion, is_bound: bool) -> None:
     order = bound(how)
     assert order.is_bound(KEY) is is_bound
     assert len(order) == int(is_bound)
@@ -65,7 +65,7 @@ def test_a_divert_binds_unless_nothing_was_stored(how: Divertion, is_bound: bool
 def test_a_refused_divert_frees_nothing_that_was_bound_before() -> None:
     order = bound()
     order.begin(KEY)
-    order.end(KEY, Divertion.REFUSED, 11.0)
+    order.end(KEY, Diversion.REFUSED, 11.0)
     assert order.is_bound(KEY)
 
 
@@ -92,7 +92,7 @@ def test_a_look_during_a_divert_does_not() -> None:
     look = order.look(QUEUE, 20.0)
     order.begin(KEY)
     assert order.finish(look) == []
-    order.end(KEY, Divertion.STORED, 21.0)
+    order.end(KEY, Diversion.STORED, 21.0)
     assert looked(order, 20.5) == []
 
 
@@ -102,7 +102,7 @@ def test_a_look_into_another_queue_does_not() -> None:
 
 
 def test_a_divert_that_may_still_arrive_is_waited_for() -> None:
-    order = bound(Divertion.DOUBTFUL, at=10.0)
+    order = bound(Diversion.DOUBTFUL, at=10.0)
     assert looked(order, 10.0 + DOUBT_S - 0.1) == []
     assert order.to_look_at(lambda _: True, 10.1) == []
     assert looked(order, 10.0 + DOUBT_S) == [KEY]
@@ -155,7 +155,7 @@ def test_a_session_with_messages_in_two_queues_is_free_when_both_have_none() -> 
     order.finish(look)
     assert set(order.to_look_at(lambda _: True, 21.0)) == {QUEUE, OTHER}
     assert looked(order, 21.0) == []
-    assert order.finish(Look(OTHER, 22.0)) == [KEY]
+    assert order.finish(SessionPeek(OTHER, 22.0)) == [KEY]
 
 
 def test_a_send_waits_for_a_short_backlog_to_drain_but_not_again_and_again() -> None:

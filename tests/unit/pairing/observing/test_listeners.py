@@ -26,7 +26,7 @@ from twinbus.pairing.core.announcements import (
     PingEnded,
     ProtectionChanged,
 )
-from twinbus.pairing.core.events import ForceFailover, MarkHealthy, State
+from twinbus.pairing.core.events import EntityState, ForceFailover, MarkHealthy
 from twinbus.pairing.observing.listeners import Listeners
 from twinbus.pairing.sending.client import in_short
 
@@ -143,7 +143,7 @@ def test_an_outage_as_its_events_tell_it() -> None:
             ("suspect", "failed over", "no success for 10 s"),
             ("failed over", "healthy", "the ping was answered"),
         ]
-        assert changes[0][0] is State.HEALTHY
+        assert changes[0][0] is EntityState.HEALTHY
         pings = [(e.path, e.answered, e.error) for e in told if isinstance(e, PingEnded)]
         assert pings == [("orders", False, "ConnectionRefusedError: refused"), ("orders", True, "")]
         assert world.client.tallies.pings == {"answered": 1, "failed": 1, "dropped": 0}

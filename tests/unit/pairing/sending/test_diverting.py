@@ -6,28 +6,36 @@ import pytest
 
 from tests.unit.pairing.send_world import POLICY, QUEUES, REFUSED, World, pulled
 from twinbus.pairing.core.attempts import (
-    Divert,
+    CallEnding,
     DivertFailed,
-    Ending,
+    DivertTo,
     PullQueue,
     Raise,
     SendCall,
     TryPrimary,
-    Wait,
+    WaitForRetry,
 )
 from twinbus.pairing.core.backlog import KeptChoice, StrictChoice
-from twinbus.pairing.core.classify import Meaning
+from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import SendSucceeded
 
 
 @pytest.mark.parametrize(
-    "meaning", [Meaning.UNREACHABLE, Meaning.QUOTA, Meaning.DISABLED, Meaning.NOT_FOUND]
+    "meaning",
+    [
+        FailureMeaning.UNREACHABLE,
+        FailureMeaning.QUOTA,
+        FailureMeaning.DISABLED,
+        FailureMeaning.NOT_FOUND,
+    ],
 )
-def test_a_queue_that_fails_is_pulled_and_another_takes_the_message(meaning: Meaning) -> None:
+def test_a_queue_that_fails_is_pulled_and_another_takes_the_message(
+    meaning: FailureMeaning,
+) -> None:
     world = World(timeout=60)
     world.fail_over(0.0)
     world.call.start(0.0)
-    assert world.divert_fails(1.0, meaning) == [pulled(0), Divert(QUEUES[1], 5)]
+    assert world.divert_fails(1.0, meaning) == [pulled(0), DivertTo(QUEUES[1], 5)]
     # Another sender learns of it.
     assert KeptChoice(world.rotation, lambda queues: queues[0]).choose(1.0) == QUEUES[1]
 
@@ -37,9 +45,9 @@ def test_when_no_queue_takes_it_the_error_has_the_primarys_and_each_queues() -> 
     world.call.start(0.0)
     world.fail_over(0.0)
     world.primary_fails(0.0)
-    assert world.divert_fails(1.0) == [pulled(0), Divert(QUEUES[1], 5)]
-    assert world.divert_fails(2.0) == [pulled(1), Divert(QUEUES[2], 5)]
-    assert world.divert_fails(3.0) == [pulled(2), Raise(Ending.BACKLOG, REFUSED)]
+    assert world.divert_fails(1.0) == [pulled(0), DivertTo(QUEUES[1], 5)]
+    assert world.divert_fails(2.0) == [pulled(1), DivertTo(QUEUES[2], 5)]
+    assert world.divert_fails(3.0) == [pulled(2), Raise(CallEnding.BACKLOG, REFUSED)]
     assert world.call.queue_errors == dict.fromkeys(QUEUES, REFUSED)
     assert world.call.primary_error is REFUSED
 
@@ -49,22 +57,22 @@ def test_when_all_queues_are_pulled_already_the_call_does_not_wait_for_them() ->
     world.fail_over(0.0)
     for queue in QUEUES:
         world.rotation.pull(queue, "timed out", 0.0)
-    assert world.call.start(1.0) == [Raise(Ending.BACKLOG, None)]
+    assert world.call.start(1.0) == [Raise(CallEnding.BACKLOG, None)]
 
 
 def test_an_error_of_the_message_itself_pulls_no_queue() -> None:
     world = World()
     world.fail_over(0.0)
     world.call.start(0.0)
-    assert world.divert_fails(1.0, Meaning.MESSAGE) == [Raise(Ending.MESSAGE, REFUSED)]
+    assert world.divert_fails(1.0, FailureMeaning.MESSAGE) == [Raise(CallEnding.MESSAGE, REFUSED)]
     assert world.rotation.available(1.0) == [*QUEUES]
 
 
 def test_the_callers_short_time_pulls_no_queue() -> None:
     world = World(timeout=2)
     world.fail_over(0.0)
-    assert world.call.start(0.0) == [Divert(QUEUES[0], 2)]
-    assert world.divert_fails(2.0, timed_out=True) == [Raise(Ending.BACKLOG, None)]
+    assert world.call.start(0.0) == [DivertTo(QUEUES[0], 2)]
+    assert world.divert_fails(2.0, timed_out=True) == [Raise(CallEnding.BACKLOG, None)]
     assert world.rotation.available(2.0) == [*QUEUES]
 
 
@@ -72,30 +80,30 @@ def test_a_refusal_pulls_a_queue_however_short_the_callers_time() -> None:
     world = World(timeout=2)
     world.fail_over(0.0)
     world.call.start(0.0)
-    assert world.divert_fails(0.5) == [pulled(0), Divert(QUEUES[1], 1.5)]
+    assert world.divert_fails(0.5) == [pulled(0), DivertTo(QUEUES[1], 1.5)]
 
 
 def test_a_queue_that_hangs_for_the_full_time_is_pulled() -> None:
     world = World(timeout=7)
     world.fail_over(0.0)
     world.call.start(0.0)
-    assert world.divert_fails(5.0, timed_out=True) == [pulled(0), Divert(QUEUES[1], 2)]
+    assert world.divert_fails(5.0, timed_out=True) == [pulled(0), DivertTo(QUEUES[1], 2)]
 
 
 def test_the_callers_time_ends_the_search_for_a_queue() -> None:
     world = World(timeout=5)
     world.fail_over(0.0)
     world.call.start(0.0)
-    assert world.divert_fails(5.0) == [pulled(0), Raise(Ending.BACKLOG, None)]
+    assert world.divert_fails(5.0) == [pulled(0), Raise(CallEnding.BACKLOG, None)]
 
 
 def test_a_queue_that_lets_us_not_in_is_passed_over_and_not_pulled() -> None:
     world = World()
     world.fail_over(0.0)
     world.call.start(0.0)
-    assert world.divert_fails(0.1, Meaning.UNAUTHORIZED) == [Divert(QUEUES[1], 5)]
-    assert world.divert_fails(0.2, Meaning.OTHER) == [Divert(QUEUES[2], 5)]
-    assert world.divert_fails(0.3, Meaning.UNAUTHORIZED) == [Raise(Ending.BACKLOG, None)]
+    assert world.divert_fails(0.1, FailureMeaning.UNAUTHORIZED) == [DivertTo(QUEUES[1], 5)]
+    assert world.divert_fails(0.2, FailureMeaning.OTHER) == [DivertTo(QUEUES[2], 5)]
+    assert world.divert_fails(0.3, FailureMeaning.UNAUTHORIZED) == [Raise(CallEnding.BACKLOG, None)]
     assert world.rotation.available(0.3) == [*QUEUES]
 
 
@@ -105,14 +113,14 @@ def test_a_throttled_queue_is_tried_again_then_passed_over() -> None:
     world.call.start(0.0)
     now = 0.0
     for _ in range(3):
-        [wait] = world.divert_fails(now, Meaning.BUSY)
-        assert isinstance(wait, Wait)
+        [wait] = world.divert_fails(now, FailureMeaning.BUSY)
+        assert isinstance(wait, WaitForRetry)
         assert world.woken(wait.until - 0.1) == [wait]
         now = wait.until
-        assert world.woken(now) == [Divert(QUEUES[0], 5)]
-    assert world.divert_fails(now, Meaning.BUSY) == [Divert(QUEUES[1], 5)]
-    assert world.divert_fails(now, Meaning.BUSY) == [Divert(QUEUES[2], 5)]
-    assert world.divert_fails(now, Meaning.BUSY) == [Raise(Ending.BACKLOG, None)]
+        assert world.woken(now) == [DivertTo(QUEUES[0], 5)]
+    assert world.divert_fails(now, FailureMeaning.BUSY) == [DivertTo(QUEUES[1], 5)]
+    assert world.divert_fails(now, FailureMeaning.BUSY) == [DivertTo(QUEUES[2], 5)]
+    assert world.divert_fails(now, FailureMeaning.BUSY) == [Raise(CallEnding.BACKLOG, None)]
     assert world.rotation.available(now) == [*QUEUES]
 
 
@@ -120,7 +128,7 @@ def test_throttling_that_outlasts_the_caller_goes_to_another_queue_at_once() -> 
     world = World(timeout=1)
     world.fail_over(0.0)
     world.call.start(0.0)
-    assert world.divert_fails(0.5, Meaning.BUSY) == [Divert(QUEUES[1], 0.5)]
+    assert world.divert_fails(0.5, FailureMeaning.BUSY) == [DivertTo(QUEUES[1], 0.5)]
 
 
 def test_an_entity_that_recovers_takes_back_a_call_whose_queue_failed() -> None:
@@ -130,8 +138,8 @@ def test_an_entity_that_recovers_takes_back_a_call_whose_queue_failed() -> None:
     world.call.start(0.0)
     world.entity.handle(SendSucceeded(), 1.0)
     assert world.divert_fails(2.0) == [pulled(0), TryPrimary(5)]
-    assert world.primary_fails(3.0) == [Wait(4.6)]
-    assert world.woken(4.0) == [Wait(4.6)]
+    assert world.primary_fails(3.0) == [WaitForRetry(4.6)]
+    assert world.woken(4.0) == [WaitForRetry(4.6)]
 
 
 def test_an_entity_that_recovers_takes_back_a_call_that_waits_for_a_throttled_queue() -> None:
@@ -139,7 +147,7 @@ def test_an_entity_that_recovers_takes_back_a_call_that_waits_for_a_throttled_qu
     world.fail_over(0.0)
     world.entity.forced = False
     world.call.start(0.0)
-    assert world.divert_fails(0.0, Meaning.BUSY) == [Wait(1.6)]
+    assert world.divert_fails(0.0, FailureMeaning.BUSY) == [WaitForRetry(1.6)]
     world.entity.handle(SendSucceeded(), 1.0)
     assert world.woken(1.0) == [TryPrimary(5)]
 
@@ -148,16 +156,16 @@ def test_unprotected_sends_use_the_primary_even_when_it_failed_over() -> None:
     world = World(queues=())
     world.fail_over(0.0)
     assert world.call.start(0.0) == [TryPrimary(5)]
-    assert world.primary_fails(0.0) == [Wait(1.6)]
+    assert world.primary_fails(0.0) == [WaitForRetry(1.6)]
     world.rotation.add(QUEUES[1])
-    assert world.woken(1.0) == [Divert(QUEUES[1], 5)]
+    assert world.woken(1.0) == [DivertTo(QUEUES[1], 5)]
 
 
 def test_a_call_gives_up_in_the_back_off_when_its_time_is_over() -> None:
     world = World(timeout=2)
     world.call.start(0.0)
-    assert world.primary_fails(0.0) == [Wait(1.6)]
-    assert world.woken(2.0) == [Raise(Ending.PRIMARY, REFUSED)]
+    assert world.primary_fails(0.0) == [WaitForRetry(1.6)]
+    assert world.woken(2.0) == [Raise(CallEnding.PRIMARY, REFUSED)]
 
 
 def test_strict_order_raises_rather_than_use_another_queue() -> None:
@@ -165,11 +173,11 @@ def test_strict_order_raises_rather_than_use_another_queue() -> None:
     world.fail_over(0.0)
     strict = StrictChoice(world.rotation, QUEUES, "orders", "session 1")
     call = SendCall(world.entity, strict, POLICY)
-    assert call.start(0.0) == [Divert(strict.queue, 5)]
-    failed = DivertFailed(REFUSED, Meaning.UNREACHABLE)
+    assert call.start(0.0) == [DivertTo(strict.queue, 5)]
+    failed = DivertFailed(REFUSED, FailureMeaning.UNREACHABLE)
     assert call.handle(failed, 1.0) == [
         PullQueue(strict.queue, "ConnectionRefusedError: refused"),
-        Raise(Ending.BACKLOG, None),
+        Raise(CallEnding.BACKLOG, None),
     ]
 
 
@@ -177,11 +185,11 @@ def test_a_slow_attempt_on_a_queue_that_answers_others_is_tried_again_and_pulls_
     world = World()
     world.fail_over(0.0)
     world.call.start(0.0)
-    slow = DivertFailed(REFUSED, Meaning.UNREACHABLE, timed_out=True, answers_others=True)
+    slow = DivertFailed(REFUSED, FailureMeaning.UNREACHABLE, timed_out=True, answers_others=True)
     for retry in range(POLICY.total):
-        assert world.call.handle(slow, 5.0 * retry) == [Divert(QUEUES[0], 5)]
+        assert world.call.handle(slow, 5.0 * retry) == [DivertTo(QUEUES[0], 5)]
     # Bounded all the same: then the others, once each, and then the caller is told.
-    assert world.call.handle(slow, 50.0) == [Divert(QUEUES[1], 5)]
-    assert world.call.handle(slow, 55.0) == [Divert(QUEUES[2], 5)]
-    assert world.call.handle(slow, 60.0) == [Raise(Ending.BACKLOG, None)]
+    assert world.call.handle(slow, 50.0) == [DivertTo(QUEUES[1], 5)]
+    assert world.call.handle(slow, 55.0) == [DivertTo(QUEUES[2], 5)]
+    assert world.call.handle(slow, 60.0) == [Raise(CallEnding.BACKLOG, None)]
     assert world.rotation.available(60.0) == [*QUEUES]

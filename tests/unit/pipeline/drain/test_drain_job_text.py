@@ -27,8 +27,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return SimpleNamespace(statistics=lambda: None)
 
     stand_ins = {
-        "session": SimpleNamespace(LOCAL_MASTER="local", spark_session=no_session),
-        "drain": SimpleNamespace(drain=no_drain),
+        "spark.session": SimpleNamespace(LOCAL_MASTER="local", spark_session=no_session),
+        "drain.drain": SimpleNamespace(drain=no_drain),
     }
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"twinbus.pipeline.{name}", module)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from twinbus.pipeline.drain import driver_link as tethers
-from twinbus.pipeline.drain.driver_link import Post, Tether
+from twinbus.pipeline.drain.driver_link import DriverLink, DriverListener
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -22,8 +22,8 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_task_tells_its_problems_and_ends_when_it_is_released() -> None:
-    async def run(post: Post) -> None:
-        async with Tether(post.address) as one, Tether(post.address) as two:
+    async def run(post: DriverListener) -> None:
+        async with DriverLink(post.address) as one, DriverLink(post.address) as two:
             one.tell(("orders: full",))
             two.tell(("orders: full", "events: disabled"))
             await until(lambda: set(post.problems) == {"orders: full", "events: disabled"})
@@ -36,19 +36,19 @@ def test_a_task_tells_its_problems_and_ends_when_it_is_released() -> None:
             async with asyncio.timeout(10):
                 await released
                 await two.released()
-        async with Tether(post.address) as late, asyncio.timeout(10):
+        async with DriverLink(post.address) as late, asyncio.timeout(10):
             await late.released()
 
-    with Post("127.0.0.1") as post:
+    with DriverListener("127.0.0.1") as post:
         asyncio.run(run(post))
         assert post.attached == 0
 
 
 def test_a_task_ends_when_its_driver_is_gone() -> None:
     async def run() -> None:
-        post = Post("127.0.0.1")
+        post = DriverListener("127.0.0.1")
         with post:
-            async with Tether(post.address) as tether:
+            async with DriverLink(post.address) as tether:
                 await until(lambda: post.attached == 1)
                 post.__exit__()
                 async with asyncio.timeout(10):
@@ -59,7 +59,7 @@ def test_a_task_ends_when_its_driver_is_gone() -> None:
 
 @pytest.mark.parametrize("line", [b"wrong\n", b"", b"x" * 100_000])
 def test_a_stranger_is_not_listened_to(line: bytes) -> None:
-    with Post("127.0.0.1") as post:
+    with DriverListener("127.0.0.1") as post:
         assert post.address is not None
         with socket.create_connection((post.address.host, post.address.port)) as stranger:
             stranger.settimeout(10)
@@ -79,10 +79,10 @@ def test_a_task_that_cannot_reach_the_driver_works_without(
         port = closed.getsockname()[1]
 
         async def run() -> None:
-            with Post("127.0.0.1") as post:
+            with DriverListener("127.0.0.1") as post:
                 assert post.address is not None
                 address = replace(post.address, port=port)
-            async with Tether(address) as tether:
+            async with DriverLink(address) as tether:
                 tether.tell(("orders: full",))
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.05):
@@ -94,6 +94,6 @@ def test_a_task_that_cannot_reach_the_driver_works_without(
 
 
 def test_a_driver_that_cannot_listen_goes_on_without() -> None:
-    with Post("driver.example", bind="203.0.113.1") as post:
+    with DriverListener("driver.example", bind="203.0.113.1") as post:
         assert post.address is None
         post.release()

@@ -11,26 +11,26 @@ from dataclasses import dataclass, field
 
 from twinbus.syphon.core.actions import (
     Action,
-    Attach,
+    CloseDestination,
     Complete,
     DeadLetter,
     Defer,
-    Detach,
     EmptyPoll,
-    Fetch,
     Forward,
-    Grant,
+    GrantCredit,
     LookAhead,
     LookForDeferred,
+    OpenDestination,
+    PeekForOrder,
+    ReceiveDeferred,
     Reconnect,
     Release,
     Renew,
-    Survey,
-    Wait,
+    WaitUntil,
 )
-from twinbus.syphon.core.backlog_message import Parcel
-from twinbus.syphon.core.pump import Limits, Pump
-from twinbus.syphon.core.session_lanes import Sighting
+from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.syphon.core.pump import IntakeLimits, Pump
+from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.strict_pump import StrictPump
 
 LOCK_S = 60.0
@@ -58,7 +58,7 @@ class Stored:
 class World:
     """All of it at one time; `now` moves only by `tick`."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: IntakeLimits = field(default_factory=IntakeLimits)
     grace_s: float = 3_600.0
     poll_s: float = 900.0
     size_bytes: int = 100
@@ -80,9 +80,9 @@ class World:
     def _start_pump(self) -> None:
         make = StrictPump if self.strict else Pump
         self.pump = make(limits=self.limits, undeliverable_grace_s=self.grace_s, poll_s=self.poll_s)
-        self.sent: list[Parcel] = []
-        self.settling: list[tuple[str, Parcel]] = []
-        self.renewing: list[Parcel] = []
+        self.sent: list[BacklogMessage] = []
+        self.settling: list[tuple[str, BacklogMessage]] = []
+        self.renewing: list[BacklogMessage] = []
         self.fetches: list[list[int]] = []
         self.looks = 0
         self.waits_until = float("-inf")
@@ -314,14 +314,14 @@ class World:
 
     def _perform(self, action: Action) -> None:  # noqa: C901  # one case for each action
         match action:
-            case Grant():
+            case GrantCredit():
                 assert self.is_secondary_up
                 self.credit = action.credit
-            case Attach():
+            case OpenDestination():
                 assert self.is_primary_up
                 assert action.path not in self.attached
                 self.attaching.append(action.path)
-            case Detach():
+            case CloseDestination():
                 self.detached.append(action.path)
                 if self.attached.pop(action.path, None) is None:
                     self.attaching.remove(action.path)
@@ -347,11 +347,11 @@ class World:
                 self._settle(back, action.parcel)
             case Renew():
                 self.renewing += action.parcels
-            case Fetch():
+            case ReceiveDeferred():
                 self.fetches.append(action.numbers)
             case LookForDeferred():
                 self.looks += 1
-            case Survey():
+            case PeekForOrder():
                 assert self.is_secondary_up
                 self.surveys.append(action.start)
                 self.surveyed_from.append(action.start)
@@ -362,7 +362,7 @@ class World:
                 self.polls += 1
             case Reconnect():
                 self.reconnects.append(action.side)
-            case Wait():
+            case WaitUntil():
                 assert action.until > self.waits_until, "asked for twice"
                 self.waits_until = action.until
 
@@ -376,7 +376,7 @@ class World:
         for stored in self.queue.values():
             assert stored.state != "gone" or stored.number in self.in_primary, "lost"
 
-    def _check_turn(self, parcel: Parcel) -> None:
+    def _check_turn(self, parcel: BacklogMessage) -> None:
         """Nothing of its session that the primary does not have was stored before it."""
         if parcel.session is None:
             return
@@ -389,28 +389,28 @@ class World:
             same = (stored.session, stored.path) == (parcel.session, parcel.path)
             assert not same or stored.number in self.in_primary, f"{parcel} overtakes {stored}"
 
-    def _settle(self, outcome: str, parcel: Parcel) -> None:
+    def _settle(self, outcome: str, parcel: BacklogMessage) -> None:
         assert self.is_secondary_up
         self.settling.append((outcome, parcel))
 
-    def _carry_out(self, outcome: str, parcel: Parcel) -> bool:
+    def _carry_out(self, outcome: str, parcel: BacklogMessage) -> bool:
         stored = self.queue[parcel.sequence_number]
         if not self._is_locked(parcel):
             return False
         stored.state = outcome
         return True
 
-    def _is_locked(self, parcel: Parcel) -> bool:
+    def _is_locked(self, parcel: BacklogMessage) -> bool:
         stored = self.queue[parcel.sequence_number]
         return stored.state == "locked" and stored.lock_token == parcel.lock_token
 
     def _is_ours(self, stored: Stored) -> bool:
         return any(each.lock_token == stored.lock_token for each in self.pump._intake)
 
-    def _lock(self, stored: Stored) -> Parcel:
+    def _lock(self, stored: Stored) -> BacklogMessage:
         stored.lock_token = next(self._tokens).to_bytes(16, "big")
         stored.state = "locked"
-        parcel = Parcel(stored.lock_token, stored.size_bytes)
+        parcel = BacklogMessage(stored.lock_token, stored.size_bytes)
         parcel.sequence_number, parcel.enqueued_ms = stored.number, 1_000 + stored.number
         parcel.path, parcel.session = stored.path, stored.session
         parcel.destination = stored.path.lower()
@@ -421,6 +421,6 @@ class World:
         return parcel
 
 
-def _sighting(stored: Stored) -> Sighting:
+def _sighting(stored: Stored) -> PeekedEntry:
     is_deferred = stored.state == "deferred" or (stored.state == "locked" and stored.was_deferred)
-    return Sighting(stored.number, stored.path, stored.session, is_deferred)
+    return PeekedEntry(stored.number, stored.path, stored.session, is_deferred)

@@ -26,7 +26,7 @@ from twinbus.amqp.types import Described, Float32, Int, Symbol, Timestamp, ULong
 from twinbus.console.backlog.dead_letter_commands import filter_of
 from twinbus.console.terminal.output import WrongUse
 from twinbus.syphon.connection.amqp_json import as_json
-from twinbus.syphon.connection.peeked_message import Peeked, read_peeked
+from twinbus.syphon.connection.peeked_message import PeekedMessage, read_peeked
 from twinbus.syphon.core.dead_letters import DeadLetterFilter, for_replay
 from twinbus.syphon.core.unpacking import unpack
 from twinbus.transfer import to_backlog_sections
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_shown_with_the_problem() -> None:
     stray = read_peeked(QUEUE, encode_message(properties=Properties(message_id="m"), data=b"x"))
     assert stray.path is None
     assert "x-ms-path" in stray.problem
-    broken: Peeked = read_peeked(QUEUE, b"\x00\x53\x75\xa0\xff")
+    broken: PeekedMessage = read_peeked(QUEUE, b"\x00\x53\x75\xa0\xff")
     assert "cannot be read" in broken.problem
     json.dumps(broken.document())
     assert not DeadLetterFilter(path="orders").matches(stray)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.syphon.core.pump_world import World
 from tests.unit.syphon.core.test_pump import running
-from twinbus.syphon.core.deferred import KNOWN_MAX, Aside
+from twinbus.syphon.core.deferred import KNOWN_MAX, DeferredMessages
 from twinbus.syphon.core.destination import Destination
 
 HOUR = 3_600
@@ -107,7 +107,7 @@ class Walked(OrderedDict[int, None]):
 
 @pytest.mark.parametrize("count", [-1, 0, 1, 50])
 def test_taking_some_of_many_deferred_messages_does_not_walk_over_all(count: int) -> None:
-    destination, aside = Destination("orders"), Aside()
+    destination, aside = Destination("orders"), DeferredMessages()
     destination.deferred = known = Walked()
     for number in range(KNOWN_MAX):
         aside.add(destination, number, 0.0)

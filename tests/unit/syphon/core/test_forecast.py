@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.syphon.core.forecast import WINDOW_S, Meter, time_to_empty_s
+from twinbus.syphon.core.forecast import WINDOW_S, DrainMeter, time_to_empty_s
 
 
 def test_a_steady_speed_is_seen_within_seconds() -> None:
-    meter = Meter()
+    meter = DrainMeter()
     for tenth in range(100):
         meter.moved(50, tenth / 10)
     assert meter.per_s(10.0) == pytest.approx(500, rel=0.02)
 
 
 def test_the_speed_is_that_of_the_last_window() -> None:
-    meter = Meter()
+    meter = DrainMeter()
     for second in range(60):
         meter.moved(1_000, float(second))
     for second in range(60, 60 + WINDOW_S):
@@ -24,14 +24,14 @@ def test_the_speed_is_that_of_the_last_window() -> None:
 
 
 def test_a_standstill_is_seen_when_the_window_is_over() -> None:
-    meter = Meter()
+    meter = DrainMeter()
     meter.moved(1_000, 0.0)
     assert meter.per_s(10.0) == pytest.approx(100)
     assert meter.per_s(WINDOW_S + 1.0) == 0
 
 
 def test_the_first_batch_is_no_speed_and_nothing_is_none() -> None:
-    meter = Meter()
+    meter = DrainMeter()
     assert meter.per_s(5.0) == 0
     meter.moved(0, 5.0)
     meter.moved(300, 5.001)
@@ -39,7 +39,7 @@ def test_the_first_batch_is_no_speed_and_nothing_is_none() -> None:
 
 
 def test_memory_is_the_window_only() -> None:
-    meter = Meter()
+    meter = DrainMeter()
     for second in range(10_000):
         meter.moved(1, float(second))
     assert len(meter._seconds) == WINDOW_S

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, LOCK_LEAST_S, Tenure, lease_place
+from twinbus.syphon.core.lease_validity import (
+    LEASE_LOCK_S,
+    LOCK_LEAST_S,
+    LeaseValidity,
+    lease_place,
+)
 
 
 def test_a_lease_ends_before_its_lock_counted_from_the_question() -> None:
-    tenure = Tenure()
+    tenure = LeaseValidity()
     assert not tenure.holds(0.0)
     tenure.granted(100.0, 30.0)
     assert tenure.holds(123.9)
@@ -17,7 +22,7 @@ def test_a_lease_ends_before_its_lock_counted_from_the_question() -> None:
 
 
 def test_a_renewal_prolongs_it_and_one_that_failed_is_tried_again_in_time() -> None:
-    tenure = Tenure()
+    tenure = LeaseValidity()
     tenure.granted(100.0, 30.0)
     tenure.not_renewed(108.0)
     assert 108.0 < tenure.renew_at < tenure.ends_at
@@ -35,7 +40,7 @@ def test_a_renewal_prolongs_it_and_one_that_failed_is_tried_again_in_time() -> N
 def test_what_the_clocks_make_of_a_lock_is_kept_within_bounds(
     lock_s: float, relied_on_s: float
 ) -> None:
-    tenure = Tenure()
+    tenure = LeaseValidity()
     tenure.granted(0.0, lock_s)
     assert tenure.ends_at == pytest.approx(relied_on_s * 0.8)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.syphon.core.pump_world import World
 from tests.unit.syphon.core.test_pump import FULL, running
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 
 
 def behind_a_held_one(count: int) -> World:
@@ -84,7 +84,7 @@ def stored_and_refused(world: World, minutes: int) -> tuple[int, int, int]:
 
 
 def test_a_held_destination_is_tried_with_one_message_and_not_with_a_window() -> None:
-    world = running(limits=Limits())
+    world = running(limits=IntakeLimits())
     world.store("orders", 5_000)
     first, received, tries = stored_and_refused(world, minutes=10)
     assert first > 1_000
@@ -93,7 +93,7 @@ def test_a_held_destination_is_tried_with_one_message_and_not_with_a_window() ->
 
 
 def test_a_held_destination_of_sessions_in_order_is_tried_with_few_messages() -> None:
-    world = running(limits=Limits(messages=400), strict=True)
+    world = running(limits=IntakeLimits(messages=400), strict=True)
     for number in range(100):
         world.store("orders", 6, session=f"s{number}")
     first, received, _ = stored_and_refused(world, minutes=10)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.syphon.core.pump_world import LOCK_S, World
-from twinbus.syphon.core.pump import Limits
-from twinbus.syphon.core.session_lanes import Sighting
+from twinbus.syphon.core.pump import IntakeLimits
+from twinbus.syphon.core.session_lanes import PeekedEntry
 
 FULL = "amqp:resource-limit-exceeded"
 MISSING = "amqp:not-found"
@@ -15,7 +15,7 @@ TOO_LARGE = "amqp:link:message-size-exceeded"
 
 def running(**settings: object) -> World:
     """A world whose two connections are up, with room for 40 messages unless it says otherwise."""
-    settings.setdefault("limits", Limits(messages=40))
+    settings.setdefault("limits", IntakeLimits(messages=40))
     world = World(**settings)  # type: ignore[arg-type]
     world.primary_up()
     world.secondary_up()
@@ -58,7 +58,7 @@ def test_nothing_is_received_before_the_primary_can_be_reached() -> None:
 
 
 def test_messages_under_way_are_bounded_by_number() -> None:
-    world = running(limits=Limits(messages=40))
+    world = running(limits=IntakeLimits(messages=40))
     world.store("orders", 100)
     assert world.deliver(100) == 30
     assert world.credit == 0
@@ -70,7 +70,7 @@ def test_messages_under_way_are_bounded_by_number() -> None:
 
 
 def test_messages_under_way_are_bounded_by_size() -> None:
-    world = running(limits=Limits(messages=400, size_bytes=100_000), size_bytes=10_000)
+    world = running(limits=IntakeLimits(messages=400, size_bytes=100_000), size_bytes=10_000)
     world.store("orders", 500)
     for _ in range(20):
         world.deliver(500)
@@ -83,7 +83,7 @@ def test_messages_under_way_are_bounded_by_size() -> None:
 
 
 def test_a_message_larger_than_expected_narrows_the_credit_at_once() -> None:
-    world = running(limits=Limits(messages=400, size_bytes=100_000), size_bytes=40_000)
+    world = running(limits=IntakeLimits(messages=400, size_bytes=100_000), size_bytes=40_000)
     assert world.credit == 6
     world.store("orders", 6)
     world.deliver(1)
@@ -91,7 +91,7 @@ def test_a_message_larger_than_expected_narrows_the_credit_at_once() -> None:
 
 
 def test_a_message_larger_than_all_that_is_allowed_goes_alone() -> None:
-    world = running(limits=Limits(messages=40, size_bytes=1_000), size_bytes=50_000)
+    world = running(limits=IntakeLimits(messages=40, size_bytes=1_000), size_bytes=50_000)
     world.store("orders", 3)
     world.settle_everything()
     assert world.in_primary == [1, 2, 3]
@@ -250,7 +250,7 @@ def test_deferred_messages_whose_fetch_was_cut_off_are_looked_for_again() -> Non
         world.queue[number].state = "deferred"
     world.perform(
         world.pump.found_deferred(
-            [Sighting(1, "orders", None, True), Sighting(2, "orders", None, True)],
+            [PeekedEntry(1, "orders", None, True), PeekedEntry(2, "orders", None, True)],
             world.now,
             is_all=True,
         )
@@ -394,7 +394,7 @@ def test_a_message_delivered_again_before_its_completion_is_known_to_have_failed
 
 
 def test_locks_are_renewed_before_they_end_while_a_message_is_being_sent() -> None:
-    world = opened(count=2, limits=Limits(messages=40, answer_s=1_000))
+    world = opened(count=2, limits=IntakeLimits(messages=40, answer_s=1_000))
     world.tick(LOCK_S / 2 - 0.1)
     assert world.renewing == []
     world.tick(0.1)
@@ -407,7 +407,7 @@ def test_locks_are_renewed_before_they_end_while_a_message_is_being_sent() -> No
 
 
 def test_a_lock_that_is_lost_before_the_message_was_sent_ends_it_here() -> None:
-    world = running(limits=Limits(messages=40, answer_s=1_000))
+    world = running(limits=IntakeLimits(messages=40, answer_s=1_000))
     world.store("orders")
     world.deliver()
     world.tick(LOCK_S / 2)
@@ -417,14 +417,14 @@ def test_a_lock_that_is_lost_before_the_message_was_sent_ends_it_here() -> None:
 
 
 def test_a_destination_that_never_answers_is_detached_and_held() -> None:
-    world = opened(count=1, limits=Limits(messages=40, answer_s=10))
+    world = opened(count=1, limits=IntakeLimits(messages=40, answer_s=10))
     world.tick(10.0)
     assert world.attached == {}
     assert "not answered for 10 s" in world.pump.held["orders"]
 
 
 def test_a_primary_that_answers_no_attach_is_connected_anew() -> None:
-    world = running(limits=Limits(messages=40, answer_s=10))
+    world = running(limits=IntakeLimits(messages=40, answer_s=10))
     world.store("orders")
     world.deliver()
     world.tick(10.0)
@@ -472,4 +472,4 @@ def test_a_paused_pump_gives_back_what_was_not_sent_and_ends_what_was() -> None:
 
 def test_limits_that_allow_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 4 messages"):
-        Limits(messages=3)
+        IntakeLimits(messages=3)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from twinbus.syphon.core.reconnect_backoff import LONGEST_RECONNECT_S, Patience
+from twinbus.syphon.core.reconnect_backoff import LONGEST_RECONNECT_S, ReconnectBackoff
 
 
 def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_connection_that_held() -> None:
-    patience = Patience()
+    patience = ReconnectBackoff()
     assert [patience.after(0.1) for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
     assert patience.after(LONGEST_RECONNECT_S + 0.1) == 0.5
     assert patience.after(0.0) == 1.0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tests.unit.syphon.core.pump_world import LOCK_S, World
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 
 FULL = "amqp:resource-limit-exceeded"
 TOO_LARGE = "amqp:link:message-size-exceeded"
 
 
 def running(messages: int = 40) -> World:
-    world = World(limits=Limits(messages=messages), strict=True)
+    world = World(limits=IntakeLimits(messages=messages), strict=True)
     world.primary_up()
     world.secondary_up()
     return world

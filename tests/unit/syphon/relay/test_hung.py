@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.syphon.core.pump_world import World
 from tests.unit.syphon.core.test_pump import opened, running
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 
 
 def answer_all_but_hung(world: World) -> None:
@@ -20,7 +20,7 @@ def answer_all_but_hung(world: World) -> None:
 
 
 def test_one_entity_that_answers_no_attach_costs_its_own_link_and_not_the_others() -> None:
-    world = running(limits=Limits(messages=40, answer_s=10))
+    world = running(limits=IntakeLimits(messages=40, answer_s=10))
     world.store("hung", 3)
     world.deliver(3)
     for _ in range(300):
@@ -36,7 +36,7 @@ def test_one_entity_that_answers_no_attach_costs_its_own_link_and_not_the_others
 
 
 def test_an_entity_that_hangs_alone_costs_no_connection_on_which_a_token_was_granted() -> None:
-    world = running(limits=Limits(messages=40, answer_s=10))
+    world = running(limits=IntakeLimits(messages=40, answer_s=10))
     world.store("hung")
     world.deliver()
     world.tick(1.0)
@@ -63,7 +63,7 @@ def test_a_token_that_is_not_answered_holds_one_destination_if_others_are_answer
 
 
 def test_an_entity_that_answers_no_attach_does_not_fill_the_window_of_the_others() -> None:
-    world = running(limits=Limits(messages=40))
+    world = running(limits=IntakeLimits(messages=40))
     for _ in range(150):
         world.store("hung")
         world.store("orders")
@@ -81,7 +81,7 @@ def test_an_entity_that_answers_no_attach_does_not_fill_the_window_of_the_others
 
 
 def test_attaches_that_are_slow_for_everybody_have_nothing_deferred() -> None:
-    world = running(limits=Limits(messages=40))
+    world = running(limits=IntakeLimits(messages=40))
     world.store("orders", 10)
     world.store("letters", 10)
     world.deliver(20)

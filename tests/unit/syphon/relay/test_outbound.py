@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.unit.syphon.core.test_pump import running
-from twinbus.syphon.connection.line import LineLost, RequestRefused
-from twinbus.syphon.core.actions import Action, DeadLetter, Detach, Grant, Reconnect
+from twinbus.syphon.connection.line import ConnectionLost, RequestRefused
+from twinbus.syphon.core.actions import Action, CloseDestination, DeadLetter, GrantCredit, Reconnect
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
-from twinbus.syphon.relay.outbound import Outbound
+from twinbus.syphon.relay.outbound import DestinationLinks
 
 
 class NoLedger:
@@ -63,7 +63,7 @@ def attach(
             world.pump.attached("letters", 0, world.now + heard_s_later)
         wanted: list[Action] = []
         books = Bookkeeper(NoLedger(), "contoso", "second", "queue")
-        outbound = Outbound(world.pump, books, wanted.extend)
+        outbound = DestinationLinks(world.pump, books, wanted.extend)
         line: Any = FakeLine(authorize, is_lost=is_lost)
         outbound.line = line
         await outbound.attach("orders")
@@ -80,7 +80,7 @@ def refused(status: int) -> Callable[[], bool]:
 
 
 def no_answer() -> bool:
-    raise LineLost("$cbs of contoso did not answer for 15 s")
+    raise ConnectionLost("$cbs of contoso did not answer for 15 s")
 
 
 def test_a_token_that_is_not_answered_ends_the_line_if_nobody_else_is_answered() -> None:
@@ -91,7 +91,7 @@ def test_a_token_that_is_not_answered_ends_the_line_if_nobody_else_is_answered()
 
 def test_a_token_that_is_not_answered_holds_its_destination_if_others_are() -> None:
     wanted, _ = attach(no_answer, heard_s_later=1.0)
-    assert Detach("orders") in wanted
+    assert CloseDestination("orders") in wanted
     assert not any(isinstance(action, Reconnect) for action in wanted)
 
 
@@ -105,7 +105,7 @@ def test_a_token_for_a_missing_entity_says_that_it_is_missing() -> None:
 def test_any_other_refusal_of_a_token_holds_the_destination(status: int) -> None:
     wanted, asked = attach(refused(status), grace_s=0.0)
     assert not any(isinstance(action, DeadLetter) for action in wanted)
-    assert Grant(0) in wanted
+    assert GrantCredit(0) in wanted
     assert asked == []
 
 

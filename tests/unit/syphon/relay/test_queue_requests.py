@@ -10,31 +10,31 @@ import pytest
 
 from twinbus.amqp.message import encode_message
 from twinbus.amqp.types import ULong
-from twinbus.syphon.connection.line import Line, RequestRefused
+from twinbus.syphon.connection.line import NamespaceConnection, RequestRefused
 from twinbus.syphon.core.actions import Action, Complete
-from twinbus.syphon.core.backlog_message import Parcel
+from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
-from twinbus.syphon.core.session_lanes import Sighting
+from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
-from twinbus.syphon.relay.queue_answers import SourceErrands
-from twinbus.syphon.relay.queue_requests import SourceRequests
+from twinbus.syphon.relay.queue_answers import QueueAnswers
+from twinbus.syphon.relay.queue_requests import QueueRequests
 
 PAGE = 10
 
 
-class Shown(SourceRequests):
+class Shown(QueueRequests):
     """A queue whose messages up to a number are deferred, and how often it is peeked at."""
 
     def __init__(self, count: int, deferred: int) -> None:
-        super().__init__(cast("Line", None), "queue")
+        super().__init__(cast("NamespaceConnection", None), "queue")
         self._numbers = range(1, count + 1)
         self._deferred = deferred
         self.peeks = 0
 
-    async def peek(self, start: int, now_ms: int) -> list[Sighting]:
+    async def peek(self, start: int, now_ms: int) -> list[PeekedEntry]:
         self.peeks += 1
         page = [n for n in self._numbers if n >= start][:PAGE]
-        return [Sighting(n, "orders", None, n <= self._deferred) for n in page]
+        return [PeekedEntry(n, "orders", None, n <= self._deferred) for n in page]
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,18 @@ class Asked:
         return {"messages": [{"message": b"", "lock-token": UUID(int=n)} for n in numbers]}
 
 
-def locked(count: int) -> list[Parcel]:
+def locked(count: int) -> list[BacklogMessage]:
     """Messages whose lock tokens, as requests carry them, are their numbers."""
     parcels = []
     for number in range(count):
-        parcel = Parcel(UUID(int=number).bytes_le, 100)
+        parcel = BacklogMessage(UUID(int=number).bytes_le, 100)
         parcel.sequence_number, parcel.path = number, "orders"
         parcels.append(parcel)
     return parcels
 
 
-def requests_to(line: Asked) -> SourceRequests:
-    return SourceRequests(cast("Line", line), "queue")
+def requests_to(line: Asked) -> QueueRequests:
+    return QueueRequests(cast("NamespaceConnection", line), "queue")
 
 
 @pytest.mark.parametrize("status", [404, 410])
@@ -130,7 +130,7 @@ def test_a_page_is_read_to_its_end_whatever_one_message_holds() -> None:
             b"no message",
         ]
     )
-    page = asyncio.run(SourceRequests(cast("Line", line), "queue").peek(1, 0))
+    page = asyncio.run(QueueRequests(cast("NamespaceConnection", line), "queue").peek(1, 0))
     assert [(seen.number, seen.path, seen.session) for seen in page] == [
         (0, "orders", "s"),
         (0, "orders", None),
@@ -161,8 +161,8 @@ def test_the_ledger_has_the_reason_for_which_a_settlement_failed(
 ) -> None:
     ledger, wanted = Records(), list[Action]()
     books = Bookkeeper(ledger, "contoso", "second", "queue")
-    errands = SourceErrands(Pump(), books, wanted.extend, cast("Any", None), "queue")
-    errands.line = cast("Line", Asked({0}, status, condition))
+    errands = QueueAnswers(Pump(), books, wanted.extend, cast("Any", None), "queue")
+    errands.line = cast("NamespaceConnection", Asked({0}, status, condition))
     parcels = locked(1)
     parcels[0].outcome = Complete
     asyncio.run(errands.settle(parcels, "completed", []))

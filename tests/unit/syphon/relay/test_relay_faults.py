@@ -13,7 +13,7 @@ from tests.unit.syphon.relay.test_queue_answers import NoLedger
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
-from twinbus.syphon.connection.line import Line
+from twinbus.syphon.connection.line import NamespaceConnection
 from twinbus.syphon.connection.peeking import backlog_queues_of
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pump import Pump
@@ -65,11 +65,11 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Have every line fail when it is opened, in a way that nobody expects; each try is noted."""
     tries: list[None] = []
 
-    async def fail(_: Line) -> None:
+    async def fail(_: NamespaceConnection) -> None:
         tries.append(None)
         raise RuntimeError("nobody expects this")
 
-    monkeypatch.setattr(Line, "open", fail)
+    monkeypatch.setattr(NamespaceConnection, "open", fail)
     return tries
 
 
