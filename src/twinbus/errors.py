@@ -231,3 +231,8 @@ class AliasValueError(TransferError):
     """An alias has a value that no message can carry; the text names the alias and its limits."""
 
     reason = "AliasValueInvalid"
+
+
+def error_text(error: BaseException) -> str:
+    """An error's class and text, for logs and for errors that report it."""
+    return f"{type(error).__name__}: {error}"

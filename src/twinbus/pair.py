@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from twinbus.control.pair_verbs import pair_verbs
 from twinbus.control.server import ControlServer
 from twinbus.control.syphon_verbs import steering_verbs
-from twinbus.errors import PairClosedError, SameNamespaceError
+from twinbus.errors import PairClosedError, SameNamespaceError, error_text
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.announcements import EntityHeld, PairEvent, SideChanged
@@ -27,12 +27,14 @@ from twinbus.pairing.core.status import PairStatus, backlog_status, side_status
 from twinbus.pairing.lifecycle.closing import PairSide, SideKeeper
 from twinbus.pairing.lifecycle.discovery import Discovery
 from twinbus.pairing.observing.listeners import BUFFER_MAX, EventStream
-from twinbus.pairing.sending.client import PairedClient, close_sdk_client
+from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
+from twinbus.pairing.sending.client import PairedClient
 from twinbus.pairing.sending.recording import Recorder, open_recorder
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
+    from twinbus.pairing.observing.backlog_depth import BacklogDepth
     from twinbus.pairing.observing.metrics import PairCollector
     from twinbus.pairing.sending.sender import PairedSender
 
@@ -47,10 +49,10 @@ async def pair_namespaces(
     secondary: str | Namespace,
     options: SendAvailabilityOptions | None = None,
 ) -> AsyncIterator[Pair]:
-    """A pair, ready to send, for the `async with` block. The primary may be down meanwhile.
+    """Pair two namespaces for the `async with` block; the primary may be down meanwhile.
 
-    A side is a connection string or a Namespace. One clear error each: SameNamespaceError,
-    NamespaceInUseError, MissingRightError, and with `require_secondary` BacklogUnavailableError.
+    A side is a connection string or a Namespace. Raises SameNamespaceError, NamespaceInUseError,
+    MissingRightError, and with `require_secondary` BacklogUnavailableError.
     """
     pair = Pair(
         Namespace.of(primary), Namespace.of(secondary), options or SendAvailabilityOptions()
@@ -82,7 +84,7 @@ class Pair:
         self.options = options
         self._primary, self._secondary = primary, secondary
         self._keeper = SideKeeper(
-            syphon=options.enable_syphon, let_go=self._let_go, changed=self._side_changed
+            syphon=options.enable_syphon, release=self._release_side, changed=self._side_changed
         )
         self.primary = PairSide(self._keeper, Side.PRIMARY, primary.endpoint)
         self.secondary = PairSide(self._keeper, Side.SECONDARY, secondary.endpoint)
@@ -98,9 +100,9 @@ class Pair:
             self._syphon = SyphonGroup()
             verbs = {**verbs, **steering_verbs(self._syphon)}
         self._control = ControlServer("pair", primary.label, verbs)
-        self._soundings: list[Any] = []
+        self._backlog_depths: list[BacklogDepth] = []
         self._starting: asyncio.Task[None] | None = None
-        self._stilling: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -113,23 +115,22 @@ class Pair:
             raise PairClosedError("the pair was closed before it was started")
         self._recorder = open_recorder(self._primary, self._secondary, self.options)
         self._client = PairedClient(self._primary, self._secondary, self.options, self._recorder)
-        self._discovery = Discovery(self._client, self._drain)
-        # A task of its own, for a side that is closed meanwhile must end it.
-        self._starting = asyncio.create_task(self._begin(), name="pairing")
+        self._discovery = Discovery(self._client.state, self._drain)
+        # A task of its own, because closing a side meanwhile must end it.
+        self._starting = asyncio.create_task(self._discover(self._discovery), name="pairing")
         try:
             await self._starting
         except asyncio.CancelledError:
             here = asyncio.current_task()
             if here is not None and here.cancelling():
                 raise
-            self._client.require_open()
-            # Only the secondary was closed: the pair is there, and unprotected.
+            self._client.state.require_open()
+            # Only the secondary was closed: the pair goes on, unprotected.
 
-    async def _begin(self) -> None:
-        # First, so that a pair that waits for its secondary can be asked what it waits for.
+    async def _discover(self, discovery: Discovery) -> None:
+        # First, so that the control socket shows what a pair waits for while it starts.
         await self._control.start()
-        assert self._discovery is not None
-        await self._discovery.start()
+        await discovery.start()
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a queue of the primary, which survives the loss of the primary."""
@@ -152,59 +153,59 @@ class Pair:
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
-        """The backlog queues that were had, in the rotation or resting."""
-        return self._live().rotation.queues
+        """All available backlog queues, in the rotation or pulled."""
+        return self._live().state.rotation.queues
 
     def status(self) -> PairStatus:
-        """The pair at this moment; it tells also after the pair was closed or faulted."""
-        client, discovery = self._started(), self._discovery
+        """The pair at this moment; it works also after the pair was closed or faulted."""
+        state, discovery = self._started().state, self._discovery
         assert discovery is not None
-        now = client.now
+        now = state.now
         sides, timer_at = self._keeper.sides, self._keeper.sides.timer_at
         endpoints = {side: getattr(self, side).endpoint for side in Side}
         return PairStatus(
             primary=self.primary.endpoint,
             secondary=self.secondary.endpoint,
-            protected=client.rotation.protected,
-            searching=discovery.unreachable if self._stilling is None else None,
-            entities={entity.path: entity.status() for entity in client.entities},
-            backlog_queues=backlog_status(client.rotation, client.paths, now),
+            protected=state.rotation.protected,
+            searching=discovery.unreachable if self._stopping is None else None,
+            entities={entity.path: entity.status() for entity in state.entities},
+            backlog_queues=backlog_status(state.rotation, state.paths, now),
             sides=side_status(sides, endpoints),
             faulted=sides.fault,
             faults_in_s=None if timer_at is None else max(0.0, timer_at - now),
             syphon=self._syphon_status() if self.options.enable_syphon else None,
-            pings=client.tallies.pings,
-            ledger_unrecorded=client.recorder.unrecorded,
+            pings=state.counters.pings,
+            ledger_unrecorded=state.recorder.unrecorded,
         )
 
     def events(self, *, buffer: int = BUFFER_MAX) -> EventStream:
-        """What happens from now on, each a PairEvent; the stream ends when the pair is closed.
+        """A stream of every PairEvent from now on; it ends when the pair is closed.
 
-        A listener that is slow loses the oldest events, and is told how many (EventsDropped).
+        A listener that is slow loses the oldest events; EventsDropped has their number.
         """
-        return self._started().listeners.stream(buffer)
+        return self._started().state.listeners.stream(buffer)
 
     def on_event(self, callback: Callable[[PairEvent], None]) -> Callable[[], None]:
-        """Have `callback` called with every PairEvent, on the event loop; the answer ends that."""
-        return self._started().listeners.on_event(callback)
+        """Call `callback` with every PairEvent, on the loop; return a function that ends it."""
+        return self._started().state.listeners.on_event(callback)
 
     def collector(self, *, entities_max: int = 1_000, backlog_every: float = 0.0) -> PairCollector:
         """This pair's numbers for Prometheus: `REGISTRY.register(pair.collector())`.
 
-        `entities_max` bounds the entities that have series of their own. With `backlog_every` the
-        depth and age of the backlog are looked up every so many seconds (billed operations).
+        `entities_max` bounds the entities that have series of their own. With `backlog_every`
+        depth and age of the backlog are measured at that interval in seconds (billed operations).
         ImportError without the extra `telemetry`.
         """
         from twinbus.pairing.observing.backlog_depth import BacklogDepth
         from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
 
-        client = self._started()
-        sounding = None
+        state = self._started().state
+        depth = None
         if backlog_every:
-            sounding = BacklogDepth(client, backlog_every)
-            self._soundings.append(sounding)
-        subject = MeasuredPair(client, self._keeper.sides, self._syphon_status, sounding)
-        return PairCollector(subject, entities_max=entities_max)
+            depth = BacklogDepth(state, backlog_every)
+            self._backlog_depths.append(depth)
+        measured = MeasuredPair(state, self._keeper.sides, self._syphon_status, depth)
+        return PairCollector(measured, entities_max=entities_max)
 
     def force_failover(self, path: str) -> None:
         """Divert the entity's sends until `mark_healthy`."""
@@ -215,7 +216,7 @@ class Pair:
         self._command(path, MarkHealthy())
 
     def freeze(self, path: str) -> None:
-        """Keep the entity's routing as it is, no timer, no ping, until `unfreeze`."""
+        """Keep the entity's routing as it is, without timer and pings, until `unfreeze`."""
         self._command(path, Freeze())
 
     def unfreeze(self, path: str) -> None:
@@ -228,7 +229,7 @@ class Pair:
         Cancelled, it still closes everything before it raises.
         """
         if self._closing is None:
-            # Now and not in the task: a send that comes after this call must be refused.
+            # Now and not in the task: a send after this call must be refused.
             self._keeper.tell(ClosePair())
             self._closing = asyncio.create_task(self._close(), name="close the pair")
         cancelled = False
@@ -236,33 +237,33 @@ class Pair:
             try:
                 await asyncio.shield(self._closing)
             except asyncio.CancelledError:
-                # Every part of it is bounded, and half a close would leave sockets behind.
+                # Every part is bounded in time, and half a close would leave sockets behind.
                 cancelled = True
         if cancelled:
             raise asyncio.CancelledError
         self._closing.result()
 
     async def _close(self) -> None:
-        await self._keeper.gone()
+        await self._keeper.wait_closed()
         await self._control.close()
         if self._recorder is not None:
             self._recorder.ledger.close()
         if self._client is not None:
-            self._client.listeners.end()
+            self._client.state.listeners.end()
         self._primary.release()
         self._secondary.release()
 
-    async def _let_go(self, side: Side) -> None:
+    async def _release_side(self, side: Side) -> None:
         """Close what one side holds open, pings and pumps first (SPEC 7)."""
         client = self._client
         if client is None:
             return
         if side is Side.PRIMARY:
-            await client.rest()
-        if self._stilling is None:
-            self._stilling = asyncio.create_task(self._still(), name="stop the syphon")
-        # Shared by the two sides, so that neither may be its end.
-        await asyncio.wait({self._stilling})
+            await client.stop_watching()
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop_moving(), name="stop the syphon")
+        # The two sides share the task, so neither may cancel it.
+        await asyncio.wait({self._stopping})
         if side is Side.SECONDARY:
             await client.close_secondary(f"the secondary is {self.secondary.state}")
             return
@@ -270,20 +271,20 @@ class Pair:
         if self._receiving is not None:
             await close_sdk_client(self._receiving)
 
-    async def _still(self) -> None:
-        """End what runs between the two sides: the search for backlog queues, and the pumps."""
+    async def _stop_moving(self) -> None:
+        """Stop what runs between the two sides: the search for backlog queues, and the pumps."""
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait({self._starting})
         if self._discovery is not None:
             await self._discovery.close()
-        parts = [part.close() for part in (*self._soundings, *self._hosts)]
+        parts = [part.close() for part in (*self._backlog_depths, *self._hosts)]
         for error in await asyncio.gather(*parts, return_exceptions=True):
             if isinstance(error, BaseException):
-                log.warning("a syphon did not close: %s: %s", type(error).__name__, error)
+                log.warning("a syphon did not close: %s", error_text(error))
 
     def _side_changed(self, change: SideChange) -> None:
-        """Refuse what the side was needed for, then tell the log and the listeners."""
+        """Refuse later calls that need the side, then log and announce the change."""
         side, reason = change.side, change.reason
         label = self._primary.label
         log.log(
@@ -294,18 +295,18 @@ class Pair:
         if client is None:
             return
         if self._keeper.sides.refusal() is not None:
-            client.refuse(self._keeper.sides.refusal)
-        client.listeners.tell(
+            client.state.refuse(self._keeper.sides.refusal)
+        client.state.listeners.tell(
             SideChanged(
                 at=time.time(), side=side, before=change.before, after=change.after, reason=reason
             )
         )
 
     async def _drain(self, queues: list[str]) -> None:
-        """Start a syphon on queues that were found (SPEC 2.6), and look for sessions in them."""
+        """Scan queues that were found for sessions, and start a syphon on them (SPEC 2.6)."""
         assert self._client is not None
-        if self._client.census is not None:
-            await self._client.census.start(queues)
+        if self._client.session_scan is not None:
+            await self._client.session_scan.start(queues)
         if not self.options.enable_syphon:
             return
         from twinbus.syphon.host import SyphonHost
@@ -317,14 +318,9 @@ class Pair:
             queues,
             self.options,
             self._recorder.ledger,
-            on_delivered=self._delivered,
+            on_delivered=self._client.forwarded,
         )
         await self._syphon.add(host)
-
-    def _delivered(self, path: str) -> None:
-        """A forward of the syphon is a success like any other (SPEC 3)."""
-        if self._client is not None:
-            self._client.succeeded(path)
 
     @property
     def _hosts(self) -> list[Any]:
@@ -334,18 +330,19 @@ class Pair:
         return {} if self._syphon is None else self._syphon.status()
 
     def _command(self, path: str, event: Event) -> None:
-        """Do to an entity what a person wants, and tell if it is held otherwise than before."""
+        """Apply a person's command to an entity; announce a change of forced or frozen."""
         client = self._live()
         entity = client.entity(path)
-        held, state = (entity.failover.forced, entity.failover.frozen), entity.failover.state
+        failover = entity.failover
+        before = failover.forced, failover.frozen, failover.state
         entity.tell(event)
-        forced, frozen = entity.failover.forced, entity.failover.frozen
-        if (forced, frozen) != held:
-            words = [w for w, is_so in (("forced", forced), ("frozen", frozen)) if is_so]
-            # A change of state has a line of its own, which says why.
-            if entity.failover.state is state:
-                log.warning("%s: %s", entity.path, " and ".join(words) or "not held any more")
-            client.listeners.tell(
+        forced, frozen = failover.forced, failover.frozen
+        if (forced, frozen) != before[:2]:
+            # A change of state has a log line of its own, with the reason.
+            if failover.state is before[2]:
+                holds = [name for name in ("forced", "frozen") if getattr(failover, name)]
+                log.warning("%s: %s", entity.path, " and ".join(holds) or "not held any more")
+            client.state.listeners.tell(
                 EntityHeld(at=time.time(), path=entity.path, forced=forced, frozen=frozen)
             )
 
@@ -357,7 +354,7 @@ class Pair:
 
     def _live(self) -> PairedClient:
         client = self._started()
-        client.require_open()
+        client.state.require_open()
         return client
 
     def _started(self) -> PairedClient:

@@ -65,7 +65,7 @@ def behind(front: Front, broker: EmbeddedBroker) -> str:
 def test_a_secondary_in_trouble_leaves_a_pair_that_sends_and_is_protected_when_it_is_back(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, mood: Mood, create: bool
 ) -> None:
-    monkeypatch.setattr(discovery, "AGAIN_S", 0.1)
+    monkeypatch.setattr(discovery, "RETRY_S", 0.1)
 
     async def scenario() -> None:
         async with paired(broker):
@@ -109,8 +109,8 @@ def test_a_secondary_that_is_required_fails_the_pairing_in_time_and_in_one_line(
 def test_a_right_that_is_granted_later_is_found_without_a_restart(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(discovery, "AGAIN_S", 0.05)
-    monkeypatch.setattr(discovery, "REFUSED_AGAIN_S", 0.1)
+    monkeypatch.setattr(discovery, "RETRY_S", 0.05)
+    monkeypatch.setattr(discovery, "REFUSED_RETRY_S", 0.1)
     weak = (
         broker.connection_string("contoso-dr")
         .replace("RootManageSharedAccessKey", "weak")

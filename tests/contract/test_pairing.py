@@ -362,7 +362,7 @@ def test_a_secondary_that_is_not_there_leaves_the_pair_unprotected_but_sending(
 def test_a_secondary_that_comes_later_is_found(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pairing.lifecycle.discovery.AGAIN_S", 0.1)
+    monkeypatch.setattr("twinbus.pairing.lifecycle.discovery.RETRY_S", 0.1)
 
     async def scenario() -> None:
         with EmbeddedBroker("late") as probe:

@@ -19,9 +19,9 @@ from tests.unit.syphon.core.pump_world import World
 from twinbus.pairing.core.session_order import (
     DOUBT_S,
     Diversion,
+    QueueScan,
     SessionKey,
     SessionOrder,
-    SessionPeek,
 )
 from twinbus.syphon.core.pump import IntakeLimits
 
@@ -41,7 +41,7 @@ class StrictOrderMachine(StrictPumpMachine):
     def begin(self, messages: int) -> None:
         self.world = World(limits=IntakeLimits(messages=messages), strict=True)
         self.order = SessionOrder((QUEUE,))
-        self.order.finish(self.order.first_look(QUEUE, 0.0))
+        self.order.finish_scan(self.order.begin_first_scan(QUEUE, 0.0))
         self.is_back = True
         self.names = itertools.count(1)
         self.by_number: dict[int, str] = {}
@@ -50,7 +50,7 @@ class StrictOrderMachine(StrictPumpMachine):
         self.diverting: dict[str, str] = {}
         self.late: list[tuple[str, str]] = []
         """What a timed-out send still carries: where to, and the message."""
-        self.look: SessionPeek | None = None
+        self.look: QueueScan | None = None
         self.cursor = 0
 
     # What the world of the pump alone does otherwise
@@ -78,7 +78,7 @@ class StrictOrderMachine(StrictPumpMachine):
             if answer == "late":
                 self.late.append(("primary", name))
             self.is_back = False
-        self.order.begin(key(session))
+        self.order.begin_divert(key(session))
         self.diverting[session] = name
 
     @precondition(lambda self: self.diverting)
@@ -93,7 +93,7 @@ class StrictOrderMachine(StrictPumpMachine):
         if how == "ok":
             self.returned[session].append(name)
         endings = {"ok": Diversion.STORED, "no": Diversion.REFUSED}
-        self.order.end(key(session), endings.get(how, Diversion.DOUBTFUL), self.world.now)
+        self.order.end_divert(key(session), endings.get(how, Diversion.DOUBTFUL), self.world.now)
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
@@ -113,7 +113,7 @@ class StrictOrderMachine(StrictPumpMachine):
     @precondition(lambda self: self.look is None)
     @rule()
     def look_begins(self) -> None:
-        self.look, self.cursor = self.order.look(QUEUE, self.world.now), 0
+        self.look, self.cursor = QueueScan(QUEUE, self.world.now), 0
 
     @precondition(lambda self: self.look is not None)
     @rule()
@@ -121,10 +121,10 @@ class StrictOrderMachine(StrictPumpMachine):
         assert self.look is not None
         page = [stored for stored in self.world.left if stored.number > self.cursor][:PAGE]
         if page:
-            self.order.saw(self.look, [(stored.path, stored.session) for stored in page])
+            self.order.add_page(self.look, [(stored.path, stored.session) for stored in page])
             self.cursor = page[-1].number
         else:
-            self.order.finish(self.look)
+            self.order.finish_scan(self.look)
             self.look = None
 
     def teardown(self) -> None:
@@ -134,8 +134,8 @@ class StrictOrderMachine(StrictPumpMachine):
         self._check()
         # Nothing is left, so that a look or two frees every session.
         for session in list(self.diverting):
-            self.order.end(key(session), Diversion.REFUSED, self.world.now)
-        self.order.finish(self.order.look(QUEUE, self.world.now + DOUBT_S))
+            self.order.end_divert(key(session), Diversion.REFUSED, self.world.now)
+        self.order.finish_scan(QueueScan(QUEUE, self.world.now + DOUBT_S))
         assert len(self.order) == 0
 
     def _check(self) -> None:

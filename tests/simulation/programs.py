@@ -22,6 +22,7 @@ from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.pairing.core.events import EntityState
 from twinbus.pairing.sending.client import PairedClient
+from twinbus.pairing.sending.pinger import Pinger
 from twinbus.pairing.sending.watched_entity import WatchedEntity
 from twinbus.syphon.core.intake import IntakeLimits
 from twinbus.syphon.host import SyphonHost
@@ -300,12 +301,12 @@ def require_healed(world: World, entity: WatchedEntity) -> None:
 def client_class(world: World) -> type[PairedClient]:
     """The pair's client, with its pings and successes watched and its choices drawn by the seed."""
 
-    class WatchedClient(PairedClient):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "pick": world.rng.choice})
+    class WatchedPinger(Pinger):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
             self._pinged: set[str] = set()
 
-        async def _ping(self, entity: WatchedEntity) -> None:
+        async def ping(self, entity: WatchedEntity) -> None:
             path, state = entity.path, entity.failover.state
             if state not in (EntityState.FAILED_OVER, EntityState.UNUSABLE):
                 world.violation("ping", f"{path} is pinged and is {state.value}")
@@ -313,13 +314,18 @@ def client_class(world: World) -> type[PairedClient]:
                 world.violation("ping", f"{path} is pinged twice at once")
             self._pinged.add(path)
             try:
-                await super()._ping(entity)
+                await super().ping(entity)
             finally:
                 self._pinged.discard(path)
 
-        def succeeded(self, path: str) -> None:
-            super().succeeded(path)
-            entity = self._entities.get(path.strip("/").lower())
+    class WatchedClient(PairedClient):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "pick": world.rng.choice})
+            self._pinger = WatchedPinger(self.state, self._primary_sdk)
+
+        def forwarded(self, path: str) -> None:
+            super().forwarded(path)
+            entity = self.state.find_entity(path)
             if entity is not None:
                 require_healed(world, entity)
 

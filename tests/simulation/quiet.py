@@ -55,7 +55,7 @@ def _left_of(application: Application, world: World) -> Iterator[str]:
     if not all(task.done() for task in application.sending):
         yield f"{name} still sends"
     client = application.client
-    for entity in client.entities:
+    for entity in client.state.entities:
         state = entity.failover.state
         is_gone = entity.path.lower() in world.faults.gone_for_good
         if state is not EntityState.HEALTHY and not (state is EntityState.UNUSABLE and is_gone):
@@ -65,14 +65,14 @@ def _left_of(application: Application, world: World) -> Iterator[str]:
     if discovery.unreachable is not None:
         yield f"{name} still looks for backlog queues: {discovery.unreachable}"
     # A pulled queue returns by time alone, after the longest rest at the latest (SPEC 3).
-    at_last = client.rotation.available(world.loop.time() + LONGEST_PULL_S)
+    at_last = client.state.rotation.available(world.loop.time() + LONGEST_PULL_S)
     # One that was found disabled when the pair began is left out for good (SPEC 2.3).
-    missing = [path for path in client.rotation.queues if path not in at_last]
+    missing = [path for path in client.state.rotation.queues if path not in at_last]
     if missing:
         yield f"{name}: {missing} will never be in the rotation again"
-    census = getattr(client, "census", None)
-    if census is not None and len(census.order):
-        yield f"{name}: {len(census.order)} sessions are bound to the backlog"
+    scan = client.session_scan
+    if scan is not None and len(scan.order):
+        yield f"{name}: {len(scan.order)} sessions are bound to the backlog"
     for host in application.pair._hosts:
         yield from _left_of_host(name, host)
 

@@ -17,7 +17,7 @@ from uuid import UUID
 import twinbus.pair
 import twinbus.pairing.lifecycle.administration
 import twinbus.pairing.sdk.outgoing
-import twinbus.pairing.sending.client
+import twinbus.pairing.sending.pinger
 import twinbus.syphon.relay.outbound
 import twinbus.syphon.relay.queue_answers
 import twinbus.syphon.relay.relay
@@ -80,7 +80,7 @@ def tied_to(world: World) -> Iterator[None]:
         (twinbus.pair, "open_recorder", recorder),
         (twinbus.pair, "ControlServer", _NoControl),
         (twinbus.pairing.lifecycle.administration, "administration_client", administration),
-        (twinbus.pairing.sending.client, "uuid4", new_id),
+        (twinbus.pairing.sending.pinger, "uuid4", new_id),
         (twinbus.pairing.sdk.outgoing, "uuid4", new_id),
         (twinbus.syphon.relay.relay, "Line", sim_line(world)),
         (twinbus.syphon.relay.relay, "time", time),

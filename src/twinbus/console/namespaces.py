@@ -20,7 +20,7 @@ from twinbus.loops import fast_loop
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
-from twinbus.pairing.lifecycle.administration import in_words
+from twinbus.pairing.lifecycle.administration import first_line
 
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
@@ -93,7 +93,7 @@ class answers:  # noqa: N801  # reads as a sentence where it is used
 
 
 def _in_line(error: BaseException) -> str:
-    return in_words(error) or type(error).__name__
+    return first_line(error) or type(error).__name__
 
 
 def run_to_its_end(work: Callable[[], Coroutine[Any, Any, int]]) -> int:

@@ -139,7 +139,7 @@ def create(
                 ) as backlog_administration:
                     await backlog_administration.find_or_create(paths, findings, accept_drift=False)
                     if strict:
-                        await backlog_administration.have_lease_queue(lease_path(primary.label))
+                        await backlog_administration.ensure_lease_queue(lease_path(primary.label))
             except SecondaryUnreachable as error:
                 raise UnreachableError(str(error)) from error
             except MissingRightError as error:

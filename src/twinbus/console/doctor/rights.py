@@ -27,7 +27,7 @@ from twinbus.console.terminal.table import size
 from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import parse_backlog_path
-from twinbus.pairing.lifecycle.administration import in_words
+from twinbus.pairing.lifecycle.administration import first_line
 
 __all__ = ["check_credentials", "check_limits", "check_queues", "check_rights", "learn_manage"]
 
@@ -60,7 +60,7 @@ async def _sign_in(patient: ExaminedPair, role: str) -> Finding:
     except MessagingEntityNotFoundError:
         pass
     except (ServiceBusError, AzureError, OSError) as error:
-        return Finding(check, Level.FAIL, in_words(error) or f"no answer within {ATTEMPT_S:g} s")
+        return Finding(check, Level.FAIL, first_line(error) or f"no answer within {ATTEMPT_S:g} s")
     return Finding(check, Level.OK, "taken")
 
 

@@ -13,7 +13,7 @@ from azure.core.exceptions import AzureError, ResourceNotFoundError
 from twinbus.console.namespaces import answers
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
-from twinbus.pairing.lifecycle.administration import in_words
+from twinbus.pairing.lifecycle.administration import first_line
 
 __all__ = ["Scratch"]
 
@@ -44,7 +44,7 @@ class Scratch:
             except ResourceNotFoundError:
                 pass
             except (AzureError, OSError) as error:
-                why = in_words(error) or f"no answer within {DELETE_S:g} s"
+                why = first_line(error) or f"no answer within {DELETE_S:g} s"
                 self.left_behind.append(f"{path} in {namespace.endpoint} ({why})")
         self._made.clear()
 

@@ -21,7 +21,7 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.pairing.core.ping import PING_TIME_TO_LIVE_S
-from twinbus.pairing.sending.client import send_ping
+from twinbus.pairing.sending.pinger import send_ping
 from twinbus.syphon.host import SyphonHost
 from twinbus.transfer import to_backlog_message
 

@@ -78,7 +78,7 @@ class SyphonPlan:
         path = lease_path(self.label)
         try:
             async with BacklogAdministration(self.secondary, recorder, timeout_s=CALL_S) as calls:
-                await calls.have_lease_queue(path)
+                await calls.ensure_lease_queue(path)
         except SecondaryUnreachable as error:
             raise UnreachableError(str(error)) from error
         except MissingRightError as error:

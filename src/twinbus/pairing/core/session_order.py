@@ -1,11 +1,11 @@
 """Strict session order on the sending side: which sessions are bound to the backlog (SPEC 3).
 
-    free --a message is diverted, or may have been--> bound --a look shows none of it--> free
+    free --a message is diverted, or may have been--> bound --a scan finds none of it--> free
 
 While a session is bound its messages are diverted to its own backlog queue, although the entity may
-be healthy: what went straight to the primary would overtake what waits in the backlog. It is free
-again when its queue was looked through from the first message to the last, that look began after
-its last divert ended, and none of its messages was there.
+be healthy: a message sent straight to the primary would overtake those that wait in the backlog. A
+session is free again when a scan of its queue, from the first message to the last, began after its
+last divert ended and found none of its messages.
 
 Pure: time is an argument. Only bound sessions are remembered.
 """
@@ -19,17 +19,17 @@ from typing import Final, NamedTuple
 
 from twinbus.pairing.core.backlog import session_queue
 
-__all__ = ["Diversion", "SessionKey", "SessionOrder", "SessionPeek"]
+__all__ = ["Diversion", "QueueScan", "SessionKey", "SessionOrder"]
 
 DOUBT_S: Final = 5.0
-"""A divert that was cut off may still arrive. Its session is looked for no sooner than this after
-it, so that the look does not come first."""
+"""A divert that was cut off may still arrive. Only a scan that begins this long after it can free
+its session."""
 
 SHORT: Final = 250
 """Messages in a backlog queue that are drained in a moment: worth a short wait."""
 
 WAIT_AGAIN_S: Final = 10.0
-"""Between two such waits of one session."""
+"""Time between two such waits of one session."""
 
 
 class SessionKey(NamedTuple):
@@ -51,29 +51,29 @@ class Diversion(Enum):
     REFUSED = "it does not have it"
 
 
-class _Bound:
+class _BoundSession:
     """One bound session."""
 
-    __slots__ = ("diverting", "looked_from", "places", "queue", "stored", "waited_at")
+    __slots__ = ("diverting", "queue", "queues", "scan_from", "stored", "waited_at")
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
-        """Where it is diverted to. An earlier process, with other options, may have left messages
-        of it elsewhere: then there, for behind them is its place."""
-        self.places = {queue}
-        """Queues in which something of it is, or may be."""
+        """Where it is diverted to: its own queue, or the one in which an earlier process, with
+        other options, left messages of it."""
+        self.queues = {queue}
+        """Queues that hold messages of it, or may hold some."""
         self.diverting = 0
         """Diverts in flight."""
         self.stored = False
-        """Something of it is in the backlog, or may be."""
-        self.looked_from = float("-inf")
-        """Only a look that begins at this time or later can free it."""
+        """The backlog holds messages of it, or may hold some."""
+        self.scan_from = float("-inf")
+        """Only a scan that begins at this time or later can free it."""
         self.waited_at = float("-inf")
 
 
 @dataclass(slots=True)
-class SessionPeek:
-    """One look through a backlog queue, from its first message to its last."""
+class QueueScan:
+    """One scan of a backlog queue, from its first message to its last."""
 
     queue: str
     began: float
@@ -81,22 +81,22 @@ class SessionPeek:
     messages: int = 0
 
 
-class _Reading(Enum):
+class _ScanState(Enum):
     """What is known of a backlog queue as a whole."""
 
-    UNREAD = "nothing: it could not be looked at yet"
-    BEING_READ = "nothing: the first look is under way"
-    READ = "all sessions that were there are bound"
+    UNSCANNED = "nothing: no scan has reached its end yet"
+    FIRST_SCAN = "nothing: the first scan is in progress"
+    SCANNED = "all sessions that it held are bound"
 
 
 class SessionOrder:
     """The bound sessions of one pair."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """`paths` are all backlog queues of the pair's options, also those that cannot be had."""
+        """`paths` are all backlog queues of the pair's options, also those that are missing."""
         self._paths = paths
-        self._bound: dict[SessionKey, _Bound] = {}
-        self._readings = dict.fromkeys(paths, _Reading.UNREAD)
+        self._bound: dict[SessionKey, _BoundSession] = {}
+        self._scan_states = dict.fromkeys(paths, _ScanState.UNSCANNED)
         self._depths: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -114,99 +114,95 @@ class SessionOrder:
         """Whether the session's messages must be diverted, whatever its entity's state."""
         if key in self._bound:
             return True
-        # As long as the first look is under way nobody knows what an earlier process left there.
-        return self._readings[self.queue_of(key)] is _Reading.BEING_READ
+        # Until the first scan ends, the queue may hold messages of an earlier process.
+        return self._scan_states[self.queue_of(key)] is _ScanState.FIRST_SCAN
 
     # Diverts
 
-    def begin(self, key: SessionKey) -> None:
+    def begin_divert(self, key: SessionKey) -> None:
         """A divert of the session begins: from now on it is bound."""
         bound = self._bound.get(key)
         if bound is None:
-            bound = self._bound[key] = _Bound(self.queue_of(key))
+            bound = self._bound[key] = _BoundSession(self.queue_of(key))
         bound.diverting += 1
-        bound.places.add(bound.queue)
+        bound.queues.add(bound.queue)
 
-    def end(self, key: SessionKey, how: Diversion, now: float) -> None:
+    def end_divert(self, key: SessionKey, ended: Diversion, now: float) -> None:
         """A divert of the session ended."""
         bound = self._bound[key]
         assert bound.diverting > 0, key
         bound.diverting -= 1
-        if how is not Diversion.REFUSED:
+        if ended is not Diversion.REFUSED:
             bound.stored = True
-            doubt_s = DOUBT_S if how is Diversion.DOUBTFUL else 0.0
-            bound.looked_from = max(bound.looked_from, now + doubt_s)
+            doubt_s = DOUBT_S if ended is Diversion.DOUBTFUL else 0.0
+            bound.scan_from = max(bound.scan_from, now + doubt_s)
         elif not bound.stored and not bound.diverting:
-            # Nothing of it is in the backlog: with the secondary down, too, it must not be held.
+            # The backlog holds none of it; with the secondary down as well it must not stay bound.
             del self._bound[key]
 
     def worth_waiting(self, key: SessionKey, now: float) -> bool:
-        """Whether a send had better wait a moment for the session to become free.
+        """Whether a send should wait a moment for the session to become free.
 
-        A session that sends without a pause would never be: there is always one message of it on
-        its way through the backlog. Asked now and then, where little is left to drain.
+        A session that sends without a pause would never become free: one of its messages is always
+        in the backlog. True now and then, where little is left to drain.
         """
         bound = self._bound.get(key)
         if bound is None or bound.diverting or now - bound.waited_at < WAIT_AGAIN_S:
             return False
-        if now < bound.looked_from or self._depths.get(bound.queue, SHORT + 1) > SHORT:
+        if now < bound.scan_from or self._depths.get(bound.queue, SHORT + 1) > SHORT:
             return False
         bound.waited_at = now
         return True
 
-    # Looks
+    # Scans
 
-    def first_look(self, queue: str, now: float) -> SessionPeek:
-        """Begin the look that finds what an earlier process left behind."""
-        self._readings[queue] = _Reading.BEING_READ
-        return SessionPeek(queue, now)
+    def begin_first_scan(self, queue: str, now: float) -> QueueScan:
+        """Begin the scan that finds what an earlier process left behind."""
+        self._scan_states[queue] = _ScanState.FIRST_SCAN
+        return QueueScan(queue, now)
 
-    def look(self, queue: str, now: float) -> SessionPeek:
-        """Begin a look."""
-        return SessionPeek(queue, now)
-
-    def to_look_at(self, is_back: Callable[[str], bool], now: float) -> list[str]:
-        """The queues worth a look now: of bound sessions whose entity takes messages again."""
+    def queues_to_scan(self, is_back: Callable[[str], bool], now: float) -> list[str]:
+        """The queues worth a scan now: of bound sessions whose entity takes messages again."""
         queues: dict[str, None] = {}
         for key, bound in self._bound.items():
-            ready = bound.stored and not bound.diverting and now >= bound.looked_from
-            if ready and not bound.places <= queues.keys() and is_back(key.path):
-                queues.update(dict.fromkeys(sorted(bound.places)))
+            ready = bound.stored and not bound.diverting and now >= bound.scan_from
+            if ready and not bound.queues <= queues.keys() and is_back(key.path):
+                queues.update(dict.fromkeys(sorted(bound.queues)))
         return list(queues)
 
-    def is_unread(self, queue: str) -> bool:
-        """Whether the queue was never looked through."""
-        return self._readings[queue] is _Reading.UNREAD
+    def is_unscanned(self, queue: str) -> bool:
+        """Whether no scan of the queue has begun, or the first one broke off."""
+        return self._scan_states[queue] is _ScanState.UNSCANNED
 
-    def saw(self, look: SessionPeek, messages: Iterable[tuple[str, str | None]]) -> None:
-        """A look found messages: path and session of each."""
+    def add_page(self, scan: QueueScan, messages: Iterable[tuple[str, str | None]]) -> None:
+        """A scan found messages: path and session of each."""
         for path, session in messages:
-            look.messages += 1
+            scan.messages += 1
             if session is None:
                 continue
             key = SessionKey.of(path, session)
-            look.seen.add(key)
-            # One that is not known was left by an earlier process.
-            bound = self._bound.setdefault(key, _Bound(look.queue))
+            scan.seen.add(key)
+            # An unknown session was left by an earlier process.
+            bound = self._bound.setdefault(key, _BoundSession(scan.queue))
             bound.stored = True
-            bound.places.add(look.queue)
+            bound.queues.add(scan.queue)
 
-    def finish(self, look: SessionPeek) -> list[SessionKey]:
-        """A look came to the queue's end; the sessions that are free now."""
-        self._readings[look.queue] = _Reading.READ
-        self._depths[look.queue] = look.messages
+    def finish_scan(self, scan: QueueScan) -> list[SessionKey]:
+        """A scan reached the end of its queue; return the sessions that are free now."""
+        self._scan_states[scan.queue] = _ScanState.SCANNED
+        self._depths[scan.queue] = scan.messages
         free: list[SessionKey] = []
         for key, bound in self._bound.items():
-            is_shown = not bound.diverting and look.began >= bound.looked_from
-            if is_shown and key not in look.seen:
-                bound.places.discard(look.queue)
-                if not bound.places:
+            is_covered = not bound.diverting and scan.began >= bound.scan_from
+            if is_covered and key not in scan.seen:
+                bound.queues.discard(scan.queue)
+                if not bound.queues:
                     free.append(key)
         for key in free:
             del self._bound[key]
         return free
 
-    def give_up(self, look: SessionPeek) -> None:
-        """A look broke off. If it was the first, sends of unknown sessions use the primary."""
-        if self._readings[look.queue] is _Reading.BEING_READ:
-            self._readings[look.queue] = _Reading.UNREAD
+    def abandon_scan(self, scan: QueueScan) -> None:
+        """A scan broke off. If it was the first, sends of unknown sessions use the primary."""
+        if self._scan_states[scan.queue] is _ScanState.FIRST_SCAN:
+            self._scan_states[scan.queue] = _ScanState.UNSCANNED

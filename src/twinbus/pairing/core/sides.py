@@ -4,8 +4,8 @@
       '----fault--> FAULTED <--5 seconds after the other side's end, where the syphon runs--'
 
 Only a person's `close` and `fault` end a side; an unreachable or refusing namespace never does. A
-side that ended stays as it is: what is closed is not faulted any more, what is faulted is only let
-go of by a close.
+side that ended keeps its state: a fault does not change a closed side, and a close only releases
+what a faulted side holds open.
 
 Pure: the shell calls `handle` with the time of each event, performs the returned actions in order,
 and arms one timer for `timer_at`.
@@ -27,8 +27,8 @@ __all__ = [
     "ClosePair",
     "CloseSide",
     "FaultSide",
-    "LetGo",
     "PairSides",
+    "ReleaseSide",
     "Side",
     "SideChange",
     "SideState",
@@ -81,7 +81,7 @@ Event = CloseSide | FaultSide | ClosePair | TimerFired
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class ReleaseSide:
     """Close what this pair holds open on a side. Comes once for each side."""
 
     side: Side
@@ -100,13 +100,13 @@ class SideChange:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell whoever listens; nothing to perform."""
+    """Log and announce the change; nothing to perform."""
 
     announces: ClassVar[bool] = True
     change: SideChange
 
 
-Action = LetGo | Announce
+Action = ReleaseSide | Announce
 
 NOTHING: Final[tuple[Action, ...]] = ()
 
@@ -119,17 +119,17 @@ class PairSides:
     )  # fmt: skip
 
     def __init__(self, *, syphon: bool) -> None:
-        """`syphon`: it runs here, and so a side that does not follow is faulted."""
+        """`syphon`: it runs here, so a side that does not follow is faulted."""
         self._syphon = syphon
         self._states = dict.fromkeys(Side, SideState.OPEN)
         self._reasons = dict.fromkeys(Side, "")
         self._error: BaseException | None = None
-        """What the first fault was declared with."""
+        """The error of the first fault."""
         self._faulted: Side | None = None
         """The side whose fault every later call raises."""
         self._is_pair_closed = False
         self.timer_at: float | None = None
-        """When a side that is still open will be faulted; None: nothing is waited for."""
+        """When a side that is still open will be faulted; None: never."""
 
     def __repr__(self) -> str:
         states = ", ".join(f"{side}={state}" for side, state in self._states.items())
@@ -139,7 +139,7 @@ class PairSides:
         return self._states[side]
 
     def reason(self, side: Side) -> str:
-        """Why the side ended, in a person's words; empty while it is open."""
+        """Why the side ended; empty while it is open."""
         return self._reasons[side]
 
     def handle(self, event: Event, now: float) -> Sequence[Action]:
@@ -152,7 +152,7 @@ class PairSides:
                     self._error = error
                 if self._states[side] is SideState.OPEN and side is Side.PRIMARY:
                     self._faulted = side
-                return self._end(side, SideState.FAULTED, _in_words(error), now)
+                return self._end(side, SideState.FAULTED, _one_line(error), now)
             case ClosePair():
                 if self._states[Side.PRIMARY] is SideState.OPEN:
                     self._is_pair_closed = True
@@ -164,13 +164,13 @@ class PairSides:
 
     @property
     def fault(self) -> str | None:
-        """Why every later call raises PairFaultedError, in words; None: it does not."""
+        """Why every later call raises PairFaultedError; None: it does not."""
         if self._faulted is None:
             return None
         return f"the {self._faulted} side was faulted: {self._reasons[self._faulted]}"
 
     def refusal(self) -> PairingError | None:
-        """What a call that needs the primary raises, made anew each time; None: it may go on."""
+        """A new error for a call that needs the primary; None: the call may go on."""
         # A secondary that was faulted by hand leaves the primary usable, or closed as it is.
         if self.fault is not None:
             error = PairFaultedError(
@@ -196,11 +196,11 @@ class PairSides:
         self._reasons[side] = reason
         is_alone = self._states[side.other] is SideState.OPEN
         self.timer_at = now + FOLLOW_S if is_alone and self._syphon else None
-        return LetGo(side), Announce(SideChange(side, before, state, now, reason))
+        return ReleaseSide(side), Announce(SideChange(side, before, state, now, reason))
 
     def _fault_the_other(self, now: float) -> Sequence[Action]:
         if self.timer_at is None or now < self.timer_at:
-            # The other side followed while the timer's event was on the way.
+            # The other side followed before the timer's event came in.
             return NOTHING
         ended = next(s for s in Side if self._states[s] is not SideState.OPEN)
         how = self._states[ended]
@@ -212,6 +212,6 @@ class PairSides:
         return self._end(ended.other, SideState.FAULTED, reason, now)
 
 
-def _in_words(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,9 +1,9 @@
-"""Backlog queues in the secondary: looked for, created where they are missing (SPEC 2.3 to 2.5).
+"""Finds the backlog queues in the secondary and creates missing ones (SPEC 2.3 to 2.5).
 
-What is there is listed, in one call unless the namespace holds hundreds of queues; what is missing
-is created. What each answer means for a pair is decided here, once: `MissingRightError` for a
-right, `SecondaryUnreachable` when nobody answers, a reason in words for one queue that cannot be
-had.
+Existing queues are listed, in one call unless the namespace holds hundreds of them. The meaning of
+each answer for a pair is decided here, once: `MissingRightError` for a right,
+`SecondaryUnreachable` when the administration does not answer, a reason for one queue that cannot
+be used.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ __all__ = [
     "Findings",
     "SecondaryUnreachable",
     "description_of",
-    "in_words",
+    "first_line",
 ]
 
 T = TypeVar("T")
 
 CALLS_AT_ONCE: Final = 8
-"""Administration calls in flight. Azure throttles a namespace that is asked for much more."""
+"""Administration calls in flight. Azure throttles a namespace that gets many more."""
 
 LIST_PAGES_MAX: Final = 3
-"""Pages of 100 queues. A secondary with more queues than that is not listed to its end, which could
-take a minute: what was not met by then is asked for by name."""
+"""Pages of 100 queues. Listing a secondary with more queues to its end could take a minute; queues
+not found by then are requested by name."""
 
 FOREVER: Final = "P10675199DT2H48M5.4775807S"
 """The largest duration, as the service writes it."""
@@ -65,22 +65,22 @@ SERVER_FAULTS: Final = 500
 
 
 class SecondaryUnreachable(Exception):
-    """Nobody answers for the secondary's administration, or only with a fault of its own."""
+    """The secondary's administration does not answer, or answers with a server error."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """What a look at the secondary brought."""
+    """The result of a search in the secondary."""
 
     usable: list[str] = field(default_factory=list)
     """Queues to divert to."""
     drained: list[str] = field(default_factory=list)
-    """Queues to drain: these, and those that are there but must not be used."""
+    """Queues to drain: the usable ones, and existing ones that must not be used."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Queues that cannot be had or must not be used, and why."""
+    """Queues that are not available or must not be used, and why."""
     drift: dict[str, tuple[Drift, ...]] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)
-    """Queues that were not there before."""
+    """Queues that did not exist before."""
 
 
 class BacklogAdministration:
@@ -105,9 +105,9 @@ class BacklogAdministration:
     async def find_or_create(
         self, paths: Iterable[str], findings: Findings, *, accept_drift: bool
     ) -> None:
-        """Take what is there and create the rest; `findings` grows as answers come in.
+        """Find existing queues and create the rest; `findings` grows as answers come in.
 
-        MissingRightError, SecondaryUnreachable: no use to go on asking.
+        MissingRightError, SecondaryUnreachable: further calls would fail the same way.
         """
         wanted = {path.lower(): path for path in paths}
         if not wanted:
@@ -119,17 +119,17 @@ class BacklogAdministration:
             async with asyncio.TaskGroup() as group:
                 for path in wanted.values():
                     if path not in there:
-                        work = self._have(path, findings, ask=not is_all, accept_drift=accept_drift)
+                        work = self._ensure(path, findings, accept_drift, may_exist=not is_all)
                         group.create_task(work)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
     async def counts(self, path: str) -> QueueRuntimeProperties:
-        """How many messages a queue holds, as the service counts them."""
+        """The service's message counts of a queue."""
         return await self._call(path, lambda: self._client.get_queue_runtime_properties(path))
 
-    async def have_lease_queue(self, path: str) -> None:
-        """Create the queue on whose sessions leases are held, unless it is there (SPEC 6)."""
+    async def ensure_lease_queue(self, path: str) -> None:
+        """Create the queue on whose sessions leases are held, unless it exists (SPEC 6)."""
         try:
             await self._call(path, lambda: self._client.get_queue(path))
         except ResourceNotFoundError:
@@ -137,7 +137,7 @@ class BacklogAdministration:
                 await self._call(path, lambda: _create_for_leases(self._client, path))
 
     async def _list(self, wanted: dict[str, str]) -> tuple[dict[str, BacklogDescription], bool]:
-        """Which of the wanted queues are there, and whether none other can be."""
+        """The wanted queues that exist, and whether the list is complete."""
         there: dict[str, BacklogDescription] = {}
         pages: Any = self._client.list_queues().by_page()
         for _ in range(LIST_PAGES_MAX):
@@ -149,13 +149,15 @@ class BacklogAdministration:
                 return there, True
         return there, False
 
-    async def _have(self, path: str, findings: Findings, *, ask: bool, accept_drift: bool) -> None:
+    async def _ensure(
+        self, path: str, findings: Findings, accept_drift: bool, *, may_exist: bool
+    ) -> None:
         async with self._gate:
             try:
-                found = await self._get(path) if ask else None
+                found = await self._get(path) if may_exist else None
                 found = found or await self._create(path, findings)
             except HttpResponseError as error:
-                findings.left_out[path] = in_words(error)
+                findings.left_out[path] = first_line(error)
                 return
         _judge(path, found, findings, accept_drift=accept_drift)
 
@@ -170,7 +172,7 @@ class BacklogAdministration:
             created = await self._call(path, lambda: _create_as_wanted(self._client, path))
             findings.created.append(path)
         except ResourceExistsError:
-            # Another process was quicker, and it has what we want (SPEC 2.3).
+            # Another process created it first (SPEC 2.3).
             created = await self._call(path, lambda: _get_queue(self._client, path))
         return description_of(created)
 
@@ -188,10 +190,10 @@ class BacklogAdministration:
             self._recorder.managed("secondary", began, loop.time(), error=error, queue=path)
 
     def _judged(self, error: BaseException, path: str | None) -> BaseException:
-        """What an error of one call means for the pair; itself where it is about one queue."""
+        """What a failed call means for the pair; the error itself if it is about one queue."""
         endpoint = self._namespace.endpoint
         status = getattr(error, "status_code", None)
-        # The service forbids a queue too many as well; with a list had, the credential is good.
+        # The service also forbids one queue too many; after a listing the credential is good.
         is_forbidden = status == FORBIDDEN and path is None
         if isinstance(error, ClientAuthenticationError) or is_forbidden:
             return MissingRightError(
@@ -200,24 +202,24 @@ class BacklogAdministration:
                 " `twinbus backlog create` and pair with create_backlog_queues=False"
             )
         if isinstance(error, ServiceRequestError | ServiceResponseError | TimeoutError | OSError):
-            why = in_words(error) or f"no answer within {self._timeout_s:g} s"
+            why = first_line(error) or f"no answer within {self._timeout_s:g} s"
             return SecondaryUnreachable(f"{endpoint}: {why}")
         if isinstance(status, int) and (status >= SERVER_FAULTS or status == BUSY or path is None):
-            return SecondaryUnreachable(f"{endpoint}: {in_words(error)}")
+            return SecondaryUnreachable(f"{endpoint}: {first_line(error)}")
         if isinstance(error, AzureError) and not isinstance(error, HttpResponseError):
-            return SecondaryUnreachable(f"{endpoint}: {in_words(error)}")
+            return SecondaryUnreachable(f"{endpoint}: {first_line(error)}")
         return error
 
     def _why_refused(self, error: BaseException) -> str:
-        """The service's words, or ours where we know better: an old signature is just refused."""
+        """The service's text, or ours for an expired signature, which the service just refuses."""
         ends = expiry_of(self._namespace.signature or "")
         if ends is not None and ends <= time.time():
             return f"its shared access signature expired at {utc(ends)}, give a new one"
-        return in_words(error)
+        return first_line(error)
 
 
 def _judge(path: str, found: BacklogDescription, findings: Findings, *, accept_drift: bool) -> None:
-    """Put a queue that is there where it belongs: usable, or left out, and drained either way."""
+    """Add an existing queue to the findings: usable or left out, and drained either way."""
     drift = drift_of(found)
     if drift:
         findings.drift[path] = drift
@@ -231,16 +233,16 @@ def _judge(path: str, found: BacklogDescription, findings: Findings, *, accept_d
 
 
 async def _next_page(pages: Any) -> list[QueueProperties]:
-    """The next page of a listing, of which there must be one."""
+    """The next page of a listing; there must be one."""
     return [queue async for queue in await anext(pages)]
 
 
 async def _get_queue(client: ServiceBusAdministrationClient, path: str) -> QueueProperties:
-    """A queue as it is; HttpResponseError if there is none, or something else has its name."""
+    """A queue's properties; HttpResponseError if it is missing, or another entity has its name."""
     try:
         return await client.get_queue(path)
     except AttributeError:
-        # What the client makes of a topic where it expects a queue.
+        # The client raises this for a topic where it expects a queue.
         raise HttpResponseError(f"{path} is no queue: another entity has its name") from None
 
 
@@ -285,8 +287,8 @@ def description_of(found: QueueProperties) -> BacklogDescription:
     )
 
 
-def in_words(error: BaseException) -> str:
-    """What went wrong, in one line: an answer over HTTP repeats itself over several."""
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; the text of an HTTP answer repeats itself on several."""
     refused = refused_token(error)
     text = refused or str(getattr(error, "message", None) or error).strip()
     return text.splitlines()[0] if text else ""

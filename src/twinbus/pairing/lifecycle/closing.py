@@ -1,8 +1,8 @@
-"""The two sides of a pair, alive: closed and faulted by hand, and by the rule of SPEC 7.
+"""Closes and faults the two sides of a pair, by hand and by the rule of SPEC 7.
 
-The shell of `sides`: it hands in events with their time, arms the one timer, and has what a side
-holds open closed in the background. Whoever waits for that may be cancelled; the closing goes on,
-and `gone` waits for all of it.
+The shell of `sides`: it passes in events with their time, arms the one timer, and closes what a
+side holds open in the background. A caller that waits for that may be cancelled; the closing goes
+on, and `wait_closed` waits for all of it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from twinbus.pairing.core.sides import (
     CloseSide,
     Event,
     FaultSide,
-    LetGo,
     PairSides,
+    ReleaseSide,
     Side,
     SideChange,
     SideState,
@@ -36,18 +36,18 @@ class SideKeeper:
         self,
         *,
         syphon: bool,
-        let_go: Callable[[Side], Awaitable[None]],
+        release: Callable[[Side], Awaitable[None]],
         changed: Callable[[SideChange], None],
     ) -> None:
-        """`let_go` closes what a side holds open; `changed` is told first, and must not wait."""
+        """`release` closes what a side holds open; `changed` is called first."""
         self.sides = PairSides(syphon=syphon)
-        self._let_go = let_go
+        self._release = release
         self._changed = changed
         self._timer: asyncio.TimerHandle | None = None
-        self._going: dict[Side, asyncio.Task[None]] = {}
+        self._releasing: dict[Side, asyncio.Task[None]] = {}
 
     def tell(self, event: Event) -> None:
-        """Hand in an event that happened now, and do what follows from it."""
+        """Pass an event that happened now to the machine, and perform its actions."""
         loop = asyncio.get_running_loop()
         actions = self.sides.handle(event, loop.time())
         if self._timer is not None:
@@ -57,26 +57,26 @@ class SideKeeper:
             self._timer = loop.call_at(self.sides.timer_at, self.tell, TimerFired())
         for action in actions:
             match action:
-                case LetGo(side):
-                    self._going[side] = asyncio.create_task(
-                        self._end(side), name=f"close the {side}"
+                case ReleaseSide(side):
+                    self._releasing[side] = asyncio.create_task(
+                        self._close(side), name=f"close the {side}"
                     )
                 case Announce(change):
                     # Before the task above runs: calls must be refused first.
                     self._changed(change)
 
-    async def gone(self, *sides: Side) -> None:
-        """Return when what these sides (all that ended, unless named) held open is closed."""
-        tasks = [task for side, task in self._going.items() if not sides or side in sides]
+    async def wait_closed(self, *sides: Side) -> None:
+        """Return when all that these sides held open is closed; without names, all that ended."""
+        tasks = [task for side, task in self._releasing.items() if not sides or side in sides]
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _end(self, side: Side) -> None:
+    async def _close(self, side: Side) -> None:
         try:
-            await self._let_go(side)
+            await self._release(side)
         except Exception:
-            # Nobody could do anything about it, and the rest must be closed all the same.
-            log.exception("the %s could not be closed as it should", side)
+            # No caller could repair it, and the other side must still be closed.
+            log.exception("the %s could not be closed completely", side)
 
 
 class PairSide:
@@ -101,24 +101,21 @@ class PairSide:
         return self._keeper.sides.reason(self._side)
 
     async def close(self) -> None:
-        """Use this side no more: later calls that need it raise; what is in flight may end.
+        """Close this side: later calls that need it raise; calls in flight may end.
 
         Idempotent. Where the syphon runs, the other side must follow within 5 seconds, or it is
         faulted (SPEC 7).
         """
         self._keeper.tell(CloseSide(self._side))
-        await self._keeper.gone(self._side)
+        await self._keeper.wait_closed(self._side)
 
     def fault(self, error: BaseException) -> None:
-        """Declare that this side must not be used: later calls that need it raise because of it.
+        """Declare that this side must not be used: later calls that need it raise `error`'s fault.
 
-        The first fault is the one that stays. Where the syphon runs, the other side must follow
+        The first fault stays. Where the syphon runs, the other side must follow
         within 5 seconds, or it is faulted too (SPEC 7).
         """
-        _require_exception(error)
+        given: object = error
+        if not isinstance(given, BaseException):
+            raise TypeError(f"a side is faulted with an exception; got {given!r}")
         self._keeper.tell(FaultSide(self._side, error))
-
-
-def _require_exception(error: object) -> None:
-    if not isinstance(error, BaseException):
-        raise TypeError(f"a side is faulted with an exception; got {error!r}")

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from twinbus.errors import BacklogUnavailableError, MissingRightError
 from twinbus.pairing.core.announcements import BacklogQueueFound, BacklogQueueLeftOut
@@ -20,136 +20,135 @@ from twinbus.pairing.lifecycle.administration import (
     BacklogAdministration,
     Findings,
     SecondaryUnreachable,
-    in_words,
+    first_line,
 )
-from twinbus.pairing.sdk.sender_pool import attempt
+from twinbus.pairing.sdk.sender_pool import open_only
 
 if TYPE_CHECKING:
-    from twinbus.pairing.sending.client import PairedClient
+    from twinbus.pairing.sending.shared_state import SharedState
 
 __all__ = ["Discovery"]
 
 log = logging.getLogger("twinbus.pairing")
 
 START_LIMIT_S: Final = 8.0
-"""SPEC 2.5 gives pairing 10 s with a secondary that does not answer; goodbyes take the rest."""
+"""SPEC 2.5 gives pairing 10 s with a secondary that does not answer; closing takes the rest."""
 
-AGAIN_S: Final = 5.0
-"""Between two looks at a secondary that did not answer."""
+RETRY_S: Final = 5.0
+"""Time between two searches of a secondary that did not answer."""
 
-REFUSED_AGAIN_S: Final = 60.0
-"""Between two looks at one that refused: a right that is granted takes Azure minutes to know."""
+REFUSED_RETRY_S: Final = 60.0
+"""Time between two searches of one that refused: Azure takes minutes to apply a granted right."""
 
 
 class Discovery:
-    """The look for the backlog queues of one pair."""
+    """The search for the backlog queues of one pair."""
 
-    def __init__(self, client: PairedClient, found: Callable[[list[str]], Awaitable[None]]) -> None:
+    def __init__(self, state: SharedState, found: Callable[[list[str]], Awaitable[None]]) -> None:
         """`found` is called with queues to drain, each once, as they are found."""
-        self._client = client
+        self._state = state
         self._found = found
         self._drained: list[str] = []
-        self._fresh: list[str] = []
+        self._new: list[str] = []
         self._task: asyncio.Task[None] | None = None
         self.unreachable: str | None = None
-        """Why the last look brought no end; None: every queue is accounted for."""
+        """Why the last search did not finish; None: the result for every queue is known."""
 
     async def start(self) -> None:
-        """Look for up to some seconds; what is missing then is looked for in the background.
+        """Search for some seconds; search on in the background for queues still unknown then.
 
-        MissingRightError; BacklogUnavailableError if the secondary is required and not there.
+        MissingRightError; BacklogUnavailableError if the secondary is required and missing.
         """
-        await self._look()
-        client = self._client
-        if client.options.require_secondary and not client.rotation.protected:
-            absences = client.rotation.absences(asyncio.get_running_loop().time())
+        await self._search()
+        state = self._state
+        is_protected = state.rotation.protected
+        if state.options.require_secondary and not is_protected:
+            absences = state.rotation.absences(state.now)
             why = self.unreachable or "; ".join(f"{q}: {w}" for q, w in sorted(absences.items()))
             raise BacklogUnavailableError(
-                f"no backlog queue can be had in {client.secondary.endpoint}, and the options say"
+                f"no backlog queue is available in {state.secondary.endpoint}, and the options say"
                 f" require_secondary ({why})",
                 queue_errors=dict(absences),
             )
-        await self._hand_over()
+        await self._report_new()
         if self.unreachable is not None:
-            state = "has only some" if client.rotation.protected else "is UNPROTECTED: it has no"
             log.warning(
                 "%s: the pair %s backlog queues (%s); sends use the primary, the search goes on",
-                client.primary.label, state, self.unreachable,
-            )  # fmt: skip
-            self._task = asyncio.create_task(self._go_on())
+                state.primary.label,
+                "has only some" if is_protected else "is UNPROTECTED: it has no",
+                self.unreachable,
+            )
+            self._task = asyncio.create_task(self._search_on())
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop searching."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
 
-    async def _go_on(self) -> None:
-        wait_s, told = AGAIN_S, ""
+    async def _search_on(self) -> None:
+        wait_s, logged = RETRY_S, ""
         while True:
             await asyncio.sleep(wait_s)
-            wait_s = AGAIN_S
+            wait_s = RETRY_S
             try:
-                await self._look()
-                await self._hand_over()
+                await self._search()
+                await self._report_new()
             except MissingRightError as error:
-                # Nobody waits for the answer any more: it stands in the status and the log.
+                # No caller waits any more: the status and the log report it.
                 self.unreachable = str(error)
-                wait_s = REFUSED_AGAIN_S
-                if self.unreachable != told:
-                    log.warning("%s: %s", self._client.primary.label, error)
-                    told = self.unreachable
+                wait_s = REFUSED_RETRY_S
+                if self.unreachable != logged:
+                    log.warning("%s: %s", self._state.primary.label, error)
+                    logged = self.unreachable
             if self.unreachable is None:
-                log.info("%s: all backlog queues are accounted for", self._client.primary.label)
+                log.info("%s: the search for backlog queues is done", self._state.primary.label)
                 return
 
-    async def _look(self) -> None:
-        """One look for what is not accounted for yet."""
-        client, findings = self._client, Findings()
-        known = {*client.rotation.queues, *self._drained}
-        paths = [path for path in client.paths if path not in known]
+    async def _search(self) -> None:
+        """Search once for the queues that are still unknown."""
+        state, findings = self._state, Findings()
+        known = {*state.rotation.queues, *self._drained}
+        paths = [path for path in state.paths if path not in known]
         try:
             async with asyncio.timeout(START_LIMIT_S):
-                if client.options.create_backlog_queues:
+                if state.options.create_backlog_queues:
                     await self._administer(paths, findings)
                 else:
                     await self._attach(paths, findings)
         except (SecondaryUnreachable, TimeoutError) as error:
             self.unreachable = str(error) or f"no answer within {START_LIMIT_S:g} s"
         else:
-            # Only now: while a look is under way, the last one is what is known.
+            # Only now: while a search is in progress, the result of the last one holds.
             self.unreachable = None
         finally:
-            self._take(findings)
+            self._apply(findings)
 
     async def _administer(self, paths: list[str], findings: Findings) -> None:
-        client = self._client
-        timeout_s = client.options.attempt_timeout_s
+        state, options = self._state, self._state.options
         async with BacklogAdministration(
-            client.secondary, client.recorder, timeout_s=timeout_s
-        ) as administration:
-            await administration.find_or_create(
-                paths, findings, accept_drift=client.options.accept_drift
-            )
-            if client.options.session_order == "strict":
-                await administration.have_lease_queue(lease_path(client.primary.label))
+            state.secondary, state.recorder, timeout_s=options.attempt_timeout_s
+        ) as admin:
+            await admin.find_or_create(paths, findings, accept_drift=options.accept_drift)
+            if options.session_order == "strict":
+                await admin.ensure_lease_queue(lease_path(state.primary.label))
 
     async def _attach(self, paths: list[str], findings: Findings) -> None:
         unsure: list[str] = []
-        # One after the other: a hundred connections at once would be a burden to both ends.
+        # One after the other: a hundred connections at once would burden both ends.
         for path in paths:
-            pool = self._client.backlog_pool(path)
-            conduit = pool.take()
-            assert conduit is not None
+            pool = self._state.backlog_pool(path)
+            pooled = pool.take()
+            assert pooled is not None
             try:
-                await attempt(pool, conduit, _attached, self._client.options.attempt_timeout_s)
+                await pool.attempt(pooled, open_only, self._state.policy.attempt_timeout_s)
             except Exception as error:  # noqa: BLE001  # every failure is judged
-                why = in_words(error) or type(error).__name__
-                self._judge(error, why, path)
+                why = first_line(error) or type(error).__name__
+                self._raise_if_general(error, why, path)
                 findings.left_out[path] = why
                 if not meaning_of(error).pulls_queue:
-                    # Nothing that the queue itself has said: a proxy in trouble, a bug.
+                    # Not an answer of the queue: a proxy that fails, a bug.
                     unsure.append(f"{path}: {why}")
             else:
                 findings.usable.append(path)
@@ -157,9 +156,9 @@ class Discovery:
         if unsure:
             raise SecondaryUnreachable("; ".join(unsure))
 
-    def _judge(self, error: Exception, why: str, path: str) -> None:
-        """Raise what ends the look: it would say the same of every other queue."""
-        endpoint, meaning = self._client.secondary.endpoint, meaning_of(error)
+    def _raise_if_general(self, error: Exception, why: str, path: str) -> None:
+        """End the search for an error that every other queue would give as well."""
+        endpoint, meaning = self._state.secondary.endpoint, meaning_of(error)
         if meaning in (FailureMeaning.UNREACHABLE, FailureMeaning.BUSY):
             raise SecondaryUnreachable(f"{endpoint}: {why}") from error
         if meaning is FailureMeaning.UNAUTHORIZED:
@@ -168,14 +167,15 @@ class Discovery:
                 f" refused ({why}); grant it, or give another"
             ) from error
 
-    def _take(self, findings: Findings) -> None:
-        rotation, tell = self._client.rotation, self._client.listeners.tell
+    def _apply(self, findings: Findings) -> None:
+        """Update the rotation, and announce what was found."""
+        rotation, tell = self._state.rotation, self._state.listeners.tell
         for path, reason in findings.left_out.items():
             rotation.leave_out(path, reason)
             log.warning("%s is left out: %s", path, reason)
             tell(BacklogQueueLeftOut(at=time.time(), queue=path, reason=reason))
-        # In the order of their names, not of the answers.
-        for path in sorted(findings.usable, key=self._client.paths.index):
+        # In the order of their paths, not of the answers.
+        for path in sorted(findings.usable, key=self._state.paths.index):
             rotation.add(path)
             drift = tuple(map(str, findings.drift.get(path, ())))
             tell(BacklogQueueFound(at=time.time(), queue=path, drift=drift))
@@ -183,15 +183,11 @@ class Discovery:
             log.warning(
                 "%s differs from what we would create: %s", path, "; ".join(map(str, found))
             )
-        self._client.check_protection("backlog queues were found")
-        self._fresh = sorted(findings.drained, key=self._client.paths.index)
-        self._drained += self._fresh
+        self._state.check_protection("backlog queues were found")
+        self._new = sorted(findings.drained, key=self._state.paths.index)
+        self._drained += self._new
 
-    async def _hand_over(self) -> None:
-        fresh, self._fresh = self._fresh, []
-        if fresh:
-            await self._found(fresh)
-
-
-async def _attached(sdk: Any) -> None:
-    """Opening the link was the question."""
+    async def _report_new(self) -> None:
+        new, self._new = self._new, []
+        if new:
+            await self._found(new)

@@ -1,13 +1,13 @@
-"""A pair's numbers for Prometheus, read from the pair when a scrape asks for them.
+"""A pair's numbers for Prometheus, read from the pair at scrape time.
 
     REGISTRY.register(pair.collector())
 
 Nothing is counted twice: a send adds to the plain numbers that the status shows, and the series are
-made of these at scrape time, on the thread that scrapes. So the healthy path pays nothing.
+made of these on the thread that scrapes. So a healthy send pays nothing.
 
-Entities get series of their own in the order of their first message, up to a limit; what goes
-through the others is summed under the entity `(others)`. So a series never goes back, and ten
-thousand entities cost Prometheus no more than the limit.
+Entities get series of their own in the order of their first message, up to a limit; the numbers of
+the others are summed under the entity `(others)`. So a counter never decreases, and ten thousand
+entities cost Prometheus no more than the limit.
 """
 
 from __future__ import annotations
@@ -36,46 +36,50 @@ from twinbus.pairing.core.status import QUEUE_STATES, backlog_status
 
 if TYPE_CHECKING:
     from twinbus.pairing.observing.backlog_depth import BacklogDepth
-    from twinbus.pairing.sending.client import PairedClient
+    from twinbus.pairing.sending.shared_state import SharedState
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
 __all__ = ["OTHERS", "MeasuredPair", "PairCollector"]
 
 OTHERS: Final = "(others)"
-"""The entity under which those past the limit are summed; no entity's name has parentheses."""
+"""The entity name under which entities past the limit are summed; none has parentheses."""
 
 MOVES: Final = ("forwarded", "completed", "dead_lettered")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """One pair, as far as its numbers go."""
+    """The parts of one pair that its numbers come from."""
 
-    client: PairedClient
+    state: SharedState
     sides: PairSides
     syphon: Callable[[], dict[str, dict[str, Any]]]
-    sounding: BacklogDepth | None = None
+    backlog_depth: BacklogDepth | None = None
+
+    @property
+    def name(self) -> str:
+        return self.state.recorder.pair
 
 
 class PairCollector(Collector):
-    """The series of one pair; `also` makes one collector of several pairs' numbers."""
+    """The series of one pair; `also` makes one collector for several pairs."""
 
-    def __init__(self, *subjects: MeasuredPair, entities_max: int = 1_000) -> None:
+    def __init__(self, *pairs: MeasuredPair, entities_max: int = 1_000) -> None:
         if not entities_max >= 0:
             raise ValueError(f"entities_max is a whole number from 0; got {entities_max!r}")
-        self._subjects = list(subjects)
+        self._pairs = list(pairs)
         self._entities_max = entities_max
         self._named: dict[str, dict[str, None]] = {}
-        """For each pair the paths of entities with series of their own, in order."""
+        """For each pair the paths of entities that have series of their own, in order."""
 
     def also(self, *others: PairCollector) -> PairCollector:
-        """This collector with the pairs of others too: register one for all pairs of a process."""
+        """Add the pairs of other collectors, to register one for all pairs of a process."""
         for other in others:
-            self._subjects += other._subjects
+            self._pairs += other._pairs
         return self
 
     def collect(self) -> Iterator[Metric]:
-        """Every series as it is now; called by the registry, on any thread."""
+        """Every series with its value now; the registry calls this on any thread."""
         yield from self._entity_metrics()
         yield from self._pair_metrics()
         yield from self._syphon_metrics()
@@ -100,10 +104,10 @@ class PairCollector(Collector):
             "Messages whose call raised or was cancelled",
             labels=["pair", "entity"],
         )
-        for subject in self._subjects:
-            pair = subject.client.recorder.pair
-            # A list first: the pair's own thread may add to it meanwhile.
-            watched = subject.client.entities
+        for measured in self._pairs:
+            pair = measured.name
+            # A copy: the pair's own thread may add entities meanwhile.
+            watched = measured.state.entities
             counts = dict.fromkeys(EntityState, 0)
             for entity in watched:
                 counts[entity.failover.state] += 1
@@ -171,26 +175,25 @@ class PairCollector(Collector):
         dropped = CounterMetricFamily(
             "twinbus_events_dropped", "Events not told to slow listeners", labels=["pair"]
         )
-        for subject in self._subjects:
-            client = subject.client
-            pair, tallies = client.recorder.pair, client.tallies
-            protected.add_metric([pair], int(client.rotation.protected))
+        for measured in self._pairs:
+            pair, state, counters = measured.name, measured.state, measured.state.counters
+            protected.add_metric([pair], int(state.rotation.protected))
             for side in Side:
-                is_open.add_metric([pair, side], int(subject.sides.state(side) is SideState.OPEN))
+                is_open.add_metric([pair, side], int(measured.sides.state(side) is SideState.OPEN))
             counts = dict.fromkeys(QUEUE_STATES, 0)
-            for queue in backlog_status(client.rotation, client.paths, client.now).values():
+            for queue in backlog_status(state.rotation, state.paths, state.now).values():
                 counts[queue.state] += 1
             for which, count in counts.items():
                 queues.add_metric([pair, which], count)
-            buckets = [(_bound(b), float(n)) for b, n in tallies.diverts.cumulative()]
-            diverts.add_metric([pair], buckets=buckets, sum_value=tallies.diverts.sum_s)
-            for result, count in tallies.pings.items():
+            buckets = [(_bound(b), float(n)) for b, n in counters.diverts.cumulative()]
+            diverts.add_metric([pair], buckets=buckets, sum_value=counters.diverts.sum_s)
+            for result, count in counters.pings.items():
                 pings.add_metric([pair, result], count)
-            watched = client.entities
+            watched = state.entities
             flawed.add_metric([pair, "oversize"], sum(entity.oversize for entity in watched))
             flawed.add_metric([pair, "reserved"], sum(entity.reserved for entity in watched))
-            unrecorded.add_metric([pair], client.recorder.unrecorded)
-            dropped.add_metric([pair], client.listeners.dropped)
+            unrecorded.add_metric([pair], state.recorder.unrecorded)
+            dropped.add_metric([pair], state.listeners.dropped)
         yield from (protected, is_open, queues, diverts, pings, flawed, unrecorded, dropped)
 
     def _syphon_metrics(self) -> Iterator[Metric]:
@@ -204,12 +207,11 @@ class PairCollector(Collector):
             "Messages received from the backlog and not settled",
             labels=["pair", "queue"],
         )
-        for subject in self._subjects:
-            pair = subject.client.recorder.pair
-            for queue, status in subject.syphon().items():
-                in_flight.add_metric([pair, queue], status["in_flight"])
+        for pair in self._pairs:
+            for queue, status in pair.syphon().items():
+                in_flight.add_metric([pair.name, queue], status["in_flight"])
                 for outcome in MOVES:
-                    moved.add_metric([pair, queue, outcome], status[outcome])
+                    moved.add_metric([pair.name, queue, outcome], status[outcome])
         yield from (moved, in_flight)
 
     def _backlog_metrics(self) -> Iterator[Metric]:
@@ -223,15 +225,13 @@ class PairCollector(Collector):
             "Age of the oldest message that waits in a backlog queue",
             labels=["pair", "queue"],
         )
-        for subject in self._subjects:
-            if subject.sounding is None:
-                continue
-            pair = subject.client.recorder.pair
-            for queue, depth in subject.sounding.depths().items():
-                messages.add_metric([pair, queue, "waiting"], depth.waiting)
-                messages.add_metric([pair, queue, "dead-lettered"], depth.dead_lettered)
+        for pair in self._pairs:
+            depths = {} if pair.backlog_depth is None else pair.backlog_depth.depths()
+            for queue, depth in depths.items():
+                messages.add_metric([pair.name, queue, "waiting"], depth.waiting)
+                messages.add_metric([pair.name, queue, "dead-lettered"], depth.dead_lettered)
                 age_s = 0.0 if depth.oldest_at is None else time.time() - depth.oldest_at
-                oldest.add_metric([pair, queue], max(0.0, age_s))
+                oldest.add_metric([pair.name, queue], max(0.0, age_s))
         yield from (messages, oldest)
 
 

@@ -1,25 +1,31 @@
-"""What senders of the SDK leave behind when they are closed or broken off, and how it is ended."""
+"""Ends what senders of the SDK leave behind when they are closed or broken off."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.pairing.sdk.watchdog import CANCEL_AGAIN_S
 
-__all__ = ["CLOSE_LIMIT_S", "SdkCleanup", "end_task"]
+if TYPE_CHECKING:
+    from azure.servicebus.aio import ServiceBusClient
+
+__all__ = ["CLOSE_LIMIT_S", "SdkCleanup", "cancel_until_done", "close_sdk_client"]
+
+log = logging.getLogger("twinbus.pairing")
 
 CLOSE_LIMIT_S: Final = 3.0
-"""A goodbye takes milliseconds. A peer that hangs gets this long, then its socket is cut."""
+"""Closing takes milliseconds. A peer that hangs gets this long, then its socket is aborted."""
 
 
 class SdkCleanup:
     """What an SDK sender may leave behind: its keep-alive task and its sockets.
 
     The SDK cannot close without talking to the peer, and when opening is broken off it forgets the
-    connection and leaves its socket open. So its private parts are looked at before and after;
-    where a later version has others, nothing is found, and its own `close` must do.
+    connection and leaves its socket open. So this collects its private parts before and after;
+    where a later version has others, it finds nothing, and the SDK's own `close` must do.
     """
 
     def __init__(self, sdk: object) -> None:
@@ -27,13 +33,13 @@ class SdkCleanup:
         self._handlers: list[object] = []
         self._transports: list[object] = []
         self._writers: list[object] = []
-        self._look_when_made()
+        self._collect_when_made()
 
-    def _look_when_made(self) -> None:
-        """Note each handler as it is made: one whose opening fails is forgotten before we look.
+    def _collect_when_made(self) -> None:
+        """Collect each handler as it is made: the SDK forgets one whose opening fails.
 
-        Its socket would stay open, for it is closed only once there is a session: a proxy that
-        answers in HTTP would cost one with each attempt.
+        Its socket would stay open, because the SDK closes it only once there is a session: a proxy
+        that answers in HTTP would cost a socket with each attempt.
         """
         make = getattr(self._sdk, "_create_handler", None)
         if not callable(make):
@@ -41,53 +47,72 @@ class SdkCleanup:
 
         def made(*args: object) -> None:
             make(*args)
-            self.look()
+            self.collect()
 
         setattr(self._sdk, "_create_handler", made)  # noqa: B010
 
-    def look(self) -> None:
-        """Note what the sender holds now."""
-        _note(self._handlers, getattr(self._sdk, "_handler", None))
+    def collect(self) -> None:
+        """Remember what the sender holds now."""
+        _remember(self._handlers, getattr(self._sdk, "_handler", None))
         for handler in self._handlers:
             connection = getattr(handler, "_connection", None)
-            _note(self._transports, getattr(connection, "_transport", None))
+            _remember(self._transports, getattr(connection, "_transport", None))
         for transport in self._transports:
-            _note(self._writers, getattr(transport, "writer", None))
+            _remember(self._writers, getattr(transport, "writer", None))
 
     async def stop_keep_alive(self) -> None:
         """End the task that wakes every second; `close` would wait for its next turn."""
         for handler in self._handlers:
             task = getattr(handler, "_keep_alive_thread", None)
             if isinstance(task, asyncio.Task):
-                await end_task(task)
+                await cancel_until_done(task)
                 setattr(handler, "_keep_alive_thread", None)  # noqa: B010
 
     def reader(self) -> object:
-        """What the connection in use is read from; None: that is not to be found here."""
+        """The stream that the connection in use is read from; None: this SDK has no such part."""
         connection = getattr(getattr(self._sdk, "_handler", None), "_connection", None)
         reader = getattr(getattr(connection, "_transport", None), "reader", None)
         return reader if hasattr(reader, "_eof") and hasattr(reader, "_exception") else None
 
-    def cut(self) -> None:
-        """Close the sockets without another word."""
-        self.look()
+    def abort_sockets(self) -> None:
+        """Close the sockets without telling the peer."""
+        self.collect()
         for writer in self._writers:
             transport = getattr(writer, "transport", None)
             if transport is not None:
                 transport.abort()
 
 
-def _note(known: list[object], found: object) -> None:
+def _remember(known: list[object], found: object) -> None:
     if found is not None and all(found is not one for one in known):
         known.append(found)
 
 
-async def end_task(task: asyncio.Task[Any], before: Callable[[], None] | None = None) -> None:
-    """Cancel a task of the SDK until it ends, for it may miss a cancellation."""
+async def cancel_until_done(
+    task: asyncio.Task[Any], before_each: Callable[[], None] | None = None
+) -> None:
+    """Cancel a task of the SDK until it ends, because it may miss a cancellation."""
     for _ in range(round(CLOSE_LIMIT_S / CANCEL_AGAIN_S)):
-        if before is not None:
-            before()
+        if before_each is not None:
+            before_each()
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
         if done:
             return
+
+
+async def close_sdk_client(sdk: ServiceBusClient) -> None:
+    """Close a client of the SDK, whatever its peer does, and what its links left behind."""
+    # Receivers are the application's own. One that is cancelled while it closes considers itself
+    # closed, and leaves its socket open.
+    cleanups = [SdkCleanup(handler) for handler in getattr(sdk, "_handlers", ())]
+    for cleanup in cleanups:
+        cleanup.collect()
+    try:
+        async with asyncio.timeout(CLOSE_LIMIT_S):
+            await sdk.close()
+    except Exception as error:  # noqa: BLE001  # whatever it is, the sockets are aborted next
+        log.debug("a client of the SDK did not close: %r", error)
+    for cleanup in cleanups:
+        await cleanup.stop_keep_alive()
+        cleanup.abort_sockets()

@@ -1,12 +1,12 @@
 """Bounds every attempt of a client in time, with one timer for all of them.
 
-A timer for each attempt would cost a healthy send as much as its line in the ledger. So attempts
-that are under way stand in one set, and one timer is armed for the earliest moment at which one of
+A timer for each attempt would cost a healthy send as much as its line in the ledger. So all
+attempts in progress are in one set, and one timer is armed for the earliest time at which one of
 them may have to end; a send that ends in time, as nearly all do, never touches it.
 
-It also sees to it that a cancellation is not lost. The SDK waits in `asyncio.wait_for` five times a
-second, which in Python 3.11 can swallow a cancellation that comes at the wrong moment: what was
-cancelled and goes on all the same is cancelled again.
+The watchdog also repeats lost cancellations. The SDK waits in `asyncio.wait_for` five times a
+second, which in Python 3.11 can swallow a cancellation that comes at the wrong moment: an attempt
+that was cancelled and goes on is cancelled again.
 """
 
 from __future__ import annotations
@@ -15,45 +15,44 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["CANCEL_AGAIN_S", "LOOK_S", "Watch", "Watchdog"]
+__all__ = ["CANCEL_AGAIN_S", "CHECK_INTERVAL_S", "Watch", "Watchdog"]
 
 CANCEL_AGAIN_S: Final = 0.05
-"""Between two cancellations of a call of the SDK that has missed the first."""
+"""Time between two cancellations of a call of the SDK that has missed the first."""
 
-LOOK_S: Final = 0.25
-"""How long a swallowed cancellation may go unseen. Four looks a second cost nothing, and an
-attempt that ends sooner is never looked at."""
+CHECK_INTERVAL_S: Final = 0.25
+"""How long a swallowed cancellation may go unnoticed. Four checks a second cost nothing, and an
+attempt that ends sooner is never checked."""
 
 
 class Watch:
-    """One attempt under way: whose task it is, when it must end, and how often it was told to."""
+    """One attempt in progress: its task, its deadline, and how often we cancelled it."""
 
-    __slots__ = ("before", "cancels", "deadline", "on_look", "task")
+    __slots__ = ("cancelling_before", "deadline", "on_check", "own_cancels", "task")
 
     def __init__(self) -> None:
-        self.on_look: Callable[[], None] | None = None
-        """Called at each look that finds the attempt under way; a quick one is hardly ever found.
-        """
+        self.on_check: Callable[[], None] | None = None
+        """Called at each check that finds the attempt in progress; a quick one rarely is."""
         self.task: asyncio.Task[object] | None = None
         self.deadline = 0.0
-        self.before = 0
-        self.cancels = 0
+        self.cancelling_before = 0
+        self.own_cancels = 0
 
     def cancel(self) -> None:
         """Cancel the attempt on our own behalf."""
         assert self.task is not None
-        self.cancels += 1
+        self.own_cancels += 1
         self.task.cancel()
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody else wants the whole task to end since the attempt began."""
+        """Whether other code has cancelled the task since the attempt began."""
         assert self.task is not None
-        return self.task.cancelling() - self.cancels > self.before
+        return self.task.cancelling() - self.own_cancels > self.cancelling_before
 
 
 class Watchdog:
-    """All attempts of one client that are under way."""
+    """All attempts of one client that are in progress."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -67,27 +66,27 @@ class Watchdog:
         assert task is not None
         watch.task = task
         watch.deadline = deadline = now + timeout_s
-        # A task that was cancelled and lives on, to say goodbye, may send while it does.
-        watch.before = task.cancelling()
-        watch.cancels = 0
+        # A task that was cancelled and goes on, to clean up, may send while it does.
+        watch.cancelling_before = task.cancelling()
+        watch.own_cancels = 0
         self._watched[watch] = None
         if self._timer is None or deadline < self._due:
-            self._arm(min(deadline, now + LOOK_S))
+            self._arm(min(deadline, now + CHECK_INTERVAL_S))
 
     def end(self, watch: Watch) -> tuple[bool, bool]:
-        """Whether time was over, and whether somebody else wants the task to end."""
+        """Whether the time was over, and whether other code has cancelled the task."""
         self._watched.pop(watch, None)
-        task, cancels = watch.task, watch.cancels
+        task, own_cancels = watch.task, watch.own_cancels
         assert task is not None
         watch.task = None
-        if not cancels:
-            return False, task.cancelling() > watch.before
-        for _ in range(cancels):
+        if not own_cancels:
+            return False, task.cancelling() > watch.cancelling_before
+        for _ in range(own_cancels):
             task.uncancel()
-        return True, task.cancelling() > watch.before
+        return True, task.cancelling() > watch.cancelling_before
 
     def close(self) -> None:
-        """Leave no timer behind, unless an attempt that nobody could end still goes on."""
+        """Leave no timer behind, unless an attempt that could not be ended still goes on."""
         if self._timer is not None and not self._watched:
             self._timer.cancel()
             self._timer = None
@@ -96,20 +95,20 @@ class Watchdog:
         if self._timer is not None:
             self._timer.cancel()
         self._due = due
-        self._timer = self._loop.call_at(due, self._look)
+        self._timer = self._loop.call_at(due, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if not self._watched:
             return
         now = self._loop.time()
-        due = now + LOOK_S
+        due = now + CHECK_INTERVAL_S
         for watch in self._watched:
             if now >= watch.deadline or watch.is_cancelled:
                 watch.cancel()
                 due = min(due, now + CANCEL_AGAIN_S)
                 continue
             due = min(due, watch.deadline)
-            if watch.on_look is not None:
-                watch.on_look()
+            if watch.on_check is not None:
+                watch.on_check()
         self._arm(due)

@@ -1,4 +1,4 @@
-"""What a pair writes into the ledger: one line for each message and attempt, ping, state, call."""
+"""Writes a pair's ledger: one line for each message and attempt, ping, change of state, call."""
 
 from __future__ import annotations
 
@@ -20,30 +20,32 @@ __all__ = ["CLOSED", "PairLedger", "Recorder", "open_recorder"]
 
 Outcome = Literal["ok", "failed", "unknown"]
 
-NEVER_LEFT: Final = "Failed to initiate the connection"
-"""What the SDK says when there was no connection to send on."""
+NO_CONNECTION: Final = "Failed to initiate the connection"
+"""The SDK's error text when there was no connection to send on."""
 
 CLOSED: Final = "closed"
-"""In a state record: the pair was closed, and the entity had not come back."""
+"""State in a ledger record: the pair was closed while the entity was not healthy."""
 
 ERROR_LENGTH_MAX: Final = 300
-"""Of an error's text; the service's own can be pages."""
-
+"""Characters kept of an error's text; one of the service can be pages long."""
 
 Message = tuple[str | None, int | None]
 """Id and size in bytes."""
 
 Messages = Sequence[Message]
-"""Of each message of a call."""
-
+"""Id and size of each message of a call."""
 
 FORMS_MAX: Final = 20_000
-"""Common parts of lines that are kept, one for an entity and one for each queue it diverted to.
-Past that they are made anew."""
+"""Line forms that are cached: one for an entity and one for each queue it diverted to."""
+
+
+SEND: Final = ("send", "application", "primary")
+DIVERT: Final = ("divert", "failover", "secondary")
+"""Operation, cause and side of an attempt."""
 
 
 class PairLedger(Protocol):
-    """What a pair does with its ledger while it runs."""
+    """The ledger as a running pair uses it."""
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None: ...
 
@@ -66,75 +68,63 @@ class Recorder:
         self.is_on = is_on
         self._pair = f"{primary.label}+{secondary.label}"
         self._labels = {"primary": primary.label, "secondary": secondary.label}
-        self._forms: dict[object, LineForm] = {}
+        self._forms: dict[tuple[str, str | None], LineForm] = {}
 
     @property
     def unrecorded(self) -> int:
-        """Lines that the ledger could not take so far."""
+        """Lines that the ledger could not write so far."""
         return int(getattr(self.ledger, "unrecorded", 0))
 
     @property
     def pair(self) -> str:
-        """The pair as ledger and metrics call it."""
+        """The name of the pair in ledger and metrics."""
         return self._pair
 
-    def sent(
-        self, entity: str, messages: Messages, began: float, ended: float, *,
+    def attempted(
+        self, entity: str, queue: str | None, messages: Messages, began: float, ended: float, *,
         error: BaseException | None = None, trace_id: str | None = None,
     ) -> None:  # fmt: skip
-        """One attempt on the primary: a line for each message."""
-        if error is None and trace_id is None:
-            form = self._forms.get(entity) or self._sent_form(entity)
-            self.ledger.record_messages(form, int((ended - began) * 1e6), messages)
-            return
-        for message_id, size_bytes in messages:
-            self._write(
-                "send", "application", "primary", began, ended, error,
-                entity=entity, message_id=message_id, size_bytes=size_bytes, trace_id=trace_id,
-            )  # fmt: skip
+        """Record one attempt on a backlog queue, or on the primary without one, message by message.
 
-    def diverted(
-        self, entity: str, queue: str, messages: Messages, began: float, ended: float, *,
-        error: BaseException | None = None, trace_id: str | None = None,
-    ) -> None:  # fmt: skip
-        """One attempt on a backlog queue."""
+        Successful attempts share the fixed part of their lines.
+        """
         if error is None and trace_id is None:
-            form = self._forms.get((entity, queue)) or self._form(
-                (entity, queue), "divert", "failover", "secondary",
-                entity=entity, backlog_queue=queue,
-            )  # fmt: skip
+            form = self._forms.get((entity, queue)) or self._form(entity, queue)
             self.ledger.record_messages(form, int((ended - began) * 1e6), messages)
             return
+        operation, cause, side = SEND if queue is None else DIVERT
         for message_id, size_bytes in messages:
             self._write(
-                "divert", "failover", "secondary", began, ended, error,
+                operation, cause, side, began, ended, error,
                 entity=entity, backlog_queue=queue, message_id=message_id, size_bytes=size_bytes,
                 trace_id=trace_id,
             )  # fmt: skip
 
-    def noting(self, entity: str) -> Callable[[int, Message], None] | None:
-        """What notes a message that an entity took after so many microseconds; None: no ledger."""
+    def message_recorder(self, entity: str) -> Callable[[int, Message], None] | None:
+        """A function that records one message stored on the primary; None: there is no ledger.
+
+        It takes the latency in microseconds and the message.
+        """
         if not self.is_on:
             return None
-        return partial(self.ledger.record_message, self._sent_form(entity))
+        return partial(self.ledger.record_message, self._form(entity, None))
 
-    def _sent_form(self, entity: str) -> LineForm:
-        return self._form(entity, "send", "application", "primary", entity=entity)
-
-    def _form(self, key: object, operation: str, cause: str, side: str, **place: str) -> LineForm:
-        """What the lines of all good attempts at one place have in common, kept for the next."""
+    def _form(self, entity: str, queue: str | None) -> LineForm:
+        """Make and cache the fixed part of the lines of successful attempts."""
         if len(self._forms) >= FORMS_MAX:
             self._forms.clear()
-        form = self._forms[key] = LineForm(
+        operation, cause, side = SEND if queue is None else DIVERT
+        target = {} if queue is None else {"backlog_queue": queue}
+        form = self._forms[entity, queue] = LineForm(
             operation, cause=cause, pair=self._pair, namespace=self._labels[side], side=side,
-            outcome="ok", view="client", **place,
+            outcome="ok", view="client", entity=entity, **target,
         )  # fmt: skip
         return form
 
     def pinged(
         self, entity: str, began: float, ended: float, error: BaseException | None = None
     ) -> None:
-        """One ping."""
+        """Record one ping."""
         self._write("ping", "ping", "primary", began, ended, error, entity=entity)
 
     def managed(
@@ -142,22 +132,22 @@ class Recorder:
         error: BaseException | None = None, entity: str | None = None, queue: str | None = None,
         cause: str = "administration",
     ) -> None:  # fmt: skip
-        """One management call: of a backlog queue, or of the application's scheduled messages."""
+        """Record a management call: of a backlog queue, or of scheduled messages."""
         self._write("manage", cause, side, began, ended, error, entity=entity, backlog_queue=queue)
 
     def changed(self, entity: str, state: EntityState, reason: str) -> None:
-        """An entity's new state, with the reason where an error would be."""
+        """Record an entity's new state, with the reason in the error field."""
         self._state(entity, state.value, reason)
 
     def left(self, entity: str, state: EntityState) -> None:
-        """The pair was closed while the entity was in this state: nobody watches it any more."""
+        """Record that the pair was closed while the entity was in this state."""
         self._state(entity, CLOSED, f"the pair was closed, the entity was {state.value}")
 
-    def _state(self, entity: str, word: str, reason: str) -> None:
+    def _state(self, entity: str, name: str, reason: str) -> None:
         if self.is_on:
             self.ledger.record(
                 "state", pair=self._pair, namespace=self._labels["primary"], side="primary",
-                entity=entity, state=word, error=reason[:ERROR_LENGTH_MAX], view="client",
+                entity=entity, state=name, error=reason[:ERROR_LENGTH_MAX], view="client",
             )  # fmt: skip
 
     def _write(
@@ -173,10 +163,10 @@ class Recorder:
 
 
 def outcome_of(error: BaseException | None) -> Outcome:
-    """Whether the call was carried out. Only an answer, or no connection, says that it was not."""
+    """Whether the call was carried out; "failed" needs an answer, or no connection at all."""
     if error is None:
         return "ok"
-    if isinstance(error, ConnectionRefusedError) or NEVER_LEFT in str(error):
+    if isinstance(error, ConnectionRefusedError) or NO_CONNECTION in str(error):
         return "failed"
     if isinstance(error, CancelledError) or meaning_of(error) is FailureMeaning.UNREACHABLE:
         return "unknown"
@@ -184,8 +174,8 @@ def outcome_of(error: BaseException | None) -> Outcome:
 
 
 def _text(error: BaseException) -> str:
-    words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words}"[:ERROR_LENGTH_MAX]
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:ERROR_LENGTH_MAX]
 
 
 def open_recorder(

@@ -1,4 +1,4 @@
-"""Calls that need the primary's sequence numbers: to schedule messages, and to cancel that."""
+"""Performs calls that need the primary's sequence numbers: to schedule messages, and to cancel."""
 
 from __future__ import annotations
 
@@ -19,27 +19,24 @@ class ScheduleCall(PairedCall):
 
     def __init__(
         self,
-        place: SendTarget,
+        target: SendTarget,
         operation: Callable[[Any], Awaitable[Any]],
         ids: tuple[str, ...],
         deadline: float | None,
     ) -> None:
-        super().__init__(place, place.entity.failover, deadline)
+        super().__init__(target, target.entity.failover, _NoBacklog(target.backlog), deadline)
         self._operation = operation
         self._ids = ids
-
-    def choice(self) -> BacklogChoice:
-        return _NoBacklog(self.place.backlog)
 
     def on_primary(self, sdk: Any) -> Awaitable[Any]:
         return self._operation(sdk)
 
     def succeeded(self, began: float) -> None:
         self.record(began, None)
-        self.entity.took(0)
+        self.entity.succeeded(0)
 
     def record(self, began: float, error: BaseException | None) -> None:
-        self.client.recorder.managed(
+        self.state.recorder.managed(
             "primary", began, self.loop.time(),
             error=error, entity=self.entity.path, cause="application",
         )  # fmt: skip
@@ -50,13 +47,12 @@ class ScheduleCall(PairedCall):
     def unavailable(self) -> ScheduleUnavailableError:
         return ScheduleUnavailableError(
             f"{self.entity.path} has failed over, and only the primary gives sequence numbers; send"
-            " messages with scheduled_enqueue_time_utc instead, these are diverted",
-            message_ids=self._ids,
+            " messages with scheduled_enqueue_time_utc instead, these are diverted"
         )
 
 
 class _NoBacklog:
-    """The backlog as a call sees it that cannot use it: there, if it is, but with no queue."""
+    """The backlog for a call that cannot be diverted: protected as it is, but without a queue."""
 
     def __init__(self, backlog: BacklogChoice) -> None:
         self._backlog = backlog

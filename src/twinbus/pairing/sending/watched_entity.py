@@ -1,6 +1,6 @@
 """One entity of the primary as a pair watches it: the failover machine with its timer and pings.
 
-The shell of `failover`: it hands in events with their time, arms the one timer, runs the one ping,
+The shell of `failover`: it passes in events with their time, arms the one timer, runs the one ping,
 and wakes every call that waits, on any change of state and when a person freezes the entity.
 """
 
@@ -12,7 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from twinbus.clock import TimerFired
-from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, PairingError
+from twinbus.errors import (
+    BacklogGuardError,
+    BacklogMessageTooLargeError,
+    PairingError,
+    error_text,
+)
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.events import (
@@ -33,18 +38,18 @@ from twinbus.pairing.core.events import (
 from twinbus.pairing.core.failover import EntityFailover
 from twinbus.pairing.core.status import EntityStatus
 
-__all__ = ["EntityStatus", "WatchedEntity"]
+__all__ = ["WatchedEntity"]
 
 log = logging.getLogger("twinbus.pairing")
 
 HEALTHY: Final = EntityState.HEALTHY
-"""By a name of its own: to find a member in an enum takes Python 3.11 a tenth of a microsecond."""
+"""A name of its own: member lookup in an enum takes Python 3.11 a tenth of a microsecond."""
 
 
 class WatchedEntity:
-    """The failover state of one entity, alive: shared by all its senders in the pair."""
+    """The failover state of one entity with its timer and pings, shared by all its senders."""
 
-    # A pair may have ten thousand of these, and most of them have nobody who waits.
+    # Slots, because a pair may have ten thousand of these.
     __slots__ = (
         "_armed_for", "_changed", "_listeners", "_loop", "_ping", "_pinging", "_stopped", "_timer",
         "_waiters", "diverted", "failover", "oversize", "path", "raised", "reserved", "sent",
@@ -58,7 +63,7 @@ class WatchedEntity:
         ping: Callable[[WatchedEntity], Awaitable[None]],
         changed: Callable[[WatchedEntity, Transition], None],
     ) -> None:
-        """`ping` asks the entity once and raises if it was not answered."""
+        """`ping` pings the entity once and raises if it was not answered."""
         self.path = path
         self.failover = EntityFailover(
             failover_interval_s=options.failover_interval_s,
@@ -77,29 +82,29 @@ class WatchedEntity:
         self._armed_for: float | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._stopped: list[asyncio.Task[None]] = []
-        # Woken in the order in which they came: fair, and the same in every run of a simulation.
+        # A dict keeps their order: fair, and the same in every run of a simulation.
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._listeners: dict[Callable[[], None], None] = {}
 
     def tell(self, event: Event) -> None:
-        """Hand in an event that happened now, and do what follows from it."""
+        """Pass an event that happened now to the machine, and perform its actions."""
         actions = self.failover.handle(event, self._loop.time())
         if self.failover.timer_at != self._armed_for or type(event) is TimerFired:
             self._arm()
         if actions or type(event) is Freeze or type(event) is StopWatching:
             for action in actions:
                 self._perform(action)
-            self._rouse()
+            self._wake_all()
 
-    def took(self, count: int) -> None:
-        """So many messages were stored on the primary, now."""
+    def succeeded(self, count: int) -> None:
+        """Count messages that the primary stored now; heal the entity if it was not healthy."""
         self.sent += count
-        # A success changes nothing of a healthy entity, and is on the way of every send.
+        # Every send calls this, and a success changes nothing of a healthy entity.
         if self.failover.state is not HEALTHY:
             self.tell(SendSucceeded())
 
     def could_not_divert(self, flaws: Sequence[BacklogGuardError]) -> list[BacklogGuardError]:
-        """Count messages that the primary gets and the backlog could not; the first of a kind."""
+        """Count messages that no backlog queue would take; return the first flaw of each kind."""
         first = []
         for flaw in flaws:
             is_oversize = isinstance(flaw, BacklogMessageTooLargeError)
@@ -113,7 +118,7 @@ class WatchedEntity:
         return first
 
     async def changes(self, until: float | None) -> None:
-        """Return when the entity changed, or when the time has come."""
+        """Return when the entity has changed, or at the time `until`."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters[waiter] = None
         try:
@@ -124,7 +129,7 @@ class WatchedEntity:
             waiter.cancel()
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], object]:
-        """Have `listener` called on every change; the answer ends that."""
+        """Call `listener` on every change; return a function that ends that."""
         self._listeners[listener] = None
         return lambda: self._listeners.pop(listener, None)
 
@@ -147,16 +152,16 @@ class WatchedEntity:
         )
 
     def known_error(self) -> PairingError | None:
-        """Why the primary is not asked, for a call that did not ask it; None: a person's wish.
+        """Why the entity failed over, for a call that did not try the primary; None: forced.
 
-        The text of the last failed attempt or ping and not the exception itself, whose traceback
-        would keep every frame alive for as long as the entity is watched.
+        It has the text of the last failed attempt or ping. The exception itself would keep every
+        frame of its traceback alive for as long as the entity is watched.
         """
         text = self.failover.last_error
         return PairingError(text) if text else None
 
     async def close(self) -> None:
-        """Leave no timer and no ping behind."""
+        """Stop the timer and the ping."""
         self.tell(StopWatching())
         if self._stopped:
             await asyncio.wait(set(self._stopped))
@@ -164,7 +169,7 @@ class WatchedEntity:
     def _perform(self, action: Action) -> None:
         match action:
             case StartDiverting():
-                pass  # Every change wakes those who wait; they see the new route.
+                pass  # Every change wakes the calls that wait; they see the new route.
             case SendPing():
                 assert self._pinging is None
                 self._pinging = asyncio.create_task(self._run_ping())
@@ -177,10 +182,9 @@ class WatchedEntity:
         event: Event = PingAnswered()
         try:
             await self._ping(self)
-        except Exception as error:  # noqa: BLE001  # every failure is an answer of a kind
-            text = f"{type(error).__name__}: {error}"
-            event = PingFailed(unusable=meaning_of(error).unusable, error=text)
-        # Stopped meanwhile, this ping proves nothing and is not reported.
+        except Exception as error:  # noqa: BLE001  # every failure is a result
+            event = PingFailed(unusable=meaning_of(error).unusable, error=error_text(error))
+        # A ping that was stopped meanwhile proves nothing, and its result is dropped.
         if self._pinging is asyncio.current_task():
             self._pinging = None
             self.tell(event)
@@ -200,7 +204,7 @@ class WatchedEntity:
         if self._armed_for is not None:
             self._timer = self._loop.call_at(self._armed_for, self.tell, TimerFired())
 
-    def _rouse(self) -> None:
+    def _wake_all(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -16,8 +16,8 @@ from twinbus.pairing.core.sides import (
     ClosePair,
     CloseSide,
     FaultSide,
-    LetGo,
     PairSides,
+    ReleaseSide,
     Side,
     SideState,
 )
@@ -39,10 +39,10 @@ def test_where_the_syphon_runs_a_side_that_does_not_follow_is_faulted_after_five
     side: Side, end: Any
 ) -> None:
     clock, sides = VirtualClock(100.0), PairSides(syphon=True)
-    assert LetGo(side) in sides.handle(end(side), clock.now)
+    assert ReleaseSide(side) in sides.handle(end(side), clock.now)
     assert clock.run(sides, until=104.9) == []
     assert sides.state(side.other) is SideState.OPEN
-    assert clock.run(sides, until=200.0) == [(105.0, LetGo(side.other))]
+    assert clock.run(sides, until=200.0) == [(105.0, ReleaseSide(side.other))]
     assert sides.state(side.other) is SideState.FAULTED
     assert f"the {side} was" in sides.reason(side.other)
     assert "did not follow within 5 s" in sides.reason(side.other)
@@ -93,7 +93,10 @@ def test_a_closed_or_faulted_primary_refuses_at_once_and_a_secondary_does_not(sy
 def test_closing_the_pair_ends_both_sides_and_no_timer_is_left() -> None:
     sides = PairSides(syphon=True)
     actions = sides.handle(ClosePair(), 0.0)
-    assert [a for a in actions if isinstance(a, LetGo)] == [LetGo(PRIMARY), LetGo(SECONDARY)]
+    assert [a for a in actions if isinstance(a, ReleaseSide)] == [
+        ReleaseSide(PRIMARY),
+        ReleaseSide(SECONDARY),
+    ]
     assert states(sides) == ("closed", "closed")
     assert sides.timer_at is None
     assert sides.handle(ClosePair(), 1.0) == ()
@@ -104,7 +107,9 @@ def test_closing_the_pair_is_following() -> None:
     clock, sides = VirtualClock(), PairSides(syphon=True)
     sides.handle(CloseSide(PRIMARY), clock.now)
     clock.run(sides, until=4.0)
-    assert [a for a in sides.handle(ClosePair(), 4.0) if isinstance(a, LetGo)] == [LetGo(SECONDARY)]
+    assert [a for a in sides.handle(ClosePair(), 4.0) if isinstance(a, ReleaseSide)] == [
+        ReleaseSide(SECONDARY)
+    ]
     assert clock.run(sides, until=100.0) == []
     assert states(sides) == ("closed", "closed")
 
@@ -147,7 +152,10 @@ def test_every_end_is_announced_with_its_time_and_reason() -> None:
         SECONDARY, SideState.OPEN, SideState.FAULTED, 7.0, "RuntimeError: the key was stolen",
     )  # fmt: skip
     timeline = clock.run(sides, until=50.0, announcements=True)
-    assert [(at, type(action)) for at, action in timeline] == [(12.0, LetGo), (12.0, Announce)]
+    assert [(at, type(action)) for at, action in timeline] == [
+        (12.0, ReleaseSide),
+        (12.0, Announce),
+    ]
 
 
 EVENTS = st.sampled_from(
@@ -165,14 +173,14 @@ def test_whatever_happens_each_side_ends_once_and_where_a_syphon_runs_not_alone(
     clock, sides = VirtualClock(), PairSides(syphon=syphon)
     let_go: list[Side] = []
     for event, wait_s in script:
-        let_go += [a.side for a in sides.handle(event, clock.now) if isinstance(a, LetGo)]
+        let_go += [a.side for a in sides.handle(event, clock.now) if isinstance(a, ReleaseSide)]
         timeline = clock.run(sides, until=clock.now + wait_s)
-        let_go += [a.side for _, a in timeline if isinstance(a, LetGo)]
+        let_go += [a.side for _, a in timeline if isinstance(a, ReleaseSide)]
         assert len(let_go) == len(set(let_go))
         ended = {side for side in Side if sides.state(side) is not SideState.OPEN}
         assert ended == set(let_go)
         assert (sides.timer_at is not None) == (syphon and len(ended) == 1)
         assert (sides.refusal() is not None) == (PRIMARY in ended)
     timeline = clock.run(sides, until=clock.now + FOLLOW_S)
-    let_go += [a.side for _, a in timeline if isinstance(a, LetGo)]
+    let_go += [a.side for _, a in timeline if isinstance(a, ReleaseSide)]
     assert not syphon or len(let_go) in {0, 2}

@@ -27,8 +27,8 @@ from twinbus.pairing.core.announcements import (
     ProtectionChanged,
 )
 from twinbus.pairing.core.events import EntityState, ForceFailover, MarkHealthy
+from twinbus.pairing.core.transition_text import short_queue_list
 from twinbus.pairing.observing.listeners import Listeners
-from twinbus.pairing.sending.client import in_short
 
 QUEUE = "contoso/x-servicebus-transfer/"
 
@@ -128,14 +128,14 @@ def test_wrong_use_of_listeners_gets_one_line() -> None:
 def test_an_outage_as_its_events_tell_it() -> None:
     async def scenario() -> None:
         world = PairWorld(retry_total=0)
-        stream = world.client.listeners.stream()
+        stream = world.client.state.listeners.stream()
         world.primary.behaviour = refuses
         await world.client.get_queue_sender("orders").send_messages(message(), timeout=30)
         await asyncio.sleep(61)
         world.primary.behaviour = takes_it
         await asyncio.sleep(60)
         await world.client.close()
-        world.client.listeners.end()
+        world.client.state.listeners.end()
         told = await rest_of(stream)
         changes = [(e.before, e.after, e.reason) for e in told if isinstance(e, EntityChanged)]
         assert changes == [
@@ -146,8 +146,8 @@ def test_an_outage_as_its_events_tell_it() -> None:
         assert changes[0][0] is EntityState.HEALTHY
         pings = [(e.path, e.answered, e.error) for e in told if isinstance(e, PingEnded)]
         assert pings == [("orders", False, "ConnectionRefusedError: refused"), ("orders", True, "")]
-        assert world.client.tallies.pings == {"answered": 1, "failed": 1, "dropped": 0}
-        assert world.client.tallies.diverts.count == 1
+        assert world.client.state.counters.pings == {"answered": 1, "failed": 1, "dropped": 0}
+        assert world.client.state.counters.diverts.count == 1
         for event in told:
             plain = event.as_dict()
             assert json.loads(json.dumps(plain)) == plain
@@ -162,16 +162,16 @@ def test_a_pulled_queue_tells_of_its_return_when_its_rest_is_over() -> None:
 
     async def scenario() -> None:
         world = PairWorld()
-        stream = world.client.listeners.stream()
+        stream = world.client.state.listeners.stream()
         world.secondary.by_entity[QUEUE + "0"] = is_full
         world.client.entity("orders").tell(ForceFailover())
         await world.client.get_queue_sender("orders").send_messages(message())
         await asyncio.sleep(29.9)
-        status = world.client.rotation.pulled(world.now)
+        status = world.client.state.rotation.pulled(world.now)
         assert set(status) == {QUEUE + "0"}
         await asyncio.sleep(0.2)
         await world.client.close()
-        world.client.listeners.end()
+        world.client.state.listeners.end()
         queues = [e for e in await rest_of(stream) if not isinstance(e, EntityChanged)]
         pulled, returned = queues
         assert isinstance(pulled, BacklogQueuePulled)
@@ -187,11 +187,11 @@ def test_a_pulled_queue_that_takes_a_late_message_returns_at_once_and_once() -> 
     async def scenario() -> None:
         world = PairWorld()
         told: list[PairEvent] = []
-        world.client.listeners.on_event(told.append)
-        world.client.pull(QUEUE + "1", "busy")
-        world.client.pull(QUEUE + "1", "busy")
-        world.client.took(QUEUE + "1")
-        world.client.took(QUEUE + "1")
+        world.client.state.listeners.on_event(told.append)
+        world.client.state.pull(QUEUE + "1", "busy")
+        world.client.state.pull(QUEUE + "1", "busy")
+        world.client.state.divert_succeeded(QUEUE + "1")
+        world.client.state.divert_succeeded(QUEUE + "1")
         await asyncio.sleep(100)
         assert [type(event) for event in told] == [BacklogQueuePulled, BacklogQueueReturned]
         await world.client.close()
@@ -203,9 +203,9 @@ def test_a_pair_that_closes_while_a_queue_rests_leaves_no_timer() -> None:
     async def scenario() -> None:
         world = PairWorld()
         told: list[PairEvent] = []
-        world.client.pull(QUEUE + "1", "busy")
+        world.client.state.pull(QUEUE + "1", "busy")
         await world.client.close()
-        world.client.listeners.on_event(told.append)
+        world.client.state.listeners.on_event(told.append)
         await asyncio.sleep(100)
         assert told == []
 
@@ -215,9 +215,9 @@ def test_a_pair_that_closes_while_a_queue_rests_leaves_no_timer() -> None:
 def test_a_secondary_that_is_closed_leaves_the_pair_unprotected_and_sends_use_the_primary() -> None:
     async def scenario() -> None:
         world = PairWorld(retry_total=0)
-        world.client.check_protection("found")
+        world.client.state.check_protection("found")
         told: list[PairEvent] = []
-        world.client.listeners.on_event(told.append)
+        world.client.state.listeners.on_event(told.append)
         world.client.entity("orders").tell(ForceFailover())
         sender = world.client.get_queue_sender("orders")
         await sender.send_messages(message(1))
@@ -295,10 +295,10 @@ def test_one_line_of_the_log_for_each_change_in_a_persons_words(
         await asyncio.sleep(61)
         world.primary.behaviour = takes_it
         await asyncio.sleep(61)
-        world.client.pull(QUEUE + "0", "full")
-        world.client.pull(QUEUE + "1", "full")
+        world.client.state.pull(QUEUE + "0", "full")
+        world.client.state.pull(QUEUE + "1", "full")
         world.client.entity("orders").tell(ForceFailover())
-        world.client.pull(QUEUE + "2", "full")
+        world.client.state.pull(QUEUE + "2", "full")
         world.client.entity("news").tell(ForceFailover())
         await asyncio.sleep(31)
         world.client.entity("orders").tell(MarkHealthy())
@@ -341,7 +341,7 @@ def test_one_line_of_the_log_for_each_change_in_a_persons_words(
         ("WARNING", "contoso/x-servicebus-transfer/2: pulled for 30 s (full)"),
         (
             "WARNING",
-            "news: healthy -> failed over (forced), and every backlog queue rests: sends raise",
+            "news: healthy -> failed over (forced), and every backlog queue is pulled: sends raise",
         ),
         ("INFO", "contoso/x-servicebus-transfer/0: back in the rotation"),
         ("INFO", "contoso/x-servicebus-transfer/1: back in the rotation"),
@@ -356,8 +356,8 @@ def test_one_line_of_the_log_for_each_change_in_a_persons_words(
 def test_an_unprotected_failover_says_where_sends_go(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         world = PairWorld()
-        for path in world.client.paths:
-            world.client.rotation.leave_out(path, "not there")
+        for path in world.client.state.paths:
+            world.client.state.rotation.leave_out(path, "not there")
         world.client.entity("orders").tell(ForceFailover())
         await world.client.close()
 
@@ -375,6 +375,6 @@ def test_an_unprotected_failover_says_where_sends_go(caplog: pytest.LogCaptureFi
 
 def test_many_queues_are_named_in_one_line() -> None:
     queues = [f"{QUEUE}{number}" for number in range(100)]
-    assert in_short(queues[3:4]) == QUEUE + "3"
-    assert in_short(queues) == QUEUE + "{0,1,2,3,4,5,6,7,...,99}"
+    assert short_queue_list(queues[3:4]) == QUEUE + "3"
+    assert short_queue_list(queues) == QUEUE + "{0,1,2,3,4,5,6,7,...,99}"
     assert BacklogQueueFound(at=1.0, queue="q", drift=("a",)).as_dict()["drift"] == ["a"]

@@ -12,7 +12,7 @@ from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from tests.unit.pairing.sdk_world import Behaviour, PairWorld, hangs, run, takes_it
 from twinbus.pairing.core.events import ForceFailover
-from twinbus.pairing.sdk.watchdog import LOOK_S
+from twinbus.pairing.sdk.watchdog import CHECK_INTERVAL_S
 
 MOMENTS_S = [step * 0.07 for step in range(24)]
 """From before the first attempt to past its bound and the first back-off."""
@@ -70,7 +70,7 @@ async def cancelled_at(world: PairWorld, moment_s: float, sender: Any, payload: 
 
 
 def check_nothing_is_leased(world: PairWorld, sender: Any) -> None:
-    pools = [sender.pool, *world.client._pools.values()]
+    pools = [sender.pool, *world.client.state._backlog_pools.values()]
     assert [len(pool._leased) for pool in pools] == [0] * len(pools)
     assert not sender.pool.watchdog._watched
 
@@ -206,7 +206,7 @@ def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert world.now - asked <= LOOK_S + 0.001
+        assert world.now - asked <= CHECK_INTERVAL_S + 0.001
         await world.client.close()
 
     run(scenario())
@@ -233,7 +233,7 @@ def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_time() ->
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         timers = [timer for timer in loop._scheduled if not timer.cancelled()]
-        assert len([t for t in timers if "_look" in repr(t)]) == 1
+        assert len([t for t in timers if "_check" in repr(t)]) == 1
         await asyncio.gather(*sends)
         assert ended == {bound: bound for bound in bounds}
         await world.client.close()

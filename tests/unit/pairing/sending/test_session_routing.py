@@ -22,13 +22,13 @@ class StrictWorld(PairWorld):
     """A pair whose census has looked into its empty backlog queues."""
 
     async def start(self) -> None:
-        assert self.client.census is not None
-        await self.client.census.start(self.client.paths)
-        self.order = self.client.census.order
+        assert self.client.session_scan is not None
+        await self.client.session_scan.start(self.client.state.paths)
+        self.order = self.client.session_scan.order
         self.sender = self.client.get_queue_sender("orders")
 
     def queue(self, session: str) -> str:
-        return session_queue(self.client.paths, "orders", session)
+        return session_queue(self.client.state.paths, "orders", session)
 
     def fail_over(self) -> None:
         self.client.entity("orders").tell(ForceFailover())
@@ -121,7 +121,7 @@ def test_a_send_that_timed_out_on_the_primary_is_diverted_and_so_is_the_next() -
         await world.sender.send_messages(message("a1"), timeout=60)
         # Somebody's late success heals the entity: what is in the backlog must not be overtaken.
         world.primary.behaviour = takes_it
-        world.client.succeeded("orders")
+        world.client.forwarded("orders")
         assert world.state() == "healthy"
         await world.sender.send_messages(message("a2"))
         assert world.ids("secondary") == [(world.queue("a"), ["a1"]), (world.queue("a"), ["a2"])]
@@ -191,7 +191,7 @@ def test_a_list_goes_whole_to_the_primary_and_to_the_backlog_session_by_session(
         assert world.ids("primary") == [("orders", ["a1", "b1", "n1", "a2"])]
         world.fail_over()
         await world.sender.send_messages(mixed())
-        kept = world.client.paths[0]
+        kept = world.client.state.paths[0]
         assert world.ids("secondary") == [
             (world.queue("a"), ["a1", "a2"]),
             (world.queue("b"), ["b1"]),

@@ -1,0 +1,93 @@
+"""Pings failed-over entities, to learn whether they take messages again (SPEC 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from azure.servicebus import ServiceBusMessage
+
+from twinbus.errors import error_text
+from twinbus.namespace.namespace import KEEP_ALIVE_OFF
+from twinbus.pairing.core.announcements import PingEnded
+from twinbus.pairing.core.ping import PingMessage, PingTurns
+from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
+
+if TYPE_CHECKING:
+    from azure.servicebus.aio import ServiceBusClient
+
+    from twinbus.pairing.sending.shared_state import SharedState
+    from twinbus.pairing.sending.watched_entity import WatchedEntity
+
+__all__ = ["Pinger", "send_ping"]
+
+log = logging.getLogger("twinbus.pairing")
+
+
+class Pinger:
+    """Sends the pings of one pair; each result goes to ledger, counters and listeners."""
+
+    def __init__(self, state: SharedState, primary_sdk: ServiceBusClient) -> None:
+        self._state = state
+        self._primary_sdk = primary_sdk
+        self._turns = PingTurns()
+
+    async def ping(self, entity: WatchedEntity) -> None:
+        """Ping an entity once, over a connection of its own; raises if it was not answered."""
+        state, loop = self._state, self._state.loop
+        now = loop.time()
+        await asyncio.sleep(self._turns.take(now) - now)
+        make = partial(self._primary_sdk.get_queue_sender, entity.path, **KEEP_ALIVE_OFF)
+        pool = SenderPool(make, state.closer)
+        pooled = pool.take()
+        assert pooled is not None
+        operation = send_ping if state.options.ping_mode == "message" else open_only
+        span = contextlib.nullcontext() if state.tracing is None else state.tracing.ping(entity)
+        began, error = loop.time(), None
+        try:
+            with span:
+                await pool.attempt(pooled, operation, state.policy.attempt_timeout_s)
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            ended = loop.time()
+            state.recorder.pinged(entity.path, began, ended, error)
+            self._announce(entity.path, ended - began, error)
+            await pool.close(0.0)
+
+    def _announce(self, path: str, seconds: float, error: BaseException | None) -> None:
+        counters = self._state.counters
+        if isinstance(error, asyncio.CancelledError):
+            counters.pings_dropped += 1
+            return
+        if error is None:
+            counters.pings_answered += 1
+        else:
+            counters.pings_failed += 1
+        text = "" if error is None else error_text(error)
+        log.debug("%s: ping %s", path, f"failed: {text}" if text else "answered")
+        self._state.listeners.tell(
+            PingEnded(
+                at=time.time(), path=path, answered=error is None, error=text, seconds=seconds
+            )
+        )
+
+
+async def send_ping(sdk: Any) -> None:
+    """Send the ping message of SPEC 5 through a sender of the SDK."""
+    ping = PingMessage(session_id=uuid4().hex)
+    await sdk.send_messages(
+        ServiceBusMessage(
+            ping.body,
+            content_type=ping.content_type,
+            time_to_live=timedelta(seconds=ping.time_to_live_s),
+            session_id=ping.session_id,
+        )
+    )

@@ -1,0 +1,225 @@
+"""Performs one call of `send_messages`: on the primary or, in an outage, into the backlog."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError
+
+from twinbus.errors import BacklogGuardError, BacklogUnavailableError, PartialDivertError
+from twinbus.pairing.core.attempts import DivertFailed, Step
+from twinbus.pairing.core.classify import meaning_of
+from twinbus.pairing.core.events import Route
+from twinbus.pairing.core.session_order import Diversion
+from twinbus.pairing.sdk.guards import flaws
+from twinbus.pairing.sdk.sender_pool import was_carried_out
+from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, translated, with_ids
+from twinbus.pairing.sending.recording import outcome_of
+from twinbus.pairing.sending.session_routing import SPLIT
+
+if TYPE_CHECKING:
+    from twinbus.pairing.sdk.outgoing import Outgoing
+
+__all__ = ["SendingCall"]
+
+
+class SendingCall(PairedCall):
+    """One call of `send_messages`."""
+
+    def __init__(self, target: SendTarget, outgoing: Outgoing, deadline: float | None) -> None:
+        if target.sessions is None:
+            self._sessions = None
+            super().__init__(target, target.entity.failover, target.backlog, deadline)
+        else:
+            self._sessions = sessions = target.sessions.of(outgoing, target.backlog)
+            super().__init__(target, sessions, sessions, deadline)
+        self.outgoing = outgoing
+
+    async def run(self) -> None:
+        """Return when the messages are stored, or raise an error."""
+        if self._sessions is not None:
+            await self._sessions.wait_until_free(self.deadline)
+        await super().run()
+
+    @property
+    def route(self) -> Route:
+        """Where the last attempt went."""
+        return Route.BACKLOG if self.decisions.diverting else Route.PRIMARY
+
+    def on_primary(self, sdk: Any) -> Awaitable[None]:
+        sending: Awaitable[None] = sdk.send_messages(self.outgoing.payload)
+        return sending
+
+    def succeeded(self, began: float) -> None:
+        self.record(began, None)
+        self.entity.succeeded(len(self.outgoing.messages))
+
+    def guard(self) -> None:
+        """Check the suspects (SPEC 4): count those the backlog could not take, or refuse them."""
+        limits = self.state.limits
+        if limits.smallest is None:
+            # The message may be too large: opening a link asks a backlog queue for its limit.
+            self.state.warm(self.target.backlog)
+        found = flaws(self.outgoing.suspects, self.entity.path, limits.smallest)
+        if not found:
+            return
+        if self.state.options.strict_guards:
+            raise with_ids(found[0], self.ids())
+        if self.view.route is Route.PRIMARY:
+            for flaw in self.entity.could_not_divert(found):
+                self.state.warn_of(self.entity.path, flaw)
+
+    async def divert(self, queue: str, timeout_s: float) -> CallResult:
+        if queue is SPLIT:
+            await self._send_parts(self.outgoing.parts())
+            return True, None
+        sessions = self._sessions
+        if sessions is None or sessions.key is None:
+            return await self._divert(queue, timeout_s)
+        before = self.decisions.queue_errors.get(queue)
+        sessions.begin_divert()
+        ended = Diversion.DOUBTFUL
+        try:
+            done, result = await self._divert(queue, timeout_s)
+            error = self.decisions.queue_errors.get(queue)
+            if done:
+                ended = Diversion.STORED
+            elif error is before or outcome_of(error) == "failed":
+                ended = Diversion.REFUSED
+        except Exception:
+            # The attempt itself raises none: nothing was sent, or the parts have reported theirs.
+            ended = Diversion.REFUSED
+            raise
+        finally:
+            sessions.end_divert(ended)
+        return done, result
+
+    async def _divert(self, queue: str, timeout_s: float) -> CallResult:
+        # Before a sender is leased: only the application can repair a message with a flaw.
+        copies = self._copies_for(queue)
+        pool = self.state.backlog_pool(queue)
+        pooled = pool.take() or await self.lease(pool, lambda: self.state.is_in_use(queue))
+        if pooled is None:
+            return False, self._without_sender(queue)
+        if self.state.tracing is not None:
+            self.state.tracing.diverting(queue, copies)
+        began = self.loop.time()
+        timeout_s = self.time_left_s(timeout_s, began)
+        try:
+            await pool.attempt(pooled, lambda sdk: sdk.send_messages(copies), timeout_s)
+        except asyncio.CancelledError as cancelled:
+            if was_carried_out(cancelled):
+                self._diverted(queue, began)
+            else:
+                self.record(began, cancelled, queue)
+            raise
+        except Exception as caught:  # noqa: BLE001  # every failure is judged, then raised or not
+            error = translated(caught, queue, timeout_s)
+            self.record(began, error, queue)
+            if self.state.tracing is not None:
+                self.state.tracing.failed(queue, error, diverting=True)
+            if isinstance(error, MessageSizeExceededError):
+                # The link has reported its limit by now, so this can name the message at fault.
+                self._copies_for(queue)
+                if len(self.outgoing) > 1:
+                    # A batch that is too large with its aliases goes as two (SPEC 3, Batches).
+                    await self._send_parts(self.outgoing.halves())
+                    return True, None
+            timed_out = isinstance(error, OperationTimeoutError)
+            answers_others = self.state.rotation.has_answered(queue, since=began)
+            return False, self._divert_failed(error, timed_out, answers_others)
+        self._diverted(queue, began)
+        return True, None
+
+    def _copies_for(self, queue: str) -> Any:
+        """The copies for a backlog queue; BacklogGuardError if it could not store one of them."""
+        try:
+            return self.outgoing.diverted(self.state.limits.of(queue))
+        except BacklogGuardError as refusal:
+            refusal.__cause__ = refusal.__cause__ or self.decisions.primary_error
+            raise
+
+    def _diverted(self, queue: str, began: float) -> None:
+        self.record(began, None, queue)
+        self.state.divert_succeeded(queue)
+        self.state.counters.diverts.observe(self.loop.time() - began)
+        self.entity.diverted += len(self.outgoing)
+
+    def _without_sender(self, queue: str) -> list[Step]:
+        """No attempt was made: time is over, the entity is back, or the queue was pulled."""
+        reason = self.state.rotation.absences(self.loop.time()).get(queue)
+        if reason is None or not self.decisions.stays:
+            return self.wait_ended()
+        error = OperationTimeoutError(message=f"{queue} was pulled meanwhile: {reason}")
+        return self._divert_failed(error)
+
+    def _divert_failed(
+        self, error: BaseException, timed_out: bool = False, answers_others: bool = False
+    ) -> list[Step]:
+        event = DivertFailed(error, meaning_of(error), timed_out, answers_others)
+        return self.decisions.handle(event, self.loop.time())
+
+    async def _send_parts(self, parts: Sequence[Outgoing]) -> None:
+        """Send the messages part by part, in order; after a failure the rest is not tried."""
+        ids = [part.ids for part in parts]
+        for number, part in enumerate(parts):
+            try:
+                await SendingCall(self.target, part, self.deadline).run()
+            except PartialDivertError as error:
+                raise self._partial(ids, number, error.stored_ids, error.not_stored_ids) from error
+            except Exception as error:
+                if not number:
+                    raise
+                raise self._partial(ids, number, (), part.ids) from error
+
+    def _partial(
+        self,
+        ids: Sequence[tuple[str, ...]],
+        number: int,
+        stored: tuple[str, ...],
+        not_stored: tuple[str, ...],
+    ) -> PartialDivertError:
+        """The error of part `number`, whose own ids are given: parts before it are stored."""
+        stored = (*chain(*ids[:number]), *stored)
+        not_stored = (*not_stored, *chain(*ids[number + 1 :]))
+        return PartialDivertError(
+            f"{self.entity.path}: {len(stored)} of {len(stored) + len(not_stored)} messages of a"
+            " batch are stored; send those of not_stored_ids again",
+            stored_ids=stored,
+            not_stored_ids=not_stored,
+        )
+
+    def record(self, began: float, error: BaseException | None, queue: str | None = None) -> None:
+        """Write an attempt to the ledger: on a backlog queue, or on the primary without one."""
+        recorder, tracing = self.state.recorder, self.state.tracing
+        if recorder.is_on:
+            recorder.attempted(
+                self.entity.path,
+                queue,
+                self.outgoing.measured(),
+                began,
+                self.loop.time(),
+                error=error,
+                trace_id=None if tracing is None else tracing.trace_id(),
+            )
+
+    def ids(self) -> tuple[str, ...]:
+        return self.outgoing.ids
+
+    def unavailable(self) -> BacklogUnavailableError:
+        errors: dict[str, BaseException | str] = {
+            **self.state.rotation.absences(self.loop.time()),
+            **self.decisions.queue_errors,
+        }
+        tried = "; ".join(f"{queue}: {error}" for queue, error in sorted(errors.items()))
+        primary_error = self.decisions.primary_error or self.entity.known_error()
+        why = primary_error or self.entity.failover.reason
+        return BacklogUnavailableError(
+            f"{self.entity.path} has failed over ({why}) and no backlog queue took the message"
+            f" ({tried or 'there is none'})",
+            primary_error=primary_error,
+            queue_errors=errors,
+        )

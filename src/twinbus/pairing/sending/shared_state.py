@@ -1,0 +1,218 @@
+"""The state that all senders of a pair share: entities, backlog queues, options, ledger, listeners.
+
+Calls, pings, the session scan and discovery know this and not the client that made it. What is
+known of an entity or of a backlog queue is known once, here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from twinbus.errors import BacklogGuardError, PairClosedError, PairingError
+from twinbus.namespace.namespace import KEEP_ALIVE_OFF
+from twinbus.options import SendAvailabilityOptions, Verdict
+from twinbus.pairing.core.announcements import (
+    BacklogQueuePulled,
+    BacklogQueueReturned,
+    GuardWarned,
+    ProtectionChanged,
+)
+from twinbus.pairing.core.attempts import BacklogChoice, RetryPolicy
+from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
+from twinbus.pairing.core.classify import judge
+from twinbus.pairing.core.counters import PairCounters
+from twinbus.pairing.observing.listeners import Listeners
+from twinbus.pairing.observing.tracing import tracing_now
+from twinbus.pairing.sdk.guards import BacklogLimits
+from twinbus.pairing.sdk.outgoing import MessageIds
+from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
+from twinbus.pairing.sdk.sender_pool import SenderCloser, SenderPool
+from twinbus.pairing.sdk.warming import Warming
+
+if TYPE_CHECKING:
+    from twinbus.namespace.namespace import Namespace
+    from twinbus.pairing.sending.recording import Recorder
+    from twinbus.pairing.sending.watched_entity import WatchedEntity
+
+__all__ = ["SharedState"]
+
+log = logging.getLogger("twinbus.pairing")
+
+CLOSE_GRACE_S: Final = 1.0
+"""Time past the bound of an attempt for a call in flight to end before its sender is closed."""
+
+
+class SharedState:
+    """What the calls of one pair read and change together."""
+
+    def __init__(
+        self,
+        primary: Namespace,
+        secondary: Namespace,
+        options: SendAvailabilityOptions,
+        recorder: Recorder,
+        *,
+        pick: Callable[[Sequence[str]], str] = random.choice,
+    ) -> None:
+        """Belongs to the running event loop. `pick` chooses a backlog queue for a sender."""
+        self.primary, self.secondary = primary, secondary
+        self.options = options
+        self.recorder = recorder
+        self.policy = RetryPolicy.of(options)
+        self.rotation = Rotation()
+        self.paths = backlog_paths(primary.label, options.backlog_queue_count)
+        self.message_ids = MessageIds()
+        self.limits = BacklogLimits(options.message_size_limit)
+        self.listeners = Listeners()
+        self.counters = PairCounters()
+        self.tracing = tracing_now(primary)
+        """None: the application has set up no traces."""
+        self.loop = asyncio.get_running_loop()
+        self.closer = SenderCloser(options.attempt_timeout_s)
+        self.secondary_sdk = secondary.bounded_client(options.attempt_timeout_s)
+        self.closed = False
+        self._refusal: Callable[[], PairingError | None] = lambda: None
+        self._entities: dict[str, WatchedEntity] = {}
+        self._backlog_pools: dict[str, SenderPool] = {}
+        self._warming = Warming(options.attempt_timeout_s)
+        self._return_timers: dict[str, asyncio.TimerHandle] = {}
+        """For each pulled queue, the timer that announces its return."""
+        self._was_protected = False
+        self._pick = pick
+        self._has_complained = False
+
+    @property
+    def now(self) -> float:
+        """The time of the pair's event loop; may be read from any thread."""
+        return self.loop.time()
+
+    # Entities
+
+    @property
+    def entities(self) -> list[WatchedEntity]:
+        """Every entity that has a sender, or that a person has commanded."""
+        return list(self._entities.values())
+
+    def find_entity(self, path: str) -> WatchedEntity | None:
+        """The shared state of an entity, whatever the letter case of its path (SPEC 3)."""
+        return self._entities.get(path.strip("/").lower())
+
+    def add_entity(self, entity: WatchedEntity) -> None:
+        """Share the state of an entity that `find_entity` did not find."""
+        self._entities[entity.path.lower()] = entity
+
+    def counts(self, error: BaseException) -> bool:
+        """Whether a failure counts towards a failover, by the user's classifier if there is one."""
+        verdict, complaint = judge(error, self.options.classify)
+        if complaint and not self._has_complained:
+            # Once: every failed send of an outage would repeat it.
+            self._has_complained = True
+            log.error("%s", complaint)
+        return verdict is Verdict.COUNTS
+
+    def warn_of(self, path: str, flaw: BacklogGuardError) -> None:
+        """Announce the first message of its kind that no backlog queue would take."""
+        self.listeners.tell(GuardWarned(at=time.time(), path=path, reason=str(flaw)))
+
+    # Backlog queues
+
+    def choice(self) -> KeptChoice:
+        """A sender's own choice among the shared backlog queues."""
+        return KeptChoice(self.rotation, self._pick)
+
+    def backlog_pool(self, queue: str) -> SenderPool:
+        """The SDK senders to one backlog queue, shared by all that divert to it."""
+        pool = self._backlog_pools.get(queue)
+        if pool is None:
+            make = partial(self.secondary_sdk.get_queue_sender, queue, **KEEP_ALIVE_OFF)
+            pool = self._backlog_pools[queue] = SenderPool(make, self.closer)
+            pool.on_open = partial(self.limits.learn, queue)
+        return pool
+
+    def warm(self, choice: BacklogChoice) -> None:
+        """Open a link to a sender's backlog queue before its first message is diverted."""
+        queue = choice.choose(self.now, ())
+        if queue is not None and not self.closed:
+            self._warming.warm(queue, self.backlog_pool(queue))
+
+    def is_in_use(self, queue: str) -> bool:
+        """Whether a backlog queue is in the rotation now."""
+        return self.rotation.is_in(queue, self.now)
+
+    def pull(self, queue: str, reason: str) -> None:
+        """Pull a backlog queue that failed from the rotation, for all senders."""
+        now = self.now
+        if self.rotation.is_in(queue, now):
+            until = self.rotation.pull(queue, reason, now)
+            assert until is not None
+            log.warning("%s: pulled for %.0f s (%s)", queue, until - now, reason)
+            self.listeners.tell(
+                BacklogQueuePulled(at=time.time(), queue=queue, reason=reason, rest_s=until - now)
+            )
+            self._return_timers[queue] = self.loop.call_at(until, self._announce_return, queue)
+        self.backlog_pool(queue).wake_all()
+
+    def divert_succeeded(self, queue: str) -> None:
+        """A backlog queue stored a message: if it was pulled, it returns at once."""
+        self.rotation.succeeded(queue, self.now)
+        if queue in self._return_timers:
+            self._announce_return(queue)
+
+    def _announce_return(self, queue: str) -> None:
+        self._return_timers.pop(queue).cancel()
+        log.info("%s: back in the rotation", queue)
+        self.listeners.tell(BacklogQueueReturned(at=time.time(), queue=queue))
+
+    def wake_diverting_calls(self) -> None:
+        """Have calls that wait for a sender to the backlog check their entity's route again."""
+        for pool in self._backlog_pools.values():
+            pool.wake_all()
+
+    def check_protection(self, reason: str) -> None:
+        """Announce that the pair has its first backlog queue, or has lost its last."""
+        protected = self.rotation.protected
+        # A closed pair needs no protection; the event would be a false alarm at every shutdown.
+        if protected != self._was_protected and not self.closed:
+            self._was_protected = protected
+            self.listeners.tell(
+                ProtectionChanged(at=time.time(), protected=protected, reason=reason)
+            )
+
+    # The end
+
+    def require_open(self) -> None:
+        """Raise the error of a pair whose primary was closed or faulted."""
+        if self.closed:
+            raise self._refusal() or PairClosedError(
+                "the pair was closed; make a new one with pair_namespaces"
+            )
+
+    def refuse(self, refusal: Callable[[], PairingError | None]) -> None:
+        """Have every later call, and those that wait, raise what `refusal` makes."""
+        self.closed = True
+        self._refusal = refusal
+
+    async def close_backlog(self, reason: str) -> None:
+        """Close everything that leads to the backlog queues; none is left to divert to."""
+        for path in self.paths:
+            self.rotation.leave_out(path, reason)
+        for timer in self._return_timers.values():
+            timer.cancel()
+        self._return_timers.clear()
+        self.check_protection(reason)
+        await self._warming.close()
+        await self.close_pools([*self._backlog_pools.values()])
+        await close_sdk_client(self.secondary_sdk)
+        self._backlog_pools.clear()
+
+    async def close_pools(self, pools: Sequence[SenderPool]) -> None:
+        """Let calls in flight end, within a bound, and close their SDK senders."""
+        limit_s = self.policy.attempt_timeout_s + CLOSE_GRACE_S
+        await asyncio.gather(*(pool.close(limit_s) for pool in pools))
+        await self.closer.wait()
