@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinbus.clock import TimerFired
 from twinbus.pairing.core.attempts import (
     CallEnding,
     DivertFailed,
@@ -23,8 +24,7 @@ from twinbus.pairing.core.attempts import (
 )
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
 from twinbus.pairing.core.classify import FailureMeaning
-from twinbus.pairing.core.failover import (
-    EntityFailover,
+from twinbus.pairing.core.events import (
     Event,
     ForceFailover,
     Freeze,
@@ -34,9 +34,9 @@ from twinbus.pairing.core.failover import (
     Route,
     SendFailed,
     SendSucceeded,
-    TimerFired,
     Unfreeze,
 )
+from twinbus.pairing.core.failover import EntityFailover
 
 QUEUES = backlog_paths("contoso", 3)
 TOLERANCE_S = 1e-6

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinbus.pairing.core.failover import (
-    EntityFailover,
+from twinbus.clock import TimerFired
+from twinbus.pairing.core.events import (
     EntityState,
     Event,
     ForceFailover,
@@ -22,9 +22,9 @@ from twinbus.pairing.core.failover import (
     StartDiverting,
     StopPinging,
     StopWatching,
-    TimerFired,
     Unfreeze,
 )
+from twinbus.pairing.core.failover import EntityFailover
 from twinbus.testing import VirtualClock
 
 LEGAL = {

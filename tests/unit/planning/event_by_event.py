@@ -10,17 +10,17 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from twinbus.clock import TimerFired
 from twinbus.pairing.core.attempts import RetryPolicy, backoff_s
-from twinbus.pairing.core.failover import (
-    EntityFailover,
+from twinbus.pairing.core.events import (
     EntityState,
     PingAnswered,
     PingFailed,
     SendFailed,
     SendPing,
     SendSucceeded,
-    TimerFired,
 )
+from twinbus.pairing.core.failover import EntityFailover
 from twinbus.planning.model import Setting, Traffic
 
 RETRIES = 3

@@ -6,11 +6,11 @@
 
 Pure: the shell calls `handle` with the time of each event, performs the returned actions in order,
 and arms one timer for `timer_at`. Two holds lie over the states: *forced* keeps FAILED_OVER until
-`MarkHealthy`; *frozen* keeps the routing and rests timer and pings until `Unfreeze`. A command of a
-person moves a frozen entity too: it is newer than the wish to keep things as they were.
+`MarkHealthy`; *frozen* keeps the routing and stops timer and pings until `Unfreeze`. A command of a
+person changes a frozen entity too: it is newer than the freeze.
 
-The shell reports the end of every ping it was told to send exactly once, unless `StopPinging` came
-first; then it drops the ping and reports nothing.
+The shell reports the end of every ping exactly once, unless `StopPinging` came first; then it drops
+the ping and reports nothing.
 """
 
 from __future__ import annotations
@@ -41,60 +41,37 @@ from twinbus.pairing.core.events import (
     Unfreeze,
 )
 
-__all__ = [
-    "Action",
-    "EntityFailover",
-    "EntityState",
-    "Event",
-    "ForceFailover",
-    "Freeze",
-    "MarkHealthy",
-    "Notify",
-    "PingAnswered",
-    "PingFailed",
-    "Route",
-    "SendFailed",
-    "SendPing",
-    "SendSucceeded",
-    "StartDiverting",
-    "StopPinging",
-    "StopWatching",
-    "TimerFired",
-    "Transition",
-    "Unfreeze",
-]
-
+__all__ = ["EntityFailover"]
 
 NOTHING: Final[tuple[Action, ...]] = ()
 
+_HEALTHY, _SUSPECT, _FAILED_OVER, _UNUSABLE = EntityState
+
+_TIMER_CANCELLED = "the timer was cancelled before its event came in"
+_TIMER_MOVED = "the timer was moved before its event came in"
+_OLD_PING = "a ping of an earlier failover; it proves nothing now"
+_STOPPED_PING = "a ping that was stopped, or of an earlier failover"
+_OLD_ATTEMPT = "an attempt that began before the failover"
+
 LATE_AND_HARMLESS: Final = {
-    (EntityState.HEALTHY, TimerFired): "the timer was cancelled while its event was on the way",
-    (
-        EntityState.HEALTHY,
-        PingAnswered,
-    ): "the ping ended after something else had healed the entity",
-    (EntityState.HEALTHY, PingFailed): "the ping ended after something else had healed the entity",
-    (EntityState.HEALTHY, SendFailed): "the caller's own fault, or seen while frozen",
-    (EntityState.SUSPECT, TimerFired): "the timer was moved while its event was on the way",
-    (
-        EntityState.SUSPECT,
-        PingAnswered,
-    ): "a ping of an earlier failover; it proves nothing of today",
-    (EntityState.SUSPECT, PingFailed): "a ping of an earlier failover; it proves nothing of today",
-    (
-        EntityState.SUSPECT,
-        SendFailed,
-    ): "the timer runs from the first failure; later ones add nothing",
-    (EntityState.FAILED_OVER, TimerFired): "the timer was moved while its event was on the way",
-    (EntityState.FAILED_OVER, PingAnswered): "a ping that was stopped, or of an earlier failover",
-    (EntityState.FAILED_OVER, PingFailed): "a ping that was stopped, or of an earlier failover",
-    (EntityState.FAILED_OVER, SendFailed): "an attempt that began before the failover",
-    (EntityState.FAILED_OVER, SendSucceeded): "a late success, while a person holds the state",
-    (EntityState.UNUSABLE, TimerFired): "the timer was moved while its event was on the way",
-    (EntityState.UNUSABLE, PingAnswered): "a ping that was stopped, or of an earlier failover",
-    (EntityState.UNUSABLE, PingFailed): "a ping that was stopped, or of an earlier failover",
-    (EntityState.UNUSABLE, SendFailed): "an attempt that began before the failover",
-    (EntityState.UNUSABLE, SendSucceeded): "a late success, while the entity is frozen",
+    (_HEALTHY, TimerFired): _TIMER_CANCELLED,
+    (_HEALTHY, PingAnswered): "the ping ended after something else had healed the entity",
+    (_HEALTHY, PingFailed): "the ping ended after something else had healed the entity",
+    (_HEALTHY, SendFailed): "the caller's own fault, or while frozen",
+    (_SUSPECT, TimerFired): _TIMER_MOVED,
+    (_SUSPECT, PingAnswered): _OLD_PING,
+    (_SUSPECT, PingFailed): _OLD_PING,
+    (_SUSPECT, SendFailed): "the timer runs from the first failure; later ones add nothing",
+    (_FAILED_OVER, TimerFired): _TIMER_MOVED,
+    (_FAILED_OVER, PingAnswered): _STOPPED_PING,
+    (_FAILED_OVER, PingFailed): _STOPPED_PING,
+    (_FAILED_OVER, SendFailed): _OLD_ATTEMPT,
+    (_FAILED_OVER, SendSucceeded): "a late success, while a person holds the state",
+    (_UNUSABLE, TimerFired): _TIMER_MOVED,
+    (_UNUSABLE, PingAnswered): _STOPPED_PING,
+    (_UNUSABLE, PingFailed): _STOPPED_PING,
+    (_UNUSABLE, SendFailed): _OLD_ATTEMPT,
+    (_UNUSABLE, SendSucceeded): "a late success, while the entity is frozen",
 }
 """Events that may come and change nothing, each with its reason. Any other is a bug."""
 
@@ -125,7 +102,7 @@ class EntityFailover:
         self.reason = ""
         """Why the state was entered."""
         self.last_error = ""
-        """What the last failed attempt or ping said; it outlives a recovery."""
+        """The error of the last failed attempt or ping; it stays after a recovery."""
         self.forced = False
         self.frozen = False
         self.closed = False
@@ -141,12 +118,12 @@ class EntityFailover:
 
     @property
     def failover_at(self) -> float | None:
-        """When the entity will fail over if nothing succeeds; None: not on its way there."""
+        """When the entity will fail over if nothing succeeds; None: it is not SUSPECT."""
         return self.timer_at if self.state is EntityState.SUSPECT else None
 
     def handle(self, event: Event, now: float) -> Sequence[Action]:
         """Take one event at time `now`; return what the shell must do, in order."""
-        # The usual case comes first: it is on the way of every healthy send.
+        # The usual case comes first.
         if self.closed or (self.state is EntityState.HEALTHY and type(event) is SendSucceeded):
             return NOTHING
         match event:
@@ -179,7 +156,7 @@ class EntityFailover:
                 return self._enter(EntityState.FAILED_OVER, now, "a send failed", StartDiverting())
             case EntityState.HEALTHY:
                 return self._enter(EntityState.SUSPECT, now, "a send failed")
-            # The interval is over although the timer's own event has not come yet.
+            # The interval is over, although the timer's event has not come in yet.
             case EntityState.SUSPECT if self._is_due(now):
                 return self._fail_over(now)
         return self._harmless(event)
@@ -209,18 +186,18 @@ class EntityFailover:
         reason = event.error or "not found or disabled"
         if self.state is EntityState.FAILED_OVER:
             return self._enter(EntityState.UNUSABLE, now, reason)
-        # Disabled first and then deleted: callers are told what is true now.
+        # The error may change, as from disabled to deleted: callers get the latest.
         self.reason = reason
         return NOTHING
 
     def _answered(self, now: float) -> Sequence[Action]:
-        # Forced, an answer is only news for the status: a person decides when to return.
+        # While forced, a person decides when to return; the status shows the answer.
         if self.forced:
             return NOTHING
         if self.answered_pings >= self._healthy_pings:
             return self._enter(EntityState.HEALTHY, now, "the ping was answered")
         if self.state is EntityState.UNUSABLE:
-            # It takes messages again, so that diverting is right; too few answers yet to return.
+            # It takes messages again, so sends are diverted; too few answers to return yet.
             return self._enter(
                 EntityState.FAILED_OVER, now, "the ping was answered", StartDiverting()
             )
@@ -240,17 +217,17 @@ class EntityFailover:
                 return self._enter(EntityState.HEALTHY, now, "marked healthy")
             case Freeze():
                 self.frozen = True
-                return self._rest()
+                return self._stop()
             case Unfreeze():
                 if self.frozen:
                     self.frozen = False
-                    # Nothing was watched meanwhile, so that every interval begins anew.
+                    # Nothing was watched meanwhile, so every interval begins again.
                     self.timer_at = self._timer_of(self.state, now)
                 return NOTHING
             case StopWatching():
                 self.closed = True
-                return self._rest()
-        raise AssertionError(f"{event} is no event of a failover")
+                return self._stop()
+        raise AssertionError(f"{event} is not an event of a failover")
 
     def _fail_over(self, now: float) -> Sequence[Action]:
         reason = f"no success for {self._failover_interval_s:g} s"
@@ -259,14 +236,14 @@ class EntityFailover:
     def _enter(
         self, state: EntityState, now: float, reason: str, *actions: Action
     ) -> Sequence[Action]:
-        """Change the state. Nothing else writes it, so that no timer or ping outlives its state."""
+        """Change the state. Nothing else writes it, so no timer or ping outlives its state."""
         before, self.state = self.state, state
         assert before is not state
         self.route = ROUTES[state]
         self.since, self.reason = now, reason
         announcement = Notify(Transition(before, state, now, reason))
         if before in PINGED and state in PINGED:
-            # One failover goes on: its pings keep their rhythm and their count.
+            # The same failover goes on: its pings keep their interval and their count.
             return (*actions, announcement)
         self.answered_pings = 0
         self._ping_in_flight = False
@@ -281,7 +258,7 @@ class EntityFailover:
             return now + self._failover_interval_s
         return now + self._ping_interval_s
 
-    def _rest(self) -> Sequence[Action]:
+    def _stop(self) -> Sequence[Action]:
         self.timer_at = None
         self._ping_in_flight = False
         return (StopPinging(),) if self.state in PINGED else NOTHING

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.pairing.send_world import QUEUES, REFUSED, World
+from twinbus.clock import TimerFired
 from twinbus.pairing.core.attempts import (
     DivertTo,
     PullQueue,
@@ -28,7 +29,7 @@ from twinbus.pairing.core.attempts import (
     WaitForRetry,
 )
 from twinbus.pairing.core.classify import FailureMeaning
-from twinbus.pairing.core.failover import Freeze, MarkHealthy, PingFailed, SendSucceeded, TimerFired
+from twinbus.pairing.core.events import Freeze, MarkHealthy, PingFailed, SendSucceeded
 
 MEANINGS = {
     "down": FailureMeaning.UNREACHABLE,

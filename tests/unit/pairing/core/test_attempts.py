@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.pairing.send_world import BUSY, POLICY, QUEUES, REFUSED, World
+from twinbus.clock import TimerFired
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.attempts import (
     CallEnding,
@@ -20,7 +21,7 @@ from twinbus.pairing.core.attempts import (
     backoff_s,
 )
 from twinbus.pairing.core.classify import FailureMeaning
-from twinbus.pairing.core.failover import Freeze, PingFailed, SendFailed, SendSucceeded, TimerFired
+from twinbus.pairing.core.events import Freeze, PingFailed, SendFailed, SendSucceeded
 
 
 @pytest.mark.parametrize(("retry", "seconds"), [(1, 1.6), (2, 3.2), (3, 6.4), (7, 102.4), (8, 120)])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.pairing.core.failover import (
-    LATE_AND_HARMLESS,
-    EntityFailover,
+from twinbus.clock import TimerFired
+from twinbus.pairing.core.events import (
     EntityState,
     Event,
     ForceFailover,
@@ -22,10 +21,10 @@ from twinbus.pairing.core.failover import (
     StartDiverting,
     StopPinging,
     StopWatching,
-    TimerFired,
     Transition,
     Unfreeze,
 )
+from twinbus.pairing.core.failover import LATE_AND_HARMLESS, EntityFailover
 from twinbus.testing import VirtualClock
 
 FAILED = SendFailed(counts=True, error="connection refused")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.pairing.core.failures_page import PAGE, state_tables, written
-from twinbus.pairing.core.failover import (
-    EntityFailover,
+from twinbus.clock import TimerFired
+from twinbus.pairing.core.events import (
     EntityState,
     Event,
     ForceFailover,
@@ -23,9 +23,9 @@ from twinbus.pairing.core.failover import (
     StartDiverting,
     StopPinging,
     StopWatching,
-    TimerFired,
     Unfreeze,
 )
+from twinbus.pairing.core.failover import EntityFailover
 
 FAILOVER_S, PING_S = 10.0, 60.0
 QUIET_AT = 500.0

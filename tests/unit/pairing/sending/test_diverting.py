@@ -17,7 +17,7 @@ from twinbus.pairing.core.attempts import (
 )
 from twinbus.pairing.core.backlog import KeptChoice, StrictChoice
 from twinbus.pairing.core.classify import FailureMeaning
-from twinbus.pairing.core.failover import SendSucceeded
+from twinbus.pairing.core.events import SendSucceeded
 
 
 @pytest.mark.parametrize(
