@@ -82,14 +82,14 @@ def tied_to(world: World) -> Iterator[None]:
         (twinbus.pairing.lifecycle.administration, "administration_client", administration),
         (twinbus.pairing.sending.pinger, "uuid4", new_id),
         (twinbus.pairing.sdk.outgoing, "uuid4", new_id),
-        (twinbus.syphon.relay.relay, "Line", sim_line(world)),
+        (twinbus.syphon.relay.relay, "NamespaceConnection", sim_line(world)),
         (twinbus.syphon.relay.relay, "time", time),
         (twinbus.syphon.relay.queue_answers, "time", time),
         (twinbus.syphon.relay.outbound, "time", time),
     ]
     if importlib.util.find_spec("twinbus.syphon.relay.lease") is not None:
         lease = importlib.import_module("twinbus.syphon.relay.lease")
-        names += [(lease, "Line", sim_line(world)), (lease, "time", time)]
+        names += [(lease, "NamespaceConnection", sim_line(world)), (lease, "time", time)]
     patches = [patch.object(*name) for name in names]
     log = logging.getLogger("twinbus")
     level, propagates = log.level, log.propagate
