@@ -1,37 +1,16 @@
-"""Time as the shells see it: a clock to read, and the event that a timer has come due.
+"""The event of a timer that is due.
 
-Core code never reads a clock. It gets `now` with every event and says in `timer_at` when it wants
-to be called next; a shell reads a `Clock`, arms one timer, and hands in a `TimerFired`.
+Core code never reads a clock. It gets `now` with every event and stores in `timer_at` when it wants
+the next one; a shell arms one timer and passes in a `TimerFired`.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import Protocol
 
-__all__ = ["Clock", "MonotonicClock", "TimerFired"]
-
-
-class Clock(Protocol):
-    """Something that knows the time: seconds that never go back, from an arbitrary start."""
-
-    @property
-    def now(self) -> float:
-        """The time, in seconds."""
-
-
-class MonotonicClock:
-    """The machine's own clock, which no change of the date disturbs."""
-
-    __slots__ = ()
-
-    @property
-    def now(self) -> float:
-        """The time, in seconds since an arbitrary start."""
-        return time.monotonic()
+__all__ = ["TimerFired"]
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """The time that a machine asked for in `timer_at` has come."""
+    """The time that a machine stored in `timer_at` has come."""

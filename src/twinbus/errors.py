@@ -2,32 +2,32 @@
 
     TwinbusError
      +-- BrokerError               the embedded broker
-     |    +-- BrokerStartError     it was asked for something it cannot start with
+     |    +-- BrokerStartError     it cannot start with its options
      |    |    +-- ListenError     ... an address
      |    +-- StoreError           its data directory cannot be used, at start or later
-     |         +-- StoreFull       ... for want of room
+     |         +-- StoreFull       ... because the disk is full
      +-- PairingError              two namespaces as a pair; has `message_ids`
-     |    +-- SameNamespaceError           both sides are one and the same namespace
+     |    +-- SameNamespaceError           both sides are the same namespace
      |    +-- NamespaceInUseError          a Namespace object already belongs to a pair
      |    +-- MissingRightError            a credential lacks a right that pairing needs
      |    +-- PairFaultedError             the pair was faulted; every later call raises this
      |    +-- PairClosedError              the pair, or its primary side, was closed
-     |    +-- BacklogUnavailableError      no backlog queue is there, or none takes the message
+     |    +-- BacklogUnavailableError      there is no backlog queue, or none takes the message
      |    +-- PartialDivertError           a split batch is stored in part
      |    +-- ScheduleUnavailableError     sequence numbers need the primary, which failed over
      |    +-- EntityUnusableError          the primary answers that the entity is gone or disabled
      |    +-- BacklogGuardError            the message could not be stored in a backlog queue
-     |         +-- BacklogMessageTooLargeError     ... for its size
-     |         +-- ReservedPropertyError           ... for the name of a property
-     +-- ControlError              a running pair or syphon cannot be asked, or refuses
-     +-- SyphonError               a backlog cannot be drained as it was asked for
-     +-- TransferError             a message that is not in the form of the backlog
-          +-- MissingDestinationError      it does not say where it belongs
-          +-- InvalidDestinationError      what it names is no queue or topic
-          +-- AliasTypeError               one of its aliases has a type that cannot be read
+     |         +-- BacklogMessageTooLargeError     ... because of its size
+     |         +-- ReservedPropertyError           ... because of the name of a property
+     +-- ControlError              a running pair or syphon does not answer, or refuses a command
+     +-- SyphonError               a backlog cannot be drained as requested
+     +-- TransferError             a message that is not in the backlog form
+          +-- MissingDestinationError      it has no destination
+          +-- InvalidDestinationError      its destination is no queue or topic
+          +-- AliasTypeError               one of its aliases has an unknown type
           +-- AliasValueError              one of its aliases has a value that cannot be restored
 
-A broker's refusal of one request (entity not found, lock lost, quota) is no error here: it goes
+A broker's refusal of one request (entity not found, lock lost, quota) is not listed here: it goes
 over the wire, and the client gets the exception of the SDK it uses.
 """
 
@@ -37,7 +37,7 @@ from collections.abc import Mapping, Sequence
 
 
 class TwinbusError(Exception):
-    """The root: catch it to catch everything that Twinbus itself raises."""
+    """The base class of every error that Twinbus itself raises."""
 
 
 class BrokerError(TwinbusError):
@@ -45,29 +45,29 @@ class BrokerError(TwinbusError):
 
 
 class BrokerStartError(BrokerError):
-    """The broker cannot start with what it was given; nothing listens, nothing is stored."""
+    """The broker cannot start with its options; nothing listens, nothing is stored."""
 
 
 class ListenError(BrokerStartError):
-    """An address cannot be listened on: it is taken, or not one of this machine's."""
+    """An address cannot be listened on: it is in use, or not one of this machine."""
 
 
 class StoreError(BrokerError):
     """A data directory cannot be used: unwritable, in use, damaged, or of a newer format.
 
-    What was acknowledged before stays as it is on disk.
+    Messages acknowledged before are unchanged on disk.
     """
 
 
 class StoreFull(StoreError):
-    """The disk has no room for a write. Make room; what was acknowledged before is safe."""
+    """The disk is full. Free space; messages acknowledged before are safe."""
 
 
 class PairingError(TwinbusError):
-    """Two namespaces cannot be, or go on as, a pair, or the pair cannot do what was asked.
+    """Two namespaces cannot be paired, or the pair cannot do what a call requests.
 
-    `message_ids` are the ids of the messages of the failed call, empty where there were none.
-    Sending them again under these ids lets duplicate detection remove a copy stored unseen.
+    `message_ids` are the ids of the messages of the failed call, empty if it had none. Send them
+    again under these ids, and duplicate detection removes a copy that was stored after all.
     """
 
     def __init__(self, text: str, *, message_ids: Sequence[str] = ()) -> None:
@@ -75,8 +75,8 @@ class PairingError(TwinbusError):
         self.message_ids = tuple(message_ids)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # An exception is pickled as a call with its text alone, which loses keywords; these cross
-        # process borders (a Spark task, a pool) whole.
+        # By default an exception is pickled with its text alone; this keeps its attributes when it
+        # crosses processes (a Spark task, a pool).
         return _revived, (type(self), self.args, self.__dict__)
 
 
@@ -89,21 +89,21 @@ def _revived(
 
 
 class SameNamespaceError(PairingError):
-    """Both sides are the same endpoint: there would be nowhere to go. Give two namespaces."""
+    """Both sides have the same endpoint, so there is no second namespace. Give two namespaces."""
 
 
 class NamespaceInUseError(PairingError):
-    """A Namespace object is part of a pair already. Make another one from the same string."""
+    """A Namespace object belongs to a pair already. Make another one from the same string."""
 
 
 class MissingRightError(PairingError):
-    """A credential lacks a right; the text names it, the namespace, and the way without it."""
+    """A credential lacks a right; the text names it, the namespace, and how to do without it."""
 
 
 class PairFaultedError(PairingError):
-    """A side of the pair was faulted, or was closed and the other did not follow. Pair anew.
+    """A side of the pair was faulted, or was closed and the other did not follow. Pair again.
 
-    The error that the fault was declared with is its cause.
+    Its cause is the error that the side was faulted with.
     """
 
 
@@ -112,9 +112,9 @@ class PairClosedError(PairingError):
 
 
 class BacklogUnavailableError(PairingError):
-    """The secondary cannot be used: at pairing because it is required, or no queue took a send.
+    """The secondary is required and not available at pairing, or no backlog queue took a send.
 
-    `primary_error` is why the send left the primary, `queue_errors` what each backlog queue said.
+    `primary_error` is why the send left the primary, `queue_errors` has each backlog queue's error.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class BacklogUnavailableError(PairingError):
 
 
 class PartialDivertError(PairingError):
-    """A batch had to be split on its way to the backlog, and only a part of it was stored.
+    """A batch was split on its way to the backlog, and only a part of it was stored.
 
     Send those of `not_stored_ids` again; those of `stored_ids` are safe.
     """
@@ -147,20 +147,20 @@ class PartialDivertError(PairingError):
 class ScheduleUnavailableError(PairingError):
     """Scheduling by sequence number needs the primary, and the entity has failed over.
 
-    A message with `scheduled_enqueue_time_utc` can be sent all the same: it is diverted.
+    Send messages with `scheduled_enqueue_time_utc` instead: these are diverted.
     """
 
 
 class EntityUnusableError(PairingError):
-    """The primary is up and says that the entity is not there or disabled. Repair the entity."""
+    """The primary answers that the entity is missing or disabled. Repair the entity."""
 
 
 class BacklogGuardError(PairingError):
-    """A backlog queue could not hold this message; what is wrong is the sender's to mend."""
+    """A backlog queue could not store this message; its sender must change it."""
 
 
 class BacklogMessageTooLargeError(BacklogGuardError):
-    """With its aliases the message is larger than a backlog queue takes. Send smaller messages."""
+    """With its aliases the message exceeds the limit of a backlog queue. Send smaller messages."""
 
     def __init__(
         self,
@@ -193,24 +193,24 @@ class ReservedPropertyError(BacklogGuardError):
 
 
 class ControlError(TwinbusError):
-    """A running pair or syphon cannot be asked, or refuses; the text says which, and why."""
+    """A running pair or syphon does not answer, or refuses a command; the text says why."""
 
 
 class SyphonError(TwinbusError):
-    """A backlog cannot be drained as it was asked for: no such queue, a right that is missing."""
+    """A backlog cannot be drained as requested: a queue or a right is missing."""
 
 
 class TransferError(TwinbusError):
-    """A message in a backlog queue that cannot be brought back to where it belongs.
+    """A message in a backlog queue that cannot be returned to its destination.
 
-    `reason` is a word for the dead-letter reason, the text its description.
+    `reason` is the dead-letter reason, the text its description.
     """
 
     reason = "NotABacklogMessage"
 
 
 class MissingDestinationError(TransferError):
-    """The message has no `x-ms-path`: nobody can tell where it was sent to."""
+    """The message has no `x-ms-path`, so its destination is unknown."""
 
     reason = "MissingDestination"
 
@@ -222,7 +222,7 @@ class InvalidDestinationError(TransferError):
 
 
 class AliasTypeError(TransferError):
-    """An alias has a type that means nothing here; the text names the alias and the type."""
+    """An alias has an unknown type; the text names the alias and the type."""
 
     reason = "AliasTypeUnknown"
 

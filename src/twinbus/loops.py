@@ -1,6 +1,6 @@
-"""How a process that is ours alone runs its event loop: commands, Spark tasks, benchmarks.
+"""Runs the event loop of our own processes: commands, Spark tasks, benchmarks.
 
-An application chooses its loop, and tunes its collector, itself. A notebook has one running.
+An application chooses its own loop and garbage collector settings. A notebook has a running loop.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, as `asyncio.run` does, in a process that does nothing else."""
-    # What was loaded until now is never garbage: the collector need not look at it again and again.
+    # Everything loaded until now stays: the garbage collector need not visit it again and again.
     gc.freeze()
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         return runner.run(work)
 
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also where a loop runs already: a notebook's cell is inside one.
+    """Run a coroutine to its end, also where a loop runs already, as in a notebook.
 
-    Whoever waits in that loop waits too.
+    It blocks that loop meanwhile.
     """
     try:
         asyncio.get_running_loop()
@@ -38,9 +38,9 @@ def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """A factory of uvloop's loops where that is installed, for `asyncio.Runner`; else None.
+    """A factory of uvloop's loops for `asyncio.Runner`; None: uvloop is not installed.
 
-    It halves the cost of small round trips and reads large pieces without a new buffer for each.
+    uvloop halves the cost of small round trips and reads large pieces without a new buffer each.
     """
     try:
         import uvloop

@@ -1,7 +1,7 @@
-"""How a pair behaves: every option of SPEC 1, its default and its range.
+"""The options of a pair (SPEC 1), with their defaults and ranges.
 
-Durations are seconds or a timedelta, and are kept as given; the same name with `_s` behind it is
-the duration in seconds, which is what the rest of Twinbus reads.
+Durations are seconds or a timedelta, and are kept as given; the same name with `_s` at its end is
+the duration in seconds, which the rest of Twinbus reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Duration = timedelta | float
 """Seconds, or a timedelta."""
 
 LEDGER_VARIABLE = "TWINBUS_LEDGER"
-"""Environment variable that says where the ledger goes when the option does not."""
+"""Environment variable with the ledger's location, used if the option is not set."""
 
 DAY_S = 86_400.0
 
@@ -33,17 +33,17 @@ UNDELIVERABLE_GRACE_MAX_S = 30 * DAY_S
 ATTEMPT_TIMEOUT_MIN_S, ATTEMPT_TIMEOUT_MAX_S = 0.1, 60.0
 
 RETRY_TOTAL_MAX = 1_000
-"""The SDK names no bound. Past a thousand a caller wants its own loop, not ours."""
+"""The SDK has no maximum. A caller that needs more than a thousand should retry by itself."""
 
 BACKOFF_MAX_S = 3_600.0
-"""The SDK names no bound. An hour between two attempts of one call is beyond any use."""
+"""The SDK has no maximum. More than an hour between two attempts of one call has no use."""
 
 MESSAGE_SIZE_LIMIT_MIN, MESSAGE_SIZE_LIMIT_MAX = 1_024, 100 * 1_024 * 1_024
-"""From what the aliases alone may need to the largest message of a Premium namespace."""
+"""From the size of the aliases alone to the largest message of a Premium namespace."""
 
 
 class Verdict(Enum):
-    """What one failed attempt says about its entity."""
+    """Whether a failed attempt counts towards a failover of its entity."""
 
     COUNTS = "counts"
     """The entity cannot be reached or cannot answer: evidence for a failover."""
@@ -99,26 +99,26 @@ class SendAvailabilityOptions:
     """Longest back-off between two attempts."""
 
     create_backlog_queues: bool = True
-    """False: an administrator made them, and this application needs no Manage right."""
+    """False: an administrator creates them, and this application needs no Manage right."""
 
     require_secondary: bool = False
     """True: pairing fails when the secondary cannot be reached."""
 
     accept_drift: bool = False
-    """Use backlog queues with an unsafe description all the same."""
+    """Use backlog queues with unsafe settings too."""
 
     strict_guards: bool = False
-    """Refuse oversize messages and reserved property names while healthy too."""
+    """Refuse oversize messages and reserved property names also while the entity is healthy."""
 
     message_size_limit: int | None = None
-    """Size in bytes that a backlog queue takes. None: asked from the link."""
+    """Largest message of a backlog queue in bytes. None: the link reports it."""
 
     ledger: str | PurePath | None = None
     """Directory (or Hadoop URL, for Spark jobs) of the ledger. None: `$TWINBUS_LEDGER`, and without
-    it no ledger. An empty string: no ledger, whatever the environment says."""
+    it no ledger. An empty string: no ledger, whatever the environment variable."""
 
     classify: Callable[[BaseException], Verdict] | None = None
-    """Replaces the built-in answer to whether a failure counts."""
+    """Decides whether a failure counts, instead of the built-in table."""
 
     def __post_init__(self) -> None:
         _require_count("backlog_queue_count", self.backlog_queue_count, 1, BACKLOG_QUEUE_COUNT_MAX)
@@ -175,7 +175,7 @@ class SendAvailabilityOptions:
         return _seconds(self.retry_backoff_max)
 
     def ledger_location(self, environment: Mapping[str, str]) -> str | None:
-        """Where the ledger goes in this environment; None: there is none."""
+        """The location of the ledger in this environment; None: there is no ledger."""
         if self.ledger is None:
             return environment.get(LEDGER_VARIABLE) or None
         return str(self.ledger) or None
@@ -213,7 +213,7 @@ def _seconds(duration: Duration) -> float:
 
 
 def _require_count(option: str, value: object, low: int, high: int) -> None:
-    # True is an int to Python, but not a number of anything.
+    # To Python True is an int, but it is no count.
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{option} must be a whole number from {low} to {high}; got {value!r}")
 
@@ -221,7 +221,7 @@ def _require_count(option: str, value: object, low: int, high: int) -> None:
 def _require_duration(option: str, value: object, low: float, high: float) -> None:
     numeric = isinstance(value, timedelta | int | float) and not isinstance(value, bool)
     seconds = _seconds(value) if numeric else math.nan  # type: ignore[arg-type]
-    # A comparison with nan is false, so that nan is refused here too.
+    # A comparison with nan is false, so this refuses nan as well.
     if not low <= seconds <= high:
         raise ValueError(
             f"{option} must be from {low:g} to {high:g} seconds, as a number or a timedelta; "
@@ -236,7 +236,7 @@ def _require_choice(option: str, value: object, choices: tuple[str, ...]) -> Non
 
 
 def _require_switch(option: str, value: object) -> None:
-    # A wrong type is a ValueError too: SPEC 1 promises one error for every value that is refused.
+    # SPEC 1: every refused value is a ValueError, a wrong type too.
     if value is not True and value is not False:
         raise ValueError(f"{option} must be True or False; got {value!r}")
 

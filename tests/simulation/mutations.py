@@ -74,7 +74,7 @@ def pulled_queue_never_returns() -> AbstractContextManager[Any]:
     def planted(self: Rotation, queue: str, reason: str, now: float) -> float | None:
         until = real(self, queue, reason, now)
         if until is not None:
-            self._places[queue].pulled_until = math.inf
+            self._queues[queue].pulled_until = math.inf
         return until
 
     return patch.object(Rotation, "pull", planted)

@@ -1,4 +1,4 @@
-"""Twinbus for code without asyncio: the same names, and calls that return when it is done.
+"""Twinbus for code without asyncio: the same names, with calls that block.
 
     from twinbus.blocking import SendAvailabilityOptions, pair_namespaces
 
@@ -6,18 +6,17 @@
         with pair.get_queue_sender("orders") as sender:
             sender.send_messages(ServiceBusMessage("order 1"))
 
-Everything happens in the asyncio core, on one thread that the pair starts for itself; the caller
-waits for the answer. So nothing here is decided twice, and, unlike a call of the sync SDK, a call
-can be given up: Ctrl-C ends it in the core as well.
+Everything runs in the asyncio core, on one thread that the pair starts; the caller waits for the
+result. Unlike a call of the sync SDK, a call can be interrupted: Ctrl-C ends it in the core too.
 
 - A pair and its senders may be used by many threads at once.
-- Inside a coroutine a call works, but it blocks that coroutine's event loop while it waits: there,
-  use `twinbus` itself.
-- The thread does not survive a fork. A pair made before it says so in the child, and closing it
-  there does nothing; make the pair in the child (gunicorn: `post_fork`, Celery:
+- Inside a coroutine a call works, but it blocks that coroutine's event loop: use `twinbus` itself
+  there.
+- The thread does not survive a fork. In the child, a pair made before the fork raises, and closing
+  it does nothing; make the pair in the child (gunicorn: `post_fork`, Celery:
   `worker_process_init`).
-- A program that ends without closing its pair is not held up.
-- Receivers are the sync SDK's own, from the primary, and are no business of the pair's thread.
+- A program that ends without closing its pair still exits at once.
+- Receivers are the sync SDK's own, from the primary; they do not use the pair's thread.
 """
 
 from __future__ import annotations

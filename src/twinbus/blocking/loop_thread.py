@@ -1,11 +1,11 @@
-"""One event loop on a thread of its own, and the way for other threads to have work done there.
+"""One event loop on a thread of its own, on which other threads run work.
 
     loop_thread = LoopThread("twinbus-pair")
-    answer = loop_thread.run(work)      # any thread; `work` is a coroutine function
+    result = loop_thread.run(work)      # any thread; `work` is a coroutine function
     loop_thread.stop()
 
-A caller that is interrupted (Ctrl-C) has its work cancelled on the loop and waits for its end, so
-that nothing goes on behind its back.
+If a caller is interrupted (Ctrl-C), its work is cancelled on the loop, and the caller waits for its
+end, so no work goes on unseen.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ log = logging.getLogger("twinbus.pair")
 T = TypeVar("T")
 
 GIVE_UP_S: Final = 15.0
-"""How long an interrupted caller waits for its work to end. A send ends at once; a close, which is
-finished all the same, within the bounds of its parts."""
+"""How long an interrupted caller waits for its work to end. A send ends at once; a close runs to
+its end, within the bounds of its parts."""
 
 STOP_S: Final = 10.0
-"""How long the thread may take to end when all work is done. What could hold it up is a name that
-is still being looked up; it is a daemon and then ends by itself."""
+"""How long the thread may take to end when all work is done. A DNS lookup in progress can delay it;
+the thread is a daemon and does not delay the end of the process."""
 
 
 class LoopThread:
-    """Starts with the first call; ends with `stop`, or with the process."""
+    """An event loop thread that starts with the first call and ends with `stop`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,7 +48,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._stopped = False
-        self._works: set[_Work[Any]] = set()
+        self._items: set[_Work[Any]] = set()
 
     @property
     def is_forked(self) -> bool:
@@ -56,25 +56,25 @@ class LoopThread:
         return os.getpid() != self._pid
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `work` returns or raises, done on the loop in the caller's context variables."""
-        asked = _Work(work)
+        """Run `work` on the loop with the caller's context variables; return its result."""
+        item = _Work(work)
         loop = self._running_loop()
-        self._works.add(asked)
+        self._items.add(item)
         try:
             try:
-                loop.call_soon_threadsafe(asked.begin)
+                loop.call_soon_threadsafe(item.begin)
             except RuntimeError:
                 raise _closed() from None
-            return asked.answer.result()
+            return item.result.result()
         except BaseException:
-            if not asked.answer.done():
-                self._give_up(loop, asked)
+            if not item.result.done():
+                self._give_up(loop, item)
             raise
         finally:
-            self._works.discard(asked)
+            self._items.discard(item)
 
     def call(self, function: Callable[[], T]) -> T:
-        """What a plain function returns, called on the loop."""
+        """Call a plain function on the loop; return its result."""
 
         async def on_loop() -> T:
             return function()
@@ -82,18 +82,18 @@ class LoopThread:
         return self.run(on_loop)
 
     def finish(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have something closed; nothing is to be done where the thread is gone already."""
+        """Run work that closes something; do nothing if the thread has ended already."""
         if self._stopped or self.is_forked:
             return
         try:
             self.run(work)
         except PairClosedError:
-            # Another thread closed everything meanwhile.
+            # Another thread has closed everything meanwhile.
             if not self._stopped:
                 raise
 
     def stop(self) -> None:
-        """End the thread, and with it whatever still runs on the loop; idempotent."""
+        """End the thread and all work on the loop; idempotent."""
         if self.is_forked:
             return
         with self._lock:
@@ -107,16 +107,16 @@ class LoopThread:
         if thread.is_alive():
             log.warning("%s: its thread did not end within %g s", self._name, STOP_S)
 
-    def _give_up(self, loop: asyncio.AbstractEventLoop, asked: _Work[T]) -> None:
+    def _give_up(self, loop: asyncio.AbstractEventLoop, item: _Work[T]) -> None:
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(asked.cancel)
+            loop.call_soon_threadsafe(item.cancel)
         with contextlib.suppress(Exception):
-            asked.answer.exception(GIVE_UP_S)
+            item.result.exception(GIVE_UP_S)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self.is_forked:
             raise PairingError(
-                "the pair was made before this process was forked, and its thread stayed behind;"
+                "the pair was made before this process was forked, and its thread is in the parent;"
                 " make a pair in each process, after the fork"
             )
         if self._loop is None or self._stopped:
@@ -127,7 +127,7 @@ class LoopThread:
         if threading.get_ident() == self._thread.ident:
             raise PairingError(
                 "a blocking call on the pair's own thread, from a classifier or a callback, would"
-                " wait for itself; make it on another thread"
+                " deadlock; make it on another thread"
             )
         return self._loop
 
@@ -138,7 +138,7 @@ class LoopThread:
             if self._thread is not None:
                 return
             started: Future[None] = Future()
-            # A daemon: a program that forgets to close its pair ends all the same.
+            # A daemon: a program that does not close its pair can end.
             self._thread = threading.Thread(
                 target=self._serve, args=(started,), name=self._name, daemon=True
             )
@@ -153,9 +153,9 @@ class LoopThread:
                 raise
             started.set_exception(error)
         finally:
-            # The loop is closed, so that none can be added: these would wait for ever.
-            for asked in list(self._works):
-                asked.abandon()
+            # The loop is closed, so no work can be added; these callers would wait for ever.
+            for item in list(self._items):
+                item.abandon()
 
     async def _until_stopped(self, started: Future[None]) -> None:
         self._stopping = asyncio.Event()
@@ -168,9 +168,9 @@ class _Work(Generic[T]):
     """One call of another thread, as a task on the loop."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self.answer: Future[T] = Future()
+        self.result: Future[T] = Future()
         self._work = work
-        # The trace that the caller is in must go on in the core.
+        # The caller's trace must continue in the core.
         self._context = contextvars.copy_context()
         self._task: asyncio.Task[T] | None = None
         self._cancelled = False
@@ -184,15 +184,15 @@ class _Work(Generic[T]):
         self._task.add_done_callback(self._end)
 
     def cancel(self) -> None:
-        """On the loop: its caller has been interrupted."""
+        """On the loop: cancel it, because its caller was interrupted."""
         self._cancelled = True
         if self._task is not None:
             self._task.cancel()
 
     def abandon(self) -> None:
-        """It will not be done, or nobody is left to do it."""
-        if not self.answer.done():
-            self.answer.set_exception(_closed())
+        """End it with the error of a closed pair, if it has not ended."""
+        if not self.result.done():
+            self.result.set_exception(_closed())
 
     def _end(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
@@ -200,9 +200,9 @@ class _Work(Generic[T]):
             return
         error = task.exception()
         if error is not None:
-            self.answer.set_exception(error)
+            self.result.set_exception(error)
         else:
-            self.answer.set_result(task.result())
+            self.result.set_result(task.result())
 
 
 def _closed() -> PairClosedError:

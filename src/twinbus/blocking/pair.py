@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Pair", "pair_namespaces"]
 
 RECEIVERS_CLOSE_S: Final = 10.0
-"""How long receivers that the application left open may take to close: the SDK takes a second for
-each, and cannot be interrupted."""
+"""How long open receivers of the application may take to close: the SDK takes a second for each,
+and cannot be interrupted."""
 
 
 @contextmanager
@@ -37,11 +37,7 @@ def pair_namespaces(
     secondary: str | Namespace,
     options: SendAvailabilityOptions | None = None,
 ) -> Iterator[Pair]:
-    """A pair, ready to send, for the `with` block. The primary may be down meanwhile.
-
-    A side is a connection string or a Namespace. One clear error each: SameNamespaceError,
-    NamespaceInUseError, MissingRightError, and with `require_secondary` BacklogUnavailableError.
-    """
+    """Pair two namespaces for the `with` block, as `twinbus.pair_namespaces` does."""
     pair = Pair(
         Namespace.of(primary), Namespace.of(secondary), options or SendAvailabilityOptions()
     )
@@ -101,29 +97,30 @@ class Pair:
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
-        """The backlog queues that were had, in the rotation or resting."""
+        """All available backlog queues, in the rotation or pulled."""
         return self._loop_thread.call(lambda: self._core.backlog_queues)
 
     def status(self) -> PairStatus:
-        """The pair at this moment; it tells also after the pair was closed or faulted."""
+        """The pair at this moment; it works also after the pair was closed or faulted."""
         try:
             return self._loop_thread.call(self._core.status)
         except PairClosedError:
-            # The thread has ended, so that nobody changes what is read here.
+            # The thread has ended, so nothing changes while this reads.
             return self._core.status()
 
     def events(self, *, buffer: int = BUFFER_MAX) -> EventStream:
-        """What happens from now on, each a PairEvent; the stream ends when the pair is closed.
+        """A stream of every PairEvent from now on; it ends when the pair is closed.
 
-        A listener that is slow loses the oldest events, and is told how many (EventsDropped).
+        A listener that is slow loses the oldest events; EventsDropped has their number.
         """
         core = self._loop_thread.call(lambda: self._core.events(buffer=buffer))
         return EventStream(core, self._loop_thread)
 
     def on_event(self, callback: Callable[[PairEvent], None]) -> Callable[[], None]:
-        """Have `callback` called with every PairEvent, on the pair's thread; the answer ends that.
+        """Call `callback` with every PairEvent, on the pair's thread; return what ends that.
 
-        It must be quick, and must not use the pair: that would wait for itself, and is refused.
+        The callback must be quick, and must not call the pair: such a call would deadlock and
+        raises.
         """
         end = self._loop_thread.call(lambda: self._core.on_event(callback))
 
@@ -135,8 +132,8 @@ class Pair:
     def collector(self, *, entities_max: int = 1_000, backlog_every: float = 0.0) -> PairCollector:
         """This pair's numbers for Prometheus: `REGISTRY.register(pair.collector())`.
 
-        `entities_max` bounds the entities that have series of their own. With `backlog_every` the
-        depth and age of the backlog are looked up every so many seconds (billed operations).
+        `entities_max` bounds the entities that have series of their own. With `backlog_every`
+        depth and age of the backlog are measured at that interval in seconds (billed operations).
         ImportError without the extra `telemetry`.
         """
         return self._loop_thread.call(
@@ -152,7 +149,7 @@ class Pair:
         self._loop_thread.call(lambda: self._core.mark_healthy(path))
 
     def freeze(self, path: str) -> None:
-        """Keep the entity's routing as it is, no timer, no ping, until `unfreeze`."""
+        """Keep the entity's routing as it is, without timer and pings, until `unfreeze`."""
         self._loop_thread.call(lambda: self._core.freeze(path))
 
     def unfreeze(self, path: str) -> None:
@@ -174,7 +171,7 @@ class Pair:
             self._close_receivers()
 
     def _receiver_client(self) -> ServiceBusClient:
-        # Asked of the core first, which knows whether the pair is closed.
+        # Raises if the pair is closed.
         self._loop_thread.call(lambda: self._core.backlog_queues)
         with self._lock:
             if self._receiving is None:
@@ -187,7 +184,7 @@ class Pair:
 
     def _close_receivers(self) -> None:
         if self._loop_thread.is_forked:
-            # Their goodbye would go out on the parent's connections.
+            # Closing them would write to the parent's connections.
             return
         receiving, self._receiving = self._receiving, None
         if receiving is not None:

@@ -23,7 +23,7 @@ class PairedSender:
         self._loop_thread = loop_thread
 
     def __enter__(self) -> Self:
-        """Nothing is opened: the primary may be down, and that must not show here."""
+        """Open nothing: the primary may be down, and that must not raise here."""
         self._loop_thread.run(self._core.__aenter__)
         return self
 
@@ -46,18 +46,18 @@ class PairedSender:
     def send_messages(self, message: Any, *, timeout: float | None = None) -> None:
         """Return when the message, list or batch is stored: on the primary, or in the backlog.
 
-        Never later than `timeout` seconds from now; None: the options' retries are the bound. An
-        error that is raised has the ids of the messages in `message_ids`.
+        It returns or raises within `timeout` seconds; None: the options' retries bound it. An
+        error has the ids of the messages in `message_ids`.
         """
         self._loop_thread.run(lambda: self._core.send_messages(message, timeout=timeout))
 
     def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None
     ) -> list[int]:
-        """Sequence numbers of messages that the primary will enqueue at a time.
+        """Schedule messages on the primary; return their sequence numbers.
 
-        ScheduleUnavailableError while the entity is failed over: a message with its own
-        `scheduled_enqueue_time_utc` can be sent all the same.
+        ScheduleUnavailableError while the entity is failed over; send messages with
+        `scheduled_enqueue_time_utc` instead, these are diverted.
         """
         return self._loop_thread.run(
             lambda: self._core.schedule_messages(messages, schedule_time_utc, timeout=timeout)
@@ -72,13 +72,9 @@ class PairedSender:
         )
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
-        """An empty batch of the size that the entity takes.
-
-        While the entity cannot be asked, it has the size that every tier takes. `send_messages`
-        splits a batch that a backlog queue finds too large.
-        """
+        """An empty batch of the size that the entity takes, with room for the aliases."""
         return self._loop_thread.run(lambda: self._core.create_message_batch(max_size_in_bytes))
 
     def close(self) -> None:
-        """Close it when calls in flight have ended; idempotent."""
+        """Close the sender when calls in flight have ended; idempotent."""
         self._loop_thread.finish(self._core.close)

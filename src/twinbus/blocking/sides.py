@@ -23,13 +23,13 @@ class PairSide:
     """One namespace of a pair, to be closed or faulted by hand."""
 
     def __init__(
-        self, core: CoreSide, loop_thread: LoopThread, gone: Callable[[], None] = lambda: None
+        self, core: CoreSide, loop_thread: LoopThread, on_end: Callable[[], None] = lambda: None
     ) -> None:
-        """`gone` closes what is open beside the core, once the side is closed or faulted."""
+        """`on_end` closes what is open outside the core, once the side is closed or faulted."""
         self.endpoint = core.endpoint
         self._core = core
         self._loop_thread = loop_thread
-        self._gone = gone
+        self._on_end = on_end
 
     def __repr__(self) -> str:
         return repr(self._core)
@@ -45,26 +45,26 @@ class PairSide:
         return self._core.reason
 
     def close(self) -> None:
-        """Use this side no more: later calls that need it raise; what is in flight may end.
+        """Close this side: later calls that need it raise; calls in flight may end.
 
         Idempotent. Where the syphon runs, the other side must follow within 5 seconds, or it is
         faulted (SPEC 7).
         """
         self._loop_thread.finish(self._core.close)
-        self._gone()
+        self._on_end()
 
     def fault(self, error: BaseException) -> None:
-        """Declare that this side must not be used: later calls that need it raise because of it.
+        """Declare that this side must not be used: later calls that need it raise.
 
-        The first fault is the one that stays. Where the syphon runs, the other side must follow
-        within 5 seconds, or it is faulted too (SPEC 7).
+        `error` is the cause of what they raise; the first fault stays. Where the syphon runs, the
+        other side must follow within 5 seconds, or it is faulted too (SPEC 7).
         """
         self._loop_thread.call(lambda: self._core.fault(error))
-        self._gone()
+        self._on_end()
 
 
 class EventStream:
-    """What happens to a pair, for one listener: `for event in stream`, on a thread of its own."""
+    """The events of a pair for one listener: `for event in stream`, on a thread of its own."""
 
     def __init__(self, core: CoreStream, loop_thread: LoopThread) -> None:
         self._core = core
@@ -78,13 +78,13 @@ class EventStream:
             try:
                 return self._loop_thread.run(self._core.__anext__)
             except PairClosedError:
-                # The loop is gone, and with it all that could be waited for: the rest is there.
+                # The loop has ended, so nothing can be awaited; the buffer still has its events.
                 return _without_waiting(self._core.__anext__())
         except StopAsyncIteration:
             raise StopIteration from None
 
     def close(self) -> None:
-        """Stop listening; what waits in the buffer is let go."""
+        """Stop listening and drop the events in the buffer."""
         try:
             self._loop_thread.run(self._core.aclose)
         except PairClosedError:
@@ -92,11 +92,11 @@ class EventStream:
 
 
 def _without_waiting(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that has nothing left to wait for, without an event loop."""
+    """The result of a coroutine that has nothing left to await, without an event loop."""
     try:
         work.send(None)
-    except StopIteration as answer:
-        value: T = answer.value
+    except StopIteration as result:
+        value: T = result.value
         return value
     work.close()
     raise StopAsyncIteration

@@ -1,10 +1,10 @@
-"""What a pair tells those who listen: one typed event for every change that a person would ask for.
+"""Events that a pair announces to listeners: one class for each kind of change.
 
     async for event in pair.events():
         match event:
             case EntityChanged(path=path, after="failed over"): ...
 
-Times (`at`) are unix seconds. `as_dict` of each gives what JSON can hold.
+Times (`at`) are unix seconds. `as_dict` returns an event as JSON can hold it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class PairEvent:
-    """Something that happened to a pair, and when."""
+    """A change of a pair, and its time."""
 
     at: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The event as JSON holds it, its kind under `event`."""
+        """The event as plain JSON data, its class under `event`."""
         plain = {name: _plain(value) for name, value in asdict(self).items()}
         return {"event": type(self).__name__, **plain}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntityChanged(PairEvent):
-    """An entity of the primary has another state; `before` and `after` are its words."""
+    """An entity of the primary changed its state from `before` to `after`."""
 
     path: str
     before: EntityState
@@ -55,7 +55,7 @@ class EntityChanged(PairEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class EntityHeld(PairEvent):
-    """A person forced or froze an entity, or let it go."""
+    """A person forced or froze an entity, or ended that."""
 
     path: str
     forced: bool
@@ -64,7 +64,7 @@ class EntityHeld(PairEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class GuardWarned(PairEvent):
-    """A message went to the primary that no backlog queue would take; told once for each guard."""
+    """The primary stored a message that no backlog queue would take; once for each guard."""
 
     path: str
     reason: str
@@ -72,7 +72,7 @@ class GuardWarned(PairEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class PingEnded(PairEvent):
-    """A ping was answered (`error` is empty) or was not."""
+    """A ping was answered (`error` is empty) or failed."""
 
     path: str
     answered: bool
@@ -82,7 +82,7 @@ class PingEnded(PairEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class BacklogQueueFound(PairEvent):
-    """A backlog queue is in the rotation; `drift` says how it differs from what we would create."""
+    """A backlog queue is in the rotation; `drift` lists settings that differ from ours."""
 
     queue: str
     drift: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class BacklogQueueFound(PairEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class BacklogQueueLeftOut(PairEvent):
-    """A backlog queue cannot be had, or must not be used."""
+    """A backlog queue is not available, or must not be used."""
 
     queue: str
     reason: str
@@ -98,7 +98,7 @@ class BacklogQueueLeftOut(PairEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class BacklogQueuePulled(PairEvent):
-    """A backlog queue failed and rests for all senders of the pair."""
+    """A backlog queue failed and is pulled for all senders of the pair, for `rest_s` seconds."""
 
     queue: str
     reason: str
@@ -107,9 +107,9 @@ class BacklogQueuePulled(PairEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class BacklogQueueReturned(PairEvent):
-    """A pulled queue may be used again: its rest is over, or it took a message after all.
+    """A pulled queue may be used again: its time is over, or it stored a message after all.
 
-    It returns by time alone; whether it works is seen when a message is diverted to it.
+    It returns by time alone; only the next diverted message shows whether it works.
     """
 
     queue: str
@@ -117,7 +117,7 @@ class BacklogQueueReturned(PairEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ProtectionChanged(PairEvent):
-    """The pair has a backlog queue to divert to now, or has none any more (UNPROTECTED)."""
+    """The pair has its first backlog queue, or has lost its last one (UNPROTECTED)."""
 
     protected: bool
     reason: str
@@ -135,7 +135,7 @@ class SideChanged(PairEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class EventsDropped(PairEvent):
-    """This listener was too slow: `count` events, older than the next one, are not told."""
+    """This listener was too slow: `count` events, older than the next one, were dropped."""
 
     count: int
 

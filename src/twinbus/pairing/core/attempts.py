@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from twinbus.errors import error_text
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import EntityState, Route
@@ -56,7 +57,7 @@ class EntityView(Protocol):
 
 
 class BacklogChoice(Protocol):
-    """Where this sender's diverted messages go."""
+    """Chooses the backlog queue of a sender's diverted messages."""
 
     @property
     def protected(self) -> bool:
@@ -68,7 +69,7 @@ class BacklogChoice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How patient one call is with one place."""
+    """Retries, back-off and attempt timeout of one call."""
 
     total: int
     backoff_factor_s: float
@@ -87,13 +88,13 @@ class RetryPolicy:
 
 def backoff_s(policy: RetryPolicy, retry: int) -> float:
     """Time to wait before retry number `retry` (the first is 1), by the SDK's own formula."""
-    # Past 2**63 every factor that is not 0 has met its bound; a float of 2**1000 would overflow.
+    # Past 2**63 every factor except 0 has reached its maximum; 2.0**1000 would overflow.
     return min(policy.backoff_max_s, policy.backoff_factor_s * 2.0 ** min(retry, 63))
 
 
 @dataclass(frozen=True, slots=True)
 class PrimaryFailed:
-    """The attempt on the primary failed; `counts` is the verdict, perhaps of the user's own."""
+    """The attempt on the primary failed; `counts` is the classifier's verdict."""
 
     error: BaseException
     counts: bool
@@ -107,14 +108,14 @@ class DivertFailed:
     error: BaseException
     meaning: FailureMeaning
     timed_out: bool = False
-    """Nothing was said within the time given, as opposed to a refusal or a broken connection."""
+    """No answer came within the timeout, as opposed to a refusal or a broken connection."""
     answers_others: bool = False
-    """The queue took somebody else's message after this attempt had begun."""
+    """The queue stored a message of another call after this attempt had begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitEnded:
-    """A `WaitForRetry` is over: its time has come, or the entity changed its state."""
+    """A `WaitForRetry` ended: by its time, or because the entity changed its state."""
 
 
 Event = PrimaryFailed | DivertFailed | WaitEnded
@@ -129,7 +130,7 @@ class TryPrimary:
 
 @dataclass(frozen=True, slots=True)
 class WaitForRetry:
-    """Wait until this time or until the entity changes its state, whatever is first."""
+    """Wait until this time or until the entity changes its state, whichever is first."""
 
     until: float
 
@@ -144,7 +145,7 @@ class DivertTo:
 
 @dataclass(frozen=True, slots=True)
 class PullQueue:
-    """Take this queue out of the rotation of all senders, then do the next step."""
+    """Pull this queue from the rotation of all senders, then do the next step."""
 
     queue: str
     reason: str
@@ -154,10 +155,10 @@ class CallEnding(Enum):
     """How a call fails, and so which error its caller gets."""
 
     PRIMARY = "the primary's own error"
-    MESSAGE = "the backlog queue's own error: it is about the message"
+    MESSAGE = "the backlog queue's own error, which is about the message"
     BACKLOG = "BacklogUnavailableError, with the primary's error and each queue's"
     UNUSABLE = "EntityUnusableError, with the entity's reason"
-    TIMED_OUT = "OperationTimeoutError: the caller's time was over before anything was tried"
+    TIMED_OUT = "OperationTimeoutError: the caller's timeout ended before any attempt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class SendCall:
         *,
         deadline: float | None = None,
     ) -> None:
-        """A call that must end by `deadline`; None: its retries alone bound it, as in the SDK."""
+        """The call must end by `deadline`; None: only its retries bound it, as in the SDK."""
         self._entity = entity
         self._backlog = backlog
         self._policy = policy
@@ -196,39 +197,39 @@ class SendCall:
         self._retries = 0
         self._recoveries = 0
         self._retry_at: float | None = None
-        """End of the back-off. None while waiting: the call holds out for the failover alone."""
+        """End of the back-off; None while waiting: the call waits for the failover only."""
         self._queue = ""
         self._queue_retries = 0
         self._cut_short = False
         self._tried: set[str] = set()
         self.diverting = False
-        """The last attempt was one on the backlog."""
+        """Whether the last attempt was one on the backlog."""
         self.primary_error: BaseException | None = None
         """The last error of the primary."""
         self.queue_errors: dict[str, BaseException] = {}
         """The last error of each backlog queue that was tried."""
 
     def start(self, now: float) -> list[Step]:
-        """What to do first."""
-        return self._go_on(now)
+        """The first step."""
+        return self._try_again(now)
 
     def handle(self, event: Event, now: float) -> list[Step]:
-        """Take how the last step ended at time `now`; return the next, a `PullQueue` before it."""
+        """Take the end of the last step at time `now`; return the next, after any `PullQueue`."""
         match event:
             case PrimaryFailed():
                 return self._primary_failed(event, now)
             case DivertFailed():
                 return self._divert_failed(event, now)
             case WaitEnded():
-                return self._woken(now)
+                return self._wait_ended(now)
 
     @property
     def stays(self) -> bool:
-        """Whether the last attempt's place is still where the entity's route leads."""
+        """Whether the entity's route still leads where the last attempt went."""
         return self._route() is (Route.BACKLOG if self.diverting else Route.PRIMARY)
 
-    def _go_on(self, now: float) -> list[Step]:
-        """Try again where the entity's route leads now."""
+    def _try_again(self, now: float) -> list[Step]:
+        """Make an attempt where the entity's route leads now."""
         self._retry_at = None
         if self._is_over(now):
             return [self._give_up()]
@@ -243,20 +244,20 @@ class SendCall:
 
     def _primary_failed(self, event: PrimaryFailed, now: float) -> list[Step]:
         self.primary_error = event.error
-        # The caller's own fault is not undone by another place or a later time.
+        # Neither another namespace nor a later time would repair the caller's own fault.
         if not event.counts and not event.meaning.retried:
             return [Raise(CallEnding.PRIMARY, event.error)]
         if self._route() is not Route.PRIMARY:
-            return self._go_on(now)
+            return self._try_again(now)
         retry_at = now + backoff_s(self._policy, self._retries + 1)
         if self._retries < self._policy.total and self._is_in_time(retry_at):
             self._retries += 1
             self._retry_at = retry_at
             return [WaitForRetry(retry_at)]
-        return [self._hold_out(event.error)]
+        return [self._wait_for_failover(event.error)]
 
-    def _hold_out(self, error: BaseException | None) -> Step:
-        """No further attempt in time; but a caller patient enough is diverted, not failed."""
+    def _wait_for_failover(self, error: BaseException | None) -> Step:
+        """No retry is left: wait for the failover if it comes before the deadline, else raise."""
         failover_at = self._entity.failover_at
         if failover_at is None or self._deadline is None or not self._backlog.protected:
             return Raise(CallEnding.PRIMARY, error)
@@ -264,20 +265,20 @@ class SendCall:
             return Raise(CallEnding.PRIMARY, error)
         return WaitForRetry(self._deadline)
 
-    def _woken(self, now: float) -> list[Step]:
+    def _wait_ended(self, now: float) -> list[Step]:
         if self._is_over(now):
             return [self._give_up()]
         if not self.stays:
-            # The entity went another way meanwhile, and the call goes with it at once.
-            return self._go_on(now)
+            # The entity's route changed meanwhile, and the call follows it at once.
+            return self._try_again(now)
         if self._retry_at is not None:
-            return self._go_on(now) if now >= self._retry_at else [WaitForRetry(self._retry_at)]
-        # Holding out, and the entity recovered: a success of somebody else is worth one more
-        # attempt. They are counted, so that a flapping entity cannot keep a call for ever.
+            return self._try_again(now) if now >= self._retry_at else [WaitForRetry(self._retry_at)]
+        # The call waited for the failover, and a success of another call healed the entity: worth
+        # one more attempt. They are counted, so a flapping entity cannot keep a call for ever.
         if self._entity.state is EntityState.HEALTHY and self._recoveries < self._policy.total:
             self._recoveries += 1
-            return self._go_on(now)
-        return [self._hold_out(self.primary_error)]
+            return self._try_again(now)
+        return [self._wait_for_failover(self.primary_error)]
 
     def _divert(self, now: float) -> Step:
         self.diverting = True
@@ -292,18 +293,18 @@ class SendCall:
     def _divert_failed(self, event: DivertFailed, now: float) -> list[Step]:
         queue = self._queue
         self.queue_errors[queue] = event.error
-        # SPEC 3: neither the message's own error nor the caller's short time pulls a queue.
+        # SPEC 3: neither an error about the message nor a short timeout pulls a queue.
         if event.meaning is FailureMeaning.MESSAGE:
             return [Raise(CallEnding.MESSAGE, event.error)]
         if event.timed_out and self._cut_short:
             return [Raise(CallEnding.BACKLOG, self.primary_error)]
         if event.timed_out and event.answers_others:
-            # This machine or the way there is slow, not the queue. Pulled for it, one queue after
-            # the other would be gone just when there is most to do.
+            # This machine or the network is slow, not the queue. Pulling for that would remove one
+            # queue after the other just when load is highest.
             if self._queue_retries >= self._policy.total:
                 self._tried.add(queue)
             self._queue_retries += 1
-            return self._go_on(now)
+            return self._try_again(now)
         if event.meaning is FailureMeaning.BUSY and self._queue_retries < self._policy.total:
             retry_at = now + backoff_s(self._policy, self._queue_retries + 1)
             if self._is_in_time(retry_at):
@@ -311,9 +312,9 @@ class SendCall:
                 self._retry_at = retry_at
                 return [WaitForRetry(retry_at)]
         self._tried.add(queue)
-        onward = self._go_on(now)
+        onward = self._try_again(now)
         if event.meaning.pulls_queue:
-            return [PullQueue(queue, f"{type(event.error).__name__}: {event.error}"), *onward]
+            return [PullQueue(queue, error_text(event.error)), *onward]
         return onward
 
     def _give_up(self) -> Step:

@@ -1,4 +1,4 @@
-"""Backlog queues: what they are called, how they must be made, and which of them are in use.
+"""Backlog queues: their paths, their settings, and which of them are in use.
 
 Paths and descriptions are SPEC 2; the rotation, shared by all senders of a pair, is SPEC 3.
 """
@@ -17,7 +17,6 @@ __all__ = [
     "Drift",
     "KeptChoice",
     "Rotation",
-    "StrictChoice",
     "backlog_label",
     "backlog_paths",
     "drift_of",
@@ -31,7 +30,7 @@ MARK: Final = "x-servicebus-transfer"
 
 LEASE_MARK: Final = "x-twinbus-lease"
 LEASE_LOCK_S: Final = 30.0
-"""Lock duration of the queue of leases: how long a pump that died keeps others out."""
+"""Lock duration of the lease queue: how long a pump that died blocks others."""
 
 LABEL_CHARACTERS: Final = frozenset("-._") | frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -44,17 +43,17 @@ FOREVER_MS: Final = 922_337_203_685_477
 
 FIRST_PULL_S: Final = 30.0
 LONGEST_PULL_S: Final = 600.0
-"""A queue that failed rests for the first; each failure right after its return doubles that, up to
-the second (SPEC 3)."""
+"""A queue that failed is pulled for the first; each failure right after its return doubles that, up
+to the second (SPEC 3)."""
 
 
 def backlog_label(host: str, port: int, name: str | None = None) -> str:
-    """What the primary's backlog queues are called after (SPEC 2.2)."""
+    """The label of the primary, with which the paths of its backlog queues begin (SPEC 2.2)."""
     if name is not None:
         if not 0 < len(name) <= LABEL_LENGTH_MAX or not LABEL_CHARACTERS.issuperset(name):
             raise ValueError(
                 f"name must be 1 to {LABEL_LENGTH_MAX} letters, digits, '-', '.' or '_', "
-                f"because backlog queues are called after it; got {name!r}"
+                f"because the paths of backlog queues begin with it; got {name!r}"
             )
         return name
     host = host.strip("[]").lower()
@@ -82,9 +81,9 @@ def lease_path(label: str) -> str:
 
 
 def parse_backlog_path(path: str) -> tuple[str, int] | None:
-    """Label and index of a backlog queue's path; None: it is no such path."""
+    """Label and index of a backlog queue's path; None: it is another path."""
     label, mark, index = [*path.rsplit("/", 2), "", ""][:3]
-    # Written as we write it, and no other way: "07" and "+7" are queues of somebody else.
+    # Only the form that we write: "07" and "+7" are queues of another application.
     if not label or mark.lower() != MARK or not index.isdecimal() or index != str(int(index)):
         return None
     return label, int(index)
@@ -92,7 +91,7 @@ def parse_backlog_path(path: str) -> tuple[str, int] | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BacklogDescription:
-    """Those settings of a queue that matter to a backlog; the defaults are what we create."""
+    """The settings of a queue that matter to a backlog; the defaults are those we create."""
 
     max_size_mb: int = 5_120
     max_delivery_count: int = 2_147_483_647
@@ -114,13 +113,13 @@ WANTED: Final = BacklogDescription()
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One setting that is not what we would have created; never repaired, only reported."""
+    """One setting that differs from what we create; it is reported, never repaired."""
 
     setting: str
     wanted: object
     found: object
     danger: str = ""
-    """What would happen to messages; empty: the queue can be used."""
+    """What would happen to messages; empty: the queue is safe to use."""
 
     @property
     def unsafe(self) -> bool:
@@ -132,7 +131,7 @@ class Drift:
 
 
 def drift_of(found: BacklogDescription) -> tuple[Drift, ...]:
-    """How an existing queue differs from what we would have created, setting by setting."""
+    """The settings of an existing queue that differ from those we create."""
     return tuple(
         Drift(field.name, wanted, actual, _danger(field.name, found))
         for field in fields(BacklogDescription)
@@ -157,16 +156,16 @@ def _danger(setting: str, found: BacklogDescription) -> str:
 
 DANGERS: Final = {
     "requires_duplicate_detection": "it would drop a message whose id it has seen",
-    "requires_session": "it would refuse every message, for none has a session in the backlog",
-    "forward_to": "its messages would go where no syphon looks for them",
-    "forward_dead_letters_to": "what cannot be delivered would go where nobody looks for it",
+    "requires_session": "it would refuse every message, because none has a session in the backlog",
+    "forward_to": "its messages would go to a queue that no syphon drains",
+    "forward_dead_letters_to": "dead letters would go to a queue that no tool reads",
     "status": "it does not take messages, or does not give them back",
-    "default_ttl_ms": "its messages would expire, and without dead-lettering they would be gone",
+    "default_ttl_ms": "its messages would expire, and without dead-lettering they would be lost",
 }
 """Drift that would lose, refuse or hide messages (SPEC 2.3)."""
 
 
-class _Place:
+class _QueueUse:
     """One backlog queue in the rotation."""
 
     __slots__ = ("answered_at", "pulled_until", "pulls", "reason")
@@ -179,91 +178,91 @@ class _Place:
 
 
 class Rotation:
-    """Which backlog queues are in use now; all senders of a pair share what each learns."""
+    """The backlog queues in use; all senders of a pair share what each learns."""
 
-    __slots__ = ("_left_out", "_places")
+    __slots__ = ("_left_out", "_queues")
 
     def __init__(self, queues: Iterable[str] = ()) -> None:
-        self._places: dict[str, _Place] = {queue: _Place() for queue in queues}
+        self._queues: dict[str, _QueueUse] = {queue: _QueueUse() for queue in queues}
         self._left_out: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"Rotation({sorted(self._places)}, left_out={self._left_out})"
+        return f"Rotation({sorted(self._queues)}, left_out={self._left_out})"
 
     @property
     def protected(self) -> bool:
         """Whether there is any backlog queue to divert to, pulled or not."""
-        return bool(self._places)
+        return bool(self._queues)
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """All queues that were had, pulled or not."""
-        return tuple(self._places)
+        """All available queues, pulled or not."""
+        return tuple(self._queues)
 
     def add(self, queue: str) -> None:
         """Put a queue that was found or created into the rotation."""
         self._left_out.pop(queue, None)
-        self._places.setdefault(queue, _Place())
+        self._queues.setdefault(queue, _QueueUse())
 
     def leave_out(self, queue: str, reason: str) -> None:
-        """Keep a queue out until `add`: it cannot be had, or must not be used."""
-        self._places.pop(queue, None)
+        """Keep a queue out until `add`: it is not available, or must not be used."""
+        self._queues.pop(queue, None)
         self._left_out[queue] = reason
 
     def pull(self, queue: str, reason: str, now: float) -> float | None:
-        """Rest a queue that failed; the time of its return, None if it is not in the rotation."""
-        place = self._places.get(queue)
-        if place is None:
+        """Pull a queue that failed; return the time of its return, None if it is left out."""
+        use = self._queues.get(queue)
+        if use is None:
             return None
-        # Attempts that began before the pull fail after it: one outage is counted once.
-        if place.pulled_until is None or now >= place.pulled_until:
-            rest_s = min(FIRST_PULL_S * 2.0 ** min(place.pulls, 32), LONGEST_PULL_S)
-            place.pulls += 1
-            place.pulled_until = now + rest_s
-            place.reason = reason
-        return place.pulled_until
+        # Attempts that began before the pull fail after it; one outage counts once.
+        if use.pulled_until is None or now >= use.pulled_until:
+            rest_s = min(FIRST_PULL_S * 2.0 ** min(use.pulls, 32), LONGEST_PULL_S)
+            use.pulls += 1
+            use.pulled_until = now + rest_s
+            use.reason = reason
+        return use.pulled_until
 
     def succeeded(self, queue: str, now: float | None = None) -> None:
-        """The queue took a message: its next failure is a first one, and it need not rest."""
-        place = self._places.get(queue)
-        if place is None:
+        """The queue stored a message: it returns, and its next failure counts as the first."""
+        use = self._queues.get(queue)
+        if use is None:
             return
-        if place.pulls:
-            place = self._places[queue] = _Place()
-        place.answered_at = now
+        if use.pulls:
+            use = self._queues[queue] = _QueueUse()
+        use.answered_at = now
 
     def has_answered(self, queue: str, since: float) -> bool:
-        """Whether the queue took a message after that time.
+        """Whether the queue stored a message after that time.
 
-        Then an attempt that began at that time and got no answer says nothing of the queue.
+        Then an attempt that began at that time and timed out is no evidence against the queue.
         """
-        place = self._places.get(queue)
-        return place is not None and place.answered_at is not None and place.answered_at > since
+        use = self._queues.get(queue)
+        return use is not None and use.answered_at is not None and use.answered_at > since
 
     def is_in(self, queue: str, now: float) -> bool:
         """Whether a sender may use the queue now; a pulled one returns by time alone."""
-        place = self._places.get(queue)
-        return place is not None and (place.pulled_until is None or now >= place.pulled_until)
+        use = self._queues.get(queue)
+        return use is not None and (use.pulled_until is None or now >= use.pulled_until)
 
     def available(self, now: float, without: Collection[str] = ()) -> list[str]:
         """The queues a sender may choose from now."""
-        return [q for q in self._places if q not in without and self.is_in(q, now)]
+        return [q for q in self._queues if q not in without and self.is_in(q, now)]
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Queues that cannot be had or must not be used, and why."""
+        """Queues that are not available or must not be used, and why."""
         return dict(self._left_out)
 
     def pulled(self, now: float) -> dict[str, tuple[str, float]]:
-        """Queues that rest now: why, and for how many more seconds; may be asked by any thread."""
+        """Queues that are pulled now: why, and for how many more seconds. Thread-safe."""
         return {
-            queue: (place.reason, place.pulled_until - now)
-            for queue, place in list(self._places.items())
-            if place.pulled_until is not None and now < place.pulled_until
+            queue: (use.reason, use.pulled_until - now)
+            for queue, use in list(self._queues.items())
+            if use.pulled_until is not None and now < use.pulled_until
         }
 
     def absences(self, now: float) -> dict[str, str]:
-        """Every queue that is not in use now, and why: for errors."""
+        """Every queue that is not in use now, and why, for errors."""
         pulled = {
             queue: f"{reason} (back in {rest_s:.0f} s)"
             for queue, (reason, rest_s) in self.pulled(now).items()
@@ -286,7 +285,7 @@ class KeptChoice:
         return self._rotation.protected
 
     def choose(self, now: float, tried: Collection[str] = ()) -> str | None:
-        """The kept queue while it can be used, else another at random; None: none is left."""
+        """The kept queue while it can be used, else another by `pick`; None: none is left."""
         if self.kept is None or self.kept in tried or not self._rotation.is_in(self.kept, now):
             candidates = self._rotation.available(now, tried)
             self.kept = self._pick(candidates) if candidates else None
@@ -294,30 +293,8 @@ class KeptChoice:
 
 
 def session_queue(paths: Sequence[str], entity_path: str, session_id: str) -> str:
-    """The one of all backlog queues that a session's messages go to under strict order."""
-    # The same queue in every process and after every restart, so not Python's own hash.
+    """The backlog queue of a session under strict order."""
+    # The same queue in every process and after every restart, so not Python's `hash`.
     key = f"{entity_path.lower()}\0{session_id}".encode()
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return paths[int.from_bytes(digest, "big") % len(paths)]
-
-
-class StrictChoice:
-    """The one backlog queue of a session under strict order (SPEC 3): this, or none."""
-
-    __slots__ = ("_rotation", "queue")
-
-    def __init__(
-        self, rotation: Rotation, paths: Sequence[str], entity_path: str, session_id: str
-    ) -> None:
-        """`paths` are all queues of the pair's options, whether they could be had or not."""
-        self._rotation = rotation
-        self.queue = session_queue(paths, entity_path, session_id)
-
-    @property
-    def protected(self) -> bool:
-        return self._rotation.protected
-
-    def choose(self, now: float, tried: Collection[str] = ()) -> str | None:
-        """The session's queue while it can be used; never another."""
-        usable = self.queue not in tried and self._rotation.is_in(self.queue, now)
-        return self.queue if usable else None

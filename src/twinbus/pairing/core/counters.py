@@ -1,7 +1,6 @@
-"""What a pair counts beside its entities: pings, and how long diverts take. Plain numbers.
+"""Numbers that a pair counts beside its entities: pings, and how long diverts take.
 
-Metrics are made of them when somebody asks; to count costs an addition, and a healthy send does
-not even that.
+Metrics read them at scrape time. Counting is one addition; a healthy send pays nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Final
 __all__ = ["DIVERT_BOUNDS_S", "DurationHistogram", "PairCounters"]
 
 DIVERT_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""From a broker next door to the longest attempt that the options allow."""
+"""From a broker on the same network to the longest attempt that the options allow."""
 
 
 class DurationHistogram:
@@ -25,7 +24,7 @@ class DurationHistogram:
         assert list(bounds_s) == sorted(set(bounds_s))
         self.bounds_s = bounds_s
         self.sum_s = 0.0
-        # One more than there are bounds: what lies above them all.
+        # One more than there are bounds, for times above all of them.
         self._counts = [0] * (len(bounds_s) + 1)
 
     def observe(self, seconds: float) -> None:
@@ -37,7 +36,7 @@ class DurationHistogram:
         return sum(self._counts)
 
     def cumulative(self) -> Iterator[tuple[float, int]]:
-        """Each bound, at last infinity, with the number of times not above it."""
+        """Each bound, infinity last, with the number of times not above it."""
         total = 0
         for bound_s, count in zip((*self.bounds_s, float("inf")), self._counts, strict=True):
             total += count
@@ -55,11 +54,11 @@ class PairCounters:
         self.pings_answered = 0
         self.pings_failed = 0
         self.pings_dropped = 0
-        """Dropped in the middle: the entity came back another way, or the pair was closed."""
+        """Pings stopped before their end: another success healed the entity, or the pair closed."""
 
     @property
     def pings(self) -> dict[str, int]:
-        """How many pings ended in which way."""
+        """The number of pings by result."""
         return {
             "answered": self.pings_answered,
             "failed": self.pings_failed,

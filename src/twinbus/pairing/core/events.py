@@ -1,4 +1,4 @@
-"""What an entity's failover is told and what it asks for, as data.
+"""Events and actions of an entity's failover, as data.
 
 Events come from the shell with their time; actions go back to it. `failover` has the machine.
 """
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class EntityState(StrEnum):
-    """What is believed of an entity of the primary; each is its own word."""
+    """The state of an entity of the primary; the value is the text that people read."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -62,7 +62,7 @@ ROUTES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SendSucceeded:
-    """The entity took something: a send, a forward of the syphon, a management call."""
+    """The entity accepted something: a send, a forward of the syphon, a management call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class SendFailed:
 
 @dataclass(frozen=True, slots=True)
 class PingAnswered:
-    """The entity took a ping."""
+    """The entity accepted a ping."""
 
 
 @dataclass(frozen=True, slots=True)
 class PingFailed:
-    """A ping ended without an answer; `unusable`: the entity is not there or disabled."""
+    """A ping failed; `unusable`: the entity is missing or disabled."""
 
     unusable: bool = False
     error: str = ""
@@ -88,17 +88,17 @@ class PingFailed:
 
 @dataclass(frozen=True, slots=True)
 class ForceFailover:
-    """A person wants the entity's sends diverted until `MarkHealthy`."""
+    """A person diverts the entity's sends until `MarkHealthy`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkHealthy:
-    """A person vouches for the entity."""
+    """A person declares the entity healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """A person wants the routing to stay as it is."""
+    """A person stops changes of the routing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Unfreeze:
 
 @dataclass(frozen=True, slots=True)
 class StopWatching:
-    """The pair is closing: nothing may be left behind."""
+    """The pair is closing: stop timer and ping."""
 
 
 Event = (
@@ -119,7 +119,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartDiverting:
-    """Sends go to the backlog from now on: wake every call that waits to try the primary again."""
+    """Sends go to the backlog from now on: wake every call that waits for a retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class SendPing:
 
 @dataclass(frozen=True, slots=True)
 class StopPinging:
-    """Drop the ping in flight, if any, and close what pings were sent with."""
+    """Drop the ping in flight, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Tell whoever listens; nothing to perform."""
+    """Log and announce the transition; nothing to perform."""
 
     announces: ClassVar[bool] = True
     transition: Transition

@@ -29,7 +29,7 @@ QUEUE_STATES = (IN_ROTATION, PULLED, LEFT_OUT, NOT_FOUND)
 
 @dataclass(frozen=True, slots=True)
 class EntityStatus:
-    """What is believed of one entity, for people and programs."""
+    """The state of one entity and its counts."""
 
     path: str
     state: str
@@ -43,13 +43,13 @@ class EntityStatus:
     diverted: int
     """Messages stored on the primary, and in backlog queues, through this pair."""
     raised: int
-    """Messages whose call raised, or was cancelled: none of them is known to be stored."""
+    """Messages whose call raised or was cancelled: they may not be stored."""
     answered_pings: int
     """In a row, since the failover."""
     oversize: int = 0
     reserved: int = 0
-    """Of those on the primary: how many could not have been diverted, for their size with the
-    aliases or for a property with the name of an alias (SPEC 4)."""
+    """Messages on the primary that could not have been diverted, because of their size with the
+    aliases or a property with the name of an alias (SPEC 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +89,24 @@ class PairStatus:
     protected: bool
     """Whether there is a backlog queue to divert to; False is UNPROTECTED."""
     searching: str | None
-    """Why backlog queues are still being looked for; None: all are accounted for."""
+    """Why the search for backlog queues goes on; None: it is done."""
     entities: dict[str, EntityStatus]
     backlog_queues: dict[str, BacklogQueueStatus]
     sides: dict[str, SideStatus] = field(default_factory=dict)
     """`primary` and `secondary`: open, closed or faulted, and why."""
     faulted: str | None = None
-    """What every call raises, once the pair was faulted."""
+    """Why every call raises; None: the pair was not faulted."""
     faults_in_s: float | None = None
     """Seconds until a side that did not follow the other one's end is faulted (SPEC 7)."""
     syphon: dict[str, dict[str, Any]] | None = None
-    """For each backlog queue what was moved and what is in the way; None: it does not run here."""
+    """For each backlog queue its counts and problems; None: the syphon does not run here."""
     pings: dict[str, int] = field(default_factory=dict)
-    """Pings so far: answered, failed, dropped in the middle."""
+    """Pings so far: answered, failed, dropped before their end."""
     ledger_unrecorded: int = 0
-    """Lines that the ledger could not take: a full disk, mostly."""
+    """Lines that the ledger could not write, usually because of a full disk."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON can hold it."""
+        """The status as plain JSON data."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -134,8 +134,8 @@ class PairStatus:
 def backlog_status(
     rotation: Rotation, paths: Iterable[str], now: float
 ) -> dict[str, BacklogQueueStatus]:
-    """How each backlog queue of a pair stands at time `now`."""
-    pulled, left_out, had = rotation.pulled(now), rotation.left_out, frozenset(rotation.queues)
+    """The status of each backlog queue of a pair at time `now`."""
+    pulled, left_out, in_use = rotation.pulled(now), rotation.left_out, frozenset(rotation.queues)
 
     def of(queue: str) -> BacklogQueueStatus:
         if queue in pulled:
@@ -143,13 +143,13 @@ def backlog_status(
             return BacklogQueueStatus(queue, PULLED, reason, rest_s)
         if queue in left_out:
             return BacklogQueueStatus(queue, LEFT_OUT, left_out[queue])
-        return BacklogQueueStatus(queue, IN_ROTATION if queue in had else NOT_FOUND)
+        return BacklogQueueStatus(queue, IN_ROTATION if queue in in_use else NOT_FOUND)
 
     return {queue: of(queue) for queue in paths}
 
 
 def side_status(sides: PairSides, endpoints: dict[Side, str]) -> dict[str, SideStatus]:
-    """How the two sides of a pair stand."""
+    """The status of the two sides of a pair."""
     return {
         str(side): SideStatus(endpoints[side], str(sides.state(side)), sides.reason(side))
         for side in Side
@@ -163,13 +163,13 @@ def _entity_line(entity: EntityStatus) -> str:
     counts = f"{entity.sent} sent, {entity.diverted} diverted, {entity.raised} raised"
     if entity.oversize or entity.reserved:
         counts += f", {entity.oversize + entity.reserved} that no backlog queue would take"
-    is_news = entity.last_error and entity.state != "healthy"
-    error = f"; last error: {entity.last_error}" if is_news else ""
+    shows_error = entity.last_error and entity.state != "healthy"
+    error = f"; last error: {entity.last_error}" if shows_error else ""
     return f"{entity.path}: {entity.state}{since}{why}{holds}; {counts}{error}"
 
 
 def _syphon_line(moved: dict[str, Any]) -> str:
     counts = f"{moved['completed']} moved, {moved['in_flight']} in flight"
     dead = f", {moved['dead_lettered']} dead-lettered" if moved["dead_lettered"] else ""
-    ways = {**moved["problems"], **moved["held"]}
-    return counts + dead + "".join(f"; {what}: {why}" for what, why in ways.items())
+    problems = {**moved["problems"], **moved["held"]}
+    return counts + dead + "".join(f"; {what}: {why}" for what, why in problems.items())

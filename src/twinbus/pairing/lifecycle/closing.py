@@ -110,10 +110,10 @@ class PairSide:
         await self._keeper.wait_closed(self._side)
 
     def fault(self, error: BaseException) -> None:
-        """Declare that this side must not be used: later calls that need it raise `error`'s fault.
+        """Declare that this side must not be used: later calls that need it raise.
 
-        The first fault stays. Where the syphon runs, the other side must follow
-        within 5 seconds, or it is faulted too (SPEC 7).
+        `error` is the cause of what they raise; the first fault stays. Where the syphon runs, the
+        other side must follow within 5 seconds, or it is faulted too (SPEC 7).
         """
         given: object = error
         if not isinstance(given, BaseException):

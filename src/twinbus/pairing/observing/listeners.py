@@ -1,7 +1,8 @@
-"""Who listens to a pair's events. Telling never waits, whatever a listener does.
+"""The listeners to a pair's events. Announcing never waits, whatever a listener does.
 
-Each stream has a buffer of its own. When it is full the oldest event goes, and the listener is told
-how many went; a callback is called at once, on the pair's event loop, and must be quick.
+Each stream has a buffer of its own. When it is full the oldest event is dropped, and the listener
+gets the number of dropped events. A callback is called at once, on the pair's event loop, and must
+be quick.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ __all__ = ["EventStream", "Listeners"]
 log = logging.getLogger("twinbus.pairing")
 
 BUFFER_MAX: Final = 1_000
-"""Events that wait for one listener. An outage of a thousand entities at once fits; a listener that
-is further behind wants the status, not history."""
+"""Events that wait for one listener: an outage of a thousand entities at once fits. A listener
+further behind should read the status."""
 
 
 class Listeners:
     """The streams and callbacks of one pair."""
 
     def __init__(self) -> None:
-        # Weak: a stream that its listener dropped must not be filled for ever.
+        # Weak: a stream that its listener has dropped must not be filled for ever.
         self._streams: WeakSet[EventStream] = WeakSet()
         self._callbacks: dict[object, Callable[[PairEvent], None]] = {}
         self.dropped = 0
-        """Events that were not told to a listener who was too slow."""
+        """Events dropped because a listener was too slow."""
         self.ended = False
 
     def tell(self, event: PairEvent) -> None:
-        """Tell everyone; returns at once, and no listener's error comes back."""
+        """Announce an event to all listeners; never waits and never raises a listener's error."""
         for stream in self._streams:
             self.dropped += stream.put(event)
         for callback in tuple(self._callbacks.values()):
@@ -47,7 +48,7 @@ class Listeners:
                 log.exception("a listener failed at %s; it stays registered", event)
 
     def stream(self, buffer: int = BUFFER_MAX) -> EventStream:
-        """A stream of what happens from now on; it ends with `end`."""
+        """A stream of the events from now on; it ends with `end`."""
         if not buffer >= 1:
             raise ValueError(f"the buffer of a listener is a number from 1; got {buffer!r}")
         stream = EventStream(buffer, self._streams.discard)
@@ -58,7 +59,7 @@ class Listeners:
         return stream
 
     def on_event(self, callback: Callable[[PairEvent], None]) -> Callable[[], None]:
-        """Have `callback` called with each event; the answer ends that."""
+        """Call `callback` with each event; return a function that ends that."""
         if not callable(callback):
             raise TypeError(f"a listener is a callable (event) -> None; got {callback!r}")
         key = object()
@@ -66,7 +67,7 @@ class Listeners:
         return lambda: self._callbacks.pop(key, None) and None
 
     def end(self) -> None:
-        """Nothing more will happen: every stream ends when its buffer is empty."""
+        """End every stream when its buffer is empty; no event follows."""
         self.ended = True
         for stream in tuple(self._streams):
             stream.end()
@@ -75,7 +76,7 @@ class Listeners:
 
 
 class EventStream:
-    """What happens to a pair, for one listener: `async for event in stream`."""
+    """The events of a pair for one listener: `async for event in stream`."""
 
     def __init__(self, buffer: int, forget: Callable[[EventStream], None]) -> None:
         self._waiting: deque[PairEvent] = deque()
@@ -101,14 +102,14 @@ class EventStream:
             await self._news.wait()
 
     async def aclose(self) -> None:
-        """Stop listening; what waits in the buffer is let go."""
+        """Stop listening and drop the events in the buffer."""
         self._waiting.clear()
         self._missed = 0
         self.end()
         self._forget(self)
 
     def put(self, event: PairEvent) -> int:
-        """Take an event in; how many older ones had to go for it."""
+        """Add an event; return the number of older ones dropped for it."""
         dropped = 0
         if len(self._waiting) >= self._buffer:
             self._waiting.popleft()
@@ -119,6 +120,6 @@ class EventStream:
         return dropped
 
     def end(self) -> None:
-        """No event comes after those that wait."""
+        """End the stream after the events in the buffer."""
         self._is_over = True
         self._news.set()

@@ -86,23 +86,21 @@ class PairCollector(Collector):
         yield from self._backlog_metrics()
 
     def _entity_metrics(self) -> Iterator[Metric]:
-        entities = GaugeMetricFamily(
-            "twinbus_entities", "Entities of the primary by state", labels=["pair", "state"]
-        )
-        state = GaugeMetricFamily(
+        entities = _gauge("twinbus_entities", "Entities of the primary by state", "state")
+        state = _gauge(
             "twinbus_entity_state",
             "1 for the state of each entity that is not healthy",
-            labels=["pair", "entity", "state"],
+            "entity",
+            "state",
         )
-        stored = CounterMetricFamily(
+        stored = _counter(
             "twinbus_messages_stored",
             "Messages stored, by where: on the primary, or in the backlog",
-            labels=["pair", "entity", "route"],
+            "entity",
+            "route",
         )
-        raised = CounterMetricFamily(
-            "twinbus_messages_raised",
-            "Messages whose call raised or was cancelled",
-            labels=["pair", "entity"],
+        raised = _counter(
+            "twinbus_messages_raised", "Messages whose call raised or was cancelled", "entity"
         )
         for measured in self._pairs:
             pair = measured.name
@@ -147,34 +145,22 @@ class PairCollector(Collector):
         return result
 
     def _pair_metrics(self) -> Iterator[Metric]:
-        protected = GaugeMetricFamily(
-            "twinbus_protected", "1 while there is a backlog queue to divert to", labels=["pair"]
-        )
-        is_open = GaugeMetricFamily(
-            "twinbus_side_open", "0 once a side was closed or faulted", labels=["pair", "side"]
-        )
-        queues = GaugeMetricFamily(
-            "twinbus_backlog_queues", "Backlog queues by state", labels=["pair", "state"]
-        )
+        protected = _gauge("twinbus_protected", "1 while there is a backlog queue to divert to")
+        is_open = _gauge("twinbus_side_open", "0 once a side was closed or faulted", "side")
+        queues = _gauge("twinbus_backlog_queues", "Backlog queues by state", "state")
         diverts = HistogramMetricFamily(
             "twinbus_divert_seconds",
             "Time that a backlog queue took to store a call's messages",
             labels=["pair"],
         )
-        pings = CounterMetricFamily(
-            "twinbus_pings", "Pings by how they ended", labels=["pair", "result"]
-        )
-        unrecorded = CounterMetricFamily(
-            "twinbus_ledger_unrecorded", "Lines the ledger could not take", labels=["pair"]
-        )
-        flawed = CounterMetricFamily(
+        pings = _counter("twinbus_pings", "Pings by how they ended", "result")
+        unrecorded = _counter("twinbus_ledger_unrecorded", "Lines the ledger could not take")
+        flawed = _counter(
             "twinbus_messages_unprotected",
             "Messages stored on the primary that no backlog queue would take, by guard",
-            labels=["pair", "guard"],
+            "guard",
         )
-        dropped = CounterMetricFamily(
-            "twinbus_events_dropped", "Events not told to slow listeners", labels=["pair"]
-        )
+        dropped = _counter("twinbus_events_dropped", "Events not told to slow listeners")
         for measured in self._pairs:
             pair, state, counters = measured.name, measured.state, measured.state.counters
             protected.add_metric([pair], int(state.rotation.protected))
@@ -197,15 +183,16 @@ class PairCollector(Collector):
         yield from (protected, is_open, queues, diverts, pings, flawed, unrecorded, dropped)
 
     def _syphon_metrics(self) -> Iterator[Metric]:
-        moved = CounterMetricFamily(
+        moved = _counter(
             "twinbus_syphon_messages",
             "Messages of the backlog by what this syphon did with them",
-            labels=["pair", "queue", "outcome"],
+            "queue",
+            "outcome",
         )
-        in_flight = GaugeMetricFamily(
+        in_flight = _gauge(
             "twinbus_syphon_in_flight",
             "Messages received from the backlog and not settled",
-            labels=["pair", "queue"],
+            "queue",
         )
         for pair in self._pairs:
             for queue, status in pair.syphon().items():
@@ -215,15 +202,16 @@ class PairCollector(Collector):
         yield from (moved, in_flight)
 
     def _backlog_metrics(self) -> Iterator[Metric]:
-        messages = GaugeMetricFamily(
+        messages = _gauge(
             "twinbus_backlog_messages",
             "Messages in a backlog queue: waiting, or dead-lettered there",
-            labels=["pair", "queue", "kind"],
+            "queue",
+            "kind",
         )
-        oldest = GaugeMetricFamily(
+        oldest = _gauge(
             "twinbus_backlog_oldest_seconds",
             "Age of the oldest message that waits in a backlog queue",
-            labels=["pair", "queue"],
+            "queue",
         )
         for pair in self._pairs:
             depths = {} if pair.backlog_depth is None else pair.backlog_depth.depths()
@@ -233,6 +221,14 @@ class PairCollector(Collector):
                 age_s = 0.0 if depth.oldest_at is None else time.time() - depth.oldest_at
                 oldest.add_metric([pair.name, queue], max(0.0, age_s))
         yield from (messages, oldest)
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=["pair", *labels])
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=["pair", *labels])
 
 
 def _bound(seconds: float) -> str:

@@ -1,12 +1,12 @@
-"""Traces of a pair, for OpenTelemetry: a span for each send, with an event for each turn it took.
+"""OpenTelemetry traces of a pair: a span for each send, with an event for each failed attempt.
 
-Only the API is used, and only if the application has set a provider of its own before it paired:
-without one nothing is imported and a send pays one comparison. The names are OpenTelemetry's for
-messaging, with `twinbus.` before what is ours.
+This uses only the API, and only if the application has set a provider before it paired: without one
+nothing is imported and a send pays one comparison. Names follow OpenTelemetry's conventions for
+messaging; our own begin with `twinbus.`.
 
-A message is not changed on its way to the primary: it has the trace context that the application,
-or the SDK with its own tracing on, gave it. A diverted message is a copy anyway; if it carries no
-context it gets the one of this span, for the backlog is where the trail would end otherwise.
+A message is not changed on its way to the primary: its trace context comes from the application, or
+from the SDK with its own tracing on. A diverted message is a copy anyway; if it has no context it
+gets that of this span, because the trace would end in the backlog otherwise.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Tracing", "tracing_now"]
 SYSTEM: Final = "servicebus"
 
 CONTEXT_NAMES: Final = frozenset({"traceparent", "Diagnostic-Id"})
-"""Application properties that say which trace a message belongs to; the SDK writes both."""
+"""Application properties with the trace context of a message; the SDK writes both."""
 
 
 def tracing_now(primary: Namespace) -> Tracing | None:
-    """Traces by the provider that the application has set; None: it has set none so far."""
-    # A provider cannot have been set by a program that has not imported this.
+    """Traces with the provider that the application has set; None: it has set none so far."""
+    # A program that has not imported this module cannot have set a provider.
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
@@ -66,7 +66,7 @@ class Tracing:
 
     @contextmanager
     def ping(self, entity: WatchedEntity) -> Iterator[None]:
-        """The span of one ping, a trace of its own: no call of the application caused it."""
+        """The span of one ping, in a trace of its own: no call of the application caused it."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
@@ -76,14 +76,14 @@ class Tracing:
             yield
 
     def failed(self, place: str, error: BaseException, *, diverting: bool) -> None:
-        """One attempt of the call in progress failed; there may be others."""
+        """Add an event for a failed attempt of the call in progress; more may follow."""
         attributes = {"error.type": type(error).__name__, "twinbus.place": place}
         self._current().add_event(
             "divert failed" if diverting else "attempt failed", attributes=attributes
         )
 
     def diverting(self, queue: str, copies: Any) -> None:
-        """The call in progress goes to a backlog queue; its copies carry the trace from here on."""
+        """Note that the call in progress is diverted, and put its trace context on the copies."""
         span = self._current()
         span.set_attribute("twinbus.backlog_queue", queue)
         span.add_event("diverted", attributes={"twinbus.backlog_queue": queue})
@@ -92,7 +92,7 @@ class Tracing:
                 _stamp(copy)
 
     def trace_id(self) -> str | None:
-        """The trace of the call in progress, as the ledger has it; None outside of any."""
+        """The trace id of the call in progress, for the ledger; None: there is no trace."""
         context = self._current().get_span_context()
         return f"{context.trace_id:032x}" if context.is_valid else None
 
@@ -128,7 +128,7 @@ class Tracing:
 
 
 def _stamp(copy: Any) -> None:
-    """Put the current trace context on a message that has none. `copy` must be our own."""
+    """Put the current trace context on our own copy of a message, if it has none."""
     from opentelemetry.propagate import inject
 
     properties: dict[Any, Any] = copy.application_properties
@@ -139,7 +139,7 @@ def _stamp(copy: Any) -> None:
     inject(carrier)
     if "traceparent" in carrier:
         properties.update(carrier)
-        # What receivers of the SDK looked for before the W3C agreed on a name.
+        # The name that receivers of the SDK used before the W3C standard.
         properties["Diagnostic-Id"] = carrier["traceparent"]
 
 

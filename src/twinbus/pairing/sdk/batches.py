@@ -1,11 +1,10 @@
-"""A batch that knows what it will be in the backlog: ids from the start, and room for the aliases.
+"""A batch that fits the backlog as well: it gives ids, and leaves room for the aliases.
 
-The SDK's own batch is full when the primary would find it too large. This one is full too when its
-copies, with their aliases, would be more than a backlog queue takes. What the aliases add is
-counted message by message as they are added, and bounded from above: it depends on the path, on the
-session id, and on which of the others a message can have at all. So a batch that was filled to the
-brim is diverted in one piece. Only where the limit of the backlog was not known when the batch was
-made, or turned out smaller, it is split.
+The SDK's own batch is full when it would exceed the limit of the primary. This one is also full
+when its copies, with their aliases, would exceed the limit of a backlog queue. The size of the
+aliases is counted message by message and is an upper bound; it depends on the path and the session
+id. So a full batch is diverted in one piece. It is split only if the limit of the backlog was not
+known when the batch was made, or turned out smaller.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ if TYPE_CHECKING:
 __all__ = ["PairedMessageBatch"]
 
 ENTRY_GROWTH_MAX: Final = 3
-"""A message that grows past 255 bytes has a longer length before it in a batch."""
+"""A message that grows past 255 bytes has a longer length field in a batch."""
 
 
 class PairedMessageBatch(ServiceBusMessageBatch):
     """The SDK's batch, for a paired sender: `add_message` leaves room for the aliases.
 
-    `max_size_in_bytes` is what the messages themselves may have, and so goes down a little with
-    each that is added.
+    `max_size_in_bytes` is the room for the messages themselves, so it shrinks a little with each
+    one that is added.
     """
 
     def __init__(
         self, max_size_in_bytes: int, *, room_bytes: int, path: str, ids: MessageIds, **sdk: Any
     ) -> None:
-        """`room_bytes` is what a backlog queue takes; the rest is the SDK's own."""
+        """`room_bytes` is the limit of a backlog queue; `sdk` are options of the SDK's batch."""
         self._room_bytes = room_bytes
         self._aliases_bytes = 0
         self._path = path
@@ -47,13 +46,13 @@ class PairedMessageBatch(ServiceBusMessageBatch):
 
     @property
     def max_size_in_bytes(self) -> int:
-        """What the messages may have together, so that they fit the primary and the backlog."""
+        """The size that the messages may have together to fit the primary and the backlog."""
         return min(self._max_size_in_bytes, self._room_bytes - self._aliases_bytes)
 
     def add_message(self, message: Any) -> None:
-        """Add a message; MessageSizeExceededError when the batch is full, here or in the backlog.
+        """Add a message; MessageSizeExceededError if it does not fit the primary or the backlog.
 
-        A message without an id is added as a copy that has one.
+        A message without an id is added as a copy with one.
         """
         named = with_id(message, self._ids)
         before = self._aliases_bytes

@@ -1,12 +1,12 @@
-"""Two guards (SPEC 4): would a message that the primary takes fit a backlog queue as well?
+"""Two guards (SPEC 4): they find messages that the primary takes and a backlog queue would not.
 
-Not if its aliases make it too large, and not if an application property has the name of an alias.
-While the entity is healthy such a message is counted and warned of once; failed over it is refused,
-and with `strict_guards` always.
+Such a message is too large with its aliases, or has an application property with the name of an
+alias. While the entity is healthy it is counted and reported once; in a failover it is refused, and
+with `strict_guards` always.
 
-To copy and size a message exactly costs a fifth of sending it. So a healthy send is looked at only
-from outside: the length of its body and the names of its properties. Only a message whose body
-comes so near to the limit that its properties could carry it over is copied and sized.
+To copy and size a message exactly costs a fifth of sending it. So a healthy send checks only the
+length of the body and the names of the properties. Only a message whose body is so near the limit
+that its properties could exceed it is copied and sized.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 
-from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
+from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, error_text
 from twinbus.transfer import to_backlog_message
 from twinbus.transfer.aliases import RESERVED_KEYS
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 PROPERTIES_MAX: Final = 64 * 1_024
-"""The service takes no message whose properties, system and application together, have more."""
+"""The service's limit for the properties of a message, system and application together."""
 
 ALIASES_MAX: Final = 2 * 1_024
 """More than all aliases together: a path has 260 characters at most, a session id 128."""
@@ -43,29 +43,29 @@ STANDARD_BYTES: Final = 256 * 1_024
 """The smallest limit of any tier, Standard's."""
 
 SIZED_MAX: Final = 2**31
-"""For a batch that is used as a scale: it must not refuse what it is to weigh."""
+"""Limit of a batch that only measures messages: it must refuse none."""
 
 SMALL_ENTRY, LARGE_ENTRY = 5, 8
-"""What the SDK's batch counts for one message beside itself: below 256 bytes, and from there."""
+"""Bytes that the SDK's batch adds for one message: below 256 bytes, and from there."""
 
 
 class BacklogLimits:
-    """How much a backlog queue takes in one message: as the options say, or as its link said."""
+    """The largest message of each backlog queue, from the options or from its link."""
 
     def __init__(self, option: int | None) -> None:
         self._option = option
         self._messages: dict[str, int] = {}
         self._batches: dict[str, int] = {}
         self.smallest = option
-        """What every queue takes that is known of; None: nothing is known yet."""
+        """The smallest known limit; None: none is known yet."""
         self.watched = option or STANDARD_BYTES
-        """From what size on a message is looked at closely. While no queue was asked, that is what
-        every tier takes: a larger one is worth to ask for."""
+        """The limit that `glance` checks. Until a queue reports its own, it is the smallest of any
+        tier: a larger message is reason to open a link and learn the limit."""
         self.smallest_batch = option
-        """The same of a batch, which on Premium may have less than a message."""
+        """The smallest limit of a batch, which on Premium may be below that of a message."""
 
     def learn(self, queue: str, message_bytes: int | None, batch_bytes: int | None) -> None:
-        """Note what the link of a queue said."""
+        """Store the limits that the link of a queue reported."""
         if message_bytes is None or batch_bytes is None:
             return
         if (self._messages.get(queue), self._batches.get(queue)) == (message_bytes, batch_bytes):
@@ -76,12 +76,12 @@ class BacklogLimits:
         self.smallest_batch = min(self.smallest or batch_bytes, *self._batches.values())
 
     def of(self, queue: str) -> int | None:
-        """What one queue takes; None: it was not asked yet."""
+        """The limit of one queue; None: it is not known yet."""
         return self._option if self._option is not None else self._messages.get(queue)
 
 
 def flaws(messages: Sequence[Any], path: str, limit_bytes: int | None) -> list[BacklogGuardError]:
-    """Why messages could not be diverted, an error for each that could not; usually none."""
+    """An error for each message that could not be diverted; usually none."""
     return [
         flaw
         for message in messages
@@ -93,9 +93,9 @@ def flaws(messages: Sequence[Any], path: str, limit_bytes: int | None) -> list[B
 def glance(
     message: ServiceBusMessage, limit_bytes: int | None
 ) -> tuple[str | None, int | None] | None:
-    """Id and body size of a message, for the ledger; None: it may have a flaw, so look closer.
+    """Id and body size of a message, for the ledger; None: it may have a flaw and needs `flaws`.
 
-    One look for all that a healthy send must know of its message.
+    One pass for all that a healthy send must know of its message.
     """
     raw = message.raw_amqp_message
     names = raw.application_properties
@@ -116,7 +116,7 @@ def glance(
 
 
 def id_of(message: Any) -> str | None:
-    """The id that a message has, as text; None: it has none."""
+    """The id of a message as text; None: it has none."""
     properties = annotated(message).properties
     message_id = properties.message_id if properties is not None else None
     if type(message_id) is str:
@@ -127,7 +127,7 @@ def id_of(message: Any) -> str | None:
 
 
 def _is_suspect(message: AmqpAnnotatedMessage, limit_bytes: int | None) -> bool:
-    """Whether the message could have a flaw, for all that can be seen of it at no cost."""
+    """Whether the message could have a flaw, by its body length and property names."""
     names = message.application_properties
     if names and not RESERVED_KEYS.isdisjoint(names):
         return True
@@ -135,11 +135,11 @@ def _is_suspect(message: AmqpAnnotatedMessage, limit_bytes: int | None) -> bool:
 
 
 def _is_near(message: AmqpAnnotatedMessage, limit_bytes: int) -> bool:
-    """Whether the message could be over the limit in the backlog, for all its body tells."""
+    """Whether the message could exceed the limit in the backlog, by its body length."""
     size_bytes = body_bytes(message)
     if size_bytes is None:
         body = message.body
-        # A text has four bytes a character at most; what is inside other values, nobody knows.
+        # A text has at most four bytes a character; the size of other values is unknown.
         size_bytes = len(body) * 4 if isinstance(body, str | bytes) else 0 if body is None else None
     return size_bytes is None or size_bytes + PROPERTIES_MAX + ALIASES_MAX > limit_bytes
 
@@ -162,7 +162,7 @@ def too_large(
         if size_bytes <= limit_bytes:
             return None
         before = encoded_bytes(annotated(message))
-    except Exception:  # noqa: BLE001  # what cannot be encoded, the attempt itself will say
+    except Exception:  # noqa: BLE001  # the attempt itself will report what cannot be encoded
         return None
     return BacklogMessageTooLargeError(
         size_bytes=before, overhead_bytes=max(0, size_bytes - before), limit_bytes=limit_bytes
@@ -176,10 +176,10 @@ def diverted_copy(message: Any, path: str) -> AmqpAnnotatedMessage:
     except BacklogGuardError:
         raise
     except Exception as error:
-        # A message that nobody can copy must never look as if it had been stored.
+        # A message that cannot be copied must never seem to be stored.
         raise BacklogGuardError(
             "the message cannot be copied for a backlog queue"
-            f" ({type(error).__name__}: {error}); send one that the SDK can encode"
+            f" ({error_text(error)}); send one that the SDK can encode"
         ) from error
     return copy
 
@@ -190,9 +190,9 @@ def annotated(message: Any) -> AmqpAnnotatedMessage:
 
 
 def body_bytes(message: AmqpAnnotatedMessage) -> int | None:
-    """The length of a body of data; None: it is a value or a sequence, which only encoding tells.
+    """The length of a data body; None: it is a value or a sequence, which only encoding can size.
 
-    The SDK gives the body as a generator; its own list saves half a microsecond of every send.
+    The SDK's public body is a generator; its private list saves half a microsecond a send.
     """
     data = getattr(message, "_data_body", None)
     try:
@@ -201,13 +201,13 @@ def body_bytes(message: AmqpAnnotatedMessage) -> int | None:
         if message.body_type is AmqpMessageBodyType.DATA:
             return sum(map(len, message.body))
     except TypeError:
-        # Something that has no length is no data: the SDK will say so when it encodes it.
+        # A part without a length is no data: the SDK will report it when it encodes it.
         pass
     return None
 
 
 def encoded_bytes(message: AmqpAnnotatedMessage) -> int:
-    """What the message has on the wire, as the SDK encodes it: a copy is put into a batch."""
+    """The size of the message on the wire, as the SDK encodes it into a batch."""
     batch = ServiceBusMessageBatch(SIZED_MAX)
     empty = batch.size_in_bytes
     batch.add_message(message)

@@ -1,7 +1,7 @@
-"""What one send call carries: the application's messages, unchanged, with their ids.
+"""The messages of one send call, with their ids.
 
-The SDK's message objects are handed to the SDK as they are. Only a message without an id is sent as
-a copy that has one, and it is the same one each time the same object is sent (SPEC 3, Ids).
+The application's message objects go to the SDK unchanged. Only a message without an id is sent as a
+copy with one, and the same object gets the same id each time it is sent (SPEC 3, Ids).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from twinbus.transfer.sdk import with_message_id
 __all__ = ["MessageIds", "Outgoing", "id_of", "with_id"]
 
 MAPPINGS_MAX: Final = 1_000
-"""Mappings whose id is remembered after a failed send. They cannot be referred to weakly, so that
-each is kept alive meanwhile; a caller with more of them to retry puts `message_ids` in itself."""
+"""Mappings whose id is remembered after a failed send. They allow no weak reference, so each is
+kept alive meanwhile; a caller with more of them to retry sets `message_id` itself."""
 
 
 class MessageIds:
-    """Ids given to messages that had none: the same object is the same message, and has one id.
+    """Ids given to messages that had none: the same object keeps the same id.
 
-    A message object keeps its id as long as it lives. A mapping, often a form that is filled in
-    again and again, keeps it until it was sent, and only while it says the same.
+    A message object keeps its id as long as it lives. A mapping, often a template that is filled in
+    again and again, keeps it until it was sent, and only while its content is the same.
     """
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class MessageIds:
         self._mappings: OrderedDict[int, tuple[Any, dict[str, Any], str]] = OrderedDict()
 
     def of(self, message: Any) -> str:
-        """The id given to this message object, a new one the first time."""
+        """The id of this message object, a new one the first time."""
         given = self._given.get(message)
         if given is None:
             given = self._given[message] = str(uuid4())
         return given
 
     def of_mapping(self, mapping: Mapping[str, Any]) -> str:
-        """The id given to this mapping when it was sent last, and failed; else a new one."""
+        """The id of this mapping from its last failed send; else a new one."""
         known = self._mappings.get(id(mapping))
         if known is not None and known[0] is mapping and known[1] == mapping:
             return known[2]
@@ -64,13 +64,13 @@ class MessageIds:
         return message_id
 
     def forget(self, mappings: Sequence[Mapping[str, Any]]) -> None:
-        """These were sent; what they say next is another message."""
+        """Forget mappings that were sent: their next content is another message."""
         for mapping in mappings:
             self._mappings.pop(id(mapping), None)
 
 
 class Outgoing:
-    """The messages of one call, as the SDK takes them and as a backlog queue does."""
+    """The messages of one call, in the forms for the SDK and for a backlog queue."""
 
     __slots__ = (
         "_by_session", "_diverted", "_measured", "mappings", "messages", "path", "payload",
@@ -79,23 +79,23 @@ class Outgoing:
 
     def __init__(self, payload: Any, messages: Sequence[Any], path: str) -> None:
         self.payload = payload
-        """What `send_messages` of the SDK gets."""
+        """The argument of the SDK's `send_messages`."""
         self.messages = messages
-        """The same one by one, each with an id."""
+        """The same messages one by one, each with an id."""
         self.path = path
         self.mappings: list[Mapping[str, Any]] = []
-        """Those of the given ones that are mappings."""
+        """The mappings among the given messages."""
         self.suspects: list[Any] = []
-        """Those that may have a flaw, and must be looked at more closely (SPEC 4)."""
+        """Messages that may have a flaw and need a closer check (SPEC 4)."""
         self._diverted: list[Any] | None = None
         self._measured: list[tuple[str | None, int | None]] | None = None
         self._by_session: dict[str | None, list[Any]] | None = None
 
     @classmethod
     def of(cls, given: Any, path: str, ids: MessageIds, limit_bytes: int | None = None) -> Outgoing:
-        """What an application handed to `send_messages`, of any kind that the SDK takes.
+        """The messages given to `send_messages`, of any kind that the SDK takes.
 
-        Messages that may be too much for a backlog queue of this limit are the `suspects`.
+        Messages that may exceed this limit of a backlog queue become `suspects`.
         """
         if isinstance(given, ServiceBusMessageBatch):
             payload, every = _named_batch(given, ids)
@@ -106,15 +106,15 @@ class Outgoing:
         else:
             every = [given]
             result = cls(given, every, path)
-        result._look(every, ids, limit_bytes)
+        result._inspect(every, ids, limit_bytes)
         if type(result.payload) is list:
             result.payload = result.messages
         elif not isinstance(result.payload, ServiceBusMessageBatch):
             [result.payload] = result.messages
         return result
 
-    def _look(self, every: Sequence[Any], ids: MessageIds, limit_bytes: int | None) -> None:
-        """Take one look at each message for all that must be known of it; give ids where needed."""
+    def _inspect(self, every: Sequence[Any], ids: MessageIds, limit_bytes: int | None) -> None:
+        """Measure each message once, give ids where needed, and collect suspects and mappings."""
         messages, measured = [], []
         for one in every:
             message = one
@@ -139,15 +139,15 @@ class Outgoing:
         return tuple(id_of(message) or "" for message in self.messages)
 
     def measured(self) -> Sequence[tuple[str | None, int | None]]:
-        """Id and size of each message. The size is that of the body: all else costs too much."""
+        """Id and body size of each message; sizing the whole message would cost too much."""
         if self._measured is None:
             self._measured = [(id_of(m), body_bytes(annotated(m))) for m in self.messages]
         return self._measured
 
     def diverted(self, limit_bytes: int | None) -> Any:
-        """Copies for a backlog queue that takes so much: one message, or a list of them.
+        """Copies for a backlog queue with this limit: one message, or a list of them.
 
-        BacklogGuardError, before anything is sent, if one of them could not be stored there.
+        BacklogGuardError, before anything is sent, if the queue could not store one of them.
         """
         if self._diverted is None:
             self._diverted = [diverted_copy(message, self.path) for message in self.messages]
@@ -185,30 +185,30 @@ def _session_of(message: Any) -> str | None:
 
 
 def with_id(message: Any, ids: MessageIds) -> Any:
-    """The message itself if it has an id, else a copy that has one; TypeError if it is none."""
+    """The message itself if it has an id, else a copy with one; TypeError if it is no message."""
     if isinstance(message, ServiceBusMessage | AmqpAnnotatedMessage):
         return message if id_of(message) is not None else with_message_id(message, ids.of(message))
     if not isinstance(message, Mapping):
         raise TypeError(
-            "a message is a ServiceBusMessage, an AmqpAnnotatedMessage or a mapping that stands for"
-            f" one; got {type(message).__name__}"
+            "a message is a ServiceBusMessage, an AmqpAnnotatedMessage or a mapping of its"
+            f" arguments; got {type(message).__name__}"
         )
     try:
         made = ServiceBusMessage(**message)
     except TypeError as error:
-        raise TypeError(f"a mapping that stands for a message: {error}") from None
+        raise TypeError(f"a mapping of a message's arguments: {error}") from None
     if not message.get("message_id"):
-        # The SDK draws an id for every message it makes, another one each time.
+        # The SDK generates a new id for every message it makes.
         made.message_id = ids.of_mapping(message)
     return made
 
 
 def _named_batch(batch: ServiceBusMessageBatch, ids: MessageIds) -> tuple[Any, list[Any]]:
-    """A batch whose messages all have ids, and these.
+    """A batch whose messages all have ids, and its messages.
 
-    Our own batches give ids as messages are added. One that the SDK made is made anew. Where the
-    ids would not fit into it any more, it goes to the primary as it is, for without a pair it
-    would have gone there too; only its copies for the backlog have ids then.
+    Our own batches give ids as messages are added; a batch of the SDK is made again. If the ids do
+    not fit into it any more, it goes to the primary as it is, as it would without a pair; then only
+    its copies for the backlog have ids.
     """
     messages = batch._messages
     if all(id_of(message) is not None for message in messages):

@@ -13,11 +13,11 @@ from twinbus.pairing.core.backlog import (
     BacklogDescription,
     KeptChoice,
     Rotation,
-    StrictChoice,
     backlog_label,
     backlog_paths,
     drift_of,
     parse_backlog_path,
+    session_queue,
 )
 from twinbus.pairing.core.ping import PingMessage
 
@@ -232,26 +232,12 @@ def test_the_choice_is_by_chance_among_all_that_are_in() -> None:
 
 
 def test_strict_order_gives_a_session_one_queue_for_ever() -> None:
-    rotation = Rotation(QUEUES)
-    chosen = {s: StrictChoice(rotation, QUEUES, "orders", s).queue for s in "abcdefghij"}
+    chosen = {session: session_queue(QUEUES, "orders", session) for session in "abcdefghij"}
     assert set(chosen.values()) == set(QUEUES)
     for session, queue in chosen.items():
-        again = StrictChoice(rotation, QUEUES, "ORDERS", session)
-        assert again.choose(0.0) == queue
-        assert again.choose(0.0, tried={queue}) is None
+        assert session_queue(QUEUES, "ORDERS", session) == queue
     # Pinned: another process, another version, must choose the same.
     assert [QUEUES.index(chosen[s]) for s in "abcdefghij"] == PINNED
-
-
-def test_strict_order_never_turns_to_another_queue() -> None:
-    rotation = Rotation(QUEUES)
-    choice = StrictChoice(rotation, QUEUES, "orders", "s")
-    rotation.pull(choice.queue, "timed out", 0.0)
-    assert choice.choose(1.0) is None
-    assert choice.choose(30.0) == choice.queue
-    rotation.leave_out(choice.queue, "gone")
-    assert choice.choose(60.0) is None
-    assert choice.protected
 
 
 def test_a_ping_is_empty_short_lived_and_has_a_session() -> None:

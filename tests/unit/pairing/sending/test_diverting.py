@@ -9,13 +9,11 @@ from twinbus.pairing.core.attempts import (
     CallEnding,
     DivertFailed,
     DivertTo,
-    PullQueue,
     Raise,
-    SendCall,
     TryPrimary,
     WaitForRetry,
 )
-from twinbus.pairing.core.backlog import KeptChoice, StrictChoice
+from twinbus.pairing.core.backlog import KeptChoice
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import SendSucceeded
 
@@ -166,19 +164,6 @@ def test_a_call_gives_up_in_the_back_off_when_its_time_is_over() -> None:
     world.call.start(0.0)
     assert world.primary_fails(0.0) == [WaitForRetry(1.6)]
     assert world.woken(2.0) == [Raise(CallEnding.PRIMARY, REFUSED)]
-
-
-def test_strict_order_raises_rather_than_use_another_queue() -> None:
-    world = World()
-    world.fail_over(0.0)
-    strict = StrictChoice(world.rotation, QUEUES, "orders", "session 1")
-    call = SendCall(world.entity, strict, POLICY)
-    assert call.start(0.0) == [DivertTo(strict.queue, 5)]
-    failed = DivertFailed(REFUSED, FailureMeaning.UNREACHABLE)
-    assert call.handle(failed, 1.0) == [
-        PullQueue(strict.queue, "ConnectionRefusedError: refused"),
-        Raise(CallEnding.BACKLOG, None),
-    ]
 
 
 def test_a_slow_attempt_on_a_queue_that_answers_others_is_tried_again_and_pulls_nothing() -> None:
