@@ -1,1 +1,1 @@
-"""From pairing to closing: backlog queues discovered, sides closed and faulted."""
+"""The start and the end of a pair: finds backlog queues, closes and faults the sides."""

@@ -1,6 +1,6 @@
 """Finds the backlog queues of a pair, at its start and in the background for as long as it takes.
 
-With the Manage right it asks the administration and creates what is missing; without it
+With the Manage right it uses the administration API and creates missing queues; without it
 (`create_backlog_queues=False`) it attaches to each queue as a sender, which needs Send alone.
 """
 

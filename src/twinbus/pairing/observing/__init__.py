@@ -1,1 +1,1 @@
-"""What a pair shows: events, metrics, traces and the depth of the backlog."""
+"""What an application can observe: events, metrics, traces and the depth of the backlog."""

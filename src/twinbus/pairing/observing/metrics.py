@@ -160,7 +160,7 @@ class PairCollector(Collector):
             "Messages stored on the primary that no backlog queue would take, by guard",
             "guard",
         )
-        dropped = _counter("twinbus_events_dropped", "Events not told to slow listeners")
+        dropped = _counter("twinbus_events_dropped", "Events dropped for slow listeners")
         for measured in self._pairs:
             pair, state, counters = measured.name, measured.state, measured.state.counters
             protected.add_metric([pair], int(state.rotation.protected))

@@ -75,9 +75,9 @@ class Tracing:
         with self._span(name, SpanKind.CLIENT, attributes, Context()):
             yield
 
-    def failed(self, place: str, error: BaseException, *, diverting: bool) -> None:
+    def failed(self, path: str, error: BaseException, *, diverting: bool) -> None:
         """Add an event for a failed attempt of the call in progress; more may follow."""
-        attributes = {"error.type": type(error).__name__, "twinbus.place": place}
+        attributes = {"error.type": type(error).__name__, "twinbus.place": path}
         self._current().add_event(
             "divert failed" if diverting else "attempt failed", attributes=attributes
         )

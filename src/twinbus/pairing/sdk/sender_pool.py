@@ -76,7 +76,7 @@ class PooledSender(Watch):
         self.reader: Any = None
         """The stream that the SDK reads the connection from, once it is open."""
         self.limit_bytes: int | None = None
-        """The largest message that the link takes, once it is open and if it says so."""
+        """The largest message that the link takes, once it is open and if it reports it."""
         self.batch_limit_bytes: int | None = None
 
     async def open(self, timeout_s: float) -> None:
@@ -147,7 +147,7 @@ class SenderPool:
         self.watchdog = closer.watchdog
         self._limit = limit
         self.limit_bytes: int | None = None
-        """The largest message that the entity takes, as the last link said."""
+        """The largest message that the entity takes, as the last link reported."""
         self.batch_limit_bytes: int | None = None
         self.on_slow: Callable[[], None] | None = None
         """Called when a call takes long, again and again until it ends."""
@@ -424,6 +424,6 @@ async def _close(pooled: PooledSender) -> None:
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Retrieve an error that nobody waits for any more; asyncio would report it otherwise."""
+    """Retrieve an error that no caller awaits; asyncio would log it otherwise."""
     if not task.cancelled():
         task.exception()

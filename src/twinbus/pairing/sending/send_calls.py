@@ -61,7 +61,7 @@ class SendingCall(PairedCall):
         """Check the suspects (SPEC 4): count those the backlog could not take, or refuse them."""
         limits = self.state.limits
         if limits.smallest is None:
-            # The message may be too large: opening a link asks a backlog queue for its limit.
+            # The message may be too large: an open link reports the limit of a backlog queue.
             self.state.warm(self.target.backlog)
         found = flaws(self.outgoing.suspects, self.entity.path, limits.smallest)
         if not found:
