@@ -120,7 +120,7 @@ class PairStatus:
         if self.faults_in_s is not None:
             yield f"  the other side is faulted in {self.faults_in_s:.1f} s unless it follows"
         if self.searching:
-            yield f"  still searching for backlog queues: {self.searching}"
+            yield f"  still looking for backlog queues: {self.searching}"
         for entity in self.entities.values():
             yield "  " + _entity_line(entity)
         for queue, status in self.backlog_queues.items():
