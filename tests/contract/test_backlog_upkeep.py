@@ -13,7 +13,7 @@ from azure.servicebus.management import EntityStatus
 
 from tests.official_sdk import administration, client
 from twinbus import EmbeddedBroker, Namespace
-from twinbus.console.backlog import contents as backlog_stock
+from twinbus.console.backlog import queue_contents as backlog_stock
 from twinbus.namespace.administration_client import administration_client
 
 pytestmark = pytest.mark.contract

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from twinbus.console.backlog import text as backlog_words
-from twinbus.console.backlog.contents import (
+from twinbus.console.backlog.queue_contents import (
     QueueContents,
     peek,
     remove_if_empty,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from twinbus.console.terminal.table import aligned, duration, size, visible
 
 if TYPE_CHECKING:
-    from twinbus.console.backlog.contents import BacklogRow, QueueContents
+    from twinbus.console.backlog.queue_contents import BacklogRow, QueueContents
     from twinbus.pairing.lifecycle.administration import Findings
 
 __all__ = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.console.cost.price_books import book_of
-from twinbus.console.cost.work_options import counting_rule, require_messaging_units
+from twinbus.console.options import counting_rule, require_messaging_units
 from twinbus.console.terminal.output import WrongUse, print_json
 from twinbus.console.terminal.table import aligned, duration, money, paint
 from twinbus.cost.bill import BillLine, ServiceTier

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from twinbus.console.cost.work_options import PricesOption
+from twinbus.console.options import PricesOption
 from twinbus.console.terminal.output import Output, OutputOption
 
 __all__ = ["app"]

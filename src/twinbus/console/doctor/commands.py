@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from twinbus.console.doctor.connectivity import check_clock, check_reach, check_sides
+from twinbus.console.doctor.examined_pair import ExaminedPair
 from twinbus.console.doctor.findings import Finding, Level, document, line_of, verdict
-from twinbus.console.doctor.namespaces import ExaminedPair
-from twinbus.console.doctor.reach import check_clock, check_reach, check_sides
 from twinbus.console.doctor.rights import (
     check_credentials,
     check_limits,
@@ -15,7 +15,7 @@ from twinbus.console.doctor.rights import (
     check_rights,
     learn_manage,
 )
-from twinbus.console.doctor.scratch import Scratch
+from twinbus.console.doctor.scratch_entities import Scratch
 from twinbus.console.doctor.trials import make_probes, try_ping, try_round_trip
 from twinbus.console.namespaces import run_to_its_end
 from twinbus.console.terminal.live_line import LiveLine, live_line

@@ -19,9 +19,9 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from twinbus.console.backlog.contents import stock_of
+from twinbus.console.backlog.queue_contents import stock_of
+from twinbus.console.doctor.examined_pair import ExaminedPair, refused
 from twinbus.console.doctor.findings import Finding, Level
-from twinbus.console.doctor.namespaces import ExaminedPair, refused
 from twinbus.console.namespaces import UnreachableError, administration, answers
 from twinbus.console.terminal.table import size
 from twinbus.errors import MissingRightError, TwinbusError

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 
+from twinbus.console.doctor.examined_pair import ExaminedPair, refused
 from twinbus.console.doctor.findings import Finding, Level
-from twinbus.console.doctor.namespaces import ExaminedPair, refused
-from twinbus.console.doctor.scratch import Scratch
+from twinbus.console.doctor.scratch_entities import Scratch
 from twinbus.console.namespaces import administration, answers
 from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace

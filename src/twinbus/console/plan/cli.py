@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from twinbus.console.cost.work_options import (
+from twinbus.console.options import (
     ClientsOption,
     EntitiesOption,
     MessagingUnitsOption,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from twinbus.console.cost.work_options import counting_rule, require_messaging_units
+from twinbus.console.options import counting_rule, require_messaging_units
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.cost.estimate import COUNT_MAX

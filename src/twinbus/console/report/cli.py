@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twinbus.console.cost.work_options import PricesOption, SettlementOption, counting_rule
+from twinbus.console.options import PricesOption, SettlementOption, counting_rule
 from twinbus.console.terminal.output import WrongUse
 
 if TYPE_CHECKING:

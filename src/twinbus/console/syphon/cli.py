@@ -197,13 +197,13 @@ def resume(pair: PairOption = None, output: OutputOption = Output.TEXT) -> None:
 )
 def status(pair: PairOption = None, output: OutputOption = Output.TEXT) -> None:
     """Show the running syphons: what they moved, how fast, what is in the way, when it is over."""
-    from twinbus.console.syphon.steering import show_status
+    from twinbus.console.syphon.running import show_status
 
     raise typer.Exit(show_status(pair, as_json=output is Output.JSON))
 
 
 def _steer(verb: str, pair: str | None, output: Output) -> None:
-    from twinbus.console.syphon.steering import steer
+    from twinbus.console.syphon.running import steer
 
     raise typer.Exit(steer(verb, pair, as_json=output is Output.JSON))
 

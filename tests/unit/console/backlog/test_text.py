@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from twinbus.console.backlog import text as backlog_words
-from twinbus.console.backlog.contents import BacklogRow, QueueContents
+from twinbus.console.backlog.queue_contents import BacklogRow, QueueContents
 from twinbus.console.doctor.findings import Finding, Level, document, line_of, verdict
 from twinbus.pairing.core.backlog import BacklogDescription, drift_of
 from twinbus.pairing.lifecycle.administration import Findings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twinbus.console.backlog.contents import QueueContents
+from twinbus.console.backlog.queue_contents import QueueContents
 from twinbus.console.doctor.findings import Finding, Level
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import backlog_paths

@@ -9,8 +9,8 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import Final
 
+from twinbus.console.doctor.examined_pair import ExaminedPair
 from twinbus.console.doctor.findings import Finding, Level
-from twinbus.console.doctor.namespaces import ExaminedPair
 from twinbus.namespace.endpoint import endpoint_of
 
 __all__ = ["check_clock", "check_reach", "check_sides"]
