@@ -1,6 +1,6 @@
 """`twinbus`: the command line. Each command parses, calls one function, prints, and exits.
 
-Exit status: 0 done, 1 it could not be done (one line on stderr says why), 2 asked for wrongly.
+Exit status: 0 done, 1 failed (one line on stderr says why), 2 usage error; nothing was done.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from typing import Annotated, Final
 import typer
 
 from twinbus import __version__
-from twinbus.console.backlog import cli as backlog_commands
-from twinbus.console.backlog import dead_letter_cli as dead_letter_commands
-from twinbus.console.control import cli as running_commands
-from twinbus.console.cost import cli as cost_commands
-from twinbus.console.cost import prices_cli as prices_commands
-from twinbus.console.doctor import cli as doctor_commands
-from twinbus.console.ledger import cli as ledger_commands
-from twinbus.console.plan import cli as plan_commands
-from twinbus.console.report import cli as report_commands
-from twinbus.console.syphon import cli as syphon_commands
-from twinbus.console.terminal.output import COULD_NOT, WRONGLY_ASKED, Output, OutputOption, WrongUse
+from twinbus.console.backlog.cli import app as backlog_app
+from twinbus.console.backlog.dead_letter_cli import app as dead_letters_app
+from twinbus.console.control import cli as control_cli
+from twinbus.console.cost.cli import app as cost_app
+from twinbus.console.cost.prices_cli import app as prices_app
+from twinbus.console.doctor import cli as doctor_cli
+from twinbus.console.ledger.cli import app as ledger_app
+from twinbus.console.plan import cli as plan_cli
+from twinbus.console.report.cli import app as report_app
+from twinbus.console.syphon.cli import app as syphon_app
+from twinbus.console.terminal.help_text import epilog
+from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR, Output, OutputOption, WrongUse
 from twinbus.console.terminal.seconds import seconds_of
 from twinbus.errors import BrokerStartError, TwinbusError
 from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S
 
 OUTAGE_MAX_S: Final = 3_600.0
-"""Of a drill: somebody waits for it."""
+"""Limit of a drill's outage: a person waits for it."""
 
 app = typer.Typer(
     name="twinbus",
@@ -39,8 +40,8 @@ app = typer.Typer(
 )
 
 
-def _tell_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         print(f"twinbus {__version__}")
         raise typer.Exit
 
@@ -50,26 +51,24 @@ def twinbus(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_tell_version, is_eager=True, help="Show the version and exit."
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
     """Keep sending while a Service Bus namespace is down."""
 
 
-@app.command(
-    epilog="Example: twinbus serve contoso:5672 contoso-dr:5673 --data ./bus",
-)
+@app.command(epilog=epilog("twinbus serve contoso:5672 contoso-dr:5673 --data ./bus"))
 def serve(
     namespaces: Annotated[
         list[str],
         typer.Argument(metavar="NAME:PORT...", help="Namespaces; port 0 picks a free one."),
     ],
     data: Annotated[
-        Path | None, typer.Option(help="Directory to keep everything in.", metavar="DIR")
+        Path | None, typer.Option(help="Directory to keep messages in.", metavar="DIR")
     ] = None,
     ephemeral: Annotated[
-        bool, typer.Option("--ephemeral", help="Keep all in memory; gone when it stops.")
+        bool, typer.Option("--ephemeral", help="Keep messages in memory only.")
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
     key: Annotated[
@@ -85,35 +84,38 @@ def serve(
     token: Annotated[
         list[str] | None,
         typer.Option(
-            help="A bearer token that is accepted as it stands, NAME:TOKEN:Send,Listen; "
-            "for tests of token credentials. Repeatable.",
+            help="A bearer token to accept, NAME:TOKEN:Send,Listen, for tests of token"
+            " credentials. Repeatable.",
             metavar="TOKEN",
         ),
     ] = None,
     tls_cert: Annotated[
         Path | None,
-        typer.Option(help="Certificate chain (PEM): speak TLS too, same port.", metavar="FILE"),
+        typer.Option(
+            help="Certificate chain (PEM). The same port then also speaks TLS.", metavar="FILE"
+        ),
     ] = None,
     tls_key: Annotated[
         Path | None, typer.Option(help="The certificate's private key (PEM).", metavar="FILE")
     ] = None,
-    fault_seed: Annotated[
-        int, typer.Option(help="Seed of faults that strike by chance.", metavar="N")
-    ] = 0,
+    fault_seed: Annotated[int, typer.Option(help="Seed of random faults.", metavar="N")] = 0,
     ledger: Annotated[
         str | None,
-        typer.Option(help="Directory to record what the broker itself does in.", metavar="DIR"),
+        typer.Option(help="Directory for the broker's own ledger.", metavar="DIR"),
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Log errors only, not each connection and refusal.")
     ] = False,
 ) -> None:
-    """Serve namespaces that every Service Bus client can use, until Ctrl-C or SIGTERM."""
+    """Run local namespaces that any Service Bus client can use.
+
+    The command runs until Ctrl-C or SIGTERM.
+    """
     from twinbus.console.serve import run
 
     if (data is None) == (not ephemeral):
         raise BrokerStartError(
-            "say where to keep messages: --data DIR, or --ephemeral to keep them in memory only"
+            "where to keep messages? Give --data DIR, or --ephemeral to keep them in memory only"
         )
     run(
         namespaces,
@@ -130,17 +132,19 @@ def serve(
     )
 
 
-@app.command(epilog="Example: twinbus drill --messages 5000 --outage 8s --output json")
+@app.command(epilog=epilog("twinbus drill --messages 5000 --outage 8s --output json"))
 def drill(
     messages: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Messages to send.", metavar="N")
     ] = 3_000,
-    senders: Annotated[int, typer.Option(min=1, max=64, help="Senders at once.", metavar="N")] = 4,
+    senders: Annotated[
+        int, typer.Option(min=1, max=64, help="Concurrent senders.", metavar="N")
+    ] = 4,
     outage: Annotated[
-        str, typer.Option(help="How long the primary is down, at most 1h.", metavar="TIME")
+        str, typer.Option(help="Length of the outage, at most 1h.", metavar="TIME")
     ] = "8s",
     failover_interval: Annotated[
-        str, typer.Option(help="Failing so long, at most 1h, an entity fails over.", metavar="TIME")
+        str, typer.Option(help="Failover interval of an entity, at most 1h.", metavar="TIME")
     ] = "2s",
     ping_interval: Annotated[
         str, typer.Option(help="Time between pings, 1s to 30min.", metavar="TIME")
@@ -153,7 +157,7 @@ def drill(
     ] = Path("drill-report"),
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Kill a primary under load, and prove what became of every message."""
+    """Kill a primary under load and account for every message."""
     from twinbus.console.drill.commands import run
     from twinbus.console.drill.result import DrillPlan
 
@@ -172,20 +176,16 @@ def drill(
     raise typer.Exit(run(plan, report, as_json=output is Output.JSON))
 
 
-running_commands.add_to(app)
-backlog_commands.app.add_typer(dead_letter_commands.app, name="dead-letters")
-app.add_typer(backlog_commands.app, name="backlog")
-app.add_typer(syphon_commands.app, name="syphon")
-app.add_typer(report_commands.app, name="report")
-app.add_typer(prices_commands.app, name="prices")
-app.add_typer(cost_commands.app, name="cost")
-plan_commands.add_to(app)
-app.add_typer(ledger_commands.app, name="ledger")
-app.command(
-    epilog="Exit status: 0 fit to be paired, also with warnings; 1 something fails."
-    " Example: twinbus doctor, with the connection strings in TWINBUS_PRIMARY and"
-    " TWINBUS_SECONDARY: others can see a command line."
-)(doctor_commands.doctor)
+backlog_app.add_typer(dead_letters_app, name="dead-letters")
+control_cli.add_to(app)
+app.add_typer(backlog_app, name="backlog")
+app.add_typer(syphon_app, name="syphon")
+app.add_typer(report_app, name="report")
+app.add_typer(prices_app, name="prices")
+app.add_typer(cost_app, name="cost")
+plan_cli.add_to(app)
+app.add_typer(ledger_app, name="ledger")
+doctor_cli.add_to(app)
 
 
 def main() -> None:
@@ -194,7 +194,7 @@ def main() -> None:
         app()
     except (BrokerStartError, WrongUse) as error:
         typer.echo(f"twinbus: {error}", err=True)
-        raise SystemExit(WRONGLY_ASKED) from None
+        raise SystemExit(USAGE_ERROR) from None
     except TwinbusError as error:
         typer.echo(f"twinbus: {error}", err=True)
         raise SystemExit(COULD_NOT) from None

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 __all__ = ["main"]
 
-WRONGLY_ASKED: Final = 2
+USAGE_ERROR: Final = 2
 
 
 def main() -> None:
@@ -30,4 +30,4 @@ def _say_what_is_needed(what: str, extra: str, error: ModuleNotFoundError) -> No
         raise error
     line = f"twinbus: {what} needs more packages: pip install 'twinbus[{extra}]' ({error})"
     print(line, file=sys.stderr)
-    raise SystemExit(WRONGLY_ASKED) from None
+    raise SystemExit(USAGE_ERROR) from None

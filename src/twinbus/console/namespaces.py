@@ -25,7 +25,7 @@ from twinbus.pairing.lifecycle.administration import first_line
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-__all__ = ["UnreachableError", "administration", "answers", "run_to_its_end", "side"]
+__all__ = ["UnreachableError", "administration", "answers", "parse_side", "run_to_its_end"]
 
 FORBIDDEN: Final = (401, 403)
 
@@ -34,7 +34,7 @@ class UnreachableError(TwinbusError):
     """A namespace does not answer, or answers with a fault of its own."""
 
 
-def side(text: str | None, role: str, name: str | None = None) -> Namespace:
+def parse_side(text: str | None, role: str, name: str | None = None) -> Namespace:
     """The namespace of a connection string; WrongUse, without any secret, if it leads to none."""
     if not text or not text.strip():
         raise WrongUse(

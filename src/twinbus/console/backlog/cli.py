@@ -1,89 +1,45 @@
-"""The words of `twinbus backlog`."""
+"""The commands of `twinbus backlog`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from twinbus.console.options import (
+    EntityOption,
+    LabelOption,
+    PrimaryOption,
+    QueueOption,
+    QueuesOption,
+    SecondaryOption,
+    label_of,
+    secondary_of,
+)
+from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 
-if TYPE_CHECKING:
-    from twinbus.namespace.namespace import Namespace
-
-__all__ = [
-    "EntityOption",
-    "LabelOption",
-    "PrimaryOption",
-    "QueueOption",
-    "SecondaryOption",
-    "app",
-    "label_of",
-    "secondary_of",
-]
+__all__ = ["app"]
 
 app = typer.Typer(
-    help="Look at the backlog queues in a secondary namespace, create and prune them.",
+    help="Inspect, create and prune backlog queues.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-PrimaryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--primary",
-        envvar="TWINBUS_PRIMARY",
-        metavar="STRING",
-        help="Connection string of the primary: backlog queues are called after it.",
-        show_default=False,
-    ),
-]
-SecondaryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--secondary",
-        envvar="TWINBUS_SECONDARY",
-        metavar="STRING",
-        help="Connection string of the secondary, where the backlog queues are.",
-        show_default=False,
-    ),
-]
-LabelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--label",
-        metavar="LABEL",
-        help="The `name` the application gave its primary, if any.",
-    ),
-]
-QueueOption = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="QUEUE", help="One queue only: its index, or its path."),
-]
-EntityOption = Annotated[
-    str | None,
-    typer.Option("--entity", metavar="PATH", help="Only messages that belong to this entity."),
-]
-QueuesOption = Annotated[
-    int,
-    typer.Option(
-        "--queues", min=1, max=100, metavar="N", help="The application's backlog_queue_count."
-    ),
-]
-
-SECRETS = "Put connection strings into the environment: others can see a command line."
+SECRETS = "Put connection strings into the environment: other users can see a command line."
 
 
-@app.command("list", epilog=f"Example: twinbus backlog list --output json. {SECRETS}")
+@app.command("list", epilog=epilog("twinbus backlog list --output json", note=SECRETS))
 def list_queues(
     primary: PrimaryOption = None,
     secondary: SecondaryOption = None,
     label: LabelOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show each backlog queue: what it holds, the oldest age, and drift.
+    """Show each backlog queue: message counts, oldest age, drift.
 
-    Without a primary or a label: the backlog queues of every pair in the secondary.
+    Without a primary or a label it shows the backlog queues of every pair in the secondary.
     """
     from twinbus.console.backlog import commands as backlog
 
@@ -91,7 +47,7 @@ def list_queues(
     raise typer.Exit(backlog.list_queues(side, name, as_json=output is Output.JSON))
 
 
-@app.command(epilog="Example: twinbus backlog peek --queue 3 --entity orders --max 5")
+@app.command(epilog=epilog("twinbus backlog peek --queue 3 --entity orders --max 5"))
 def peek(
     primary: PrimaryOption = None,
     secondary: SecondaryOption = None,
@@ -103,7 +59,7 @@ def peek(
     ] = 20,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show messages in the backlog; nothing is locked, changed or settled."""
+    """Show backlog messages; nothing is locked or settled."""
     from twinbus.console.backlog import commands as backlog
 
     raise typer.Exit(
@@ -119,8 +75,11 @@ def peek(
 
 
 @app.command(
-    epilog="Exit status: 0 all are there, 1 some could not be had, 3 some are there but unsafe"
-    " to use. Example: twinbus backlog create --queues 10"
+    epilog=epilog(
+        "twinbus backlog create --queues 10",
+        exit_status="0 all queues exist, 1 some could not be created, 3 some exist but are unsafe"
+        " to use.",
+    )
 )
 def create(
     primary: PrimaryOption = None,
@@ -128,19 +87,22 @@ def create(
     label: LabelOption = None,
     queues: QueuesOption = 10,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Also the queue of the leases of strict order.")
+        bool, typer.Option("--strict", help="Also create the lease queue of strict order.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Create missing backlog queues, for applications with create_backlog_queues=False."""
+    """Create missing backlog queues.
+
+    Applications with create_backlog_queues=False need this once.
+    """
     from twinbus.console.backlog import commands as backlog
-    from twinbus.console.namespaces import side
+    from twinbus.console.namespaces import parse_side
 
-    pair = side(primary, "primary", label), secondary_of(secondary)
-    raise typer.Exit(backlog.create(*pair, queues, strict=strict, as_json=output is Output.JSON))
+    sides = parse_side(primary, "primary", label), secondary_of(secondary)
+    raise typer.Exit(backlog.create(*sides, queues, strict=strict, as_json=output is Output.JSON))
 
 
-@app.command(epilog="Example: twinbus backlog prune --queues 4 --dry-run")
+@app.command(epilog=epilog("twinbus backlog prune --queues 4 --dry-run"))
 def prune(
     primary: PrimaryOption = None,
     secondary: SecondaryOption = None,
@@ -152,38 +114,18 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Delete empty backlog queues with an index past the count, after showing them and asking.
+    """Delete empty backlog queues past the count, after asking.
 
-    One that holds anything, dead letters included, is kept. Each takes no sends while it is looked
-    at for the last time, so that nothing can slip in before it is deleted.
+    A queue that holds any message or dead letter is kept. Sends to a queue are disabled before its
+    last check, so no message can arrive between the check and the deletion.
     """
     from twinbus.console.backlog import commands as backlog
 
     name = label_of(primary, label)
     if name is None:
-        raise WrongUse("say whose backlog queues: --primary, TWINBUS_PRIMARY, or --label")
+        raise WrongUse("whose backlog queues? Give --primary, TWINBUS_PRIMARY or --label")
     if dry_run and yes:
-        raise WrongUse("--dry-run looks and --yes deletes: say one of them")
+        raise WrongUse("--dry-run and --yes exclude each other: give one of them")
     side = secondary_of(secondary)
     as_json = output is Output.JSON
     raise typer.Exit(backlog.prune(side, name, queues, dry_run=dry_run, yes=yes, as_json=as_json))
-
-
-def secondary_of(text: str | None) -> Namespace:
-    """The namespace that a person named, or the variable."""
-    from twinbus.console.namespaces import side
-
-    return side(text, "secondary")
-
-
-def label_of(primary: str | None, label: str | None) -> str | None:
-    """The label that a person gave, or that of the primary; None: any."""
-    from twinbus.console.namespaces import side
-    from twinbus.pairing.core.backlog import backlog_label
-
-    if label is not None:
-        try:
-            return backlog_label("", 0, label)
-        except ValueError as error:
-            raise WrongUse(str(error).replace("name must", "--label must", 1)) from None
-    return side(primary, "primary").label if primary else None

@@ -1,4 +1,4 @@
-"""The words of `twinbus cost`."""
+"""The commands of `twinbus cost`."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from twinbus.console.options import (
     SettlementOption,
     SizeOption,
 )
+from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    help="What a pair costs, by the documented arithmetic: nothing is read and nobody is asked.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def cost() -> None:
-    """What a pair costs, by the documented arithmetic: nothing is read and nobody is asked."""
+    """Estimate what a pair costs, by the documented arithmetic."""
 
 
 @app.command(
-    epilog="Example: twinbus cost estimate --rate 500/s --size 2KB --entities 40 --clients 20"
-    " --outages 2/year --outage-length 40min. KB is 1024 bytes. What a ledger counted is shown by"
-    " `twinbus report charges`."
+    epilog=epilog(
+        "twinbus cost estimate --rate 500/s --size 2KB --entities 40 \\\n"
+        "  --clients 20 --outages 2/year --outage-length 40min",
+        note="KB is 1024 bytes. The estimate reads no ledger; `twinbus report charges` shows what a"
+        " ledger counted.",
+    )
 )
 def estimate(
     rate: RateOption,
@@ -53,10 +53,11 @@ def estimate(
         str, typer.Option(metavar="OFTEN", help="How often the primary is down.")
     ] = "2/year",
     outage_length: Annotated[
-        str, typer.Option(metavar="TIME", help="How long it is then down.")
+        str, typer.Option(metavar="TIME", help="Length of one outage.")
     ] = "40min",
     tier: Annotated[
-        str, typer.Option(metavar="TIER", help="Of both namespaces: basic, standard or premium.")
+        str,
+        typer.Option(metavar="TIER", help="Tier of both namespaces: basic, standard or premium."),
     ] = "standard",
     settlement: SettlementOption = "free",
     messaging_units: MessagingUnitsOption = 1,
@@ -65,17 +66,17 @@ def estimate(
         typer.Option(
             metavar="N",
             min=0,
-            help="At the peak; without it counted from clients, entities and queues.",
+            help="Connections at the peak. Unset: counted from clients, entities and queues.",
             show_default=False,
         ),
     ] = None,
     prices: PricesOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Estimate a month of 30 days by cause, and what the pair adds to it."""
+    """Estimate a month of 30 days, and what the pair adds to it."""
     from twinbus.console.cost import estimate as cost_estimate
 
-    asked = cost_estimate.EstimateRequest(
+    request = cost_estimate.EstimateRequest(
         rate=rate,
         size=size,
         entities=entities,
@@ -90,4 +91,4 @@ def estimate(
         messaging_units=messaging_units,
         connections=connections,
     )
-    raise typer.Exit(cost_estimate.run(asked, prices, as_json=output is Output.JSON))
+    raise typer.Exit(cost_estimate.run(request, prices, as_json=output is Output.JSON))

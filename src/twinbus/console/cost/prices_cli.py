@@ -1,4 +1,4 @@
-"""The words of `twinbus prices`, and `--prices` for every command that names money."""
+"""The commands of `twinbus prices`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from typing import Annotated
 import typer
 
 from twinbus.console.options import PricesOption
+from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption
 
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Look at the price book that amounts are made with, or make one from Azure's prices.",
+    help="Show the price book, or import one from Azure's prices.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
-@app.command(epilog="Example: twinbus prices show --prices our-prices.json --output json")
+@app.command(epilog=epilog("twinbus prices show --prices our-prices.json --output json"))
 def show(prices: PricesOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Show every price, its region, source and date; a book older than 180 days is pointed out."""
+    """Show every price with its region, source and date.
+
+    A book older than 180 days gets a warning.
+    """
     from twinbus.console.cost import price_books
 
     raise typer.Exit(price_books.show(prices, as_json=output is Output.JSON))
@@ -29,15 +33,18 @@ def show(prices: PricesOption = None, output: OutputOption = Output.TEXT) -> Non
 
 @app.command(
     "import",
-    epilog="Example: curl -G https://prices.azure.com/api/retail/prices --data-urlencode"
-    " \"\\$filter=serviceName eq 'Service Bus' and armRegionName eq 'uksouth'\" -o page.json;"
-    " twinbus prices import page.json --to our-prices.json",
+    epilog=epilog(
+        "curl -G https://prices.azure.com/api/retail/prices -o page.json \\\n"
+        "  --data-urlencode \"\\$filter=serviceName eq 'Service Bus' and \\\n"
+        "  armRegionName eq 'uksouth'\"\n"
+        "twinbus prices import page.json --to our-prices.json"
+    ),
 )
 def import_prices(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...", help="Answers of the Azure Retail Prices API: one file or each page."
+            metavar="FILE...", help="Answers of the Azure Retail Prices API: a file for each page."
         ),
     ],
     to: Annotated[
@@ -45,37 +52,38 @@ def import_prices(
         typer.Option(
             "--to",
             metavar="FILE",
-            help="Where the book goes; without it prices-REGION-DAY.json in this directory.",
+            help="File to write. Unset: prices-REGION-DAY.json in this directory.",
             show_default=False,
         ),
     ] = None,
     region: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The region, where the files hold several."),
+        typer.Option(metavar="NAME", help="The region, if the files hold several."),
     ] = None,
     currency: Annotated[
         str | None,
-        typer.Option(metavar="CODE", help="The currency, where the files hold several."),
+        typer.Option(metavar="CODE", help="The currency, if the files hold several."),
     ] = None,
     retrieved: Annotated[
         str | None,
         typer.Option(
             metavar="DAY",
-            help="When the prices were fetched; without it the day of the oldest file.",
+            help="The day the prices were fetched. Unset: the day of the oldest file.",
             show_default=False,
         ),
     ] = None,
     fewer_tiers: Annotated[
         bool,
         typer.Option(
-            "--fewer-tiers", help="Take a meter with fewer tiers than the book that ships has."
+            "--fewer-tiers", help="Accept a meter with fewer tiers than in the book that ships."
         ),
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Make a price book from what the Azure Retail Prices API answered; no call is made.
+    """Make a price book from answers of the Azure Retail Prices API.
 
-    Nothing is written unless every tier is there; items that no bill of a pair needs are listed.
+    The command makes no network call. It writes nothing unless every tier is present, and lists the
+    items that no bill of a pair needs.
     """
     from twinbus.console.cost import price_books
 

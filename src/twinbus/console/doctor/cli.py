@@ -1,4 +1,4 @@
-"""The words of `twinbus doctor`."""
+"""The command `twinbus doctor`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ from typing import Annotated
 
 import typer
 
+from twinbus.console.options import LabelOption, QueuesOption
+from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption
 
-__all__ = ["doctor"]
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command(
+        epilog=epilog(
+            "twinbus doctor --entity orders",
+            exit_status="0 fit to be paired, also with warnings; 1 a check failed.",
+            note="Put the connection strings into TWINBUS_PRIMARY and TWINBUS_SECONDARY: other"
+            " users can see a command line.",
+        )
+    )(doctor)
 
 
 def doctor(
@@ -31,32 +45,21 @@ def doctor(
         typer.Option(
             "--entity",
             metavar="PATH",
-            help="An entity that the application sends to: its Send right is asked for there.",
+            help="An entity that the application sends to. The doctor checks the Send right there.",
         ),
     ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            "--label",
-            metavar="LABEL",
-            help="The `name` the application gave its primary, if any.",
-        ),
-    ] = None,
-    queues: Annotated[
-        int,
-        typer.Option(
-            "--queues", min=1, max=100, metavar="N", help="The application's backlog_queue_count."
-        ),
-    ] = 10,
+    label: LabelOption = None,
+    queues: QueuesOption = 10,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Check whether two namespaces are fit to be paired: one line each, with what to do.
+    """Check whether two namespaces are fit to be paired.
 
-    No message of yours is touched. With the Manage right it makes scratch entities called
-    twinbus-doctor-... for a moment and deletes them; what it cannot check it says.
+    Each check prints one line, with what to do about a problem. No message of yours is touched.
+    With the Manage right the doctor creates scratch entities called twinbus-doctor-... and deletes
+    them again. It says what it could not check.
     """
     from twinbus.console.doctor.commands import run
-    from twinbus.console.namespaces import side
+    from twinbus.console.namespaces import parse_side
 
-    sides = side(primary, "primary", label), side(secondary, "secondary")
+    sides = parse_side(primary, "primary", label), parse_side(secondary, "secondary")
     raise typer.Exit(run(*sides, count=queues, entity=entity, as_json=output is Output.JSON))

@@ -1,4 +1,4 @@
-"""The words of `twinbus plan`."""
+"""The command `twinbus plan`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from twinbus.console.options import (
     SettlementOption,
     SizeOption,
 )
+from twinbus.console.terminal.help_text import epilog
 
 __all__ = ["PlanOutput", "add_to"]
 
@@ -33,8 +34,10 @@ class PlanOutput(StrEnum):
 def add_to(app: typer.Typer) -> None:
     """Give the command line this command."""
     app.command(
-        epilog="Example: twinbus plan --rate 500/s --size 2KB --entities 40 --clients 20"
-        ' --outages "2/year lognormal 40min" --output html --to plan.html'
+        epilog=epilog(
+            "twinbus plan --rate 500/s --size 2KB --entities 40 --clients 20 \\\n"
+            '  --outages "2/year lognormal 40min" --output html --to plan.html'
+        )
     )(plan)
 
 
@@ -122,7 +125,7 @@ def plan(
         typer.Option(metavar="FILE", help="Write it there instead.", show_default=False),
     ] = None,
 ) -> None:
-    """Simulate years with outages on Spark, and say which options a pair should have."""
+    """Simulate outages on Spark to choose a pair's options."""
     from twinbus.console.plan import commands as planner
     from twinbus.console.plan.request import PlanRequest
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from twinbus.console.namespaces import side
+from twinbus.console.namespaces import parse_side
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pipeline.report import Sighting
 from twinbus.syphon.connection.peeking import backlog_queues_of, dialled, peek
@@ -33,7 +33,7 @@ class BacklogScan:
     """
 
     def __init__(self, secondary: str) -> None:
-        self._endpoint = endpoint_of(side(secondary, "secondary"))
+        self._endpoint = endpoint_of(parse_side(secondary, "secondary"))
         self._directory = tempfile.TemporaryDirectory(prefix="twinbus-look-")
         self._file = Path(self._directory.name) / "sightings.json"
         self._began_ms = 0

@@ -1,4 +1,4 @@
-"""The words of `twinbus report`."""
+"""The commands of `twinbus report`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twinbus.console.options import PricesOption, SettlementOption, counting_rule
+from twinbus.console.options import (
+    EntityOption,
+    LedgerArgument,
+    MasterOption,
+    PricesOption,
+    SettlementOption,
+    SinceOption,
+    counting_rule,
+)
+from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import WrongUse
 
 if TYPE_CHECKING:
@@ -18,8 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ReportOutput", "app"]
 
 app = typer.Typer(
-    help="What a ledger tells: what was charged, how available it was, and whether anything is"
-    " lost.",
+    help="Report a ledger's charges, availability and conservation.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -34,15 +42,6 @@ class ReportOutput(StrEnum):
     HTML = "html"
 
 
-LedgerArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="LEDGER",
-        envvar="TWINBUS_LEDGER",
-        help="The ledger: a directory, or any Hadoop URL.",
-        show_default=False,
-    ),
-]
 TablesOption = Annotated[
     str | None,
     typer.Option(
@@ -50,16 +49,6 @@ TablesOption = Annotated[
         metavar="DIR",
         help="Where its tables are kept; unset: in _tables inside the ledger. `none`: keep none,"
         " work everything out from all records.",
-        show_default=False,
-    ),
-]
-SinceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="From this day or time (UTC) on, or so long ago: 2026-11-16, 2026-11-16T05:30, 90min,"
-        " 24h.",
         show_default=False,
     ),
 ]
@@ -71,10 +60,6 @@ UntilOption = Annotated[
         help="Up to this time; a day counts whole.",
         show_default=False,
     ),
-]
-EntityOption = Annotated[
-    str | None,
-    typer.Option("--entity", metavar="PATH", help="One queue or topic only.", show_default=False),
 ]
 OutputOption = Annotated[
     ReportOutput,
@@ -89,17 +74,13 @@ ToOption = Annotated[
         show_default=False,
     ),
 ]
-MasterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--master", metavar="URL", help="Spark's master; unset: this machine.", show_default=False
-    ),
-]
 
 
 @app.command(
-    epilog="Exit status: 0 done, 1 it could not be, 2 asked for wrongly."
-    " Example: twinbus report charges ./ledger --since 2026-11-01 --settlement counted"
+    epilog=epilog(
+        "twinbus report charges ./ledger --since 2026-11-01 \\\n  --settlement counted",
+        exit_status="0 done, 1 failed, 2 usage error.",
+    )
 )
 def charges(
     ledger: LedgerArgument,
@@ -113,9 +94,9 @@ def charges(
     to: ToOption = None,
     master: MasterOption = None,
 ) -> None:
-    """Show what was done in billed operations, and what it costs by the price book.
+    """Show billed operations and their cost by the price book.
 
-    The documented arithmetic stands beside the facts, and what was assumed below them.
+    The documented arithmetic stands beside the facts, the assumptions below them.
     """
     from twinbus.console.cost.price_books import book_of
     from twinbus.console.report import commands as report_run
@@ -126,9 +107,10 @@ def charges(
 
 
 @app.command(
-    epilog="Exit status: 0 done, 1 it could not be, 2 asked for wrongly, 3 an entity is still"
-    " failed over. Example: twinbus report availability ./ledger --since 24h --output html --to"
-    " outage.html"
+    epilog=epilog(
+        "twinbus report availability ./ledger --since 24h \\\n  --output html --to outage.html",
+        exit_status="0 done, 1 failed, 2 usage error, 3 an entity is still failed over.",
+    )
 )
 def availability(
     ledger: LedgerArgument,
@@ -140,7 +122,7 @@ def availability(
     to: ToOption = None,
     master: MasterOption = None,
 ) -> None:
-    """Show failovers by entity, sends saved and raised, and the backlog over time."""
+    """Show failovers, saved and raised sends, and the backlog."""
     from twinbus.console.report import commands as report_run
 
     plan = _plan(ledger, tables, since, until, entity, output, to, master)
@@ -148,10 +130,13 @@ def availability(
 
 
 @app.command(
-    epilog="Exit status: 0 nothing is lost, 1 something is (or it could not be found out, one line"
-    " says why), 2 asked for wrongly, 3 it is not known. Put the connection string into"
-    " TWINBUS_SECONDARY: others can see a command line. Example: twinbus report conservation"
-    " ./ledger --since 7d"
+    epilog=epilog(
+        "twinbus report conservation ./ledger --since 7d",
+        exit_status="0 nothing is lost, 1 something is lost or the report failed (one line says"
+        " why), 2 usage error, 3 unknown.",
+        note="Put the connection string into TWINBUS_SECONDARY: other users can see a command"
+        " line.",
+    )
 )
 def conservation(
     ledger: LedgerArgument,
@@ -182,10 +167,11 @@ def conservation(
     to: ToOption = None,
     master: MasterOption = None,
 ) -> None:
-    """Prove that nothing is lost, or name what is: accepted = delivered + waiting + ...
+    """Prove that no message is lost, or name those that are.
 
-    What nobody can know is called unknown: without a look into the backlog queues, a message that
-    went there and was not seen since may wait or be lost.
+    accepted = delivered + waiting + dead-lettered + expired. What cannot be known is called
+    unknown: without a peek into the backlog queues, a diverted message that was not seen since may
+    wait there or be lost.
     """
     from twinbus.console.report import commands as report_run
 
@@ -196,9 +182,11 @@ def conservation(
 
 
 @app.command(
-    epilog="Exit status: 0 both views agree, 1 they differ (or it could not be found out), 2 asked"
-    " for wrongly, 3 not known: the broker kept no view. Example: twinbus report reconciliation"
-    " ./ledger"
+    epilog=epilog(
+        "twinbus report reconciliation ./ledger",
+        exit_status="0 both views agree, 1 they differ or the report failed, 2 usage error, 3"
+        " unknown: the broker kept no view.",
+    )
 )
 def reconciliation(
     ledger: LedgerArgument,
@@ -210,7 +198,7 @@ def reconciliation(
     to: ToOption = None,
     master: MasterOption = None,
 ) -> None:
-    """Compare what clients recorded with what the broker did, message by message."""
+    """Compare the records of clients with the broker's own."""
     from twinbus.console.report import commands as report_run
 
     plan = _plan(ledger, tables, since, until, entity, output, to, master)

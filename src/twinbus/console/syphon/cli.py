@@ -1,4 +1,4 @@
-"""The words of `twinbus syphon`."""
+"""The commands of `twinbus syphon`."""
 
 from __future__ import annotations
 
@@ -7,32 +7,38 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twinbus.console.backlog.cli import LabelOption, PrimaryOption, SecondaryOption
-from twinbus.console.control.cli import PairOption
+from twinbus.console.options import (
+    LabelOption,
+    MasterOption,
+    PairOption,
+    PrimaryOption,
+    SecondaryOption,
+)
+from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 from twinbus.console.terminal.seconds import seconds_of
 
 if TYPE_CHECKING:
-    from twinbus.console.syphon.request import SyphonPlan
+    from twinbus.console.syphon.request import SyphonRequest
 
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Move the backlog home: run it as a program, drain it once, pause, resume, look at it.",
+    help="Move the backlog to the primary; pause, resume, status.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
 class Engine(StrEnum):
-    """Who moves the messages of a drain."""
+    """What moves the messages of a drain."""
 
     RELAY = "relay"
     SPARK = "spark"
 
 
 class TimeToLive(StrEnum):
-    """What a message gets back."""
+    """Which time to live a restored message gets."""
 
     FULL = "full"
     REMAINING = "remaining"
@@ -43,9 +49,8 @@ RateOption = Annotated[
     typer.Option(
         "--rate",
         metavar="RATE",
-        help="At most so many messages over all queues, like 500/s (or just 500) or 30000/min; or"
-        " `standard`: 250/s, which leaves the application half of a Standard namespace's 1,000"
-        " credits.",
+        help="Rate limit over all queues, like 500/s (or just 500) or 30000/min. `standard` is"
+        " 250/s, which leaves the application half of a Standard namespace's 1,000 credits.",
     ),
 ]
 OnlyOption = Annotated[
@@ -53,18 +58,18 @@ OnlyOption = Annotated[
     typer.Option(
         "--only",
         metavar="PATH",
-        help="Serve this queue or topic only. Repeatable. Messages of others that are in front of"
-        " its own are deferred, and found by the next syphon that serves them.",
+        help="Serve this queue or topic only. Repeatable. Messages of other destinations that are"
+        " in front are deferred; the next syphon that serves them finds them.",
     ),
 ]
 LeaseOption = Annotated[
     bool,
-    typer.Option("--lease", help="Pump a queue only while no other syphon holds its lease."),
+    typer.Option("--lease", help="Serve a queue only while holding its lease."),
 ]
 StrictOption = Annotated[
     bool,
     typer.Option(
-        "--strict", help="Keep the order within sessions (session_order='strict'); takes leases."
+        "--strict", help="Keep the order within sessions (session_order='strict'); uses leases."
     ),
 ]
 GraceOption = Annotated[
@@ -72,23 +77,25 @@ GraceOption = Annotated[
     typer.Option(
         "--grace",
         metavar="TIME",
-        help="A destination that is missing for so long (at most 30d) is given up: its messages"
-        " are dead-lettered.",
+        help="Dead-letter the messages of a destination that is missing for this long, at most"
+        " 30d.",
     ),
 ]
 TtlOption = Annotated[
     TimeToLive,
-    typer.Option("--ttl-policy", help="What is restored: the whole time to live, or the rest."),
+    typer.Option("--ttl-policy", help="Restore the whole time to live, or what remains of it."),
 ]
 LedgerOption = Annotated[
     str | None,
-    typer.Option("--ledger", envvar="TWINBUS_LEDGER", metavar="DIR", help="Where to record it."),
+    typer.Option("--ledger", envvar="TWINBUS_LEDGER", metavar="DIR", help="Ledger to record into."),
 ]
 
 
 @app.command(
-    epilog="Exit status: 0 ended by Ctrl-C or SIGTERM, after what was in flight; 1 it could not."
-    " Example: twinbus syphon run --rate standard --lease"
+    epilog=epilog(
+        "twinbus syphon run --rate standard --lease",
+        exit_status="0 stopped by Ctrl-C or SIGTERM after messages in flight; 1 it could not run.",
+    )
 )
 def run(
     primary: PrimaryOption = None,
@@ -110,27 +117,33 @@ def run(
             min=1,
             max=100,
             metavar="N",
-            help="The application's backlog_queue_count: then the queues need not be listed, and"
-            " the Manage right is needed for --lease and --strict only.",
+            help="The application's backlog_queue_count. The queues are then not listed, and only"
+            " --lease and --strict need the Manage right.",
         ),
     ] = None,
     ledger: LedgerOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Run the syphon until Ctrl-C or SIGTERM; `pause`, `resume` and `status` reach it."""
+    """Run the syphon until Ctrl-C or SIGTERM.
+
+    `pause`, `resume` and `status` reach it.
+    """
     from twinbus.console.syphon import run as syphon_run
 
-    plan = _plan(
+    request = _request(
         primary, secondary, label,
         rate=rate, only=only, lease=lease, strict=strict, grace=grace, ttl_policy=ttl_policy,
         poll=poll, ledger=ledger,
     )  # fmt: skip
-    raise typer.Exit(syphon_run.run(plan, count=queues, as_json=output is Output.JSON))
+    raise typer.Exit(syphon_run.run(request, count=queues, as_json=output is Output.JSON))
 
 
 @app.command(
-    epilog="Exit status: 0 drained, 1 it could not be (one line says why), 3 drained, but some are"
-    " dead-lettered, 130 stopped. Example: twinbus syphon drain --only orders --rate 500/s"
+    epilog=epilog(
+        "twinbus syphon drain --only orders --rate 500/s",
+        exit_status="0 drained, 1 not drained (one line says why), 3 drained but some messages are"
+        " dead-lettered, 130 stopped.",
+    )
 )
 def drain(
     primary: PrimaryOption = None,
@@ -143,26 +156,23 @@ def drain(
     grace: GraceOption = "6h",
     ttl_policy: TtlOption = TimeToLive.FULL,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after so long.")
+        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this long.")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option("--engine", help="This process, or a Spark job.")
+        Engine, typer.Option("--engine", help="Drain in this process, or as a Spark job.")
     ] = Engine.RELAY,
-    master: Annotated[
-        str | None,
-        typer.Option("--master", metavar="URL", help="Spark's master; unset: this machine."),
-    ] = None,
+    master: MasterOption = None,
     ledger: LedgerOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Move all that is in the backlog, and exit when nothing is left in it.
+    """Move the whole backlog and exit when none is left.
 
-    Left means active, locked, scheduled or deferred. What cannot be delivered yet keeps it running:
-    the live line says what is in the way.
+    A queue is drained when it holds no active, locked, scheduled or deferred message. The command
+    keeps running while a message cannot be delivered yet; the live line says why.
     """
     from twinbus.console.syphon import drain as syphon_drain
 
-    plan = _plan(
+    request = _request(
         primary, secondary, label,
         rate=rate, only=only, lease=lease, strict=strict, grace=grace, ttl_policy=ttl_policy,
         poll="15min", ledger=ledger,
@@ -171,32 +181,38 @@ def drain(
     if engine is Engine.SPARK:
         if timeout is not None:
             raise WrongUse("--timeout is for --engine relay; leave it out")
-        raise typer.Exit(syphon_drain.drain_on_spark(plan, master, as_json=as_json))
+        raise typer.Exit(syphon_drain.drain_on_spark(request, master, as_json=as_json))
     if master is not None:
         raise WrongUse("--master is for --engine spark")
     timeout_s = None if timeout is None else seconds_of(timeout, "--timeout", least=0.1)
-    raise typer.Exit(syphon_drain.drain_here(plan, timeout_s, as_json=as_json))
+    raise typer.Exit(syphon_drain.drain_here(request, timeout_s, as_json=as_json))
 
 
-@app.command(epilog="Example: twinbus syphon pause --pair contoso")
+@app.command(epilog=epilog("twinbus syphon pause --pair contoso"))
 def pause(pair: PairOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Have a running syphon receive nothing more; what is in flight ends, the rest goes back."""
+    """Stop a running syphon from receiving more messages.
+
+    Messages in flight are finished. Other received messages go back to their queue.
+    """
     _steer("pause", pair, output)
 
 
-@app.command(epilog="Example: twinbus syphon resume")
+@app.command(epilog=epilog("twinbus syphon resume"))
 def resume(pair: PairOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Have a paused syphon go on."""
+    """Let a paused syphon continue."""
     _steer("resume", pair, output)
 
 
 @app.command(
-    epilog="Exit status: 0 all is well, also where one stands by for its lease; 1 no syphon"
-    " answers; 3 one is paused, cannot reach a side, holds messages, or has dead-lettered some"
-    " since it began. Example: twinbus syphon status --output json"
+    epilog=epilog(
+        "twinbus syphon status --output json",
+        exit_status="0 all is well, also where a syphon waits for its lease; 1 no syphon answers;"
+        " 3 a syphon is paused, cannot reach a side, holds messages, or has dead-lettered some"
+        " since it started.",
+    )
 )
 def status(pair: PairOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Show the running syphons: what they moved, how fast, what is in the way, when it is over."""
+    """Show running syphons: moved, rate, obstacles, forecast."""
     from twinbus.console.syphon.running import show_status
 
     raise typer.Exit(show_status(pair, as_json=output is Output.JSON))
@@ -208,7 +224,7 @@ def _steer(verb: str, pair: str | None, output: Output) -> None:
     raise typer.Exit(steer(verb, pair, as_json=output is Output.JSON))
 
 
-def _plan(
+def _request(
     primary: str | None,
     secondary: str | None,
     label: str | None,
@@ -221,9 +237,9 @@ def _plan(
     ttl_policy: TimeToLive,
     poll: str,
     ledger: str | None,
-) -> SyphonPlan:
-    from twinbus.console.namespaces import side
-    from twinbus.console.syphon.request import SyphonPlan, rate_of
+) -> SyphonRequest:
+    from twinbus.console.namespaces import parse_side
+    from twinbus.console.syphon.request import SyphonRequest, rate_of
     from twinbus.options import (
         SYPHON_POLL_MAX_S,
         UNDELIVERABLE_GRACE_MAX_S,
@@ -236,9 +252,9 @@ def _plan(
         session_order="strict" if strict else "relaxed",
         syphon_poll=seconds_of(poll, "--poll", least=1, most=SYPHON_POLL_MAX_S),
     )
-    return SyphonPlan(
-        primary=side(primary, "primary", label),
-        secondary=side(secondary, "secondary"),
+    return SyphonRequest(
+        primary=parse_side(primary, "primary", label),
+        secondary=parse_side(secondary, "secondary"),
         options=options,
         rate_per_s=rate_of(rate),
         only=tuple(only or ()),

@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 
 from twinbus.console.namespaces import run_to_its_end
 from twinbus.console.syphon import text as syphon_words
-from twinbus.console.syphon.request import SyphonPlan
+from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.syphon.text import SyphonProgress
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse, print_json
 from twinbus.control.protocol import Verb
@@ -89,7 +89,7 @@ class Display:
         self._stream.flush()
 
 
-def drain_here(plan: SyphonPlan, timeout_s: float | None, *, as_json: bool) -> int:
+def drain_here(plan: SyphonRequest, timeout_s: float | None, *, as_json: bool) -> int:
     """Drain in this process; print what came of it; the exit status."""
 
     async def work() -> int:
@@ -130,7 +130,7 @@ def drain_here(plan: SyphonPlan, timeout_s: float | None, *, as_json: bool) -> i
     return run_to_its_end(work)
 
 
-def _status(plan: SyphonPlan, host: SyphonHost, display: Display) -> dict[str, Any]:
+def _status(plan: SyphonRequest, host: SyphonHost, display: Display) -> dict[str, Any]:
     return {
         "primary": plan.primary.endpoint,
         "secondary": plan.secondary.endpoint,
@@ -143,7 +143,7 @@ def _status(plan: SyphonPlan, host: SyphonHost, display: Display) -> dict[str, A
     }
 
 
-def drain_on_spark(plan: SyphonPlan, master: str | None, *, as_json: bool) -> int:
+def drain_on_spark(plan: SyphonRequest, master: str | None, *, as_json: bool) -> int:
     """Drain with a Spark job; print what came of it; the exit status."""
     from twinbus.pipeline.drain.drain import drain
     from twinbus.pipeline.spark.session import LOCAL_MASTER, spark_session
@@ -193,7 +193,7 @@ def drain_on_spark(plan: SyphonPlan, master: str | None, *, as_json: bool) -> in
     return _tell(plan, done, display.last, as_json=as_json)
 
 
-async def _counts(plan: SyphonPlan, queues: list[str]) -> QueueCounts:
+async def _counts(plan: SyphonRequest, queues: list[str]) -> QueueCounts:
     """What the queues hold together."""
     endpoint = endpoint_of(plan.secondary)
     try:
@@ -212,7 +212,7 @@ def _deferred(counts: QueueCounts) -> int:
     return counts.waiting - counts.active - counts.scheduled
 
 
-async def _served_queues(plan: SyphonPlan) -> list[str]:
+async def _served_queues(plan: SyphonRequest) -> list[str]:
     """The queues to drain: of some destinations only, those that hold messages to them."""
     queues = await _queues(plan)
     if not plan.only:
@@ -221,7 +221,7 @@ async def _served_queues(plan: SyphonPlan) -> list[str]:
     return [queue for queue, count in found.items() if count]
 
 
-async def _queues(plan: SyphonPlan) -> list[str]:
+async def _queues(plan: SyphonRequest) -> list[str]:
     queues = await plan.find_queues()
     if not queues:
         raise SyphonError(
@@ -232,7 +232,7 @@ async def _queues(plan: SyphonPlan) -> list[str]:
 
 
 def _tell(
-    plan: SyphonPlan, done: dict[str, Any], last: DrainProgress | None, *, as_json: bool
+    plan: SyphonRequest, done: dict[str, Any], last: DrainProgress | None, *, as_json: bool
 ) -> int:
     waiting = 0 if done["drained"] else (last.waiting if last else None)
     if as_json:

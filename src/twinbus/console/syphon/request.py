@@ -24,13 +24,13 @@ from twinbus.syphon.connection.selection import selected
 from twinbus.syphon.core.rate import Rate
 from twinbus.syphon.host import SyphonHost
 
-__all__ = ["SyphonPlan", "rate_of"]
+__all__ = ["SyphonRequest", "rate_of"]
 
 CALL_S: Final = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SyphonPlan:
+class SyphonRequest:
     """The two sides and how to move what is between them."""
 
     primary: Namespace

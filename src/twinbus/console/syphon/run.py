@@ -11,7 +11,7 @@ import time
 from datetime import datetime
 from typing import Any, Final
 
-from twinbus.console.syphon.request import SyphonPlan
+from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.output import print_json
 from twinbus.console.terminal.table import visible
 from twinbus.control.protocol import Verb
@@ -40,7 +40,7 @@ FIND_FIRST_S: Final = 30.0
 """The same as long as there is none."""
 
 
-def run(plan: SyphonPlan, *, count: int | None, as_json: bool) -> int:
+def run(plan: SyphonRequest, *, count: int | None, as_json: bool) -> int:
     """Run the syphon until a signal; the exit status."""
     # The syphon's warnings are told by this program, each once, and not by a log that nobody set.
     logging.getLogger().addHandler(logging.NullHandler())
@@ -63,7 +63,7 @@ class RunningSyphon:
 
     def __init__(
         self,
-        plan: SyphonPlan,
+        plan: SyphonRequest,
         ledger: LedgerWriter | NullLedger,
         count: int | None,
         *,

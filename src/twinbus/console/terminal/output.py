@@ -15,7 +15,7 @@ __all__ = [
     "ATTENTION",
     "COULD_NOT",
     "STOPPED",
-    "WRONGLY_ASKED",
+    "USAGE_ERROR",
     "Output",
     "OutputOption",
     "WrongUse",
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 COULD_NOT: Final = 1
-WRONGLY_ASKED: Final = 2
+USAGE_ERROR: Final = 2
 ATTENTION: Final = 3
 """It was done, and what it shows needs somebody."""
 STOPPED: Final = 130
