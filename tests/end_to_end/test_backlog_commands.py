@@ -148,7 +148,7 @@ def test_create_list_peek_and_prune(typed: Terminal, primary: str, secondary: st
     assert counts["contoso/x-servicebus-transfer/1"] == (2, True)
     assert counts["contoso/x-servicebus-transfer/0"] == (0, False)
     table = typed(None, secondary, "backlog", "list", "--label", "contoso").stdout
-    assert "3 backlog queues, 2 messages to bring home" in table
+    assert "3 backlog queues, 2 messages to forward" in table
 
     peeked = typed(None, secondary, "backlog", "peek", "--entity", "Orders", "--output", "json")
     (message,) = json.loads(peeked.stdout)["messages"]

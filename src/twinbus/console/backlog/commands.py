@@ -1,4 +1,4 @@
-"""`twinbus backlog`: look at the backlog queues of a secondary, create them, remove spare ones."""
+"""`twinbus backlog`: show, create and prune the backlog queues of a secondary."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from twinbus.console.backlog import text as backlog_words
+from twinbus.console.backlog import text as backlog_text
 from twinbus.console.backlog.queue_contents import (
     QueueContents,
-    peek,
+    backlog_rows,
+    queue_contents,
     remove_if_empty,
-    stock_of,
     with_ages,
 )
 from twinbus.console.namespaces import UnreachableError, administration, run_to_its_end
@@ -30,36 +30,36 @@ from twinbus.pairing.lifecycle.administration import (
 )
 from twinbus.pairing.sending.recording import Recorder
 
-__all__ = ["create", "list_queues", "peek_messages", "prune", "queues_meant"]
+__all__ = ["create", "list_queues", "peek_messages", "prune", "selected_queues"]
 
 CALL_S: Final = 20.0
-"""For one administration call; a person waits longer than an application does."""
+"""Timeout of one administration call: a person waits longer than an application does."""
 
 CONFIRMATION: Final = "prune"
 
 
 def list_queues(secondary: Namespace, label: str | None, *, as_json: bool) -> int:
-    """Print every backlog queue with what it holds; the exit status."""
+    """Print every backlog queue with its message counts; return the exit status."""
 
     async def work() -> int:
-        async with live_line() as line:
-            line.say(f"looking at {secondary.endpoint}")
+        with live_line() as line:
+            line.say(f"listing the queues of {secondary.endpoint}")
             async with administration(secondary, "listing queues") as client:
-                everyones = await stock_of(client)
-            stocks = [stock for stock in everyones if stock.is_of(label)]
+                all_queues = await queue_contents(client)
+            queues = [queue for queue in all_queues if queue.is_of(label)]
             try:
-                stocks = await with_ages(secondary, stocks)
+                queues = await with_ages(secondary, queues)
             except MissingRightError as error:
                 line.clear()
                 print(f"twinbus: the oldest ages are left out: {error}", file=sys.stderr)
         if as_json:
             print_json(
-                {"secondary": secondary.endpoint, "queues": [_stock_dict(s) for s in stocks]}
+                {"secondary": secondary.endpoint, "queues": [_document(one) for one in queues]}
             )
         else:
-            print("\n".join(backlog_words.stock_lines(stocks, secondary.endpoint)))
-            if not stocks and everyones:
-                print(backlog_words.other_labels(everyones))
+            print("\n".join(backlog_text.queue_lines(queues, secondary.endpoint)))
+            if not queues and all_queues:
+                print(backlog_text.other_labels(all_queues))
         return 0
 
     return run_to_its_end(work)
@@ -74,64 +74,64 @@ def peek_messages(
     count: int,
     as_json: bool,
 ) -> int:
-    """Print messages of the backlog as they lie there; the exit status."""
+    """Print messages of the backlog; return the exit status."""
 
     async def work() -> int:
-        async with live_line() as line:
-            line.say(f"looking at {secondary.endpoint}")
-            queues = await queues_meant(secondary, label, queue)
+        with live_line() as line:
+            line.say(f"listing the queues of {secondary.endpoint}")
+            queues = await selected_queues(secondary, label, queue)
             line.say("peeking")
-            found = await peek(
+            found = await backlog_rows(
                 secondary, queues, entity=entity, count=count,
-                looked=lambda seen: line.say(f"looked at {seen:,} messages"),
+                on_peeked=lambda peeked: line.say(f"peeked at {peeked:,} messages"),
             )  # fmt: skip
         if as_json:
             messages = [asdict(message) for message in found]
             print_json({"secondary": secondary.endpoint, "messages": messages})
         else:
             where = ", ".join(queues) if len(queues) == 1 else f"{len(queues)} backlog queues"
-            print("\n".join(backlog_words.message_lines(found, where, count)))
+            print("\n".join(backlog_text.message_lines(found, where, count)))
         return 0
 
     return run_to_its_end(work)
 
 
-async def queues_meant(secondary: Namespace, label: str | None, queue: str | None) -> list[str]:
-    """The backlog queues of a label, or one of them; a path is taken as it is, without a look."""
+async def selected_queues(secondary: Namespace, label: str | None, queue: str | None) -> list[str]:
+    """Return the paths of a label's backlog queues, or of one of them; a path is not checked."""
     if queue is not None and not queue.isdecimal():
         if parse_backlog_path(queue) is None:
             raise WrongUse(
-                f"{queue!r} is no backlog queue: say an index like 3, or"
+                f"{queue!r} is no backlog queue: give an index like 3, or"
                 " LABEL/x-servicebus-transfer/3"
             )
         return [queue]
     if queue is not None and label is not None:
         return [backlog_paths(label, int(queue) + 1)[-1]]
     async with administration(secondary, "listing queues") as client:
-        stocks = [stock for stock in await stock_of(client) if stock.is_of(label)]
+        found = [one for one in await queue_contents(client) if one.is_of(label)]
     if queue is not None:
-        stocks = [stock for stock in stocks if stock.index == int(queue)]
-    if not stocks:
+        found = [one for one in found if one.index == int(queue)]
+    if not found:
         raise UnreachableError(
             f"there is no such backlog queue in {secondary.endpoint}; `twinbus backlog list` shows"
-            " what is there"
+            " all of them"
         )
-    return [stock.path for stock in stocks]
+    return [one.path for one in found]
 
 
 def create(
     primary: Namespace, secondary: Namespace, count: int, *, strict: bool = False, as_json: bool
 ) -> int:
-    """Have all backlog queues of a pair; print what was there and what was created.
+    """Create the missing backlog queues of a pair; return the exit status.
 
-    `strict` has the queue of the leases too, which `session_order="strict"` needs.
+    `strict` also creates the lease queue, which `session_order="strict"` needs.
     """
     paths = backlog_paths(primary.label, count)
 
     async def work() -> int:
         findings = Findings()
         recorder = Recorder(NullLedger(), primary, secondary, is_on=False)
-        async with live_line() as line:
+        with live_line() as line:
             line.say(f"creating backlog queues in {secondary.endpoint}")
             try:
                 async with BacklogAdministration(
@@ -147,7 +147,7 @@ def create(
                     f"creating backlog queues in {secondary.endpoint} needs the Manage right, and"
                     " this credential does not have it; use one that does"
                 ) from error
-        rows = [backlog_words.created_row(path, findings) for path in paths]
+        rows = [backlog_text.created_row(path, findings) for path in paths]
         lease = [(lease_path(primary.label), "there", "for the leases of strict order")]
         rows += lease if strict else []
         if as_json:
@@ -160,9 +160,9 @@ def create(
                 }
             )
         else:
-            print("\n".join(backlog_words.created_lines(rows, findings, secondary.endpoint)))
-        had = {*findings.usable, *findings.drained}
-        if had != set(paths):
+            print("\n".join(backlog_text.created_lines(rows, findings, secondary.endpoint)))
+        existing = {*findings.usable, *findings.drained}
+        if existing != set(paths):
             return COULD_NOT
         return ATTENTION if findings.left_out else 0
 
@@ -172,28 +172,28 @@ def create(
 def prune(
     secondary: Namespace, label: str, count: int, *, dry_run: bool, yes: bool, as_json: bool
 ) -> int:
-    """Remove empty backlog queues past the count, after showing them; the exit status."""
+    """Delete empty backlog queues past the count, after showing them; return the exit status."""
     if as_json and not (dry_run or yes):
-        raise WrongUse("--output json asks no questions: add --dry-run, or --yes to delete")
+        raise WrongUse("--output json does not ask: add --dry-run, or --yes to delete")
 
     async def work() -> int:
         async with administration(secondary, "listing and deleting queues") as client:
-            async with live_line() as line:
-                line.say(f"looking at {secondary.endpoint}")
-                stocks = [stock for stock in await stock_of(client) if stock.is_of(label)]
-                extra = [stock for stock in stocks if stock.index >= count]
-            empty = [stock for stock in extra if stock.is_empty]
+            with live_line() as line:
+                line.say(f"listing the queues of {secondary.endpoint}")
+                queues = [queue for queue in await queue_contents(client) if queue.is_of(label)]
+                extra = [queue for queue in queues if queue.index >= count]
+            empty = [queue for queue in extra if queue.is_empty]
             if not as_json:
-                print("\n".join(backlog_words.prune_lines(extra, label, count)))
+                print("\n".join(backlog_text.prune_lines(extra, label, count)))
             outcomes: dict[str, str] = {}
             if not dry_run and empty and (yes or _confirmed(len(empty))):
-                async with live_line() as line:
-                    for stock in empty:
-                        line.say(f"deleting {stock.path}")
-                        why = await remove_if_empty(client, secondary, stock.path)
-                        outcomes[stock.path] = f"kept: {why}" if why else "deleted"
+                with live_line() as line:
+                    for queue in empty:
+                        line.say(f"deleting {queue.path}")
+                        why = await remove_if_empty(client, secondary, queue.path)
+                        outcomes[queue.path] = f"kept: {why}" if why else "deleted"
                         if not as_json:
-                            line.print(f"{outcomes[stock.path]:<8}  {visible(stock.path)}")
+                            line.print(f"{outcomes[queue.path]:<8}  {visible(queue.path)}")
             elif not dry_run and empty:
                 print("nothing was deleted")
         if as_json:
@@ -205,7 +205,7 @@ def prune(
 
 def _confirmed(count: int) -> bool:
     if not sys.stdin.isatty():
-        raise WrongUse("nobody is here to confirm: add --yes to delete, or --dry-run to only look")
+        raise WrongUse("no terminal to confirm on: add --yes to delete, or --dry-run to only show")
     typed = input(f"type {CONFIRMATION!r} to delete {count} empty queues: ")
     return typed.strip() == CONFIRMATION
 
@@ -222,16 +222,16 @@ def _prune_document(
         "label": label,
         "count": count,
         "queues": [
-            {**_stock_dict(stock), "outcome": outcomes.get(stock.path, backlog_words.fate(stock))}
-            for stock in extra
+            {**_document(queue), "outcome": outcomes.get(queue.path, backlog_text.fate(queue))}
+            for queue in extra
         ],
     }
 
 
-def _stock_dict(stock: QueueContents) -> dict[str, Any]:
-    document = asdict(stock)
+def _document(queue: QueueContents) -> dict[str, Any]:
+    document = asdict(queue)
     document["drift"] = [
         {"setting": one.setting, "found": one.found, "wanted": one.wanted, "danger": one.danger}
-        for one in stock.drift
+        for one in queue.drift
     ]
     return document

@@ -1,4 +1,4 @@
-"""`twinbus backlog dead-letters`: what the syphon could not deliver, shown, put back, or saved."""
+"""`twinbus backlog dead-letters`: list, show, replay and export dead letters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from twinbus.console.backlog.commands import queues_meant
+from twinbus.console.backlog.commands import selected_queues
 from twinbus.console.namespaces import run_to_its_end
 from twinbus.console.terminal.output import ATTENTION, print_json
 from twinbus.console.terminal.table import aligned, visible
@@ -43,36 +43,36 @@ class QueueSelection:
 
     secondary: Namespace
     label: str | None
-    """None: of every pair."""
+    """None: every pair."""
     queue: str | None
-    """An index, or a path; None: all of them."""
+    """An index or a path; None: all queues."""
 
     @property
     def endpoint(self) -> Endpoint:
         return endpoint_of(self.secondary)
 
     async def queues(self) -> list[str]:
-        return await queues_meant(self.secondary, self.label, self.queue)
+        return await selected_queues(self.secondary, self.label, self.queue)
 
     @asynccontextmanager
     async def letters(
         self, wanted: DeadLetterFilter
     ) -> AsyncIterator[AsyncGenerator[PeekedMessage, None]]:
-        """The dead letters that are meant, for a block."""
+        """Yield the dead letters of these queues that match."""
         found = dead_letters(self.endpoint, await self.queues(), wanted)
         async with aclosing(found):
             yield found
 
 
 def list_letters(
-    meant: QueueSelection, wanted: DeadLetterFilter, count: int, *, as_json: bool
+    selection: QueueSelection, wanted: DeadLetterFilter, count: int, *, as_json: bool
 ) -> int:
-    """Print up to `count` dead letters; the exit status."""
+    """Print up to `count` dead letters; return the exit status."""
 
     async def work() -> int:
         found: list[PeekedMessage] = []
         more = False
-        async with meant.letters(wanted) as letters:
+        async with selection.letters(wanted) as letters:
             async for letter in letters:
                 if len(found) == count:
                     more = True
@@ -80,7 +80,7 @@ def list_letters(
                 found.append(letter)
         if as_json:
             messages = [letter.summary() for letter in found]
-            print_json({"secondary": meant.secondary.endpoint, "messages": messages})
+            print_json({"secondary": selection.secondary.endpoint, "messages": messages})
         else:
             print("\n".join(_lines(found, count, more=more)))
         return 0
@@ -88,16 +88,16 @@ def list_letters(
     return run_to_its_end(work)
 
 
-def show_letter(meant: QueueSelection, number: int, *, as_json: bool) -> int:
-    """Print all of one dead letter; the exit status."""
+def show_letter(selection: QueueSelection, number: int, *, as_json: bool) -> int:
+    """Print one dead letter with all its properties; return the exit status."""
 
     async def work() -> int:
-        async with meant.letters(DeadLetterFilter(sequence_number=number)) as letters:
+        async with selection.letters(DeadLetterFilter(sequence_number=number)) as letters:
             letter = await anext(letters, None)
         if letter is None:
             raise SyphonError(
-                f"there is no dead letter {number} in {meant.queue}; "
-                "`twinbus backlog dead-letters list` shows which there are"
+                f"there is no dead letter {number} in {selection.queue}; "
+                "`twinbus backlog dead-letters list` shows them all"
             )
         document = letter.document()
         if as_json:
@@ -112,12 +112,12 @@ def show_letter(meant: QueueSelection, number: int, *, as_json: bool) -> int:
 
 
 def replay_letters(
-    meant: QueueSelection, wanted: DeadLetterFilter, *, force: bool, as_json: bool
+    selection: QueueSelection, wanted: DeadLetterFilter, *, force: bool, as_json: bool
 ) -> int:
-    """Put dead letters back; the exit status says whether all that was meant went."""
+    """Replay dead letters; return 0 if all of them went, else ATTENTION."""
 
     async def work() -> int:
-        result = await replay(meant.endpoint, await meant.queues(), wanted, force=force)
+        result = await replay(selection.endpoint, await selection.queues(), wanted, force=force)
         if as_json:
             print_json(_replay_document(result))
         else:
@@ -127,17 +127,17 @@ def replay_letters(
     return run_to_its_end(work)
 
 
-def export_letters(meant: QueueSelection, wanted: DeadLetterFilter, to: Path | None) -> int:
-    """Write dead letters as JSON Lines; the exit status."""
+def export_letters(selection: QueueSelection, wanted: DeadLetterFilter, to: Path | None) -> int:
+    """Write dead letters as JSON Lines; return the exit status."""
 
     async def work() -> int:
         if to is None:
-            await _write(meant, wanted, sys.stdout)
+            await _write(selection, wanted, sys.stdout)
             return 0
         try:
-            # Never over a file that is there: it may be the only copy of what was replayed since.
+            # Never overwrite: the file may be the only copy of letters that were replayed since.
             with to.open("x", encoding="utf-8") as lines:
-                count = await _write(meant, wanted, lines)
+                count = await _write(selection, wanted, lines)
         except OSError as error:
             raise SyphonError(f"{to} cannot be written: {error.strerror or error}") from error
         print(f"{count:,} dead letters written to {to}; they are still in their queues")
@@ -149,7 +149,7 @@ def export_letters(meant: QueueSelection, wanted: DeadLetterFilter, to: Path | N
 def filter_of(
     entity: str | None, reason: str | None, since: str | None, number: int | None = None
 ) -> DeadLetterFilter:
-    """The filter that a person typed; WrongUse if `since` is no time."""
+    """Return the filter of these options; WrongUse if `since` is no time."""
     return DeadLetterFilter(
         path=entity,
         reason=reason,
@@ -158,9 +158,9 @@ def filter_of(
     )
 
 
-async def _write(meant: QueueSelection, wanted: DeadLetterFilter, lines: IO[str]) -> int:
+async def _write(selection: QueueSelection, wanted: DeadLetterFilter, lines: IO[str]) -> int:
     count = 0
-    async with meant.letters(wanted) as letters:
+    async with selection.letters(wanted) as letters:
         async for letter in letters:
             lines.write(json.dumps(letter.document()) + "\n")
             count += 1
@@ -196,18 +196,18 @@ def _replay_document(result: Replayed) -> dict[str, Any]:
 
 
 def _replay_lines(result: Replayed) -> list[str]:
-    first = (
-        f"replayed {len(result.replayed):,} dead letters: each is in its backlog queue again, with"
-        " its message id, and the syphon will try it (at-least-once)"
+    replayed = (
+        f"replayed {len(result.replayed):,} dead letters: each is back in its backlog queue with"
+        " its message id, and the syphon will try it again (at-least-once)"
     )
-    lines = [first]
+    lines = [replayed]
     if result.refused:
         lines.append(
-            f"refused {len(result.refused):,} that were replayed {REPLAYS_MAX} times before and"
-            " came back: look at why (`show`), or --force"
+            f"refused {len(result.refused):,} that came back after {REPLAYS_MAX} replays: find out"
+            " why with `show`, or give --force"
         )
     lines += [
-        f"left {letter.sequence_number} in {visible(letter.queue)}: {visible(why)}"
+        f"not replayed: {letter.sequence_number} in {visible(letter.queue)}: {visible(why)}"
         for letter, why in result.missed
     ]
     return lines

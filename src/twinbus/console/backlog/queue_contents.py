@@ -1,68 +1,71 @@
-"""What is in the backlog queues of a secondary, looked at and never touched; and their upkeep."""
+"""The backlog queues of a secondary: what they hold, by peeking, and the removal of spare ones."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from azure.core.exceptions import ResourceNotFoundError
-from azure.servicebus import ServiceBusSubQueue
-from azure.servicebus.amqp import AmqpMessageBodyType
 from azure.servicebus.management import EntityStatus
 
-from twinbus.console.namespaces import answers
-from twinbus.errors import TransferError
+from twinbus.console.namespaces import FORBIDDEN, UnreachableError
+from twinbus.errors import MissingRightError, SyphonError
+from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pairing.core.backlog import Drift, drift_of, parse_backlog_path
 from twinbus.pairing.lifecycle.administration import description_of
-from twinbus.transfer import from_backlog_message
+from twinbus.syphon.connection.amqp_json import as_time
+from twinbus.syphon.connection.node import RequestRefused
+from twinbus.syphon.connection.peeking import NamespaceUnreachable, dialled, peek
+from twinbus.syphon.relay.outbound import UNAUTHORIZED
 
 if TYPE_CHECKING:
-    from azure.servicebus.aio import ServiceBusClient
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
     from azure.servicebus.management import QueueProperties, QueueRuntimeProperties
 
     from twinbus.namespace.namespace import Namespace
+    from twinbus.syphon.connection.line import NamespaceConnection
+    from twinbus.syphon.connection.peeked_message import PeekedMessage
 
-__all__ = ["BacklogRow", "QueueContents", "peek", "remove_if_empty", "stock_of", "with_ages"]
+__all__ = [
+    "BacklogRow",
+    "QueueContents",
+    "backlog_rows",
+    "queue_contents",
+    "remove_if_empty",
+    "with_ages",
+]
 
-PEEKED_AT_ONCE: Final = 100
-"""Messages that one peek asks for; the service gives as many as fit its answer."""
+QUEUES_PER_CONNECTION: Final = 50
+"""A peeked queue takes two links, and a connection to Service Bus has 256 of them."""
 
-QUEUES_AT_ONCE: Final = 8
-"""Each is a connection, and a namespace has a limit of those."""
-
-ATTEMPT_S: Final = 20.0
-"""For one answer; a person waits longer than an application does."""
-
-T = TypeVar("T")
-R = TypeVar("R")
+REPORT_EVERY: Final = 100
+"""Messages between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueContents:
-    """One backlog queue: how much it holds, and how it differs from one of our making."""
+    """One backlog queue: its message counts, and its drift from the description of SPEC 2."""
 
     path: str
     label: str
     index: int
     active: int
-    """Locked ones included."""
+    """Including locked ones."""
     scheduled: int
     deferred: int
-    """What the total has beyond all that has a number of its own."""
+    """The service does not count these: the total minus all other counts."""
     dead_lettered: int
     size_bytes: int
     max_size_mb: int
     drift: tuple[Drift, ...]
     oldest_age_s: float | None = None
-    """None: it is empty, or was not asked."""
+    """None: the queue is empty, or was not peeked."""
 
     def is_of(self, label: str | None) -> bool:
-        """Whether it belongs to the label; None: any."""
+        """Whether the queue belongs to the label; None: any."""
         return label is None or self.label.lower() == label.lower()
 
     @property
@@ -76,13 +79,13 @@ class QueueContents:
 
 @dataclass(frozen=True, slots=True)
 class BacklogRow:
-    """A message in a backlog queue, as it lies there."""
+    """One message of a backlog queue, as `twinbus backlog peek` shows it."""
 
     queue: str
     sequence_number: int
     state: str
     path: str | None
-    """Where it belongs; None: it does not say, and `problem` says what is wrong."""
+    """The destination; None: the message has no valid one, and `problem` says why."""
     message_id: str | None
     session_id: str | None
     time_to_live_s: float | None
@@ -94,24 +97,20 @@ class BacklogRow:
     problem: str = ""
 
 
-async def stock_of(client: ServiceBusAdministrationClient) -> list[QueueContents]:
-    """Every backlog queue in the namespace, by label and index."""
-    numbers = {one.name: one async for one in client.list_queues_runtime_properties()}
+async def queue_contents(client: ServiceBusAdministrationClient) -> list[QueueContents]:
+    """Return every backlog queue in the namespace, by label and index."""
+    counts_of = {one.name: one async for one in client.list_queues_runtime_properties()}
     found = []
     async for properties in client.list_queues():
-        place = parse_backlog_path(properties.name)
-        counts = numbers.get(properties.name)
-        if place is not None and counts is not None:
-            drift = drift_of(description_of(properties))
-            found.append(_stock(properties, place, counts, drift))
-    return sorted(found, key=lambda stock: (stock.label.lower(), stock.index))
+        label_and_index = parse_backlog_path(properties.name)
+        counts = counts_of.get(properties.name)
+        if label_and_index is not None and counts is not None:
+            found.append(_contents(properties, *label_and_index, counts))
+    return sorted(found, key=lambda queue: (queue.label.lower(), queue.index))
 
 
-def _stock(
-    properties: QueueProperties,
-    place: tuple[str, int],
-    counts: QueueRuntimeProperties,
-    drift: tuple[Drift, ...],
+def _contents(
+    properties: QueueProperties, label: str, index: int, counts: QueueRuntimeProperties
 ) -> QueueContents:
     active, scheduled = counts.active_message_count or 0, counts.scheduled_message_count or 0
     dead = counts.dead_letter_message_count or 0
@@ -119,89 +118,110 @@ def _stock(
     deferred = (counts.total_message_count or 0) - active - scheduled - dead - moving
     return QueueContents(
         path=properties.name,
-        label=place[0],
-        index=place[1],
+        label=label,
+        index=index,
         active=active,
         scheduled=scheduled,
         deferred=max(0, deferred),
         dead_lettered=dead,
         size_bytes=counts.size_in_bytes or 0,
         max_size_mb=properties.max_size_in_megabytes or 0,
-        drift=drift,
+        drift=drift_of(description_of(properties)),
     )
 
 
-async def with_ages(namespace: Namespace, stocks: Sequence[QueueContents]) -> list[QueueContents]:
-    """The same with the age of the oldest message in each, by peeking at the first."""
+async def with_ages(namespace: Namespace, queues: Sequence[QueueContents]) -> list[QueueContents]:
+    """Return the queues with the age of their oldest message, found by peeking at the first."""
+    ages: dict[str, float | None] = {}
 
-    async def aged(client: ServiceBusClient, stock: QueueContents) -> QueueContents:
-        if not stock.waiting:
-            return stock
-        async with client.get_queue_receiver(stock.path) as receiver:
-            first = await receiver.peek_messages(1)
-        return replace(stock, oldest_age_s=_age_s(first[0]) if first else None)
+    async def visit(line: NamespaceConnection, path: str) -> bool:
+        first = await _first(line, path)
+        ages[path] = None if first is None else _age_s(first)
+        return True
 
-    return await _for_each(namespace, stocks, aged)
+    await _visit_each(namespace, [one.path for one in queues if one.waiting], visit)
+    return [replace(one, oldest_age_s=ages.get(one.path)) for one in queues]
 
 
-async def peek(
+async def backlog_rows(
     namespace: Namespace,
     queues: Sequence[str],
     *,
     entity: str | None,
     count: int,
-    looked: Callable[[int], None] = lambda _: None,
+    on_peeked: Callable[[int], None] = lambda _: None,
 ) -> list[BacklogRow]:
-    """Up to `count` messages, those for one entity if it is named; nothing is locked or settled.
+    """Return up to `count` messages, of one entity if it is given; nothing is locked or settled.
 
-    `looked` is told how many were looked at so far.
+    `on_peeked` gets the number of messages peeked so far.
     """
-    seen = 0
+    rows: list[BacklogRow] = []
+    peeked = 0
+    wanted = None if entity is None else entity.strip("/").lower()
 
-    async def look(client: ServiceBusClient, queue: str) -> list[BacklogRow]:
-        nonlocal seen
-        found: list[BacklogRow] = []
-        async with client.get_queue_receiver(queue) as receiver:
-            number = 1
-            while len(found) < count:
-                # Each call begins anew; only the number keeps it going.
-                batch = await receiver.peek_messages(PEEKED_AT_ONCE, sequence_number=number)
-                if not batch:
-                    break
-                number = (batch[-1].sequence_number or 0) + 1
-                seen += len(batch)
-                looked(seen)
-                messages = (_peeked(queue, message) for message in batch)
-                found += [one for one in messages if entity is None or _is_for(one, entity)]
-        return found[:count]
+    async def visit(line: NamespaceConnection, queue: str) -> bool:
+        nonlocal peeked
+        async with aclosing(peek(line, queue)) as messages:
+            async for message in messages:
+                peeked += 1
+                if peeked % REPORT_EVERY == 0:
+                    on_peeked(peeked)
+                if wanted is None or (message.path or "").lower() == wanted:
+                    rows.append(_row(message))
+                if len(rows) == count:
+                    return False
+        return True
 
-    found = await _for_each(namespace, queues, look)
-    return list(chain.from_iterable(found))[:count]
+    await _visit_each(namespace, queues, visit)
+    return rows
 
 
-async def _for_each(
+async def _visit_each(
     namespace: Namespace,
-    things: Sequence[T],
-    do: Callable[[ServiceBusClient, T], Awaitable[R]],
-) -> list[R]:
-    """Do something for each queue, several at once: the SDK takes a second to leave a link."""
-    gate = asyncio.Semaphore(QUEUES_AT_ONCE)
+    queues: Sequence[str],
+    visit: Callable[[NamespaceConnection, str], Awaitable[bool]],
+) -> None:
+    """Call `visit` with a connection and each queue, until it returns False."""
+    for first in range(0, len(queues), QUEUES_PER_CONNECTION):
+        async with _peeking(namespace) as line:
+            for queue in queues[first : first + QUEUES_PER_CONNECTION]:
+                if not await visit(line, queue):
+                    return
 
-    async def gated(client: ServiceBusClient, thing: T) -> R:
-        async with gate:
-            return await do(client, thing)
 
-    with answers(namespace, "peeking", "Listen"):
-        async with namespace.bounded_client(ATTEMPT_S) as client:
-            return await asyncio.gather(*(gated(client, thing) for thing in things))
+@asynccontextmanager
+async def _peeking(namespace: Namespace) -> AsyncIterator[NamespaceConnection]:
+    """Yield a connection to peek on; its errors name the namespace and a missing right."""
+    try:
+        async with dialled(endpoint_of(namespace)) as line:
+            yield line
+    except NamespaceUnreachable as error:
+        raise UnreachableError(f"{namespace.endpoint} cannot be reached: {error}") from error
+    except SyphonError as error:
+        refusal = error.__cause__
+        if isinstance(refusal, RequestRefused) and (
+            refusal.status in FORBIDDEN or refusal.condition == UNAUTHORIZED
+        ):
+            raise MissingRightError(
+                f"peeking in {namespace.endpoint} needs the Listen right, and the credential is"
+                f" refused or does not have it ({refusal})"
+            ) from error
+        raise UnreachableError(f"peeking in {namespace.endpoint} failed: {error}") from error
+
+
+async def _first(
+    line: NamespaceConnection, queue: str, *, dead_letters: bool = False
+) -> PeekedMessage | None:
+    async with aclosing(peek(line, queue, dead_letters=dead_letters, page=1)) as messages:
+        return await anext(messages, None)
 
 
 async def remove_if_empty(
     client: ServiceBusAdministrationClient, namespace: Namespace, path: str
 ) -> str | None:
-    """Delete a queue that holds nothing at all; else leave it, and say why.
+    """Delete a queue that holds nothing; otherwise keep it and return why.
 
-    It takes no sends from before the last look until it is deleted, so no message can slip in.
+    Sends are disabled from before the last check until the deletion, so no message can arrive.
     """
     try:
         properties = await client.get_queue(path)
@@ -227,65 +247,42 @@ async def remove_if_empty(
 async def _held(
     client: ServiceBusAdministrationClient, namespace: Namespace, path: str
 ) -> str | None:
-    """What a queue holds, in words. Counts may lag behind, so it is peeked at too."""
+    """Return what a queue holds, or None. Counts may lag behind, so the queue is peeked too."""
     counts = await client.get_queue_runtime_properties(path)
-    if counts.total_message_count:
-        return f"it holds {_counted(counts.total_message_count)}"
-    with answers(namespace, "peeking", "Listen"):
-        async with namespace.bounded_client(ATTEMPT_S) as sdk:
-            for sub_queue in (None, ServiceBusSubQueue.DEAD_LETTER):
-                async with sdk.get_queue_receiver(path, sub_queue=sub_queue) as receiver:
-                    if await receiver.peek_messages(1):
-                        return "it holds messages"
+    if total := counts.total_message_count:
+        return "it holds 1 message" if total == 1 else f"it holds {total:,} messages"
+    async with _peeking(namespace) as line:
+        for dead_letters in (False, True):
+            if await _first(line, path, dead_letters=dead_letters):
+                return "it holds messages"
     return None
 
 
-def _counted(count: int) -> str:
-    return "1 message" if count == 1 else f"{count:,} messages"
-
-
-def _peeked(queue: str, message: Any) -> BacklogRow:
-    path = session_id = ttl_s = scheduled_at = None
-    problem = ""
-    try:
-        _, aliases = from_backlog_message(message)
-    except TransferError as error:
-        problem = str(error)
-    else:
-        path, session_id = aliases.path, aliases.session_id
-        if aliases.time_to_live_ms is not None:
-            ttl_s = aliases.time_to_live_ms / 1_000
-        if aliases.scheduled_ms is not None:
-            scheduled_at = datetime.fromtimestamp(aliases.scheduled_ms / 1_000, UTC).isoformat()
-    enqueued = message.enqueued_time_utc
+def _row(message: PeekedMessage) -> BacklogRow:
+    aliases = message.aliases
+    ttl_ms = None if aliases is None else aliases.time_to_live_ms
     return BacklogRow(
-        queue=queue,
-        sequence_number=message.sequence_number or 0,
-        state=str(getattr(message.state, "name", "active")).lower(),
-        path=path,
+        queue=message.queue,
+        sequence_number=message.sequence_number,
+        state=message.state,
+        path=None if aliases is None else aliases.path,
         message_id=message.message_id,
-        session_id=session_id,
-        time_to_live_s=ttl_s,
-        scheduled_at=scheduled_at,
-        enqueued_at=None if enqueued is None else enqueued.isoformat(),
+        session_id=None if aliases is None else aliases.session_id,
+        time_to_live_s=None if ttl_ms is None else ttl_ms / 1_000,
+        scheduled_at=_iso(None if aliases is None else aliases.scheduled_ms),
+        enqueued_at=_iso(message.enqueued_ms),
         age_s=_age_s(message),
-        body_bytes=_body_bytes(message),
-        delivery_count=message.delivery_count or 0,
-        problem=problem,
+        body_bytes=None if message.body is None else len(message.body),
+        delivery_count=message.header.delivery_count or 0,
+        problem=message.problem,
     )
 
 
-def _is_for(message: BacklogRow, entity: str) -> bool:
-    wanted = entity.strip("/").lower()
-    return message.path is not None and message.path.strip("/").lower() == wanted
-
-
-def _age_s(message: Any) -> float | None:
-    enqueued = message.enqueued_time_utc
+def _age_s(message: PeekedMessage) -> float | None:
+    enqueued = as_time(message.enqueued_ms)
     return None if enqueued is None else (datetime.now(UTC) - enqueued).total_seconds()
 
 
-def _body_bytes(message: Any) -> int | None:
-    if message.body_type is not AmqpMessageBodyType.DATA:
-        return None
-    return sum(map(len, message.body))
+def _iso(unix_ms: int | None) -> str | None:
+    moment = as_time(unix_ms)
+    return None if moment is None else moment.isoformat()

@@ -18,61 +18,61 @@ __all__ = [
     "message_lines",
     "other_labels",
     "prune_lines",
-    "stock_lines",
+    "queue_lines",
 ]
 
 TEXT_LENGTH_MAX: Final = 40
-"""Of an id or a session in a table: JSON has the whole."""
+"""Limit of an id or a session in a table; JSON has the whole text."""
 
 
-def stock_lines(stocks: Sequence[QueueContents], endpoint: str) -> list[str]:
-    """Each queue with what it holds, and a line for all."""
-    if not stocks:
+def queue_lines(queues: Sequence[QueueContents], endpoint: str) -> list[str]:
+    """Return a row for each queue, and a line with the totals."""
+    if not queues:
         return [f"no such backlog queues in {endpoint}"]
     rows = [["BACKLOG QUEUE", "ACTIVE", "SCHEDULED", "DEFERRED", "DEAD", "SIZE", "OLDEST", "DRIFT"]]
     rows += [
         [
-            visible(stock.path),
-            f"{stock.active:,}",
-            f"{stock.scheduled:,}",
-            f"{stock.deferred:,}",
-            f"{stock.dead_lettered:,}",
-            size(stock.size_bytes),
-            "" if stock.oldest_age_s is None else duration(stock.oldest_age_s),
-            _drift(stock),
+            visible(queue.path),
+            f"{queue.active:,}",
+            f"{queue.scheduled:,}",
+            f"{queue.deferred:,}",
+            f"{queue.dead_lettered:,}",
+            size(queue.size_bytes),
+            "" if queue.oldest_age_s is None else duration(queue.oldest_age_s),
+            _drift(queue),
         ]
-        for stock in stocks
+        for queue in queues
     ]
     lines = aligned(rows, right={1, 2, 3, 4, 5, 6})
-    lines += ["", _total(stocks, endpoint)]
-    for stock in stocks:
-        lines += [f"drift of {visible(stock.path)}: {visible(one)}" for one in stock.drift]
+    lines += ["", _total(queues, endpoint)]
+    for queue in queues:
+        lines += [f"drift of {visible(queue.path)}: {visible(one)}" for one in queue.drift]
     return lines
 
 
-def other_labels(stocks: Sequence[QueueContents]) -> str:
-    """Whose backlog queues are there instead: an application may have named its primary."""
-    labels = sorted({visible(stock.label) for stock in stocks})
-    return f"there are some of {', '.join(labels)}: say --label if that is the primary's name"
+def other_labels(queues: Sequence[QueueContents]) -> str:
+    """Return the labels that do have backlog queues: an application may have named its primary."""
+    labels = sorted({visible(queue.label) for queue in queues})
+    return f"other labels have some: {', '.join(labels)}; give --label if one is the primary's name"
 
 
-def _total(stocks: Sequence[QueueContents], endpoint: str) -> str:
-    waiting = sum(stock.waiting for stock in stocks)
-    dead = sum(stock.dead_lettered for stock in stocks)
-    queues = _counted(len(stocks), "backlog queue")
-    dead_words = f", {dead:,} dead-lettered (`twinbus backlog dead-letters`)" if dead else ""
-    what = _counted(waiting, "message") + " to bring home" if waiting else "drained"
-    return f"{endpoint}: {queues}, {what}{dead_words}"
+def _total(queues: Sequence[QueueContents], endpoint: str) -> str:
+    waiting = sum(queue.waiting for queue in queues)
+    dead = sum(queue.dead_lettered for queue in queues)
+    counted = _counted(len(queues), "backlog queue")
+    dead_text = f", {dead:,} dead-lettered (`twinbus backlog dead-letters`)" if dead else ""
+    what = _counted(waiting, "message") + " to forward" if waiting else "drained"
+    return f"{endpoint}: {counted}, {what}{dead_text}"
 
 
-def _drift(stock: QueueContents) -> str:
-    if any(one.unsafe for one in stock.drift):
+def _drift(queue: QueueContents) -> str:
+    if any(one.unsafe for one in queue.drift):
         return "UNSAFE, not in use"
-    return _counted(len(stock.drift), "setting") if stock.drift else ""
+    return _counted(len(queue.drift), "setting") if queue.drift else ""
 
 
 def message_lines(messages: Sequence[BacklogRow], where: str, count: int) -> list[str]:
-    """Each message in a line; the body is not shown, it may be anybody's secret."""
+    """Return a row for each message. The body is not shown: it may hold a secret."""
     if not messages:
         return [f"no such messages in {where}"]
     rows = [["QUEUE", "NUMBER", "FOR", "MESSAGE ID", "SESSION", "AGE", "BODY", "STATE"]]
@@ -96,16 +96,16 @@ def message_lines(messages: Sequence[BacklogRow], where: str, count: int) -> lis
 
 
 def _state(message: BacklogRow) -> str:
-    words = [] if message.state == "active" else [message.state]
+    parts = [] if message.state == "active" else [message.state]
     if message.scheduled_at:
-        words.append(f"to be enqueued at {message.scheduled_at}")
+        parts.append(f"to be enqueued at {message.scheduled_at}")
     if message.problem:
-        words.append(f"cannot go home: {visible(message.problem)}")
-    return "; ".join(words)
+        parts.append(f"cannot be delivered: {visible(message.problem)}")
+    return "; ".join(parts)
 
 
 def created_row(path: str, findings: Findings) -> tuple[str, str, str]:
-    """Path, what became of it, and what there is to say."""
+    """Return the path, the outcome and the details of one queue."""
     drift = "; ".join(map(str, findings.drift.get(path, ())))
     if path in findings.created:
         return path, "created", ""
@@ -118,44 +118,44 @@ def created_row(path: str, findings: Findings) -> tuple[str, str, str]:
 def created_lines(
     rows: Sequence[tuple[str, str, str]], findings: Findings, endpoint: str
 ) -> list[str]:
-    """What was there and what was created, and a line for all."""
+    """Return a row for each queue, and a line with the totals."""
     lines = aligned([[state, visible(path), visible(detail)] for path, state, detail in rows])
     made, usable = len(findings.created), len(findings.usable)
     wanted = len({*findings.drained, *findings.left_out})
     lines += ["", f"{endpoint}: {usable} of {wanted} can be used, {made} created"]
     if findings.left_out:
         lines.append(
-            "a queue is never changed or replaced here: mend or delete the others, then run this"
+            "this command never changes an existing queue: repair or delete the others, then run it"
             " again"
         )
     return lines
 
 
-def fate(stock: QueueContents) -> str:
-    """What prune does with a queue."""
-    if stock.is_empty:
+def fate(queue: QueueContents) -> str:
+    """Return what prune does with a queue."""
+    if queue.is_empty:
         return "would be deleted"
-    holds = _counted(stock.waiting + stock.dead_lettered, "message")
+    holds = _counted(queue.waiting + queue.dead_lettered, "message")
     return f"kept: it holds {holds}"
 
 
 def prune_lines(extra: Sequence[QueueContents], label: str, count: int) -> list[str]:
-    """What prune would do."""
+    """Return what prune would do with each queue past the count."""
     if not extra:
         return [f"nothing to prune: {label} has no backlog queue with an index of {count} or more"]
-    lines = aligned([[visible(stock.path), fate(stock)] for stock in extra])
-    empty = sum(1 for stock in extra if stock.is_empty)
-    said = (
+    lines = aligned([[visible(queue.path), fate(queue)] for queue in extra])
+    empty = sum(1 for queue in extra if queue.is_empty)
+    summary = (
         f"{empty} of {_counted(len(extra), 'backlog queue')} past the count of {count} are empty."
         " Make sure that no application uses a larger backlog_queue_count: it would lose the"
         " queue, though no message."
     )
-    return [*lines, "", said]
+    return [*lines, "", summary]
 
 
 def _cut(text: str | None) -> str:
-    words = visible(text or "")
-    return words if len(words) <= TEXT_LENGTH_MAX else words[: TEXT_LENGTH_MAX - 1] + "…"
+    whole = visible(text or "")
+    return whole if len(whole) <= TEXT_LENGTH_MAX else whole[: TEXT_LENGTH_MAX - 1] + "…"
 
 
 def _counted(count: int, noun: str) -> str:

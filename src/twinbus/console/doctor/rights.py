@@ -19,7 +19,7 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from twinbus.console.backlog.queue_contents import stock_of
+from twinbus.console.backlog.queue_contents import queue_contents
 from twinbus.console.doctor.examined_pair import ExaminedPair, refused
 from twinbus.console.doctor.findings import Finding, Level
 from twinbus.console.namespaces import UnreachableError, administration, answers
@@ -92,7 +92,7 @@ async def _manage(patient: ExaminedPair, role: str) -> Finding:
                 await client.get_queue_runtime_properties(path)
             if role == "secondary":
                 label = patient.primary.label
-                patient.stocks = [one for one in await stock_of(client) if one.is_of(label)]
+                patient.stocks = [one for one in await queue_contents(client) if one.is_of(label)]
     except MissingRightError:
         if role == "primary":
             says = "none, and a pair needs none"

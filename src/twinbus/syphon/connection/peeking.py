@@ -86,17 +86,18 @@ async def peek(
     dead_letters: bool = False,
     start: int = 1,
     end: int | None = None,
+    page: int = PEEK_COUNT,
 ) -> AsyncGenerator[PeekedMessage, None]:
     """The messages of a queue, or its dead letters, oldest first; nothing is locked or settled.
 
-    From sequence number `start` on, and before `end`.
+    From sequence number `start` on, and before `end`. One request asks for `page` messages.
     """
     address = f"{queue}/{DEAD_LETTERS}" if dead_letters else queue
     while True:
         answer = await line.request(
             address,
             "peek-message",
-            {"from-sequence-number": start, "message-count": Int(PEEK_COUNT)},
+            {"from-sequence-number": start, "message-count": Int(page)},
         )
         found = [read_peeked(queue, entry["message"]) for entry in answer.get("messages", ())]
         if not found:
