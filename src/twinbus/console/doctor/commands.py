@@ -32,7 +32,7 @@ def run(
     patient = ExaminedPair(primary, secondary, count, entity)
 
     async def work() -> int:
-        async with live_line() as line:
+        with live_line() as line:
             findings = await _examine(patient, line, is_told=not as_json)
         if as_json:
             print_json(document(findings))

@@ -41,7 +41,7 @@ def run(
 
 async def _perform(task: TablesTask, master: str | None) -> Document:
     """Perform the task on a thread, with a live line that shows its progress."""
-    async with live_line() as line:
+    with live_line() as line:
         line.say("starting Spark")
 
         def work() -> Document:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from twinbus.console.cost.price_books import book_of
 from twinbus.console.plan import page as plan_page
 from twinbus.console.plan import text as plan_words
 from twinbus.console.plan.cli import PlanOutput
 from twinbus.console.plan.request import PlanInput, PlanRequest, read
-from twinbus.console.terminal.live_line import BEAT_S, LiveLine
+from twinbus.console.terminal.live_line import live_line
 from twinbus.console.terminal.output import WrongUse, print_json
 from twinbus.planning.plan import Plan, plan_of
 
@@ -64,7 +61,7 @@ def _simulated(asked: PlanInput, book: PriceBook, master: str | None) -> Plan:
     from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START, spark_session
 
     question = asked.question
-    with _beating(sys.stderr) as line:
+    with live_line() as line:
         line.say("starting Spark")
         settings = QUICK_START if master is None else None
         with spark_session(
@@ -80,28 +77,6 @@ def _simulated(asked: PlanInput, book: PriceBook, master: str | None) -> Plan:
         messaging_units=asked.messaging_units,
         rule=asked.rule,
     )
-
-
-@contextlib.contextmanager
-def _beating(stream: IO[str]) -> Iterator[LiveLine]:
-    """A live line that a thread keeps alive: this one waits for Spark."""
-    line = LiveLine(stream)
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(BEAT_S):
-            line.beat()
-
-    beating = threading.Thread(target=beat, name="twinbus-live-line", daemon=True)
-    if stream.isatty():
-        beating.start()
-    try:
-        yield line
-    finally:
-        over.set()
-        if beating.ident is not None:
-            beating.join()
-        line.clear()
 
 
 def _writable(to: Path | None) -> None:

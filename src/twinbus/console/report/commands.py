@@ -156,7 +156,7 @@ def _run(plan: ReportPlan, make: Making, looking: BacklogScan | None = None) -> 
     settings = {} if _is_long(plan.ledger) else QUICK_START
 
     async def work() -> int:
-        async with live_line() as line:
+        with live_line() as line:
             line.say("starting Spark")
             with SparkThread(master=plan.master or LOCAL_MASTER, settings=settings) as spark:
                 try:

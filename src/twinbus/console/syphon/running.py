@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.console.syphon import text as syphon_words
+from twinbus.console.syphon import text as syphon_text
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse, print_json
 from twinbus.console.terminal.table import paint, visible
 from twinbus.control.client import RunningHost, SilentHost, ask, find, where
@@ -76,9 +76,9 @@ def show_status(name: str | None, *, as_json: bool) -> int:
         print_json({"syphons": documents})
     else:
         for syphon in syphons:
-            title, *rest = syphon_words.status_lines(syphon.title, syphon.status)
+            title, *rest = syphon_text.status_lines(syphon.title, syphon.status)
             print("\n".join([paint(title, "bold"), *rest]))
-    needs = any(syphon_words.needs_attention(syphon.status) for syphon in syphons)
+    needs = any(syphon_text.needs_attention(syphon.status) for syphon in syphons)
     return ATTENTION if needs or silent else 0
 
 

@@ -15,8 +15,8 @@ __all__ = [
     "SyphonProgress",
     "needs_attention",
     "outcome",
+    "progress_line",
     "reasons",
-    "standing_line",
     "status_lines",
 ]
 
@@ -45,7 +45,7 @@ class SyphonProgress:
         return self.still_s < STILL_S
 
 
-def standing_line(standing: SyphonProgress) -> str:
+def progress_line(standing: SyphonProgress) -> str:
     """A bar, how many, how fast, and when it is done; or why it does not move."""
     progress = standing.progress
     total = max(standing.first, progress.waiting)

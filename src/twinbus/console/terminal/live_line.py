@@ -1,74 +1,89 @@
-"""One line on the terminal that says what takes so long, and goes when it is done."""
+"""One line on stderr that shows what a command is doing, and disappears when it is done."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, Final
 
 __all__ = ["LiveLine", "live_line"]
 
-PATIENCE_S: Final = 1.0
-"""What is over before this needs no words."""
+SHOW_AFTER_S: Final = 1.0
+"""A step that ends sooner is not shown."""
 
-BEAT_S: Final = 0.2
+REFRESH_S: Final = 0.2
 
 
 class LiveLine:
-    """The line; say what is going on, and it is shown once that takes long."""
+    """The last line of a terminal. Any thread may call its methods."""
 
     def __init__(self, stream: IO[str]) -> None:
+        self.is_live = stream.isatty()
+        """False for a file or a pipe: then nothing but `print` writes."""
         self._stream = stream
-        self._what = ""
+        self._step = ""
         self._began = time.monotonic()
         self._is_shown = False
+        self._lock = threading.RLock()
 
-    def say(self, what: str) -> None:
-        """What is being done now."""
-        self._what, self._began = what, time.monotonic()
-        self.clear()
+    def say(self, step: str) -> None:
+        """Begin a step. `refresh` shows it, with its age, once it takes long."""
+        with self._lock:
+            self._step, self._began = step, time.monotonic()
+            self.clear()
+
+    def show(self, text: str) -> None:
+        """Replace the line at once; it is cut to the width of the terminal."""
+        if self.is_live:
+            with self._lock:
+                width = shutil.get_terminal_size().columns - 1
+                self._stream.write("\r\x1b[K" + text[:width])
+                self._stream.flush()
+                self._is_shown = True
 
     def print(self, line: str) -> None:
-        """A line on stdout that stays, without the live one in it."""
-        self.clear()
-        print(line, flush=True)
+        """Print a line on stdout that stays, above the live line."""
+        with self._lock:
+            self.clear()
+            print(line, flush=True)
 
     def clear(self) -> None:
-        """Take the line away; it comes back by itself while something goes on."""
-        if self._is_shown:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            self._is_shown = False
+        """Remove the line until the next `show` or `refresh`."""
+        with self._lock:
+            if self._is_shown:
+                self._stream.write("\r\x1b[K")
+                self._stream.flush()
+                self._is_shown = False
 
-    def beat(self) -> None:
-        """Show the line anew, with the time that has passed."""
-        took_s = time.monotonic() - self._began
-        if self._what and took_s >= PATIENCE_S:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write("\r\x1b[K" + f"… {self._what}, {took_s:.0f} s"[:width])
-            self._stream.flush()
-            self._is_shown = True
+    def refresh(self) -> None:
+        """Show the current step with its age, if it takes long."""
+        with self._lock:
+            took_s = time.monotonic() - self._began
+            if self._step and took_s >= SHOW_AFTER_S:
+                self.show(f"… {self._step}, {took_s:.0f} s")
 
 
-@asynccontextmanager
-async def live_line(stream: IO[str] | None = None) -> AsyncIterator[LiveLine]:
-    """A live line for the block; where nobody looks at a terminal it shows nothing."""
-    stream = stream or sys.stderr
-    line = LiveLine(stream)
-    beating = asyncio.create_task(_beat(line)) if stream.isatty() else None
+@contextmanager
+def live_line(stream: IO[str] | None = None) -> Iterator[LiveLine]:
+    """Yield a live line that a thread refreshes; without a terminal it shows nothing."""
+    line = LiveLine(stream or sys.stderr)
+    done = threading.Event()
+
+    def refresh() -> None:
+        while not done.wait(REFRESH_S):
+            line.refresh()
+
+    refreshing = threading.Thread(target=refresh, name="twinbus-live-line", daemon=True)
+    if line.is_live:
+        refreshing.start()
     try:
         yield line
     finally:
-        if beating is not None:
-            beating.cancel()
+        done.set()
+        if refreshing.ident is not None:
+            refreshing.join()
         line.clear()
-
-
-async def _beat(line: LiveLine) -> None:
-    while True:
-        await asyncio.sleep(BEAT_S)
-        line.beat()

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from twinbus.console.syphon.drain import Display
+from twinbus.console.syphon.drain import DrainDisplay
 from twinbus.console.syphon.request import rate_of
 from twinbus.console.syphon.text import (
     SyphonProgress,
     needs_attention,
     outcome,
-    standing_line,
+    progress_line,
     status_lines,
 )
 from twinbus.console.terminal.output import WrongUse
@@ -24,7 +24,7 @@ def standing(
     waiting: int, per_s: float = 0.0, still_s: float = 0.0, first: int = 1_000, **facts: Any
 ) -> str:
     progress = DrainProgress(waiting=waiting, forwarded=first - waiting, dead_lettered=0, **facts)
-    return standing_line(SyphonProgress(progress, first, per_s, still_s))
+    return progress_line(SyphonProgress(progress, first, per_s, still_s))
 
 
 def test_a_drain_that_moves_says_how_long_it_will_take() -> None:
@@ -125,7 +125,7 @@ class Screen(io.StringIO):
 
 def test_a_terminal_has_one_line_that_goes_and_a_log_has_few() -> None:
     screen, log, nothing = Screen(), io.StringIO(), io.StringIO()
-    shows = [Display(screen), Display(log), Display(nothing, is_quiet=True)]
+    shows = [DrainDisplay(screen), DrainDisplay(log), DrainDisplay(nothing, is_quiet=True)]
     for waiting in (100, 60, 20):
         progress = DrainProgress(waiting=waiting, forwarded=100 - waiting, dead_lettered=0)
         for show in shows:
