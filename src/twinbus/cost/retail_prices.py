@@ -1,15 +1,14 @@
-"""From pages of the Azure Retail Prices API to a price book: pure, no call is made.
+"""Makes a price book from pages of the Azure Retail Prices API. Pure: no call is made.
 
     page       {"Items": [...], "NextPageLink": ..., "Count": ...}, or a list of pages or of items
     item       meterName, unitOfMeasure, tierMinimumUnits, retailPrice, armRegionName, currencyCode
 
-An item that a bill of a pair has no use for is set aside, counted and listed. One that a bill needs
-and that cannot be read stops the import: a tier dropped in silence would be a wrong price.
+An item that no bill of a pair needs is set aside and listed. An item that a bill needs and that
+cannot be read stops the import: a tier dropped in silence would be a wrong price.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,10 @@ from twinbus.cost.retail_items import PriceItem, PricePage, items_of, pages_of
 __all__ = ["Imported", "SetAside", "book_from"]
 
 MAY_BE_MISSING: Final = frozenset({"geo_replication", "egress"})
-"""Not sold in every region, and another service's; without a price they are not priced."""
+"""Not sold in every region, or sold by another service; a book may leave them unpriced."""
 
 BASE_FORMS: Final = frozenset({"base", "base_month"})
-"""The same charge by the hour and by the month: one of them is enough."""
+"""The same charge by the hour and by the month: a book needs one of them."""
 
 NEVER_ALL_FREE: Final = frozenset({"operations", "connections", "basic_operations", "premium"})
 
@@ -42,7 +41,7 @@ class SetAside(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The book, the document it was made of, and what did not get into it."""
+    """The book, the document it was made of, and the items that are not in it."""
 
     document: Mapping[str, object]
     book: PriceBook
@@ -50,31 +49,48 @@ class Imported:
     set_aside: tuple[SetAside, ...]
 
 
-class Wanted(NamedTuple):
-    """One meter of the API in one of its units, and where it goes."""
+class RetailMeter(NamedTuple):
+    """One meter of the API in one of its units, and its key in a price book."""
 
     key: str
-    service: str
     meter_name: str
     unit_of_measure: str
     per: int
     unit: str
 
+    def is_of(self, item: PriceItem) -> bool:
+        """Whether the item is a price of this meter, in whichever unit."""
+        if item.meter_name != self.meter_name:
+            return False
+        if self.key == "egress":
+            return item.product == EGRESS_PRODUCT
+        return (item.service or item.product) == "Service Bus"
 
-_BUS: Final = "Service Bus"
+    def has_unit_of(self, item: PriceItem) -> bool:
+        """Whether the item is in this unit. The API writes both `1/Hour` and `1 Hour`."""
+        units = (self.unit_of_measure, item.unit_of_measure)
+        return len({unit.replace(" ", "/").lower() for unit in units}) == 1
+
+
+class MeterItem(NamedTuple):
+    """An item, and the meter that it is a price of."""
+
+    meter: RetailMeter
+    item: PriceItem
+
+
 _GB: Final = 1_000_000_000
 
-WANTED: Final = (
-    Wanted("basic_operations", _BUS, "Basic Messaging Operations", "1M", 10**6, "1M operations"),
-    Wanted("operations", _BUS, "Standard Messaging Operations", "1M", 10**6, "1M operations"),
-    Wanted("base", _BUS, "Standard Base Unit", "1/Hour", 1, "1 hour, once for a subscription"),
-    Wanted("base_month", _BUS, "Standard Base Unit", "1/Month", 1, "1 month, the same charge"),
-    Wanted("connections", _BUS, "Standard Brokered Connection", "1", 1, "1 connection, a month"),
-    Wanted("premium", _BUS, "Premium Messaging Unit", "1/Hour", 1, "1 hour of a messaging unit"),
+RETAIL_METERS: Final = (
+    RetailMeter("basic_operations", "Basic Messaging Operations", "1M", 10**6, "1M operations"),
+    RetailMeter("operations", "Standard Messaging Operations", "1M", 10**6, "1M operations"),
+    RetailMeter("base", "Standard Base Unit", "1/Hour", 1, "1 hour, once for a subscription"),
+    RetailMeter("base_month", "Standard Base Unit", "1/Month", 1, "1 month, the same charge"),
+    RetailMeter("connections", "Standard Brokered Connection", "1", 1, "1 connection, a month"),
+    RetailMeter("premium", "Premium Messaging Unit", "1/Hour", 1, "1 hour of a messaging unit"),
     *(
-        Wanted(
+        RetailMeter(
             "geo_replication",
-            _BUS,
             f"Geo Replication Zone {zone} Data Transfer",
             "1 GB",
             _GB,
@@ -82,11 +98,11 @@ WANTED: Final = (
         )
         for zone in (1, 2, 3)
     ),
-    Wanted("egress", "Bandwidth", "Standard Data Transfer Out", "1 GB", _GB, "1 GB out"),
+    RetailMeter("egress", "Standard Data Transfer Out", "1 GB", _GB, "1 GB out"),
 )
-"""Bandwidth is sold under several products; this is the one of traffic over Microsoft's network."""
 
 EGRESS_PRODUCT: Final = "Rtn Preference: MGN"
+"""Bandwidth is sold as several products; this one is traffic over Microsoft's network."""
 
 
 def book_from(
@@ -97,38 +113,41 @@ def book_from(
     currency: str | None = None,
     like: PriceBook | None = None,
 ) -> Imported:
-    """The price book in decoded files, each with the name that errors give it.
+    """Return the price book in decoded files; each comes with the name that errors give it.
 
-    With `like` a meter that has some and not all tiers of the same meter there is refused.
+    With `like`, a meter that has only some tiers of the same meter there is refused.
     """
     pages = [page for where, document in documents for page in pages_of(document, where)]
     _check_chain(pages)
+    files = ", ".join(where for where, _ in documents)
     aside: list[SetAside] = []
-    known = list(_known(items_of(pages), aside))
+    known = _known(items_of(pages), aside)
     if not known:
         raise PriceBookError(
-            f"{_names(documents)}: no item is a meter of Service Bus; ask the API with"
+            f"{files}: no item is a meter of Service Bus; ask the API with"
             " $filter=serviceName eq 'Service Bus'"
         )
-    chosen_region = _chosen("region", _plain(region), [item.region for _, item in known])
-    chosen_currency = _chosen(
-        "currency", currency and currency.upper(), [item.currency for _, item in known]
-    )
-    meters: dict[str, dict[str, object]] = {}
-    taken = 0
-    wanted_items = _of_this_bill(known, chosen_region, chosen_currency, retrieved, aside)
-    for key, found in _by_key(wanted_items).items():
-        newest = _newest(found, aside)
-        taken += len(newest)
-        meters[key] = _meter(key, newest, like)
-    _check_all_there(meters, aside, f"{_names(documents)}: {chosen_region}, {chosen_currency}")
-    document = _document(meters, retrieved, chosen_region, chosen_currency)
-    book = parse(document, f"{chosen_region}-{retrieved}")
-    return Imported(document, book, taken, tuple(aside))
+    region = "".join(region.split()).lower() if region else None
+    region = _chosen("region", region, [item.region for _, item in known])
+    currency = currency and currency.upper()
+    currency = _chosen("currency", currency, [item.currency for _, item in known])
+    by_key: dict[str, list[MeterItem]] = defaultdict(list)
+    for found in known:
+        reason = found.item.unfit(region, currency, retrieved)
+        if reason is None:
+            _add(by_key[found.meter.key], found)
+        else:
+            aside.append(SetAside(found.item.place, found.item.meter_name, reason))
+    newest = {key: _newest(by_key[key], aside) for key in NEEDED_METERS if key in by_key}
+    meters = {key: _meter(key, found, like) for key, found in newest.items()}
+    _check_complete(meters, aside, f"{files}: {region}, {currency}")
+    document = _document(meters, retrieved, region, currency)
+    book = parse(document, f"{region}-{retrieved}")
+    return Imported(document, book, sum(map(len, newest.values())), tuple(aside))
 
 
 def _check_chain(pages: Sequence[PricePage]) -> None:
-    """A chain of n pages has n - 1 links; one more leads to a page that nobody gave us."""
+    """Refuse a chain with a missing page: n pages have n - 1 links."""
     links = [page for page in pages if page.next_link]
     if pages and len(links) >= len(pages):
         raise PriceBookError(
@@ -137,98 +156,59 @@ def _check_chain(pages: Sequence[PricePage]) -> None:
         )
 
 
-def _known(items: Sequence[PriceItem], aside: list[SetAside]) -> list[tuple[Wanted, PriceItem]]:
+def _known(items: Sequence[PriceItem], aside: list[SetAside]) -> list[MeterItem]:
+    """Return the items of a pair's bill with their meters; the others are set aside."""
     known = []
     for item in items:
-        if not item.meter_name:
-            aside.append(SetAside(item.place, "", "it has no meterName: not understood"))
+        meters = [meter for meter in RETAIL_METERS if meter.is_of(item)]
+        if not meters:
+            reason = "no meter of a pair's bill"
+            if not item.meter_name:
+                reason = "it has no meterName: not understood"
+            aside.append(SetAside(item.place, item.meter_name, reason))
             continue
-        matching = [wanted for wanted in WANTED if _is_meter(item, wanted)]
-        if not matching:
-            aside.append(SetAside(item.place, item.meter_name, "no meter of a pair's bill"))
-            continue
-        for wanted in matching:
-            if _same_unit(item.unit_of_measure, wanted.unit_of_measure):
-                known.append((wanted, item))
-                break
-        else:
-            units = " or ".join(wanted.unit_of_measure for wanted in matching)
+        meter = next((meter for meter in meters if meter.has_unit_of(item)), None)
+        if meter is None:
+            units = " or ".join(meter.unit_of_measure for meter in meters)
             raise PriceBookError(
                 f"{item.place}.unitOfMeasure of {item.meter_name} must be {units};"
                 f" got {item.unit_of_measure!r:.60}"
             )
+        known.append(MeterItem(meter, item))
     return known
 
 
-def _is_meter(item: PriceItem, wanted: Wanted) -> bool:
-    if item.meter_name != wanted.meter_name:
-        return False
-    if wanted.key == "egress":
-        return item.product == EGRESS_PRODUCT
-    return (item.service or item.product) == wanted.service
-
-
-def _same_unit(one: str, other: str) -> bool:
-    """`1/Hour` and `1 Hour` are the same to the API, which writes both."""
-    return one.replace(" ", "/").lower() == other.replace(" ", "/").lower()
-
-
-def _plain(region: str | None) -> str | None:
-    return re.sub(r"\s+", "", region).lower() if region else None
-
-
-def _chosen(what: str, asked: str | None, there: Sequence[str]) -> str:
-    names = sorted(set(there))
-    if asked is not None and asked not in names:
+def _chosen(what: str, wanted: str | None, available: Sequence[str]) -> str:
+    """Return the region or currency of the book."""
+    names = sorted(set(available))
+    if wanted is not None and wanted not in names:
         raise PriceBookError(
-            f"--{what} {asked}: the items have no price of it, only of {', '.join(names)}"
+            f"--{what} {wanted}: the items have no price of it, only of {', '.join(names)}"
         )
-    if asked is None and len(names) > 1:
+    if wanted is None and len(names) > 1:
         raise PriceBookError(
-            f"the items are of more than one {what}: say --{what}, one of {', '.join(names)}"
+            f"the items are of more than one {what}: give --{what}, one of {', '.join(names)}"
         )
-    return asked or names[0]
+    return wanted or names[0]
 
 
-def _of_this_bill(
-    known: Sequence[tuple[Wanted, PriceItem]],
-    region: str,
-    currency: str,
-    retrieved: date,
-    aside: list[SetAside],
-) -> list[tuple[Wanted, PriceItem]]:
-    kept = []
-    for wanted, item in known:
-        reason = item.unfit(region, currency, retrieved)
-        if reason is None:
-            kept.append((wanted, item))
-        else:
-            aside.append(SetAside(item.place, item.meter_name, reason))
-    return kept
+def _add(others: list[MeterItem], found: MeterItem) -> None:
+    """Add an item to those of its key; a region has one zone of Geo-Replication."""
+    if others and others[0].meter.meter_name != found.meter.meter_name:
+        raise PriceBookError(
+            f"{found.item.place} is {found.meter.meter_name} and {others[0].item.place} is"
+            f" {others[0].meter.meter_name}: leave out the zone that is not this region's"
+        )
+    others.append(found)
 
 
-def _by_key(found: Sequence[tuple[Wanted, PriceItem]]) -> dict[str, list[tuple[Wanted, PriceItem]]]:
-    """The items of each meter; a region has one zone of Geo-Replication."""
-    by_key: dict[str, list[tuple[Wanted, PriceItem]]] = defaultdict(list)
-    for wanted, item in found:
-        others = by_key[wanted.key]
-        if others and others[0][0].meter_name != wanted.meter_name:
-            raise PriceBookError(
-                f"{item.place} is {wanted.meter_name} and {others[0][1].place} is"
-                f" {others[0][0].meter_name}: leave out the zone that is not this region's"
-            )
-        others.append((wanted, item))
-    return {key: by_key[key] for key in NEEDED_METERS if key in by_key}
-
-
-def _newest(
-    found: Sequence[tuple[Wanted, PriceItem]], aside: list[SetAside]
-) -> list[tuple[Wanted, PriceItem]]:
-    """One item for each tier: that in force since the latest day."""
-    by_start: dict[int, tuple[Wanted, PriceItem]] = {}
-    for wanted, item in sorted(found, key=lambda pair: pair[1].effective, reverse=True):
-        start = item.tier_start(wanted.per)
-        kept = by_start.setdefault(start, (wanted, item))[1]
+def _newest(found: Sequence[MeterItem], aside: list[SetAside]) -> list[MeterItem]:
+    """Return one item for each tier, the one with the latest start date."""
+    by_start: dict[int, MeterItem] = {}
+    for one in sorted(found, key=lambda one: one.item.effective, reverse=True):
+        item = one.item
+        start = item.tier_start(one.meter.per)
+        kept = by_start.setdefault(start, one).item
         if kept is item:
             continue
         if kept.effective > item.effective:
@@ -244,16 +224,14 @@ def _newest(
     return [by_start[start] for start in sorted(by_start)]
 
 
-def _meter(
-    key: str, found: Sequence[tuple[Wanted, PriceItem]], like: PriceBook | None
-) -> dict[str, object]:
-    wanted = found[0][0]
-    tiers = {item.tier_start(wanted.per): item.price() for _, item in found}
-    _check_tiers(key, wanted.meter_name, tiers, like)
+def _meter(key: str, found: Sequence[MeterItem], like: PriceBook | None) -> dict[str, object]:
+    meter = found[0].meter
+    tiers = {item.tier_start(meter.per): item.price() for _, item in found}
+    _check_tiers(key, meter.meter_name, tiers, like)
     return {
-        "meter_name": wanted.meter_name,
-        "unit": wanted.unit,
-        "per": wanted.per,
+        "meter_name": meter.meter_name,
+        "unit": meter.unit,
+        "per": meter.per,
         "tiers": [{"from": start, "price": f"{price:f}"} for start, price in tiers.items()],
     }
 
@@ -273,33 +251,34 @@ def _check_tiers(key: str, name: str, tiers: Mapping[int, Decimal], like: PriceB
         lacking = ", ".join(f"{start:,}" for start in usual if start not in tiers)
         raise PriceBookError(
             f"{name} lacks its tier from {lacking}, which {like and like.name} has; import all its"
-            " items, or say --fewer-tiers if Azure has fewer now"
+            " items, or give --fewer-tiers if Azure has fewer now"
         )
 
 
-def _check_all_there(meters: Mapping[str, object], aside: Sequence[SetAside], where: str) -> None:
+def _check_complete(meters: Mapping[str, object], aside: Sequence[SetAside], where: str) -> None:
     missing = [key for key in NEEDED_METERS if key not in meters and key not in MAY_BE_MISSING]
     if not set(missing) >= BASE_FORMS:
         missing = [key for key in missing if key not in BASE_FORMS]
     if not missing:
         return
-    said = ", ".join(f"{key} ({NEEDED_METERS[key]})" for key in missing)
-    names = {wanted.meter_name for wanted in WANTED if wanted.key in missing}
+    unpriced = ", ".join(f"{key} ({NEEDED_METERS[key]})" for key in missing)
+    problem = f"{where}: no price for {unpriced}"
+    names = {meter.meter_name for meter in RETAIL_METERS if meter.key in missing}
     for place, name, reason in aside:
         if name in names:
-            raise PriceBookError(f"{where}: no price for {said}; {place} is set aside: {reason}")
-    raise PriceBookError(f"{where}: no price for {said}; ask the API for all of Service Bus")
+            raise PriceBookError(f"{problem}; {place} is set aside: {reason}")
+    raise PriceBookError(f"{problem}; ask the API for all of Service Bus")
 
 
 def _document(
     meters: Mapping[str, dict[str, object]], retrieved: date, region: str, currency: str
 ) -> dict[str, object]:
-    names = {wanted.key: wanted for wanted in reversed(WANTED)}
-    empty = {
+    by_key = {meter.key: meter for meter in reversed(RETAIL_METERS)}
+    unpriced = {
         key: {
-            "meter_name": names[key].meter_name,
-            "unit": f"{names[key].unit}; not in the prices that were imported",
-            "per": names[key].per,
+            "meter_name": by_key[key].meter_name,
+            "unit": f"{by_key[key].unit}; not in the prices that were imported",
+            "per": by_key[key].per,
             "tiers": [],
         }
         for key in NEEDED_METERS
@@ -310,9 +289,5 @@ def _document(
         "retrieved": retrieved.isoformat(),
         "region": region,
         "currency": currency,
-        "meters": {key: meters.get(key, empty[key]) for key in NEEDED_METERS},
+        "meters": {key: meters.get(key, unpriced[key]) for key in NEEDED_METERS},
     }
-
-
-def _names(documents: Sequence[tuple[str, object]]) -> str:
-    return ", ".join(where for where, _ in documents)

@@ -144,9 +144,9 @@ def test_other_regions_currencies_and_kinds_of_price_are_set_aside_once_one_is_c
         "no item at all",
     ]
     recounted(found)
-    with pytest.raises(PriceBookError, match="say --region, one of eastus, uksouth"):
+    with pytest.raises(PriceBookError, match="give --region, one of eastus, uksouth"):
         imported(found)
-    with pytest.raises(PriceBookError, match="say --currency, one of EUR, USD"):
+    with pytest.raises(PriceBookError, match="give --currency, one of EUR, USD"):
         imported(found, region="uksouth")
     read = imported(found, region="UK South", currency="usd")
     assert [aside.reason for aside in read.set_aside[5:]] == [
