@@ -71,7 +71,7 @@ def test_a_ping_that_is_kept_and_expires_is_seen_among_the_dead_letters(
         await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
 
     monkeypatch.setattr(doctor_trials, "send_ping", as_any_message)
-    monkeypatch.setattr(doctor_trials, "_look", look_away)
+    monkeypatch.setattr(doctor_trials, "_seen_now", look_away)
     finding = tried(broker, doctor_trials.try_ping)
     assert "the dead-letter queue of the queue" in finding.says
     assert "the dead-letter queue of the subscription" in finding.says

@@ -22,7 +22,7 @@ from azure.servicebus import ServiceBusMessage
 from tests.official_sdk import administration, client, receive_count
 from tests.processes import ENTRY, ServedBroker, run_twinbus
 from twinbus.console.cli import main
-from twinbus.planning.model import BacklogLevel, Traffic, next_standing
+from twinbus.planning.model import BacklogLevel, Traffic, next_level
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.end_to_end
@@ -139,7 +139,7 @@ def test_a_syphon_runs_is_paused_and_resumed_and_ends_cleanly(desk: Desk) -> Non
 
         paused = desk.types("pause")
         assert paused.returncode == 0, paused
-        assert paused.stdout.startswith(f"contoso.{process.pid}: paused; what is in flight ends")
+        assert paused.stdout.startswith(f"contoso.{process.pid}: paused; ")
         desk.divert(QUEUES[1], "orders", 5, "late")
         shown = desk.types("status")
         assert shown.returncode == ATTENTION
@@ -147,7 +147,7 @@ def test_a_syphon_runs_is_paused_and_resumed_and_ends_cleanly(desk: Desk) -> Non
         assert "5 messages wait, " in shown.stdout
         assert desk.counts(desk.secondary, QUEUES[1]) == (5, 0, 0)
 
-        assert desk.types("resume").stdout == f"contoso.{process.pid}: goes on\n"
+        assert desk.types("resume").stdout == f"contoso.{process.pid}: resumed\n"
         # It is completed after it has arrived.
         until(lambda: bool(desk.status()["waiting"] == 0))
         assert desk.arrived("orders") == 25
@@ -189,9 +189,7 @@ def test_a_drain_keeps_to_its_rate_over_all_queues(desk: Desk) -> None:
     assert (code, done["drained"], done["forwarded"]) == (0, True, 300)
     nothing = BacklogLevel(waiting=0.0, refused=0.0, peak=0.0, longest_drain_s=0.0)
     traffic = Traffic(rate_per_s=1, size_bytes=1)
-    planned = next_standing(
-        nothing, 300, 0.0, 60.0, traffic=traffic, drain_per_s=100.0, capacity=1e9
-    )
+    planned = next_level(nothing, 300, 0.0, 60.0, traffic=traffic, drain_per_s=100.0, capacity=1e9)
     assert planned.longest_drain_s == 3.0
     # What the planner says, less the slice that comes at once; the rest is for signing in.
     assert planned.longest_drain_s * 0.9 <= done["seconds"] < planned.longest_drain_s + 5

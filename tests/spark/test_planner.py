@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from twinbus.console.cli import main
 from twinbus.cost.quantities import YEAR_S
 from twinbus.pipeline.planner import drawn_years, lived_years, simulate, totals, with_peace
-from twinbus.planning.model import BacklogLevel, Setting, Traffic, effect_of, next_standing
+from twinbus.planning.model import BacklogLevel, Setting, Traffic, effect_of, next_level
 from twinbus.planning.outages import OutagePattern, parse_pattern
 from twinbus.planning.outcomes import PlanQuestion, grid
 
@@ -117,7 +117,7 @@ def lived_by_hand(rows: list[Any], asked: PlanQuestion, setting: Setting) -> dic
             summed["pings"] += effect.pings * traffic.links
             diverted = effect.diverted_s * traffic.rate_per_s
             summed["diverted"] += diverted
-            standing = next_standing(
+            standing = next_level(
                 standing,
                 diverted,
                 effect.overhang_s,

@@ -1,6 +1,6 @@
-"""What the script `twinbus` calls: the command line, or one line on the packages that it needs.
+"""Entry point of the script `twinbus`: runs the command line, or names the missing packages.
 
-Nothing outside the standard library is imported before that line can be said.
+It imports only the standard library, so that it can report what is missing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def main() -> None:
     try:
         from twinbus.console.cli import main as run
     except ModuleNotFoundError as error:
-        _say_what_is_needed("the command line", "console", error)
+        _report_missing("the command line", "console", error)
     try:
         run()
     except ModuleNotFoundError as error:
-        _say_what_is_needed("this command", "all", error)
+        _report_missing("this command", "all", error)
 
 
-def _say_what_is_needed(what: str, extra: str, error: ModuleNotFoundError) -> NoReturn:
+def _report_missing(what: str, extra: str, error: ModuleNotFoundError) -> NoReturn:
     if (error.name or "twinbus").partition(".")[0] == "twinbus":
         raise error
     line = f"twinbus: {what} needs more packages: pip install 'twinbus[{extra}]' ({error})"

@@ -1,4 +1,4 @@
-"""The namespaces that a command is about, and what their errors mean to whoever typed it."""
+"""The namespaces of a command, their errors as one line, and the loop that runs a command."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError
@@ -25,23 +25,23 @@ from twinbus.pairing.lifecycle.administration import first_line
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-__all__ = ["UnreachableError", "administration", "answers", "parse_side", "run_to_its_end"]
+__all__ = ["UnreachableError", "administration", "explained", "parse_side", "run_to_its_end"]
 
 FORBIDDEN: Final = (401, 403)
 
 
 class UnreachableError(TwinbusError):
-    """A namespace does not answer, or answers with a fault of its own."""
+    """A namespace does not answer, or answers with an internal error."""
 
 
 def parse_side(text: str | None, role: str, name: str | None = None) -> Namespace:
-    """The namespace of a connection string; WrongUse, without any secret, if it leads to none."""
+    """Return the namespace of a connection string; WrongUse, without any secret, if it has none."""
     if not text or not text.strip():
         raise WrongUse(
-            f"the {role} namespace is missing: say its connection string, or better put it into"
-            f" TWINBUS_{role.upper()}"
+            f"the {role} namespace is missing: put its connection string into"
+            f" TWINBUS_{role.upper()}, or give it as an option"
         )
-    # The variable by which other programs are told of a private certificate authority.
+    # The variable that names a private certificate authority to other programs too.
     roots = os.environ.get("SSL_CERT_FILE")
     trust = {"connection_verify": roots} if roots else {}
     try:
@@ -54,51 +54,42 @@ def parse_side(text: str | None, role: str, name: str | None = None) -> Namespac
 async def administration(
     namespace: Namespace, doing: str
 ) -> AsyncIterator[ServiceBusAdministrationClient]:
-    """The administration client of a namespace; its errors as `answers` puts them."""
-    with answers(namespace, doing, "Manage"):
+    """Yield the administration client of a namespace; `explained` translates its errors."""
+    with explained(namespace, doing, "Manage"):
         async with administration_client(namespace) as client:
             yield client
 
 
-class answers:  # noqa: N801  # reads as a sentence where it is used
-    """Turns what the SDK raises in the block into one line for a person."""
-
-    def __init__(self, namespace: Namespace, doing: str, right: str) -> None:
-        """`doing` is what needs `right`, as a gerund."""
-        self._namespace, self._doing, self._right = namespace, doing, right
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, AzureError | ServiceBusError | OSError | ValueError):
-            raise self._translated(error) from error
-
-    def _translated(self, error: Exception) -> TwinbusError:
-        endpoint, said = self._namespace.endpoint, _in_line(error)
-        status = getattr(error, "status_code", None)
-        meaning = meaning_of(error)
-        if (
-            isinstance(error, ClientAuthenticationError)
-            or status in FORBIDDEN
-            or meaning is FailureMeaning.UNAUTHORIZED
-        ):
-            return MissingRightError(
-                f"{self._doing} in {endpoint} needs the {self._right} right, and the credential"
-                f" is refused or does not have it ({said})"
-            )
-        if meaning is FailureMeaning.UNREACHABLE and status is None:
-            return UnreachableError(f"{endpoint} cannot be reached: {said}")
-        return UnreachableError(f"{self._doing} in {endpoint} failed: {said}")
+@contextmanager
+def explained(namespace: Namespace, doing: str, right: str) -> Iterator[None]:
+    """Translate what the SDK raises in the block; `doing` is a gerund, and needs `right`."""
+    try:
+        yield
+    except (AzureError, ServiceBusError, OSError, ValueError) as error:
+        raise _translated(error, namespace.endpoint, doing, right) from error
 
 
-def _in_line(error: BaseException) -> str:
-    return first_line(error) or type(error).__name__
+def _translated(error: Exception, endpoint: str, doing: str, right: str) -> TwinbusError:
+    text = first_line(error) or type(error).__name__
+    status = getattr(error, "status_code", None)
+    meaning = meaning_of(error)
+    if (
+        isinstance(error, ClientAuthenticationError)
+        or status in FORBIDDEN
+        or meaning is FailureMeaning.UNAUTHORIZED
+    ):
+        return MissingRightError(
+            f"{doing} in {endpoint} needs the {right} right, and the credential is refused or does"
+            f" not have it ({text})"
+        )
+    if meaning is FailureMeaning.UNREACHABLE and status is None:
+        return UnreachableError(f"{endpoint} cannot be reached: {text}")
+    return UnreachableError(f"{doing} in {endpoint} failed: {text}")
 
 
 def run_to_its_end(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a command's coroutine; Ctrl-C and SIGTERM end it, after it has tidied up."""
-    # The SDK and the syphon log what a command says better itself, in one line.
+    """Run the coroutine of a command; Ctrl-C and SIGTERM cancel it and let it clean up."""
+    # The command reports errors itself, so the logs of the SDK and the syphon are not shown.
     logging.getLogger().addHandler(logging.NullHandler())
 
     async def main() -> int:

@@ -1,4 +1,4 @@
-"""`twinbus serve`: run the broker in the foreground until it is told to stop."""
+"""`twinbus serve`: run the broker in the foreground until a signal."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ async def _serve(broker: BrokerHost, data: Path | None) -> None:
     await broker.start()
     for name in broker.names:
         print(f"{name}  {broker.connection_string(name)}", flush=True)
-    kept = f"kept in {data}" if data else "kept in memory only"
-    print(f"ready; messages are {kept}; stop with Ctrl-C", flush=True)
+    storage = f"kept in {data}" if data else "kept in memory only"
+    print(f"ready; messages are {storage}; stop with Ctrl-C", flush=True)
     await stopping.wait()
     await broker.close()
     print("stopped", flush=True)

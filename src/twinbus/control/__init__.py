@@ -1,5 +1,5 @@
-"""The control socket: how a running pair or syphon is asked and steered from outside (SPEC 6).
+"""The control socket: queries and steers a running pair or syphon from outside (SPEC 6).
 
-`protocol` is what is said, `server` the end inside the application, `client` the end of the command
-line, `run_directory` where the two meet.
+`protocol` defines the messages, `server` runs inside the application, `client` serves the command
+line, and `run_directory` holds the sockets.
 """

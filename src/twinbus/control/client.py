@@ -1,7 +1,4 @@
-"""Asks running pairs over their control sockets: the end of the command line.
-
-Blocking and without asyncio, so that a command answers at once.
-"""
+"""The command line's end of the control socket. Blocking, so that a command starts quickly."""
 
 from __future__ import annotations
 
@@ -25,15 +22,15 @@ from twinbus.control.protocol import (
     encode_request,
     parse_answer,
 )
-from twinbus.control.run_directory import VARIABLE, places, sockets_in
+from twinbus.control.run_directory import VARIABLE, socket_directories_of, sockets_in
 from twinbus.errors import ControlError
 
-__all__ = ["RunningHost", "SilentHost", "ask", "find", "where"]
+__all__ = ["RunningHost", "SilentHost", "ask", "find", "socket_directories"]
 
 ANSWER_S: Final = 5.0
-"""A host answers within milliseconds unless its event loop stands still."""
+"""A host answers within milliseconds unless its event loop is blocked."""
 
-ASKED_AT_ONCE: Final = 16
+CONCURRENT_REQUESTS: Final = 16
 CHUNK_BYTES: Final = 256 * 1024
 
 
@@ -46,18 +43,18 @@ class RunningHost:
 
     @property
     def process(self) -> str:
-        """Its name with the process: enough to tell it from others of the name."""
+        """The name with the process id, which is unique."""
         return f"{self.card.name}.{self.card.pid}"
 
     def is_called(self, name: str) -> bool:
-        """Whether a person may have meant this one."""
+        """Whether the name is the label, LABEL.PID, or the socket's name."""
         names = (self.card.name, self.process, self.path.stem)
         return name.lower() in (one.lower() for one in names)
 
 
 @dataclass(frozen=True, slots=True)
 class SilentHost:
-    """A socket that is open and gives no answer that can be used."""
+    """An open socket without a usable answer."""
 
     path: Path
     why: str
@@ -66,47 +63,47 @@ class SilentHost:
 def find(
     environment: Mapping[str, str] | None = None,
 ) -> tuple[list[RunningHost], list[SilentHost]]:
-    """Who runs on this machine for this user, and who could not be asked.
+    """Return the hosts of this user on this machine, and the sockets that do not answer.
 
-    Sockets that processes left when they were killed are removed on the way.
+    Sockets that killed processes left are removed.
     """
-    paths = [path for place in _places(environment) for path in sockets_in(place)]
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        found = list(pool.map(_look, paths))
+    paths = [path for directory in _directories(environment) for path in sockets_in(directory)]
+    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+        found = list(pool.map(_probe, paths))
     hosts = [one for one in found if isinstance(one, RunningHost)]
     hosts.sort(key=lambda host: (host.card.name, host.card.pid, host.path.name))
     return hosts, [one for one in found if isinstance(one, SilentHost)]
 
 
-def where(environment: Mapping[str, str] | None = None) -> str:
-    """Where `find` looks, in words."""
-    looked = [str(directory) for directory in _places(environment)]
-    return " and ".join(looked) if looked else f"nowhere, for {VARIABLE} is empty"
+def socket_directories(environment: Mapping[str, str] | None = None) -> str:
+    """Return the directories that `find` searches, as text."""
+    searched = [str(directory) for directory in _directories(environment)]
+    return " and ".join(searched) if searched else f"nowhere: {VARIABLE} is empty"
 
 
 def ask(path: Path, verb: str, arguments: Mapping[str, str] | None = None) -> Any:
-    """What a host answers to a verb; ControlError if it refuses, or cannot be asked."""
+    """Return a host's answer to a verb; ControlError if it refuses or does not answer."""
     try:
         answer = _exchange(path, ControlRequest(verb, arguments or {}))
     except FileNotFoundError as error:
-        raise ControlError(f"{path.stem} is not there any more") from error
+        raise ControlError(f"{path.stem} no longer exists") from error
     except (OSError, ControlRefused) as error:
-        raise ControlError(f"{path.stem} could not be asked: {_why(error)}") from error
+        raise ControlError(f"{path.stem} does not answer: {_why(error)}") from error
     if answer.error_kind is not None:
         raise ControlError(f"{answer.host.name}.{answer.host.pid}: {answer.error_text}")
     return answer.result
 
 
-def _places(environment: Mapping[str, str] | None) -> list[Path]:
+def _directories(environment: Mapping[str, str] | None) -> list[Path]:
     given = os.environ if environment is None else environment
-    return [place.directory for place in places(given)]
+    return [place.path for place in socket_directories_of(given)]
 
 
-def _look(path: Path) -> RunningHost | SilentHost | None:
+def _probe(path: Path) -> RunningHost | SilentHost | None:
     try:
         return RunningHost(path, _exchange(path, ControlRequest(HELLO)).host)
     except ConnectionRefusedError:
-        # Nobody has it open: its process is gone, and names are not used twice.
+        # Its process is gone, and a name is not used twice.
         with contextlib.suppress(OSError):
             path.unlink()
         return None
@@ -118,7 +115,7 @@ def _look(path: Path) -> RunningHost | SilentHost | None:
 
 def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer within {ANSWER_S:g} s: its process is stopped, or its event loop stuck"
+        return f"no answer within {ANSWER_S:g} s: its process or its event loop is blocked"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(error)
@@ -135,7 +132,9 @@ def _exchange(path: Path, request: ControlRequest) -> Answer:
             line.settimeout(max(0.001, deadline - time.monotonic()))
             chunk = line.recv(CHUNK_BYTES)
             if not chunk:
-                raise ControlRefused("bad-answer", "it hung up in the middle of its answer")
+                raise ControlRefused(
+                    "bad-answer", "it closed the connection in the middle of its answer"
+                )
             received += chunk
             if len(received) > ANSWER_BYTES_MAX:
                 text = f"its answer has more than {ANSWER_BYTES_MAX} bytes"

@@ -1,4 +1,4 @@
-"""What a pair can be asked for over its control socket."""
+"""The verbs of a pair on its control socket."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from twinbus.control.protocol import ControlRefused, Verb
 __all__ = ["SteeredPair", "pair_verbs"]
 
 KNOWN_SHOWN_MAX = 10
-"""Paths that an error lists: more would hide what it says."""
+"""Paths to list in an error."""
 
 
 class SteeredPair(Protocol):
-    """The part of a pair that is steered from outside."""
+    """What these verbs need of a pair."""
 
     def status(self) -> Any: ...
     def freeze(self, path: str) -> None: ...
@@ -25,7 +25,7 @@ class SteeredPair(Protocol):
 
 
 def pair_verbs(pair: SteeredPair) -> Mapping[str, Verb]:
-    """The table of verbs that a pair registers."""
+    """Return the verbs of a pair by name."""
 
     def status() -> dict[str, Any]:
         document: dict[str, Any] = pair.status().as_dict()
@@ -33,7 +33,7 @@ def pair_verbs(pair: SteeredPair) -> Mapping[str, Verb]:
 
     def steered(act: Callable[[str], None]) -> Verb:
         def run(path: str) -> dict[str, Any]:
-            # A mistyped path would be watched from now on, and believed to be steered.
+            # A mistyped path would otherwise become an entity of the pair.
             known = _known(pair.status().entities, path)
             act(known)
             return asdict(pair.status().entities[known])
@@ -59,6 +59,6 @@ def _known(entities: Mapping[str, Any], path: str) -> str:
     more = len(paths) - KNOWN_SHOWN_MAX
     raise ControlRefused(
         "unknown-path",
-        f"no sender of this pair was made for {path!r}; it has {listed}"
+        f"this pair has no sender for {path!r}; it has {listed}"
         + (f" and {more:,} more" if more > 0 else ""),
     )

@@ -1,10 +1,10 @@
-"""What is said over a control socket: one line of JSON asks, one line of JSON answers.
+"""The protocol of a control socket: a request is one line of JSON, and so is the answer.
 
     {"twinbus": 1, "verb": "freeze", "arguments": {"path": "orders"}}
     {"twinbus": 1, "ok": true, "host": {"kind": "pair", "name": "contoso", ...}, "result": {...}}
     {"twinbus": 1, "ok": false, "host": {...}, "error": {"kind": "unknown-verb", "text": "..."}}
 
-A connection is good for one request. Anything that is no request gets an answer that says why.
+A connection carries one request. Input that is no request gets an answer that says why. Pure.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ __all__ = [
 ]
 
 VERSION: Final = 1
-"""Raised when an older command would misread a newer pair, or the other way round."""
+"""Incremented when an older command would misread a newer pair, or the other way round."""
 
 HELLO: Final = "hello"
-"""The verb that every host knows: it only says who is there."""
+"""The verb that every host knows; its answer only identifies the host."""
 
 REQUEST_BYTES_MAX: Final = 16 * 1024
-"""A request is a verb and a path of at most 260 characters; nothing honest is longer."""
+"""A request is a verb and a path of at most 260 characters."""
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The status of 10,000 entities is about 4 MB; a peer that sends more than this is no pair."""
+"""The status of 10,000 entities is about 4 MB."""
 
 REPEATED_MAX: Final = 80
-"""Of a foreign word that an error repeats: enough to recognise it."""
+"""Characters of a foreign word that an error repeats."""
 
 
 class ControlRefused(Exception):
-    """A request that is not carried out; `kind` is for programs, the text for people."""
+    """A request that is refused; `kind` is for programs, the text for people."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -58,15 +58,15 @@ class ControlRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HostCard:
-    """Who answers at a socket."""
+    """Identity of the host at a socket."""
 
     kind: str
     """`pair` or `syphon`."""
     name: str
-    """The label of its backlog queues, which is what people call it by."""
+    """The label of its backlog queues."""
     pid: int
     program: str = ""
-    """The file that runs it, without its arguments: those may hold secrets."""
+    """The file that runs it, without its arguments, which may hold secrets."""
     began_at: str = ""
     """When it was started, ISO 8601 in UTC."""
 
@@ -79,13 +79,13 @@ class ControlRequest:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """Something that a host can be asked to do."""
+    """An operation of a host."""
 
     run: Callable[..., Any]
-    """Called with the arguments by name on the host's event loop; may return an awaitable. What it
-    answers must go into JSON."""
+    """Called with the arguments by name on the host's event loop; may return an awaitable. The
+    result must be JSON."""
     takes: tuple[str, ...] = ()
-    """Names of the arguments, all of them needed, each a string."""
+    """Names of the arguments; all are required strings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,28 +97,26 @@ class Answer:
 
 
 def encode_request(request: ControlRequest) -> bytes:
-    """The line that asks."""
+    """Return the line of a request."""
     return _line({"twinbus": VERSION, "verb": request.verb, "arguments": dict(request.arguments)})
 
 
 def parse_request(line: bytes) -> ControlRequest:
-    """What a line asks; Refused if it asks nothing that can be understood."""
+    """Return the request in a line; ControlRefused if it is not valid."""
     document = _document(line)
     _require_version(document, "the command", "this pair")
     verb, arguments = document.get("verb"), document.get("arguments", {})
     if not isinstance(verb, str):
-        raise ControlRefused(
-            "bad-request", "a request names its verb: a string in the field 'verb'"
-        )
+        raise ControlRefused("bad-request", "a request needs a string in the field 'verb'")
     if not isinstance(arguments, dict):
         raise ControlRefused(
-            "bad-request", "'arguments' of a request is an object with one field each"
+            "bad-request", "'arguments' of a request must be an object with one field each"
         )
     return ControlRequest(verb, arguments)
 
 
 def arguments_for(verbs: Mapping[str, Verb], request: ControlRequest) -> dict[str, str]:
-    """The arguments that the verb is called with; Refused if they are not what it takes."""
+    """Return the arguments for the verb; ControlRefused if they are not what it takes."""
     verb = verbs.get(request.verb)
     if verb is None:
         known = ", ".join(sorted({*verbs, HELLO}))
@@ -128,7 +126,7 @@ def arguments_for(verbs: Mapping[str, Verb], request: ControlRequest) -> dict[st
             raise ControlRefused("bad-arguments", f"{request.verb} takes no {_repeated(name)}")
         if not isinstance(value, str) or not value.strip():
             raise ControlRefused(
-                "bad-arguments", f"{name} of {request.verb} is a text that is not empty"
+                "bad-arguments", f"{name} of {request.verb} must be a text that is not empty"
             )
     missing = [name for name in verb.takes if name not in request.arguments]
     if missing:
@@ -137,23 +135,23 @@ def arguments_for(verbs: Mapping[str, Verb], request: ControlRequest) -> dict[st
 
 
 def encode_result(host: HostCard, result: Any) -> bytes:
-    """The line that answers with what was asked for."""
+    """Return the line of an answer with a result."""
     return _line({"twinbus": VERSION, "ok": True, "host": asdict(host), "result": result})
 
 
 def encode_refusal(host: HostCard, kind: str, text: str) -> bytes:
-    """The line that says why not."""
+    """Return the line of a refusal."""
     error = {"kind": kind, "text": text}
     return _line({"twinbus": VERSION, "ok": False, "host": asdict(host), "error": error})
 
 
 def parse_answer(line: bytes) -> Answer:
-    """What a host answered, a refusal of its own included; Refused if this is no answer at all."""
+    """Return the answer in a line, a refusal too; ControlRefused if the line is no answer."""
     document = _document(line)
     _require_version(document, "the pair", "this command")
     card, error = document.get("host"), document.get("error")
     if not isinstance(card, dict) or not isinstance(card.get("pid"), int):
-        raise ControlRefused("bad-answer", "the answer does not say who gave it")
+        raise ControlRefused("bad-answer", "the answer does not identify its host")
     host = HostCard(
         kind=str(card.get("kind", "")),
         name=str(card.get("name", "")),
@@ -172,9 +170,9 @@ def _document(line: bytes) -> dict[str, Any]:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
-        raise ControlRefused("bad-request", "what was said is not a line of JSON") from None
+        raise ControlRefused("bad-request", "the input is not a line of JSON") from None
     if not isinstance(document, dict):
-        raise ControlRefused("bad-request", "what was said is JSON, but not an object")
+        raise ControlRefused("bad-request", "the input is JSON, but not an object")
     return document
 
 
@@ -182,7 +180,7 @@ def _require_version(document: dict[str, Any], other: str, own: str) -> None:
     version = document.get("twinbus")
     if type(version) is not int:
         raise ControlRefused(
-            "bad-request", "the field 'twinbus' must say the version of the protocol"
+            "bad-request", "the field 'twinbus' must be the version of the protocol"
         )
     if version != VERSION:
         raise ControlRefused(

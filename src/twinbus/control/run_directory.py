@@ -1,8 +1,8 @@
-"""Where control sockets are: a directory that belongs to one user, and the sockets in it.
+"""The directory of control sockets, which belongs to one user, and the sockets in it.
 
-`$TWINBUS_RUN_DIR` names it; set to nothing it turns control sockets off. Unset it is
-`$XDG_RUNTIME_DIR/twinbus`, or where a program has none (a service, a container) `twinbus-UID` in
-the directory for temporary files. A command looks in all of these, because the shell of a person
+`$TWINBUS_RUN_DIR` names it; set but empty, it turns control sockets off. Unset it is
+`$XDG_RUNTIME_DIR/twinbus`, or `twinbus-UID` in the directory for temporary files where a program
+has no such variable (a service, a container). A command searches all of these, because a shell
 and a service of the same user differ in their environment.
 """
 
@@ -26,8 +26,8 @@ __all__ = [
     "SocketDirectory",
     "is_listening",
     "open_socket",
-    "places",
     "prepare",
+    "socket_directories_of",
     "sockets_in",
     "sweep",
 ]
@@ -37,49 +37,49 @@ VARIABLE: Final = "TWINBUS_RUN_DIR"
 SUFFIX: Final = ".sock"
 
 PATH_BYTES_MAX: Final = 103
-"""A Unix socket's address holds 108 bytes on Linux and 104 elsewhere, with a zero at the end."""
+"""A Unix socket's address has 108 bytes on Linux and 104 elsewhere, with a zero at the end."""
 
 LABEL_LENGTH_MAX: Final = 40
-"""Of the label in a socket's name, which is only for people: the socket itself says the whole."""
+"""Limit of the label in a socket's name, which is only for people; `hello` returns all of it."""
 
 BACKLOG: Final = 16
-UNBORN_S: Final = 60.0
-"""A socket is opened under a hidden name and renamed at once; one that stays hidden is orphaned."""
+HIDDEN_MAX_S: Final = 60.0
+"""A socket is opened under a hidden name and renamed at once; one still hidden is orphaned."""
 
 
 class RunDirectoryUnusable(Exception):
-    """No socket can be opened there; the text says why and what would help."""
+    """No socket can be opened there; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class SocketDirectory:
     """A directory for control sockets."""
 
-    directory: Path
-    is_named: bool
-    """Whether a person named it; else it is a default, and must be nobody else's by design."""
+    path: Path
+    is_configured: bool
+    """Whether TWINBUS_RUN_DIR names it. A default has a predictable name and is checked more."""
 
 
-def places(environment: Mapping[str, str]) -> list[SocketDirectory]:
-    """Where sockets may be, best first; none if the environment turns them off."""
+def socket_directories_of(environment: Mapping[str, str]) -> list[SocketDirectory]:
+    """Return the directories for sockets, best first; none if the environment turns them off."""
     named = environment.get(VARIABLE)
     if named is not None:
-        return [SocketDirectory(Path(named), is_named=True)] if named.strip() else []
+        return [SocketDirectory(Path(named), is_configured=True)] if named.strip() else []
     found = []
     runtime = environment.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
-        found.append(SocketDirectory(Path(runtime) / "twinbus", is_named=False))
+        found.append(SocketDirectory(Path(runtime) / "twinbus", is_configured=False))
     name = f"twinbus-{os.getuid()}"
-    return [*found, SocketDirectory(Path(tempfile.gettempdir()) / name, is_named=False)]
+    return [*found, SocketDirectory(Path(tempfile.gettempdir()) / name, is_configured=False)]
 
 
 def prepare(place: SocketDirectory) -> None:
-    """Make the directory, for its user alone; RunDirectoryUnusable if others could interfere."""
-    directory = place.directory
+    """Create the directory, private to its user; RunDirectoryUnusable if others could interfere."""
+    directory = place.path
     try:
-        directory.mkdir(mode=0o700, parents=place.is_named, exist_ok=True)
-        # A default name is predictable: a link there could be somebody else's doing.
-        found = directory.stat() if place.is_named else directory.lstat()
+        directory.mkdir(mode=0o700, parents=place.is_configured, exist_ok=True)
+        # A default name is predictable: another user may have put a link there.
+        found = directory.stat() if place.is_configured else directory.lstat()
     except OSError as error:
         raise RunDirectoryUnusable(f"{directory}: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode):
@@ -91,20 +91,20 @@ def prepare(place: SocketDirectory) -> None:
 
 
 def open_socket(directory: Path, label: str, pid: int) -> tuple[socket.socket, Path]:
-    """A socket that listens, and its path; RunDirectoryUnusable if there is none to be had."""
+    """Return a listening socket and its path; RunDirectoryUnusable if none can be opened."""
     tail = f".{pid}.{secrets.token_hex(3)}{SUFFIX}"
     room = PATH_BYTES_MAX - len(os.fsencode(directory)) - len("/.") - len(tail)
     if room < 1:
         raise RunDirectoryUnusable(
             f"the path {directory} is too long: a socket's path has at most {PATH_BYTES_MAX} bytes;"
-            f" name a shorter one in {VARIABLE}"
+            f" set {VARIABLE} to a shorter one"
         )
     name = label[: min(room, LABEL_LENGTH_MAX)] + tail
-    # Under its own name a socket always listens; so one that does not was left by the dead.
+    # Under its own name a socket always listens; one that does not belongs to a dead process.
     hidden, path = directory / f".{name}", directory / name
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The umask is the whole process's and other threads use it; Linux takes the mode from here.
+        # The umask belongs to the whole process, so it is not changed; Linux takes this mode.
         os.fchmod(listening.fileno(), 0o600)
         listening.bind(str(hidden))
         hidden.chmod(0o600)
@@ -120,7 +120,7 @@ def open_socket(directory: Path, label: str, pid: int) -> tuple[socket.socket, P
 
 
 def sockets_in(directory: Path) -> list[Path]:
-    """The control sockets in a directory, in the order of their names."""
+    """Return the control sockets in a directory, by name."""
     try:
         return sorted(
             path
@@ -132,24 +132,25 @@ def sockets_in(directory: Path) -> list[Path]:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what processes that are gone have left behind."""
+    """Remove the sockets of processes that are gone."""
     for path in sockets_in(directory):
         if not is_listening(path):
             with contextlib.suppress(OSError):
                 path.unlink()
     for path in directory.glob(f".*{SUFFIX}"):
         with contextlib.suppress(OSError):
-            if time.time() - path.lstat().st_mtime > UNBORN_S and path.is_socket():
+            if time.time() - path.lstat().st_mtime > HIDDEN_MAX_S and path.is_socket():
                 path.unlink()
 
 
 def is_listening(path: Path) -> bool:
-    """Whether somebody has the socket open; also true when that cannot be found out.
+    """Whether a process listens on the socket; also true if that cannot be found out.
 
-    By asking it, not by the process id in its name: ids are used again, and containers have theirs.
+    It connects instead of checking the process id in the name: ids are used again, and containers
+    have their own.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # A queue of connections that is full says so at once: nobody must wait for that here.
+        # A full queue of connections must not block here.
         probe.setblocking(False)
         try:
             probe.connect(str(path))

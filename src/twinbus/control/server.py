@@ -1,7 +1,7 @@
 """The control socket of one host (a pair, a syphon), on the host's own event loop.
 
-It never stands in the host's way: no directory to be had is one line in the log, a client gets a
-bounded time and a bounded request, and there is a bound to how many are served at once.
+It never blocks the host: a missing directory is one line in the log; the time and the request of a
+client and the number of clients are bounded.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from twinbus.control.run_directory import (
     VARIABLE,
     RunDirectoryUnusable,
     open_socket,
-    places,
     prepare,
+    socket_directories_of,
     sweep,
 )
 from twinbus.errors import TwinbusError
@@ -46,13 +46,13 @@ __all__ = ["ControlServer"]
 log = logging.getLogger("twinbus.control")
 
 CLIENTS_MAX: Final = 16
-"""Served at once. A person has one terminal and a few dashboards; more is a mistake or malice."""
+"""Clients served at once: a person has one terminal and a few dashboards."""
 
 REQUEST_S: Final = 5.0
-"""For a client to say what it wants: it has it ready when it connects."""
+"""Timeout of a client's request, which is ready when it connects."""
 
 ANSWER_S: Final = 10.0
-"""For a verb to be carried out, and again for the client to take the answer."""
+"""Timeout of a verb, and again of the client taking the answer."""
 
 CLOSE_S: Final = 1.0
 
@@ -61,7 +61,7 @@ class ControlServer:
     """Answers requests about one host from `start` to `close`."""
 
     def __init__(self, kind: str, name: str, verbs: Mapping[str, Verb]) -> None:
-        """`verbs` is all that the host can be asked for."""
+        """`verbs` are the operations of the host, by name."""
         self.path: Path | None = None
         """The socket, while there is one."""
         self._kind, self._name = kind, name
@@ -72,7 +72,7 @@ class ControlServer:
         self._clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Open the socket where the environment says; without a place for it, warn and go on."""
+        """Open the socket in the first usable directory; without one, warn and continue."""
         assert self._server is None
         self._card = HostCard(
             self._kind,
@@ -82,16 +82,16 @@ class ControlServer:
             datetime.now(UTC).isoformat(timespec="seconds"),
         )
         reasons = []
-        for place in places(os.environ):
+        for directory in socket_directories_of(os.environ):
             try:
-                prepare(place)
-                sweep(place.directory)
-                self._socket, self.path = open_socket(place.directory, self._name, self._card.pid)
+                prepare(directory)
+                sweep(directory.path)
+                self._socket, self.path = open_socket(directory.path, self._name, self._card.pid)
             except RunDirectoryUnusable as error:
                 reasons.append(str(error))
                 continue
             _opened.add(self)
-            # In two steps: cancelled in the one that waits, `close` must know what to close.
+            # In two steps, so that `close` knows the server if this is cancelled while it waits.
             self._server = await asyncio.start_unix_server(
                 self._accept, sock=self._socket, limit=REQUEST_BYTES_MAX, start_serving=False
             )
@@ -99,15 +99,15 @@ class ControlServer:
             return
         if reasons:
             log.warning(
-                "%s: no control socket, so commands like `twinbus status` do not see this %s (%s);"
-                " set %s to a directory of this user's",
+                "%s: no control socket, so `twinbus status` does not see this %s (%s);"
+                " set %s to a directory of this user",
                 self._name, self._kind, "; ".join(reasons), VARIABLE,
             )  # fmt: skip
 
     async def close(self) -> None:
-        """Let go of the socket and of every client. Idempotent."""
+        """Close the socket and every client connection. Idempotent."""
         server, self._server = self._server, None
-        # A child of a fork has this object too, but the socket and the loop are its parent's.
+        # A forked child has this object too, but the socket and the loop belong to its parent.
         if server is None or self._card.pid != os.getpid():
             return
         _opened.discard(self)
@@ -125,12 +125,12 @@ class ControlServer:
                 await server.wait_closed()
 
     def leave_in_child(self) -> None:
-        """After a fork: let go of the listening socket, which is the parent's.
+        """After a fork: close the child's copy of the listening socket.
 
-        Else it would seem to be served for as long as the child lives, and nobody would answer.
+        Otherwise the socket would stay open without an answer for as long as the child lives.
         """
         if self._socket is not None:
-            # Only this process's file descriptor: the loop and its selector are shared.
+            # Only the file descriptor: the loop and its selector are shared with the parent.
             with contextlib.suppress(OSError):
                 os.close(self._socket.detach())
 
@@ -147,7 +147,7 @@ class ControlServer:
                     writer.close()
                     await writer.wait_closed()
         except (OSError, TimeoutError):
-            pass  # A client that has gone, or does not take its answer, is its own business.
+            pass  # The client is gone, or does not take its answer.
         except asyncio.CancelledError:
             # Only `close` cancels, and it waits for this to end.
             pass
@@ -159,7 +159,7 @@ class ControlServer:
         try:
             if len(self._clients) > CLIENTS_MAX:
                 raise ControlRefused(
-                    "busy", f"{CLIENTS_MAX} clients are served already; ask again later"
+                    "busy", f"{CLIENTS_MAX} clients are served already; try again later"
                 )
             request = await _read(reader)
             if request is None:
@@ -174,14 +174,14 @@ class ControlServer:
             return encode_refusal(self._card, "timeout", f"not done within {ANSWER_S:g} s")
         except Exception as error:
             log.exception("%s: a request on the control socket failed", self._name)
-            text = f"a mistake in Twinbus: {type(error).__name__}: {error}; its log has more"
+            text = f"internal error of Twinbus: {type(error).__name__}: {error}; see its log"
             return encode_refusal(self._card, "internal", text)
 
     async def _carry_out(self, request: ControlRequest) -> Any:
         arguments = arguments_for(self._verbs, request)
         if self._verbs[request.verb].takes:
-            said = " ".join(arguments.values())
-            log.info("%s: asked on the control socket to %s %s", self._name, request.verb, said)
+            values = " ".join(arguments.values())
+            log.info("%s: control socket: %s %s", self._name, request.verb, values)
         result = self._verbs[request.verb].run(**arguments)
         if inspect.isawaitable(result):
             async with asyncio.timeout(ANSWER_S):
@@ -190,7 +190,7 @@ class ControlServer:
 
 
 async def _read(reader: asyncio.StreamReader) -> ControlRequest | None:
-    """The request; None if the client left without one."""
+    """Return the request; None if the client left without one."""
     try:
         async with asyncio.timeout(REQUEST_S):
             line = await reader.readuntil(b"\n")
@@ -198,7 +198,7 @@ async def _read(reader: asyncio.StreamReader) -> ControlRequest | None:
         if not cut.partial:
             return None
         raise ControlRefused(
-            "bad-request", "a request ends with a new line, this one did not"
+            "bad-request", "a request ends with a newline, this one does not"
         ) from None
     except asyncio.LimitOverrunError:
         text = f"a request has at most {REQUEST_BYTES_MAX} bytes"

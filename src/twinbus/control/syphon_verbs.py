@@ -1,4 +1,4 @@
-"""What a syphon can be asked for over the control socket of its host."""
+"""The verbs of a syphon on the control socket of its host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["SteeredSyphon", "steering_verbs"]
 
 
 class SteeredSyphon(Protocol):
-    """The part of a syphon that is steered from outside."""
+    """What these verbs need of a syphon."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
@@ -20,7 +20,7 @@ class SteeredSyphon(Protocol):
 
 
 def steering_verbs(syphon: SteeredSyphon) -> Mapping[str, Verb]:
-    """The verbs by which a syphon is paused and resumed, wherever it runs."""
+    """Return the verbs that pause and resume a syphon, by name."""
 
     def pause() -> dict[str, Any]:
         syphon.pause()

@@ -1,8 +1,7 @@
-"""What operations cost: a dated price book that anyone can replace, and the arithmetic.
+"""The cost of operations: dated, replaceable price books, and the arithmetic.
 
-Without Spark, for quick answers; `twinbus.pipeline.tables.charges` counts the ledger with the
-same rules.
-The function that makes a bill is `cost.bill.bill`.
+This package works without Spark; `twinbus.pipeline.tables.charges` counts the ledger with the same
+rules. `cost.bill.bill` makes a bill.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How operations are counted, and the documented model of what a pair adds to the bill (SPEC 8).
+"""Counts operations, and models what a pair adds to the bill (SPEC 8).
 
     an operation               one unit for each started 64 KiB of its message, at least one
     an idle syphon             one receive for each backlog queue and poll: 10 queues polled for
@@ -7,7 +7,7 @@
                                primary, receive there; with settlement counted, six
     any other message          two stages: send, receive; with settlement counted, three
 
-Whether Azure charges the settlement of a lock is published by quotation only, hence the switch.
+Azure does not publish whether it charges the settlement of a lock, hence the switch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 UNIT_BYTES: Final = 64 * 1024
-"""What one billed operation carries at most."""
+"""Maximum bytes of one billed operation."""
 
 SETTLEMENTS: Final = frozenset({"complete", "defer", "dead_letter"})
-"""Operations that end a lock: charged or not as the rule says."""
+"""Operations that end a lock; the rule decides whether they are charged."""
 
 UNCHARGED: Final = frozenset({"state"})
-"""Lines of the ledger that are no call to a namespace."""
+"""Ledger records that are no call to a namespace."""
 
 MOVED_STAGES: Final = 4
 MOVED_SETTLEMENTS: Final = 2
@@ -43,28 +43,28 @@ DIRECT_SETTLEMENTS: Final = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountingRule:
-    """Which operations are counted, where the published rules leave a choice."""
+    """Which operations are counted where the published rules leave a choice."""
 
     count_settlement: bool = False
     """Count complete, defer and dead-letter as operations of their own."""
 
 
 def units(size_bytes: int | None) -> int:
-    """Billed units of one operation: one for each started 64 KiB, at least one."""
+    """Return the billed units of one operation: one for each started 64 KiB, at least one."""
     return max(1, -(-(size_bytes or 0) // UNIT_BYTES))
 
 
 def moved_message_units(size_bytes: int, rule: CountingRule | None = None) -> int:
-    """Units of one message that went by the backlog, from its sender to its receiver.
+    """Return the units of one message that went through the backlog, from sender to receiver.
 
-    A settlement carries no message: one unit, whatever the size.
+    A settlement carries no message, so it is one unit.
     """
     settled = rule is not None and rule.count_settlement
     return MOVED_STAGES * units(size_bytes) + (MOVED_SETTLEMENTS if settled else 0)
 
 
 def message_units(size_bytes: int, rule: CountingRule | None = None) -> int:
-    """Units of one message that went straight to its entity, from its sender to its receiver."""
+    """Return the units of one message that went directly to its entity, from sender to receiver."""
     settled = rule is not None and rule.count_settlement
     return DIRECT_STAGES * units(size_bytes) + (DIRECT_SETTLEMENTS if settled else 0)
 
@@ -72,7 +72,7 @@ def message_units(size_bytes: int, rule: CountingRule | None = None) -> int:
 def idle_syphon_operations(
     *, queue_count: int, poll_s: float | Fraction, period_s: float | Fraction
 ) -> int:
-    """Receives of a syphon that finds nothing for `period_s`: one for each queue and poll."""
+    """Return the receives of an idle syphon in `period_s`: one for each queue and poll."""
     assert poll_s > 0, f"a poll of {poll_s} s"
     return queue_count * int(period_s // poll_s)
 
@@ -84,6 +84,6 @@ def ping_operations(
     interval_s: float | Fraction,
     outage_s: float | Fraction,
 ) -> int:
-    """Pings of an outage: every client pings every failed-over entity once an interval."""
+    """Return the pings of an outage: each client pings each failed-over entity every interval."""
     assert interval_s > 0, f"a ping interval of {interval_s} s"
     return entity_count * client_count * int(outage_s // interval_s)

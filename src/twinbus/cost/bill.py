@@ -1,12 +1,12 @@
-"""What one month costs in one tier of Service Bus: a line for each meter, and what was assumed.
+"""The bill of one month in one tier of Service Bus: a line for each meter, and assumptions.
 
     Basic       operations
     Standard    base charge, operations past the free ones, connections past the free ones
     Premium     hours of messaging units; operations and connections are included
     each        data out of the region, where the book has a price for it
 
-An amount of None is a quantity that the book has no price for. It is never added as 0: the total
-is of the priced lines, and `not_priced` names the others.
+An amount of None means that the book has no price. It does not count as 0: the total has the priced
+lines only, and `not_priced` names the others.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = [
 ]
 
 MONTH_HOURS: Final = 730
-"""A twelfth of a year, with which Azure's own calculator counts."""
+"""A twelfth of a year, as in Azure's own calculator."""
 
 CONNECTION_HOURS: Final = 744
-"""By which Azure divides the sum of a month's hourly peaks of connections."""
+"""Azure divides the sum of a month's hourly connection peaks by this."""
 
 GEO_INSTANCES: Final = 2
 """A geo-replicated namespace is charged in its primary and in its secondary region."""
 
 
 class ServiceTier(StrEnum):
-    """What a namespace was bought as."""
+    """The tier of a namespace."""
 
     BASIC = "basic"
     STANDARD = "standard"
@@ -51,7 +51,7 @@ class ServiceTier(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MonthUse:
-    """What was used in one month, of all namespaces together."""
+    """The usage of one month, over all namespaces."""
 
     operation_units: int = 0
     """Billed operations: one for each started 64 KiB."""
@@ -59,7 +59,7 @@ class MonthUse:
     bytes_out: int = 0
     hours: int = MONTH_HOURS
     namespaces: int = 2
-    """Those that are charged by the hour each: Premium ones."""
+    """Premium namespaces; each is charged by the hour."""
     messaging_units: int = 1
     """Of each Premium namespace."""
 
@@ -72,7 +72,7 @@ class MonthUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BillLine:
-    """One quantity and what it costs."""
+    """One quantity and its cost."""
 
     name: str
     meter: str
@@ -96,20 +96,20 @@ class MonthlyBill:
 
     @property
     def total(self) -> Decimal:
-        """The sum of the lines that have a price."""
+        """Sum of the priced lines."""
         return sum((line.amount for line in self.lines if line.amount is not None), Decimal(0))
 
     @property
     def not_priced(self) -> tuple[str, ...]:
-        """Names of lines with a quantity and without a price: the total lacks them."""
+        """Names of lines with a quantity but no price; the total lacks them."""
         return tuple(line.name for line in self.lines if line.amount is None and line.quantity)
 
     def line(self, name: str) -> BillLine:
-        """The line of this name; it is a mistake to ask for one that the tier has not."""
+        """Return the line of this name, which the tier must have."""
         return next(line for line in self.lines if line.name == name)
 
     def as_json(self) -> dict[str, Any]:
-        """The bill for `json.dumps`; amounts are strings, as exact as they were."""
+        """Return the bill for `json.dumps`; amounts are exact strings."""
         return {
             "tier": self.tier,
             "price_book": self.price_book,
@@ -132,22 +132,22 @@ class MonthlyBill:
 
 
 def exact(amount: Decimal) -> str:
-    """Every digit of an amount, and none that says nothing: 79.6, 0, 0.0000008."""
+    """Return all significant digits of an amount: 79.6, 0, 0.0000008."""
     return f"{amount.normalize():f}"
 
 
 def operations_meter(tier: ServiceTier) -> str | None:
-    """The key of the meter that charges operations in a tier; None: they are included."""
+    """Return the key of the meter of operations in a tier; None: they are included."""
     return {ServiceTier.BASIC: "basic_operations", ServiceTier.STANDARD: "operations"}.get(tier)
 
 
 def bill(
     use: MonthUse, tier: ServiceTier, prices: PriceBook, *, other_units: int = 0
 ) -> MonthlyBill:
-    """What a month of `use` costs in a tier.
+    """Return the bill of a month of `use` in a tier.
 
-    `other_units` are operations of the same month that other work needs: they use up the free ones
-    and the dearer tiers first, and are not in the bill.
+    `other_units` are operations of other work in the same month. They use up the free amount and
+    the expensive tiers first, and are not in the bill.
     """
     return MonthlyBill(
         tier=tier.value,
@@ -162,7 +162,7 @@ def bill(
 
 
 def geo_replication_bill(use: MonthUse, prices: PriceBook, *, replicated_bytes: int) -> MonthlyBill:
-    """The same month with Premium Geo-Replication instead of a pair."""
+    """Return the bill of the same month with Premium Geo-Replication instead of a pair."""
     copied = _line(prices, "geo-replication", "geo_replication", replicated_bytes)
     egress = _line(prices, "egress", "egress", use.bytes_out)
     return MonthlyBill(
@@ -224,7 +224,7 @@ _UNITS: Final = {
 
 
 def _base_line(use: MonthUse, prices: PriceBook) -> BillLine:
-    """The base charge by the hour or, in a book that has no such price, by the month."""
+    """Return the base charge by the hour, or by the month if the book has only that price."""
     if prices.meter("base").priced:
         return _line(prices, "base charge", "base", use.hours)
     return BillLine(

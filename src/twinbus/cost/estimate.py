@@ -1,13 +1,13 @@
-"""What a pair costs a month, by the documented arithmetic alone: no ledger, no Spark.
+"""Estimates the monthly cost of a pair by the documented arithmetic: no ledger, no Spark.
 
-    application   each message: send and receive; of one that went by the backlog the last receive
+    application   each message: send and receive; for a moved message only the last receive
     failover      each moved message: send to the backlog
     ping          every client pings every entity once an interval while an outage lasts
     syphon        each moved message: receive from the backlog, send to the primary
     poll          the receives of an idle syphon: 10 queues are 40 an hour, 28,800 in 30 days
 
-The four stages of a moved message are so charged to the causes that the ledger charges them to.
-All counts are whole and exact for the month; a part of a message is rounded once, at the start.
+A moved message went through the backlog. Its four stages are charged to the same causes as in the
+ledger. All counts are whole and exact for the month; fractions are rounded once, at the start.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from twinbus.cost.quantities import DAY_S, HOUR_S, KB, QuantityError
 __all__ = ["CauseCost", "CostEstimate", "Workload", "estimate"]
 
 MONTH_DAYS: Final = 30
-"""The month of the documented 28,800 receives."""
+"""The documented 28,800 receives are those of 30 days."""
 MONTH_S: Final = MONTH_DAYS * DAY_S
 
 DOCUMENTED: Final = CountingRule()
@@ -52,21 +52,21 @@ SIZE_MAX_BYTES: Final = {
     ServiceTier.STANDARD: 256 * KB,
     ServiceTier.PREMIUM: 100 * KB * KB,
 }
-"""The largest message that a namespace of the tier takes."""
+"""Maximum message size by tier."""
 
 CREDITS_PER_S: Final = 1_000
-"""What a Standard namespace takes before it throttles: one for each message sent or received."""
+"""Limit of a Standard namespace before it throttles: one credit for each send or receive."""
 
 SYPHON_CONNECTIONS: Final = 2
-"""Of each backlog queue: one to either namespace."""
+"""Connections of the syphon for each backlog queue: one to each namespace."""
 
 COUNT_MAX: Final = 100_000
-"""Entities or clients: ten Standard namespaces full of queues."""
+"""Maximum entities or clients: ten Standard namespaces full of queues."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What is sent, and what goes wrong. Raises QuantityError for what no namespace could be."""
+    """The traffic and the outages. Raises QuantityError for values that no namespace can have."""
 
     rate_per_s: Fraction
     size_bytes: int
@@ -81,7 +81,7 @@ class Workload:
     rule: CountingRule = DOCUMENTED
     messaging_units: int = 1
     connections: int | None = None
-    """At the peak. None: counted from clients, entities and queues."""
+    """Connections at the peak. None: counted from clients, entities and queues."""
 
     def __post_init__(self) -> None:
         if self.rate_per_s <= 0:
@@ -107,12 +107,12 @@ class Workload:
 
     @property
     def connections_alone(self) -> int:
-        """Of the application without a pair: one for each client and entity."""
+        """Connections of the application without a pair: one for each client and entity."""
         return self.clients * self.entities
 
     @property
     def connections_peak(self) -> int:
-        """In an outage: also one for each client and backlog queue in use, and the syphon's."""
+        """Connections in an outage: also each client's to the backlog queues, and the syphon's."""
         if self.connections is not None:
             return self.connections
         diverting = self.clients * min(self.entities, self.queues)
@@ -121,14 +121,14 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CauseCost:
-    """What one cause adds to the month."""
+    """The cost of one cause in the month."""
 
     cause: str
     operations: int
     units: int
     bytes_out: int
     amount: Decimal | None
-    """On top of the causes before it: the application's operations use the free ones first."""
+    """Added to the causes before it: the application's operations use the free amount first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,14 +137,14 @@ class CostEstimate:
 
     messages: int
     moved: int
-    """Messages that went by the backlog."""
+    """Messages that went through the backlog."""
     causes: tuple[CauseCost, ...]
     bill: MonthlyBill
     alone: Decimal
-    """The total without a pair, were no message ever lost for it."""
+    """The total without a pair."""
     geo_replication: MonthlyBill
     idle_receives: dict[str, int]
-    """Of the syphon: an hour, a day, a month of 30 days."""
+    """Receives of an idle syphon in an hour, a day, a month of 30 days."""
     moved_stages: dict[str, int]
     """Units of one moved message, by stage."""
     assumptions: tuple[str, ...]
@@ -160,11 +160,11 @@ class CostEstimate:
 
     @property
     def added(self) -> Decimal:
-        """What the pair adds to the month, as far as there are prices."""
+        """What the pair adds to the month, without unpriced lines."""
         return self.bill.total - self.alone
 
     def as_json(self) -> dict[str, Any]:
-        """The estimate for `json.dumps`; amounts are strings, as exact as they were."""
+        """Return the estimate for `json.dumps`; amounts are exact strings."""
         return {
             "month_days": MONTH_DAYS,
             "messages": self.messages,
@@ -193,7 +193,7 @@ class CostEstimate:
 
 
 def estimate(work: Workload, prices: PriceBook) -> CostEstimate:
-    """The month of a workload, by the documented model and one price book."""
+    """Return the estimate of a workload by the documented model and one price book."""
     messages = _whole(work.rate_per_s * MONTH_S)
     moved = min(messages, _whole(work.rate_per_s * work.outage_s * work.outages_per_month))
     causes = tuple(_priced(_counted(work, messages, moved), work, prices))
@@ -329,7 +329,7 @@ def _warnings(work: Workload, moved: int) -> Iterator[str]:
 
 
 def _whole(amount: Fraction) -> int:
-    """The nearest whole number, a half up."""
+    """Round to the nearest whole number, half up."""
     return int(amount + Fraction(1, 2))
 
 

@@ -1,4 +1,4 @@
-"""Fields of a price document, each taken with a check; what is wrong is one line with its place."""
+"""Reads and checks the fields of a price document; an error is one line that names the place."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from twinbus.errors import TwinbusError
 __all__ = ["CURRENCY", "PriceBookError", "PriceDocument", "read_json"]
 
 CURRENCY: Final = re.compile(r"[A-Z]{3}")
-"""A code of ISO 4217, as Azure gives it."""
+"""An ISO 4217 code, as Azure returns it."""
 
 WHOLE_MAX: Final = 10**18
-"""More than anything that can be counted in a month."""
+"""More than any count of a month."""
 
 _PRICE: Final = re.compile(r"\d{1,9}(?:\.\d{1,12})?", re.ASCII)
 _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
@@ -29,13 +29,13 @@ class PriceBookError(TwinbusError):
 
 
 def read_json(text: str, where: str) -> object:
-    """The document in a text; numbers with a fraction keep every digit that was written.
+    """Return the JSON document in a text, with fractions as exact decimals.
 
     `where` begins the error, which is one line.
     """
     try:
         document: object = json.loads(text, parse_float=Decimal)
-    # A number with an exponent beyond any is an error of arithmetic to Decimal.
+    # Decimal raises InvalidOperation for an exponent out of range.
     except (ValueError, RecursionError, InvalidOperation) as error:
         raise PriceBookError(f"{where}: not JSON: {error}") from error
     return document
@@ -43,7 +43,7 @@ def read_json(text: str, where: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class PriceDocument:
-    """One object of a price book, and the place that its errors name."""
+    """One object of a price book, and its place for errors."""
 
     content: Mapping[str, object]
     place: str
@@ -51,20 +51,20 @@ class PriceDocument:
 
     @classmethod
     def of(cls, value: object, place: str, *, is_top: bool = True) -> PriceDocument:
-        """The object at a place; PriceBookError where something else is there."""
+        """Return the object at a place; PriceBookError if the value is no object."""
         if not isinstance(value, dict):
             raise PriceBookError(f"{place} must be an object; got {value!r:.60}")
         return cls(value, place, is_top)
 
     def at(self, key: str) -> str:
-        """The place of a field, as errors name it."""
+        """Return the place of a field for an error."""
         return f"{self.place}: {key}" if self.is_top else f"{self.place}.{key}"
 
     def inner(self, key: str) -> PriceDocument:
         return PriceDocument.of(self.content.get(key), self.at(key), is_top=False)
 
     def objects(self, key: str) -> list[PriceDocument]:
-        """The objects in a list."""
+        """Return the objects in a list."""
         found = self.content.get(key)
         if not isinstance(found, list):
             raise PriceBookError(f"{self.at(key)} must be a list; got {found!r:.60}")
@@ -81,7 +81,7 @@ class PriceDocument:
 
     def whole(self, key: str, least: int) -> int:
         found = self.content.get(key)
-        # True is an int to Python, but not a number of anything.
+        # True is an int in Python, but no number here.
         if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= WHOLE_MAX:
             raise PriceBookError(
                 f"{self.at(key)} must be a whole number from {least}; got {found!r:.60}"
@@ -89,7 +89,7 @@ class PriceDocument:
         return found
 
     def price(self, key: str) -> Decimal:
-        """A price, which is a string: a number would be a binary fraction to most programs."""
+        """Return a price. It is a string: most programs read a number as a binary fraction."""
         found = self.content.get(key)
         if not isinstance(found, str) or not _PRICE.fullmatch(found):
             raise PriceBookError(
@@ -106,7 +106,7 @@ class PriceDocument:
         return found
 
     def day(self, key: str, today: date | None) -> date:
-        """A day, which has come where `today` is known."""
+        """Return a day, which must not be after `today`."""
         found = self.content.get(key)
         try:
             if not isinstance(found, str) or not _DAY.fullmatch(found):

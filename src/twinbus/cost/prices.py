@@ -1,8 +1,8 @@
 """Price books: JSON files with a date, a source and the meters of Service Bus. No price is in code.
 
-The books that come with Twinbus are in the directory `prices` beside this file. One of your own is
-a file of the same form, which `twinbus prices import` makes from the Azure Retail Prices API. A
-meter without tiers is known and not priced, which is never the same as free.
+The books that ship with Twinbus are in the directory `prices` beside this file. `twinbus prices
+import` makes others from the Azure Retail Prices API. A meter without tiers has no price, which is
+not the same as free.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
-"""The form of the file that this code reads."""
+"""The file format that this code reads."""
 
 OLD_AFTER_DAYS: Final = 180
-"""Azure changes its prices without notice; a book of half a year ago wants a look."""
+"""Azure changes its prices without notice, so an older book gets a warning."""
 
 NEEDED_METERS: Final[Mapping[str, str]] = {
     "basic_operations": "operations of the Basic tier",
@@ -45,12 +45,12 @@ NEEDED_METERS: Final[Mapping[str, str]] = {
     "geo_replication": "data that Premium Geo-Replication copies",
     "egress": "data out of the region",
 }
-"""What a bill of any tier is made of. A book has all of them, those without a price too."""
+"""The meters of all bills. A book has all of them, with or without a price."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """From this quantity on (in single operations, hours, bytes) each `per` of them costs this."""
+    """From this quantity on (in operations, hours or bytes), each `per` of them costs `price`."""
 
     start: int
     price: Decimal
@@ -58,31 +58,31 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """One thing that is charged: in which portions, and at which price from which quantity on."""
+    """One charged quantity with its price tiers."""
 
     name: str
     unit: str
     per: int
     tiers: tuple[Tier, ...]
     source: str | None = None
-    """Where this meter's prices are from, if not from where the book's are."""
+    """Source of this meter's prices, if it is not the book's."""
     retrieved: date | None = None
 
     @property
     def priced(self) -> bool:
-        """False: the book knows the meter and no price for it."""
+        """Whether the book has a price for this meter."""
         return bool(self.tiers)
 
     @property
     def free(self) -> int:
-        """How much of a month costs nothing."""
+        """The free quantity of a month."""
         return next((tier.start for tier in self.tiers if tier.price), 0)
 
     def cost(self, quantity: int, already: int = 0) -> Decimal | None:
-        """What `quantity` in one month costs, each part at the price of its tier; None: no price.
+        """Return the cost of `quantity` in a month, each part at its tier's price; None: no price.
 
-        `already` is what the month had used before. A started portion is charged by its part, as
-        Azure does.
+        `already` was used before in the month. A started portion is charged in proportion, as Azure
+        does.
         """
         if not self.tiers:
             return None
@@ -99,7 +99,7 @@ class Meter:
         return total
 
     def cost_past_free(self, quantity: int) -> Decimal | None:
-        """What `quantity` costs once the month's free part is used up: at the first real price."""
+        """Return the cost of `quantity` at the first price above 0, past the free part."""
         first = next((tier.price for tier in self.tiers if tier.price), None)
         if first is None:
             return Decimal(0) if self.tiers else None
@@ -118,7 +118,7 @@ class PriceBook:
     meters: Mapping[str, Meter]
 
     def meter(self, key: str) -> Meter:
-        """The meter of this key; PriceBookError where the book has none."""
+        """Return the meter of this key; PriceBookError if the book has none."""
         if key not in self.meters:
             raise PriceBookError(
                 f"price book {self.name} has no meter {key!r}; it has {', '.join(self.meters)}"
@@ -126,12 +126,12 @@ class PriceBook:
         return self.meters[key]
 
     def age_days(self, today: date) -> int:
-        """Days since the oldest of its prices was looked up."""
+        """Return the days since its oldest price was retrieved."""
         days = [meter.retrieved or self.retrieved for meter in self.meters.values()]
         return (today - min([self.retrieved, *days])).days
 
     def warnings(self, today: date) -> list[str]:
-        """What a reader of this book's amounts should be told first, a sentence each."""
+        """Return a warning if the prices are old."""
         age = self.age_days(today)
         if age <= OLD_AFTER_DAYS:
             return []
@@ -144,7 +144,7 @@ class PriceBook:
 
 
 def standard() -> PriceBook:
-    """The newest book that comes with Twinbus."""
+    """Return the newest book that ships with Twinbus."""
     books = resources.files("twinbus.cost").joinpath("prices")
     entries = [entry for entry in books.iterdir() if entry.name.startswith("standard-")]
     read = [_read(entry.read_text("utf-8"), entry.name, None) for entry in entries]
@@ -152,7 +152,7 @@ def standard() -> PriceBook:
 
 
 def load(path: Path | str, today: date | None = None) -> PriceBook:
-    """The book in a file; PriceBookError, in one line, where it cannot be read or is not right."""
+    """Return the book in a file; PriceBookError, in one line, if it is not valid."""
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -166,9 +166,9 @@ def _read(text: str, where: str, today: date | None) -> PriceBook:
 
 
 def parse(document: object, where: str, today: date | None = None) -> PriceBook:
-    """The book in a decoded JSON document; `where` names it in errors.
+    """Return the book in a decoded JSON document; `where` names it in errors.
 
-    With `today` a book from the future is refused: its date is a slip, or the clock is wrong.
+    With `today` a book with a later date is refused.
     """
     top = PriceDocument.of(document, f"price book {where}")
     _check_format(top)

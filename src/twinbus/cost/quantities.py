@@ -1,15 +1,14 @@
-"""Rates, sizes and durations as people write them, read exactly: fractions and whole bytes.
+"""Parses rates, sizes, durations and frequencies exactly, to fractions and whole bytes.
 
-    rate       500/s   30000/min   2M/day   0.5/h   a bare number is a second's; k, M, G are powers
-               of 1000
+    rate       500/s   30000/min   2M/day   0.5/h   a bare number is per second; k, M, G are
+               powers of 1000
     size       2KB   64KiB   1.5 MB   700   KB and KiB both are 1024 bytes, MB and GB powers of it,
                as Service Bus means them where it bills by 64 KB and takes 256 KB; a bare number is
                bytes
     duration   250ms   60s   40min   1h30min   2 d   a bare number is seconds
     frequency  2/year   1/month   how often something happens, by a year of 365 days
 
-Whatever cannot be read is one `QuantityError` that names the option, the form, the limit and what
-was said.
+Invalid text raises a `QuantityError` that names the option, the form, the limit and the text.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ __all__ = [
 ]
 
 KB: Final = 1_024
-"""Bytes of a KB: Service Bus bills by 64 KB of 1024 bytes, and takes messages of 256 of them."""
+"""Bytes of a KB, as in the 64 KB of a billed unit and the 256 KB of a Standard message."""
 
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
 YEAR_S: Final = 365 * DAY_S
 
 RATE_MAX_PER_S: Final = 10_000_000
-"""Ten thousand Standard namespaces at their limit: more is a slip of the pen."""
+"""Ten thousand Standard namespaces at their limit."""
 
 SIZE_MAX_BYTES: Final = 100 * KB * KB
-"""The largest message that Service Bus takes (Premium)."""
+"""Maximum message size of Service Bus (Premium)."""
 
 DURATION_MAX_S: Final = YEAR_S
-"""An outage of more than a year is another problem."""
+"""One year."""
 
 FREQUENCY_MAX_PER_YEAR: Final = 365 * 24
 """One an hour."""
 
 _NUMBER: Final = r"(\d{1,15}(?:\.\d{1,15})?|\.\d{1,15})"
-"""Plain digits, and so few that no number can be made to eat the memory."""
+"""Plain digits, bounded so that a number cannot exhaust memory."""
 
 _RATE: Final = re.compile(rf"{_NUMBER}\s*([kKMG]?)\s*(?:/\s*(\w+))?", re.ASCII)
 _SIZE: Final = re.compile(rf"{_NUMBER}\s*([a-z]*)", re.ASCII | re.IGNORECASE)
@@ -92,13 +91,13 @@ class QuantityError(TwinbusError, ValueError):
 
 
 def parse_rate(text: str, name: str = "rate", *, most: int = RATE_MAX_PER_S) -> Fraction:
-    """Messages a second of `500/s`, `30000/min` or `2M/day`: more than 0, at most `most`."""
+    """Return messages per second: more than 0, at most `most`."""
     form = "a number and a time, like 500/s, 30000/min or 2M/day"
     found = _matched(_RATE, text, name, form)
     number, thousands, period = found.groups()
     seconds = _PERIODS_S.get((period or "s").lower())
     if seconds is None:
-        raise _unread(text, name, form)
+        raise _invalid(text, name, form)
     per_s = Fraction(number) * _THOUSANDS[thousands] / seconds
     if not 0 < per_s <= most:
         raise QuantityError(
@@ -108,11 +107,11 @@ def parse_rate(text: str, name: str = "rate", *, most: int = RATE_MAX_PER_S) -> 
 
 
 def parse_size(text: str, name: str = "size", *, most: int = SIZE_MAX_BYTES) -> int:
-    """Bytes of `2KB` or `64KiB`, both by 1024: from 0 to `most`; a started byte is one."""
+    """Return bytes from 0 to `most`, rounded up."""
     form = "a number and B, KB or MB, like 2KB or 64KiB"
     number, unit = _matched(_SIZE, text, name, form).groups()
     if unit.lower() not in _SIZES:
-        raise _unread(text, name, form)
+        raise _invalid(text, name, form)
     exact = Fraction(number) * _SIZES[unit.lower()]
     size_bytes = -(-exact.numerator // exact.denominator)
     if size_bytes > most:
@@ -123,7 +122,7 @@ def parse_size(text: str, name: str = "size", *, most: int = SIZE_MAX_BYTES) -> 
 def parse_duration(
     text: str, name: str = "duration", *, least: float = 0, most: float = DURATION_MAX_S
 ) -> Fraction:
-    """Seconds of `40min`, `1h30min`, `250ms` or a bare number: from `least` to `most`."""
+    """Return seconds from `least` to `most`."""
     form = "a number and ms, s, min, h or d, like 60s, 40min or 1h30min"
     seconds, at = Fraction(0), 0
     stripped = text.strip()
@@ -132,11 +131,11 @@ def parse_duration(
     while at < len(stripped):
         part = _PART.match(stripped, at)
         if part is None or part[2].lower() not in _PERIODS_S:
-            raise _unread(text, name, form)
+            raise _invalid(text, name, form)
         seconds += Fraction(part[1]) * _PERIODS_S[part[2].lower()]
         at = part.end()
     if not stripped:
-        raise _unread(text, name, form)
+        raise _invalid(text, name, form)
     if not least <= seconds <= most:
         bounds = f"from {float(least):,.10g} to {float(most):,.10g} seconds"
         raise QuantityError(f"{name} must be {bounds}; got {text!r:.60}")
@@ -146,12 +145,12 @@ def parse_duration(
 def parse_frequency(
     text: str, name: str = "frequency", *, most: int = FREQUENCY_MAX_PER_YEAR
 ) -> Fraction:
-    """Times a year of `2/year` or `1/month`: from 0 to `most`."""
+    """Return times per year, from 0 to `most`."""
     form = "a number and a time, like 2/year or 1/month"
     number, period = _matched(_FREQUENCY, text, name, form).groups()
     seconds = _PERIODS_S.get(period.lower())
     if seconds is None:
-        raise _unread(text, name, form)
+        raise _invalid(text, name, form)
     per_year = Fraction(number) * YEAR_S / seconds
     if per_year > most:
         raise QuantityError(f"{name} must be at most {most:,} a year; got {text!r:.60}")
@@ -161,11 +160,11 @@ def parse_frequency(
 def _matched(pattern: re.Pattern[str], text: str, name: str, form: str) -> re.Match[str]:
     found = pattern.fullmatch(text.strip())
     if found is None:
-        raise _unread(text, name, form)
+        raise _invalid(text, name, form)
     return found
 
 
-def _unread(text: str, name: str, form: str) -> QuantityError:
+def _invalid(text: str, name: str, form: str) -> QuantityError:
     if re.match(r"\s*-\s*[\d.]", text):
         return QuantityError(f"{name} must not be negative; got {text!r:.60}")
     return QuantityError(f"{name} must be {form}; got {text!r:.60}")

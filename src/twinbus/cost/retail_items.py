@@ -1,4 +1,4 @@
-"""Pages and items of the Azure Retail Prices API, read with a place for each error."""
+"""Reads pages and items of the Azure Retail Prices API; an error names its place."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ REGION: Final = re.compile(r"[a-z0-9-]{1,50}", re.ASCII)
 
 PRICE_MAX: Final = Decimal(10) ** 9
 PRICE_DIGITS_MAX: Final = 12
-"""Digits behind the point, as many as a price book takes; Azure has at most six or so."""
+"""Decimal places, as many as a price book takes; Azure uses about six."""
 
 
 @dataclass(frozen=True, slots=True)
 class PricePage:
-    """One answer of the API: in which file, and where its items are there."""
+    """One answer of the API, with its place in a file."""
 
     where: str
     path: str
@@ -32,7 +32,7 @@ class PricePage:
 
 @dataclass(frozen=True, slots=True)
 class PriceItem:
-    """One price. Fields that are no text read as an empty one; numbers are read when asked for."""
+    """One price. A text field of another type reads as empty; numbers are checked when read."""
 
     place: str
     content: Mapping[str, object]
@@ -59,7 +59,7 @@ class PriceItem:
 
     @property
     def region(self) -> str:
-        """A plain word, which may become part of a file's name; PriceBookError if it is not."""
+        """The region: a plain word, because it may become part of a file name."""
         found = self._text("armRegionName").lower() or "global"
         if not REGION.fullmatch(found):
             raise self._wrong("armRegionName", "letters and digits, like uksouth")
@@ -67,7 +67,7 @@ class PriceItem:
 
     @property
     def currency(self) -> str:
-        """Three capital letters; PriceBookError where something else is there."""
+        """The currency; PriceBookError if it is not three capital letters."""
         found = self._text("currencyCode")
         if not CURRENCY.fullmatch(found):
             raise self._wrong("currencyCode", "three capital letters like USD")
@@ -75,11 +75,11 @@ class PriceItem:
 
     @property
     def effective(self) -> date:
-        """The day since which this price is in force."""
+        """The first day of this price."""
         return self._day("effectiveStartDate") or date.min
 
     def price(self) -> Decimal:
-        """The retail price, without any discount."""
+        """Return the retail price, without discounts."""
         price = self._number("retailPrice")
         unit_price = self._number("unitPrice") if "unitPrice" in self.content else price
         if price != unit_price:
@@ -90,14 +90,14 @@ class PriceItem:
         return price
 
     def tier_start(self, per: int) -> int:
-        """Where the tier begins, in single operations, hours or bytes."""
+        """Return the start of the tier in operations, hours or bytes."""
         start = self._number("tierMinimumUnits") * per
         if start != start.to_integral_value():
             raise self._wrong("tierMinimumUnits", f"whole when it is times {per:,}")
         return int(start)
 
     def unfit(self, region: str, currency: str, on: date) -> str | None:
-        """Why the item says nothing about this region, in this currency, on this day; None: fit."""
+        """Return why the item is no price of this region, currency and day; None: it is."""
         end = self._day("effectiveEndDate")
         if self.region != region:
             return f"of the region {self.region}"
@@ -113,7 +113,7 @@ class PriceItem:
 
     def _number(self, name: str) -> Decimal:
         found = self.content.get(name)
-        # True is a number to Python, but no price.
+        # True is a number in Python, but no price.
         if isinstance(found, bool) or not isinstance(found, int | Decimal):
             raise self._wrong(name, "a number")
         number = Decimal(found)
@@ -141,7 +141,7 @@ class PriceItem:
 
 
 def pages_of(document: object, where: str) -> list[PricePage]:
-    """The pages in one decoded file: a page, a list of pages, or the items themselves."""
+    """Return the pages in a decoded file: a page, a list of pages, or a list of items."""
     if isinstance(document, list):
         if any(isinstance(entry, dict) and "Items" in entry for entry in document):
             return [_page(entry, where, f"[{index}].") for index, entry in enumerate(document)]
@@ -165,7 +165,7 @@ def _page(entry: object, where: str, path: str) -> PricePage:
 
 
 def items_of(pages: Iterable[PricePage]) -> list[PriceItem]:
-    """All items of all pages; what is no object is an item without any field."""
+    """Return all items of all pages; an entry that is no object becomes an item without fields."""
     return [
         PriceItem(f"{page.where}: {page.path}[{index}]", entry if isinstance(entry, dict) else {})
         for page in pages

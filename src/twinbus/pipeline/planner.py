@@ -25,7 +25,7 @@ from twinbus.planning.model import (
     Setting,
     effect_of,
     fullest_share,
-    next_standing,
+    next_level,
 )
 from twinbus.planning.outages import LENGTH_MAX_S, Lengths, OutagePattern
 from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome
@@ -135,7 +135,7 @@ def lived_years(years: DataFrame, question: PlanQuestion) -> DataFrame:
         )
 
     def fold(standing: Column, outage: Column) -> Column:
-        after = next_standing(
+        after = next_level(
             BacklogLevel(*(standing[name] for name in BacklogLevel.__slots__)),
             outage["diverted"],
             outage["overhang_s"],

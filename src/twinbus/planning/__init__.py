@@ -1,12 +1,12 @@
-"""What a pair would do in a year with outages, by arithmetic: for choosing its options (SPEC 8).
+"""Models a pair in a year with outages, to choose its options (SPEC 8). Pure, without Spark.
 
     outages   how often a primary is down, and how long
-    model     what one outage does to callers, backlog and pings; and outages one after another
-    money     what a year costs, against Premium with Geo-Replication
-    advice    which of many settings to take, and why
+    model     the effect of one outage, and of several, on callers, backlog and pings
+    money     the cost of a year, compared with Premium Geo-Replication
+    advice    which of the compared settings to take, and why
 
-Pure and without Spark. `twinbus.pipeline.planner` draws the outages and works the model out for
-thousands of simulated years on Spark, with the same functions.
+`twinbus.pipeline.planner` draws the outages and computes the model for thousands of simulated years
+on Spark, with the same functions.
 """
 
 from __future__ import annotations

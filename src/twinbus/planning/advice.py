@@ -1,9 +1,9 @@
-"""Which of the simulated settings to take, and why, in a sentence.
+"""Chooses one of the simulated settings, and says why in a sentence.
 
-In this order: a backlog that is large enough; few enough sends that raise; then the longest
-failover interval, because a longer one does not fail over for a hiccup that retries get over; then
-the fewest operations, which weighs pings against what is diverted after the primary is back, and
-idle polls against the number of queues.
+The criteria, in order: a backlog that is large enough; few enough sends that raise; the longest
+failover interval, because a short one fails over for a disturbance that retries would survive; the
+fewest operations, which weighs pings against messages diverted after the primary is back, and idle
+polls against the number of queues.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Advice", "PlanLimits", "advise", "raised_per_million"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanLimits:
-    """What is good enough."""
+    """Limits that a good setting keeps."""
 
     full_share: float = 0.01
-    """Years in which the backlog is full, of all."""
+    """Maximum share of years in which the backlog is full."""
     raised_per_million: float = 1.0
-    """Sends of a year that raise before the failover, of a million."""
+    """Maximum sends of a million that raise before the failover."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.full_share <= 1:
@@ -41,24 +41,24 @@ class PlanLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """The setting to take."""
+    """The recommended setting."""
 
     outcome: SettingOutcome
     reason: str
     misses: tuple[str, ...] = ()
-    """Limits that no setting keeps to, and what would help."""
+    """Limits that no setting keeps, and what to compare instead."""
 
 
 def advise(
     outcomes: Sequence[SettingOutcome], question: PlanQuestion, limits: PlanLimits
 ) -> Advice:
-    """The best of the outcomes."""
+    """Return the best of the outcomes."""
     misses = []
     fit = [one for one in outcomes if one.full.mean <= limits.full_share]
     is_fit = bool(fit)
     if not fit:
         best = min((one.full for one in outcomes), key=lambda full: full.mean)
-        # Those that another seed might have found to be the best.
+        # With another seed any of these might be the best.
         fit = [one for one in outcomes if one.full.mean <= best.mean + 2 * best.error]
         misses.append(
             f"no setting keeps the chance of a full backlog to {limits.full_share:.3g} a year, the"
@@ -81,9 +81,9 @@ def advise(
 
 
 def _burden(outcome: SettingOutcome, question: PlanQuestion) -> tuple[float, int, float]:
-    """Operations that the pair adds; where they are equal fewer queues, then fewer pings.
+    """Return the operations that the pair adds; ties go to fewer queues, then to fewer pings.
 
-    What a full backlog refused counts as if it had been diverted: to refuse is not to save.
+    A send that a full backlog refused counts as diverted: refusing saves nothing.
     """
     size, setting = question.traffic.size_bytes, outcome.setting
     detours = (outcome.diverted.mean + outcome.refused.mean) * (
@@ -94,7 +94,7 @@ def _burden(outcome: SettingOutcome, question: PlanQuestion) -> tuple[float, int
 
 
 def raised_per_million(outcome: SettingOutcome, question: PlanQuestion) -> float:
-    """Sends that raise before the failover, of a million sends."""
+    """Return how many sends of a million raise before the failover."""
     return outcome.raised.mean / question.messages_a_year * 1e6
 
 

@@ -1,18 +1,18 @@
-"""What one outage does to callers, pings and backlog, and what several do one after another.
+"""The effect of one outage on callers, pings and backlog, and of several in a row.
 
-An outage takes the whole primary at 0 and gives it back at `length`. A client sends to each entity
-at a steady pace; its first send to an entity after 0 comes within one *gap* (entities x clients /
-rate), any moment of it as likely as another. That send fails, and the clock of SPEC 3 and 5 runs:
+The whole primary is down from 0 to `length`. A client sends to each entity at a steady rate; its
+first send to an entity after 0 comes within one *gap* (entities x clients / rate), uniformly
+distributed. That send fails, and the timers of SPEC 3 and 5 run:
 
     0 ....... first send ... fails ... failed over .... ping, ping, ... ping answered
               | <- gap     | attempt | failover interval | every ping interval
 
 A send raises if its caller's patience ends before the entity fails over and before the primary is
-back. One that still tries when the entity fails over is diverted. From then on all are diverted
-until the first ping after the primary is back, which is up to one ping interval later.
+back. A send that still tries when the entity fails over is diverted. From then on all sends are
+diverted until the first ping after the primary is back, up to one ping interval later.
 
-All results are means over the entities and clients of a pair, exact for such sends, with no
-sampling of them. The same functions take numbers and columns of Spark: `Calculus` is what differs.
+All results are exact means over the entities and clients of a pair; nothing is sampled. The same
+functions take numbers and Spark columns: only the `Calculus` differs.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ __all__ = [
     "Traffic",
     "effect_of",
     "fullest_share",
-    "next_standing",
+    "next_level",
 ]
 
 GAP_MIN_S: Final = 0.01
-"""A gap of 0 would be divided by; below this it changes no figure that anyone could measure."""
+"""Lower bound of the gap, which is a divisor; a smaller gap changes no figure measurably."""
 
 
 DENSE: Final = 4
-"""Sends of one client to one entity in a failover interval from which on the model is exact."""
+"""From this many sends of a client to an entity in a failover interval the model is exact."""
 
 
 class Calculus(Protocol):
-    """The few functions of numbers that the model needs, of floats or of columns."""
+    """The functions that the model needs, for floats or for columns."""
 
     def most(self, first: Any, second: Any) -> Any:
-        """The larger of two."""
+        """Return the larger of two values."""
 
     def least(self, first: Any, second: Any) -> Any:
-        """The smaller of two."""
+        """Return the smaller of two values."""
 
     def floor(self, value: Any) -> Any:
-        """The next whole number that is not larger."""
+        """Return the largest whole number that is not larger."""
 
 
 class _Plain:
@@ -69,24 +69,24 @@ class _Plain:
 
 
 PLAIN: Final = _Plain()
-"""For plain numbers."""
+"""The calculus of plain numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """What is sent, and how patiently."""
+    """The traffic, and how long a send is tried."""
 
     rate_per_s: float
     size_bytes: int
     entities: int = 1
     clients: int = 1
-    """Processes that send, each with a pair of its own: each finds an outage out by itself."""
+    """Sending processes, each with its own pair: each detects an outage by itself."""
     patience_s: float = 11.2
-    """How long a send goes on trying before it raises: the caller's `timeout`; without one, the
-    back-off of three retries, 1.6 + 3.2 + 6.4 s."""
+    """How long a send tries before it raises: the caller's `timeout`, or without one the back-off
+    of three retries, 1.6 + 3.2 + 6.4 s."""
     failed_attempt_s: float = 0.0
-    """How long an attempt takes to fail: nothing where the connection is refused, and
-    `attempt_timeout` where the primary hangs."""
+    """How long an attempt takes to fail: 0 if the connection is refused, `attempt_timeout` if the
+    primary hangs."""
 
     def __post_init__(self) -> None:
         _require("rate", self.rate_per_s, self.rate_per_s > 0, "more than 0 messages a second")
@@ -97,26 +97,26 @@ class Traffic:
 
     @property
     def links(self) -> int:
-        """Entities times clients: each of them fails over, and is pinged, by itself."""
+        """Entities times clients: each fails over and is pinged by itself."""
         return self.entities * self.clients
 
     @property
     def gap_s(self) -> float:
-        """Between two sends of one client to one entity."""
+        """Time between two sends of one client to one entity."""
         return max(GAP_MIN_S, self.links / self.rate_per_s)
 
     def is_dense(self, failover_interval_s: float) -> bool:
-        """Whether an entity is sent to several times in a failover interval.
+        """Whether a client sends to an entity several times in a failover interval.
 
-        If not, an outage that ends within the interval may still end in a failover, because no send
-        comes to tell that the primary is back. The model leaves that out.
+        If not, an outage that ends within the interval may still cause a failover, because no send
+        shows that the primary is back. The model ignores that.
         """
         return self.gap_s <= max(failover_interval_s, self.patience_s) / DENSE
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Setting:
-    """The options that are to be chosen."""
+    """The options to choose."""
 
     failover_interval_s: float
     ping_interval_s: float
@@ -125,18 +125,18 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one outage does; times are means over all entities and clients."""
+    """The effect of one outage; times are means over all entities and clients."""
 
     failed_over: Any
-    """Which part of them fails over at all."""
+    """The share of them that fails over."""
     pings: Any
-    """Pings of one of them, the answered one included."""
+    """Pings of one of them, including the answered one."""
     raised_s: Any
-    """So many seconds of traffic raise."""
+    """Seconds of traffic that raise."""
     diverted_s: Any
-    """So many seconds of traffic are diverted."""
+    """Seconds of traffic that are diverted."""
     overhang_s: Any
-    """Of these, the time after the primary was back and before a ping found out."""
+    """Of these, the time after the primary was back and before an answered ping."""
 
 
 def effect_of(
@@ -146,10 +146,10 @@ def effect_of(
     traffic: Traffic,
     calculus: Calculus = PLAIN,
 ) -> Effect:
-    """What an outage of this length does, before the backlog's size comes into it."""
+    """Return the effect of an outage of this length, without the limit of the backlog."""
     most, least = calculus.most, calculus.least
     gap, patience = traffic.gap_s, traffic.patience_s
-    # The failover comes at earliest + (0 .. gap), each moment as likely.
+    # The failover comes at earliest + (0 .. gap), uniformly distributed.
     earliest = failover_interval_s + traffic.failed_attempt_s
     left = length_s - earliest
     failed_over = most(0.0, least(1.0, left / gap))
@@ -159,7 +159,7 @@ def effect_of(
     counted_later = _pings_until(left - gap, period, traffic, calculus)
     pings = (counted - counted_later) / gap
     held_s = pings * period - failed_over * traffic.failed_attempt_s
-    # Of those that fail over: what was begun at most one patience before, or since 0.
+    # Of those that fail over: sends begun at most one patience before, and since 0.
     last = least(most(length_s, earliest), earliest + gap)
     turn = least(most(patience, earliest), last)
     waiting = ((turn * turn - earliest * earliest) / 2 + (last - turn) * patience) / gap
@@ -173,16 +173,16 @@ def effect_of(
 
 
 def _mean_left(left_s: Any, gap_s: Any, calculus: Calculus) -> Any:
-    """The mean of what is left of `left_s` after a moment in the gap, where something is."""
+    """Return the mean of the positive rest of `left_s` after a uniform moment in the gap."""
     within = calculus.most(0.0, calculus.least(gap_s, left_s))
     return within * within / (2 * gap_s) + calculus.most(0.0, left_s - gap_s)
 
 
 def _pings_until(left_s: Any, period_s: Any, traffic: Traffic, calculus: Calculus) -> Any:
-    """The sum, over all moments of failover up to `left_s` before the end, of the pings needed.
+    """Return the integral of the needed pings over failovers up to `left_s` before the end.
 
-    One ping begins a ping interval after the failover, and each further one a period after the one
-    before. So (left + attempt) / period, rounded up, are needed; this is the integral of it.
+    The first ping begins one ping interval after the failover, each further one a period later. So
+    (left + attempt) / period pings, rounded up, are needed.
     """
     begun = traffic.failed_attempt_s
     until = calculus.most(0.0, left_s) + begun
@@ -195,12 +195,12 @@ def _pings_until(left_s: Any, period_s: Any, traffic: Traffic, calculus: Calculu
 
 
 def _raised_s(length_s: Any, earliest_s: Any, traffic: Traffic, calculus: Calculus) -> Any:
-    """Seconds of traffic whose patience ends before the failover and before the primary is back."""
+    """Return the seconds of traffic whose patience ends before failover and recovery."""
     most, least = calculus.most, calculus.least
     gap, patience = traffic.gap_s, traffic.patience_s
     latest = earliest_s + gap
     exposed = most(0.0, length_s - patience)
-    # A caller who is as patient as this failover is late is not raised to, so it ends no sooner.
+    # A send that is tried until this failover does not raise.
     patient = least(most(patience, earliest_s), latest)
     width = latest - patient
     within = most(0.0, least(width, length_s - patient))
@@ -210,19 +210,19 @@ def _raised_s(length_s: Any, earliest_s: Any, traffic: Traffic, calculus: Calcul
 
 @dataclass(frozen=True, slots=True)
 class BacklogLevel:
-    """Where the backlog stands after some outages of a year, in messages and seconds."""
+    """The backlog after some outages of a year, in messages and seconds."""
 
     waiting: Any
-    """In the backlog when the primary came back from the last, and not drained until the next."""
+    """Messages of the last outage that are not drained when the next one begins."""
     refused: Any
     """Sends that raised because every backlog queue was full."""
     peak: Any
-    """The most that was in the backlog at once."""
+    """Maximum number of messages in the backlog."""
     longest_drain_s: Any
-    """From the primary's return until the backlog was empty, in the worst case so far."""
+    """Longest time from recovery of the primary to an empty backlog."""
 
 
-def next_standing(
+def next_level(
     before: BacklogLevel,
     diverted: Any,
     overhang_s: Any,
@@ -233,9 +233,9 @@ def next_standing(
     capacity: Any,
     calculus: Calculus = PLAIN,
 ) -> BacklogLevel:
-    """The standing after one more outage and `gap_s` seconds of peace after it.
+    """Return the level after one more outage and `gap_s` seconds without one.
 
-    The syphon drains from the moment the primary is back; what is diverted after it still adds.
+    The syphon drains from the moment the primary is back; later diverted messages still add.
     """
     most, least = calculus.most, calculus.least
     after = overhang_s * traffic.rate_per_s
@@ -253,10 +253,10 @@ def next_standing(
 
 
 def fullest_share(queues: int, senders: int) -> float:
-    """Which part of a backlog its fullest queue is expected to hold.
+    """Return the expected share of a backlog in its fullest queue.
 
-    A sender keeps the queue that it drew (SPEC 3), so queues fill unevenly: by the normal
-    approximation of drawing, with Blom's mean of the largest of several.
+    A sender keeps the queue that it chose (SPEC 3), so queues fill unevenly. This is the normal
+    approximation of a random choice, with Blom's mean of the largest of several.
     """
     even = 1 / queues
     largest = NormalDist().inv_cdf((queues - 0.375) / (queues + 0.25)) if queues > 1 else 0.0

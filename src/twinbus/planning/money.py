@@ -1,7 +1,7 @@
-"""What a year with a pair costs, against the same year without one and with Geo-Replication.
+"""The cost of a year with a pair, compared with no pair and with Geo-Replication.
 
-Operations by the stages of SPEC 8, of an average month: an outage puts its part into one month, and
-the tiers of a price, which count by the month, are wide beside it.
+Operations are counted by the stages of SPEC 8 and priced for an average month: the monthly price
+tiers are wide compared with the messages of one outage.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MONTHS: Final = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YearMoney:
-    """Three ways to spend a year, each as its average month."""
+    """Three ways to run a year, each as its average month."""
 
     operations: Mapping[str, float]
     """Billed units of a year with the pair, by cause."""
     paired: MonthlyBill
     alone: MonthlyBill
-    """One Standard namespace with the same messages, had they all gone straight to it."""
+    """One Standard namespace with the same messages, all sent directly."""
     geo_replication: MonthlyBill
 
     @property
@@ -50,7 +50,7 @@ class YearMoney:
 
     @property
     def added_year(self) -> Decimal:
-        """What the pair adds to a namespace alone."""
+        """What the pair adds to the cost of one namespace."""
         return (self.paired.total - self.alone.total) * MONTHS
 
     @property
@@ -58,7 +58,7 @@ class YearMoney:
         return self.geo_replication.total * MONTHS
 
     def as_json(self) -> dict[str, Any]:
-        """For `json.dumps`: amounts are strings."""
+        """Return the amounts for `json.dumps`, as strings."""
         return {
             "operations": {cause: round(count) for cause, count in self.operations.items()},
             "paired_year": exact(self.paired_year),
@@ -72,7 +72,7 @@ class YearMoney:
 def operations_of(
     outcome: SettingOutcome, question: PlanQuestion, rule: CountingRule | None = None
 ) -> dict[str, float]:
-    """Billed units of a year, by cause; a send that raised is not charged (an assumption)."""
+    """Return the billed units of a year by cause, assuming that a send that raised is free."""
     size = question.traffic.size_bytes
     moved = outcome.diverted.mean
     direct = max(0.0, question.messages_a_year - moved - outcome.raised_total)
@@ -92,11 +92,11 @@ def year_money(
     messaging_units: int = 1,
     rule: CountingRule | None = None,
 ) -> YearMoney:
-    """What a year of this outcome costs."""
+    """Return the cost of a year with this outcome."""
     traffic = question.traffic
     counted = operations_of(outcome, question, rule)
     plain = question.messages_a_year * message_units(traffic.size_bytes, rule)
-    # In an outage clients connect to the backlog as well: hours of a year, which are not counted.
+    # Clients also connect to the backlog in an outage: a few hours of a year, not counted.
     connections = traffic.links
     pumps = question.syphons * outcome.setting.queues * SYPHON_CONNECTIONS
     taken = question.messages_a_year - outcome.raised_total

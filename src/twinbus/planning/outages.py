@@ -1,12 +1,11 @@
-"""How often the primary is down and for how long: a pattern, as a person writes it.
+"""Outage patterns: how often the primary is down, and how long.
 
-    2/year lognormal 40min           on average twice a year, half of them longer than 40 minutes
-    exactly 2/year exponential 40min twice in every year, half of them longer than 40 minutes
+    2/year lognormal 40min           on average twice a year, median length 40 minutes
+    exactly 2/year exponential 40min twice in every year, median length 40 minutes
     300/year fixed 5s                on average 300 times a year, each 5 seconds long
 
-The number of a year is Poisson unless it is exact, and every moment is as likely as another:
-outages that know nothing of each other. A length is always given by its median, because people
-remember a usual outage, and not a mean that one long one moves.
+The number in a year is Poisson unless it is exact, and outages are independent. A length is its
+median, because people remember a usual outage rather than a mean that one long outage shifts.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from twinbus.cost.quantities import DAY_S, QuantityError, parse_duration, parse_
 __all__ = ["LENGTH_MAX_S", "Lengths", "OutagePattern", "parse_pattern"]
 
 LENGTH_MAX_S: Final = 30 * DAY_S
-"""A drawn outage is cut here. Whoever is without a namespace for a month has another plan by then,
-and one absurd draw of a wide lognormal would be all that a mean shows."""
+"""Maximum length of a simulated outage. Without it one extreme draw of a wide lognormal would
+dominate a mean, and a real outage of a month would be handled in another way."""
 
 PER_YEAR_MAX: Final = 400
-"""Somewhat more than one a day. A primary that is down more often is not saved by a backlog."""
+"""Somewhat more than one a day. A backlog does not help a primary that is down more often."""
 
 SIGMA_MAX: Final = 3.0
-"""At 3 one outage in six is twenty times the median; wider is a slip of the pen."""
+"""At 3 one outage in six is longer than twenty times the median."""
 
 FORM: Final = "like '2/year lognormal 40min' or 'exactly 2/year fixed 1h'"
 
@@ -38,7 +37,7 @@ _LN2: Final = math.log(2)
 
 
 class Lengths(StrEnum):
-    """The distributions that a length may have."""
+    """Distribution of the length of outages."""
 
     LOGNORMAL = "lognormal"
     EXPONENTIAL = "exponential"
@@ -55,7 +54,7 @@ class OutagePattern:
     sigma: float = 1.0
     """Of a lognormal length: the standard deviation of its logarithm."""
     is_exact: bool = False
-    """Every year has exactly so many."""
+    """Whether every year has exactly `per_year` outages."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.per_year <= PER_YEAR_MAX:
@@ -82,7 +81,7 @@ class OutagePattern:
         return self.mean_beyond_s(0.0)
 
     def share_longer(self, than_s: float) -> float:
-        """Which part of the outages is longer than this."""
+        """Return the share of outages longer than this."""
         if than_s <= 0:
             return 1.0
         match self.lengths:
@@ -94,7 +93,7 @@ class OutagePattern:
                 return float(self.median_s > than_s)
 
     def mean_beyond_s(self, since_s: float) -> float:
-        """The mean time that an outage goes on after `since_s`; 0 for the shorter ones."""
+        """Return the mean time an outage lasts beyond `since_s`; a shorter one counts as 0."""
         match self.lengths:
             case Lengths.LOGNORMAL if since_s > 0:
                 mean = self.median_s * math.exp(self.sigma**2 / 2)
@@ -117,7 +116,7 @@ class OutagePattern:
 
 
 def parse_pattern(text: str, sigma: float = 1.0) -> OutagePattern:
-    """The pattern that a person wrote; QuantityError, in one line, where it cannot be read."""
+    """Return the pattern in a text; QuantityError, in one line, if it cannot be read."""
     words = text.split()
     is_exact = bool(words) and words[0].lower() == "exactly"
     if is_exact:

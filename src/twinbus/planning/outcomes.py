@@ -1,6 +1,6 @@
-"""What was asked of the planner, and what came of it for each setting: plain data.
+"""The question to the planner, and the outcome of each setting. Plain data.
 
-Figures of chance carry their standard error: how far a run with another seed would be, usually.
+Sampled figures carry their standard error: the usual difference to a run with another seed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ QUEUE_MAX_BYTES: Final = 80 * GB
 
 YEARS_MAX: Final = 1_000_000
 SETTINGS_MAX: Final = 500
-"""More than anyone reads; each is simulated for all years."""
+"""Limit of settings to compare; each is simulated for all years."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanQuestion:
-    """Everything that decides the answer: the same question has the same answer, always."""
+    """All inputs of the simulation: the same question always has the same answer."""
 
     traffic: Traffic
     patterns: tuple[OutagePattern, ...]
@@ -44,10 +44,10 @@ class PlanQuestion:
     queue_bytes: int = 5 * GB
     """Quota of one backlog queue."""
     drain_per_s: float = 250.0
-    """Messages a second that the syphon brings home."""
+    """Messages per second that the syphon forwards."""
     poll_s: float = SYPHON_POLL_MAX_S
     syphons: int = 1
-    """Programs that run the syphon: each polls every backlog queue."""
+    """Processes that run a syphon; each polls every backlog queue."""
     years: int = 4_000
     seed: int = 7
 
@@ -70,7 +70,7 @@ class PlanQuestion:
 
     @property
     def message_bytes(self) -> int:
-        """What one message takes in a backlog queue."""
+        """Bytes of one message in a backlog queue."""
         return max(1, self.traffic.size_bytes)
 
     @property
@@ -78,7 +78,7 @@ class PlanQuestion:
         return self.traffic.rate_per_s * YEAR_S
 
     def polls_a_year(self, queues: int) -> int:
-        """Receives of a syphon that finds nothing all year."""
+        """Return the receives of an idle syphon in a year."""
         each = idle_syphon_operations(queue_count=queues, poll_s=self.poll_s, period_s=YEAR_S)
         return each * self.syphons
 
@@ -86,7 +86,7 @@ class PlanQuestion:
 def grid(
     failover_s: Sequence[float], ping_s: Sequence[float], queues: Sequence[int]
 ) -> tuple[Setting, ...]:
-    """Every combination, in order, each checked against the ranges of the options (SPEC 1)."""
+    """Return every combination in order, checked against the ranges of the options (SPEC 1)."""
     for value in failover_s:
         _within("failover interval", value, 0, FAILOVER_INTERVAL_MAX_S, " seconds")
     for value in ping_s:
@@ -110,18 +110,18 @@ class SampledMean:
 
     mean: float
     error: float
-    """Its standard error, in three digits; 0 where it does not vary at all."""
+    """Its standard error in three digits; 0 if the values do not vary."""
 
     @classmethod
     def of(cls, count: int, total: float, squares: float) -> SampledMean:
-        """The mean of `count` values from their sum and the sum of their squares."""
+        """Return the mean of `count` values from their sum and the sum of their squares."""
         mean = total / count
         variance = max(0.0, squares / count - mean * mean)
         return cls(mean, float(f"{math.sqrt(variance / count):.3g}"))
 
     @classmethod
     def of_share(cls, count: int, hits: int) -> SampledMean:
-        """A probability; none of `count` still leaves room for 3 in so many, which is its error."""
+        """Return a probability. With 0 or `count` hits its error is 3 / count (rule of three)."""
         share = hits / count
         if hits in (0, count):
             return cls(share, 3 / count)
@@ -130,12 +130,12 @@ class SampledMean:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingOutcome:
-    """A year under one setting; what is counted is a mean over the simulated years."""
+    """A year with one setting; counts are means over the simulated years."""
 
     setting: Setting
     outages: SampledMean
     outage_s: SampledMean
-    """The primary is down for so long."""
+    """Total time that the primary is down."""
     failovers: SampledMean
     """Outages in which an entity fails over, for an average client."""
     raised: SampledMean
@@ -146,24 +146,24 @@ class SettingOutcome:
     """Messages that the backlog takes."""
     pings: SampledMean
     full: SampledMean
-    """The chance that every backlog queue is full at some time of a year."""
+    """Probability that every backlog queue is full at some time of a year."""
     queue_full: SampledMean
-    """The chance that the fullest of them is."""
+    """Probability that the fullest queue is full."""
     polls: int
     detection_s: float
-    """From the begin of an outage to the failover, on average; the longest is one gap later."""
+    """Mean time from the start of an outage to the failover; the maximum is one gap more."""
     recovery_s: float
-    """From the primary's return to the ping that is answered, after a failover."""
+    """Time from recovery of the primary to the answered ping, after a failover."""
     peak_max: float
-    """The most messages that were in the backlog at once, in any year."""
+    """Maximum number of messages in the backlog, in any year."""
     drain_p50_s: float
-    """The longest drain of a year; half of the years with a backlog have less."""
+    """Longest drain of a year; the median over the years with a backlog."""
     drain_p95_s: float
     drain_max_s: float
 
     @property
     def raised_total(self) -> float:
-        """Sends that raise, for either reason."""
+        """Sends that raise, before the failover or because the backlog is full."""
         return self.raised.mean + self.refused.mean
 
 

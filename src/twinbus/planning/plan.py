@@ -1,4 +1,4 @@
-"""The planner's whole answer: every setting with its figures and its money, and the one to take."""
+"""The result of the planner: all settings with figures and costs, and the recommended one."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ __all__ = ["Plan", "plan_of"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The answer to one question."""
+    """The result for one question."""
 
     question: PlanQuestion
     outcomes: tuple[SettingOutcome, ...]
     money: tuple[YearMoney, ...]
-    """Of each outcome, in the same order."""
+    """The cost of each outcome, in the same order."""
     advice: Advice
     prices: PriceBook
 
     @property
     def advised_money(self) -> YearMoney:
-        """Of the setting to take."""
+        """The cost of the recommended setting."""
         return self.money[self.outcomes.index(self.advice.outcome)]
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Where the model is not what would happen, a sentence each."""
+        """Where the model differs from reality, a sentence each."""
         failover_s = self.advice.outcome.setting.failover_interval_s
         traffic = self.question.traffic
         if traffic.is_dense(failover_s):
             return ()
-        seldom = (
+        sparse = (
             f"a client sends to an entity only every {traffic.gap_s:.3g} s, so that some fail over"
             " after the primary is back: more is diverted and pinged than said here"
         )
-        return (seldom,)
+        return (sparse,)
 
     def raised_per_million(self, outcome: SettingOutcome) -> float:
-        """Sends that raise before the failover, of a million sends."""
+        """Return how many sends of a million raise before the failover."""
         return raised_per_million(outcome, self.question)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the figures rest on, a sentence each."""
+        """Assumptions behind the figures, a sentence each."""
         return tuple(self._assumptions())
 
     def as_json(self) -> dict[str, Any]:
-        """The plan for `json.dumps`."""
+        """Return the plan for `json.dumps`."""
         advice, question = self.advice, self.question
         return {
-            "recommended": self._of(advice.outcome, self.advised_money),
+            "recommended": self._setting_json(advice.outcome, self.advised_money),
             "reason": advice.reason,
             "misses": list(advice.misses),
             "settings": [
-                self._of(outcome, money)
+                self._setting_json(outcome, money)
                 for outcome, money in zip(self.outcomes, self.money, strict=True)
             ],
             "question": {
@@ -116,7 +116,7 @@ class Plan:
         yield from self.advised_money.paired.assumptions
         yield from self.advised_money.geo_replication.assumptions[:1]
 
-    def _of(self, outcome: SettingOutcome, money: YearMoney) -> dict[str, Any]:
+    def _setting_json(self, outcome: SettingOutcome, money: YearMoney) -> dict[str, Any]:
         setting = outcome.setting
         return {
             "failover_interval_s": setting.failover_interval_s,
@@ -154,7 +154,7 @@ def plan_of(
     messaging_units: int = 1,
     rule: CountingRule | None = None,
 ) -> Plan:
-    """The plan of what was simulated."""
+    """Return the plan for simulated outcomes."""
     return Plan(
         question=question,
         outcomes=tuple(outcomes),

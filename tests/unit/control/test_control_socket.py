@@ -28,7 +28,12 @@ from twinbus.control.protocol import (
     encode_request,
     parse_answer,
 )
-from twinbus.control.run_directory import PATH_BYTES_MAX, VARIABLE, places, sockets_in
+from twinbus.control.run_directory import (
+    PATH_BYTES_MAX,
+    VARIABLE,
+    socket_directories_of,
+    sockets_in,
+)
 from twinbus.control.server import CLIENTS_MAX, ControlServer
 from twinbus.errors import ControlError, PairingError
 
@@ -133,7 +138,7 @@ async def test_verbs_are_carried_out_and_refused(
             await asked(path, "refuse")
         with pytest.raises(ControlError, match="no verb 'fly'"):
             await asked(path, "fly")
-        with pytest.raises(ControlError, match="a mistake in Twinbus: KeyError"):
+        with pytest.raises(ControlError, match="internal error of Twinbus: KeyError"):
             await asked(path, "stumble")
         assert [record.exc_info is not None for record in caplog.records] == [True]
         # It goes on as if nothing had happened.
@@ -274,12 +279,12 @@ def test_places_by_environment(run_directory: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
     own = Path(f"/tmp/twinbus-{os.getuid()}")
     runtime = run_directory.parent
-    assert [p.directory for p in places({VARIABLE: "/here"})] == [Path("/here")]
-    assert places({VARIABLE: ""}) == []
-    assert [p.directory for p in places({})] == [own]
-    found = [p.directory for p in places({"XDG_RUNTIME_DIR": str(runtime)})]
+    assert [p.path for p in socket_directories_of({VARIABLE: "/here"})] == [Path("/here")]
+    assert socket_directories_of({VARIABLE: ""}) == []
+    assert [p.path for p in socket_directories_of({})] == [own]
+    found = [p.path for p in socket_directories_of({"XDG_RUNTIME_DIR": str(runtime)})]
     assert found == [runtime / "twinbus", own]
-    assert [p.directory for p in places({"XDG_RUNTIME_DIR": "/not/there"})] == [own]
+    assert [p.path for p in socket_directories_of({"XDG_RUNTIME_DIR": "/not/there"})] == [own]
 
 
 def test_a_default_place_is_never_somebody_elses_link(run_directory: Path) -> None:
@@ -289,8 +294,8 @@ def test_a_default_place_is_never_somebody_elses_link(run_directory: Path) -> No
     target.mkdir(mode=0o700)
     run_directory.symlink_to(target)
     with pytest.raises(RunDirectoryUnusable, match="not a directory"):
-        prepare(SocketDirectory(run_directory, is_named=False))
-    prepare(SocketDirectory(run_directory, is_named=True))
+        prepare(SocketDirectory(run_directory, is_configured=False))
+    prepare(SocketDirectory(run_directory, is_configured=True))
 
 
 FORKING = """

@@ -48,7 +48,7 @@ def test_a_request_and_its_answers_come_back_as_they_were_said() -> None:
         (b'{"verb": "status"}\n', "bad-request", "version of the protocol"),
         (b'{"twinbus": true, "verb": "status"}\n', "bad-request", "version of the protocol"),
         (b'{"twinbus": 2, "verb": "status"}\n', "version", "the same release"),
-        (b'{"twinbus": 1}\n', "bad-request", "names its verb"),
+        (b'{"twinbus": 1}\n', "bad-request", "a string in the field"),
         (b'{"twinbus": 1, "verb": "x", "arguments": []}\n', "bad-request", "an object"),
     ],
 )
@@ -66,8 +66,8 @@ def test_a_line_that_asks_nothing_is_refused_with_a_reason(
         ("drop", {}, "no verb 'drop'; it knows freeze, hello, status"),
         ("v" * 1_000, {}, "no verb 'vvv"),
         ("freeze", {}, "needs path"),
-        ("freeze", {"path": 7}, "is a text"),
-        ("freeze", {"path": "  "}, "is a text"),
+        ("freeze", {"path": 7}, "must be a text"),
+        ("freeze", {"path": "  "}, "must be a text"),
         ("status", {"path": "orders"}, "takes no 'path'"),
     ],
 )

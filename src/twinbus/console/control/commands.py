@@ -10,11 +10,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from twinbus.console.control import status_text as status_words
+from twinbus.console.control import status_text
+from twinbus.console.control.hosts import choose_hosts, choose_one_name, find_hosts
 from twinbus.console.control.status_text import PairView
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse, print_json
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, print_json
 from twinbus.console.terminal.table import paint, visible
-from twinbus.control.client import RunningHost, SilentHost, ask, find, where
+from twinbus.control.client import RunningHost, SilentHost, ask, socket_directories
 from twinbus.errors import ControlError
 
 __all__ = ["show_status", "steer"]
@@ -29,11 +30,11 @@ DONE: Final = {
     "force-failover": "its sends are diverted until `twinbus mark-healthy {path}`",
     "mark-healthy": "its sends go to the primary again",
 }
-"""What a verb brought about, for the person who asked for it."""
+"""What each verb did, for the person who ran it."""
 
 
 def show_status(pair: str | None, *, as_json: bool, watch: bool, show_all: bool) -> int:
-    """Print the status of the running pairs, once or until Ctrl-C; the exit status."""
+    """Print the status of the running pairs, once or until Ctrl-C; return the exit status."""
     if not watch:
         return _show(pair, as_json=as_json, show_all=show_all)
     status = 0
@@ -42,7 +43,7 @@ def show_status(pair: str | None, *, as_json: bool, watch: bool, show_all: bool)
             try:
                 status = _show(pair, as_json=as_json, show_all=show_all, is_watched=True)
             except ControlError as error:
-                # A pair that is being restarted comes back: whoever watches wants to see that.
+                # A pair that restarts comes back, and the next refresh shows it.
                 status = COULD_NOT
                 print(f"{_clear()}twinbus: {error}", file=sys.stderr, flush=True)
             time.sleep(REFRESH_S)
@@ -51,8 +52,8 @@ def show_status(pair: str | None, *, as_json: bool, watch: bool, show_all: bool)
 
 
 def steer(verb: str, path: str, pair: str | None) -> int:
-    """Have the pair do something about an entity; the exit status."""
-    hosts = _one_pair(_running()[0], pair)
+    """Run a verb on an entity of a pair; return the exit status."""
+    hosts = choose_one_name(_running()[0], pair, "pair")
     failed = False
     for host in hosts:
         prefix = f"{host.process}: " if len(hosts) > 1 else ""
@@ -63,15 +64,15 @@ def steer(verb: str, path: str, pair: str | None) -> int:
             print(f"twinbus: {error}", file=sys.stderr)
         else:
             then = DONE[verb].format(path=visible(entity["path"]))
-            print(f"{prefix}{status_words.entity_line(entity)}; {then}")
+            print(f"{prefix}{status_text.entity_line(entity)}; {then}")
     return COULD_NOT if failed else 0
 
 
 def _show(pair: str | None, *, as_json: bool, show_all: bool, is_watched: bool = False) -> int:
     hosts, silent = _running()
-    views = _views(_named(hosts, pair))
-    views.sort(key=lambda view: not status_words.attention(view.status))
-    troubled = any(status_words.attention(view.status) for view in views)
+    views = _views(choose_hosts(hosts, pair, "pair"))
+    views.sort(key=lambda view: not status_text.attention(view.status))
+    troubled = any(status_text.attention(view.status) for view in views)
     if as_json:
         print_json(_document(views))
     else:
@@ -87,9 +88,9 @@ def _clear() -> str:
 def _lines(views: Sequence[PairView], *, show_all: bool) -> list[str]:
     lines = []
     for view in views:
-        title, *rest = status_words.render(view, show_all=show_all)
+        title, *rest = status_text.render(view, show_all=show_all)
         lines += [paint(title, "bold"), *map(_painted, rest), ""]
-    summary = status_words.summary(views)
+    summary = status_text.summary(views)
     return [*lines, f"{datetime.now().astimezone():%H:%M:%S}  {summary}"]
 
 
@@ -100,7 +101,7 @@ def _painted(line: str) -> str:
 
 
 def _document(views: Sequence[PairView]) -> dict[str, Any]:
-    pairs = [{**asdict(view), "attention": status_words.attention(view.status)} for view in views]
+    pairs = [{**asdict(view), "attention": status_text.attention(view.status)} for view in views]
     return {"pairs": pairs, "healthy": not any(pair["attention"] for pair in pairs)}
 
 
@@ -111,7 +112,7 @@ def _views(hosts: Sequence[RunningHost]) -> list[PairView]:
         try:
             views.append(_view(host))
         except ControlError as error:
-            # It was closed since it was found; the others still want to be seen.
+            # It closed after it was found; the others are still shown.
             gone.append(error)
     if not views:
         raise gone[0]
@@ -129,41 +130,14 @@ def _view(host: RunningHost) -> PairView:
 
 
 def _running() -> tuple[list[RunningHost], list[SilentHost]]:
-    """The pairs that answer, and who does not; ControlError if nobody answers."""
-    hosts, silent = find()
+    """Return the pairs that answer, and the hosts that do not; ControlError if no pair answers."""
+    hosts, silent = find_hosts()
     pairs = [host for host in hosts if host.card.kind == "pair"]
-    for one in silent:
-        print(f"twinbus: {visible(one.path.stem)}: {visible(one.why)}", file=sys.stderr)
+    if not pairs and silent:
+        raise ControlError("no running pair answers")
     if not pairs:
-        raise ControlError(_none(silent))
+        raise ControlError(
+            f"no pair runs here for user {os.getuid()} (searched {socket_directories()}); if yours"
+            " does, give this command the TWINBUS_RUN_DIR of its program, and run it as its user"
+        )
     return pairs, silent
-
-
-def _none(silent: Sequence[SilentHost]) -> str:
-    if silent:
-        return "no running pair answers"
-    user = f"user {os.getuid()}"
-    return (
-        f"no pair runs here for {user} (looked in {where()}); if yours does, give this command the"
-        " TWINBUS_RUN_DIR of its program, and run it as its user"
-    )
-
-
-def _named(hosts: list[RunningHost], name: str | None) -> list[RunningHost]:
-    if name is None:
-        return hosts
-    chosen = [host for host in hosts if host.is_called(name)]
-    if not chosen:
-        raise ControlError(f"no pair {name!r} runs here; there is {_list(hosts)}")
-    return chosen
-
-
-def _one_pair(hosts: list[RunningHost], name: str | None) -> list[RunningHost]:
-    """The processes that a person means; a name that several share means all of them."""
-    if name is None and len(hosts) > 1:
-        raise WrongUse(f"{len(hosts)} pairs run here, say which with --pair: {_list(hosts)}")
-    return _named(hosts, name)
-
-
-def _list(hosts: Sequence[RunningHost]) -> str:
-    return ", ".join(f"{visible(host.process)} ({visible(host.card.program)})" for host in hosts)

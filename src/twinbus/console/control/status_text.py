@@ -1,4 +1,4 @@
-"""A pair's status in words: what needs somebody on top, then each entity, then backlog queues."""
+"""A pair's status as text: what needs attention, then entities, then backlog queues. Pure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from twinbus.console.terminal.table import aligned, duration, visible
 __all__ = ["PairView", "attention", "entity_line", "render", "summary"]
 
 RANKS: Final = {"unusable": 0, "failed over": 1, "suspect": 2, "healthy": 3}
-"""The worst on top."""
+"""Worst first."""
 
 HEALTHY: Final = "healthy"
 HEALTHY_SHOWN_MAX: Final = 20
-"""Healthy entities that are listed; a pair may have thousands, and they are not the trouble."""
+"""Healthy entities to list; a pair may have thousands."""
 
 QUEUES_SHOWN_MAX: Final = 20
-"""Backlog queues that are not in use, listed with their reason."""
+"""Backlog queues out of rotation to list with their reason."""
 
 REASON_LENGTH_MAX: Final = 160
-"""An error of the service can be a page; its beginning says what it is."""
+"""An error of the service can be a page; its beginning is enough."""
 
 NAMED_MAX: Final = 5
-"""Entities that one line names: the table has them all."""
+"""Entities to name in one line; the table has them all."""
 
 IN_ROTATION: Final = "in rotation"
 
 
 @dataclass(frozen=True, slots=True)
 class PairView:
-    """One running pair: who it is, and its status or why there is none."""
+    """One running pair: its process and its status."""
 
     name: str
     pid: int
@@ -42,7 +42,7 @@ class PairView:
 
 
 def attention(status: Mapping[str, Any]) -> list[str]:
-    """What needs somebody, worst first; empty: all is well."""
+    """Return what needs attention, worst first; empty if all is well."""
     found = [
         f"the {name} is {visible(side['state'])}: {_short(side['reason'])}"
         for name, side in status.get("sides", {}).items()
@@ -58,17 +58,17 @@ def attention(status: Mapping[str, Any]) -> list[str]:
     if frozen:
         found.append(f"frozen by hand: {_named(frozen)}")
     if status.get("ledger_unrecorded"):
-        found.append(f"the ledger could not take {status['ledger_unrecorded']:,} lines")
+        found.append(f"the ledger could not record {status['ledger_unrecorded']:,} lines")
     return found
 
 
 def render(view: PairView, *, show_all: bool = False) -> list[str]:
-    """The lines of one pair."""
+    """Return the lines of one pair."""
     status = view.status
     lines = [_title(view)]
     lines += [f"  ! {what}" for what in attention(status)] or ["  all entities are healthy"]
     if status.get("searching"):
-        lines.append(f"  still looking for backlog queues: {_short(status['searching'])}")
+        lines.append(f"  still searching for backlog queues: {_short(status['searching'])}")
     lines.append("")
     lines += [f"  {line}".rstrip() for line in _entity_table(status, show_all=show_all)]
     lines.append("")
@@ -77,13 +77,13 @@ def render(view: PairView, *, show_all: bool = False) -> list[str]:
 
 
 def entity_line(entity: Mapping[str, Any]) -> str:
-    """One entity in a line, after it was steered."""
+    """Return one line about an entity that was steered."""
     holds = [hold for hold in ("forced", "frozen") if entity.get(hold)]
     return f"{visible(entity['path'])}: {', '.join([_state(entity), *holds])}"
 
 
 def summary(views: Sequence[PairView]) -> str:
-    """All pairs in a line."""
+    """Return one line about all pairs."""
     troubled = sum(1 for view in views if attention(view.status))
     pairs = f"{len(views)} pair{'s' if len(views) > 1 else ''}"
     return f"{pairs}, attention needed in {troubled}" if troubled else f"{pairs}, all healthy"
@@ -104,7 +104,7 @@ def _title(view: PairView) -> str:
 def _entity_table(status: Mapping[str, Any], *, show_all: bool) -> list[str]:
     entities = sorted(_entities(status), key=lambda e: (_rank(_state(e)), str(e["path"]).lower()))
     if not entities:
-        return ["no sender was made yet"]
+        return ["no sender was created yet"]
     healthy = [entity for entity in entities if _is_quiet(entity)]
     hidden = 0 if show_all else max(0, len(healthy) - HEALTHY_SHOWN_MAX)
     left_out = {id(entity) for entity in healthy[len(healthy) - hidden :]}
@@ -118,7 +118,7 @@ def _entity_table(status: Mapping[str, Any], *, show_all: bool) -> list[str]:
 
 
 def _last_errors(shown: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each entity in trouble met last; in an outage that is one error for all of them."""
+    """Return the last errors of unhealthy entities; entities with the same error share a line."""
     by_error: dict[str, list[str]] = {}
     for entity in shown:
         if entity.get("last_error") and not _is_quiet(entity):
@@ -143,8 +143,8 @@ def _row(entity: Mapping[str, Any]) -> list[str]:
 
 
 def _queue_lines(status: Mapping[str, Any]) -> list[str]:
-    queues = {path: _queue_words(told) for path, told in status["backlog_queues"].items()}
-    absent = {path: words for path, words in queues.items() if words != IN_ROTATION}
+    queues = {path: _queue_text(queue) for path, queue in status["backlog_queues"].items()}
+    absent = {path: text for path, text in queues.items() if text != IN_ROTATION}
     lines = [f"backlog queues: {len(queues) - len(absent)} of {len(queues)} in rotation"]
     rows = [[f"  {visible(queue)}", _short(why)] for queue, why in absent.items()]
     lines += aligned(rows[:QUEUES_SHOWN_MAX])
@@ -153,24 +153,24 @@ def _queue_lines(status: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _queue_words(told: Mapping[str, Any]) -> str:
-    back_s = told.get("returns_in_s")
+def _queue_text(queue: Mapping[str, Any]) -> str:
+    back_s = queue.get("returns_in_s")
     back = "" if back_s is None else f", back in {duration(back_s)}"
-    why = f": {told['reason']}" if told.get("reason") else ""
-    return f"{told['state']}{back}{why}"
+    why = f": {queue['reason']}" if queue.get("reason") else ""
+    return f"{queue['state']}{back}{why}"
 
 
 def _syphon_lines(status: Mapping[str, Any]) -> list[str]:
-    """What the syphon moved, and what stands in its way; nothing where it does not run."""
+    """Return what the syphon moved, and what blocks it."""
     queues: Mapping[str, Mapping[str, Any]] | None = status.get("syphon")
     if queues is None:
-        return ["syphon: does not run in this process"]
+        return ["syphon: not running in this process"]
     done = {
         what: sum(queue.get(what, 0) for queue in queues.values())
         for what in ("completed", "in_flight", "dead_lettered")
     }
     moved = (
-        f"syphon: {done['completed']:,} brought home, {done['in_flight']:,} under way,"
+        f"syphon: {done['completed']:,} forwarded, {done['in_flight']:,} in flight,"
         f" {done['dead_lettered']:,} dead-lettered"
     )
     obstacles = [
@@ -198,5 +198,5 @@ def _rank(state: str) -> int:
 
 
 def _short(text: object) -> str:
-    words = visible(text)
-    return words if len(words) <= REASON_LENGTH_MAX else words[: REASON_LENGTH_MAX - 1] + "…"
+    whole = visible(text)
+    return whole if len(whole) <= REASON_LENGTH_MAX else whole[: REASON_LENGTH_MAX - 1] + "…"

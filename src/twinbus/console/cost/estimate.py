@@ -1,4 +1,4 @@
-"""`twinbus cost estimate`: what a person wrote, checked; and the month, as a table."""
+"""`twinbus cost estimate`: checks the options, and prints the month as a table."""
 
 from __future__ import annotations
 
@@ -21,19 +21,16 @@ from twinbus.cost.quantities import (
     parse_rate,
     parse_size,
 )
+from twinbus.options import PING_INTERVAL_MAX_S, SYPHON_POLL_MAX_S
 
 __all__ = ["EstimateRequest", "run"]
-
-PING_INTERVAL_MAX_S: Final = 1_800
-POLL_MAX_S: Final = 900
-"""As in the options of a pair."""
 
 CONNECTIONS_MAX: Final = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EstimateRequest:
-    """The options as they were written."""
+    """The options as they were given."""
 
     rate: str
     size: str
@@ -50,65 +47,65 @@ class EstimateRequest:
     connections: int | None
 
 
-def run(asked: EstimateRequest, prices: Path | None, *, as_json: bool) -> int:
-    """Print the estimate; returns the exit status."""
+def run(request: EstimateRequest, prices: Path | None, *, as_json: bool) -> int:
+    """Print the estimate; return the exit status."""
     book = book_of(prices)
-    work = _workload(asked)
+    work = _workload(request)
     made = estimate(work, book)
-    old = book.warnings(datetime.now(UTC).date())
+    outdated = book.warnings(datetime.now(UTC).date())
     if as_json:
         document = made.as_json()
-        print_json({**document, "warnings": [*document["warnings"], *old]})
+        print_json({**document, "warnings": [*document["warnings"], *outdated]})
         return 0
-    print("\n".join(_lines(asked, work, made, old)))
+    print("\n".join(_lines(request, work, made, outdated)))
     return 0
 
 
-def _workload(asked: EstimateRequest) -> Workload:
-    """What was asked, as numbers; WrongUse names the option that makes no sense."""
-    tier, rule = _tier(asked.tier), counting_rule(asked.settlement)
-    require_messaging_units(asked.messaging_units)
-    if asked.connections is not None and asked.connections > CONNECTIONS_MAX:
+def _workload(request: EstimateRequest) -> Workload:
+    """Return the options as numbers; WrongUse names the option that is not valid."""
+    tier, rule = _tier(request.tier), counting_rule(request.settlement)
+    require_messaging_units(request.messaging_units)
+    if request.connections is not None and request.connections > CONNECTIONS_MAX:
         raise WrongUse(f"--connections must be at most {CONNECTIONS_MAX:,}")
     try:
         return Workload(
-            rate_per_s=parse_rate(asked.rate, "--rate"),
-            size_bytes=parse_size(asked.size, "--size"),
-            entities=asked.entities,
-            clients=asked.clients,
-            queues=asked.queues,
+            rate_per_s=parse_rate(request.rate, "--rate"),
+            size_bytes=parse_size(request.size, "--size"),
+            entities=request.entities,
+            clients=request.clients,
+            queues=request.queues,
             ping_interval_s=parse_duration(
-                asked.ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
+                request.ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
             ),
-            poll_s=parse_duration(asked.poll, "--poll", least=1, most=POLL_MAX_S),
-            outages_per_year=parse_frequency(asked.outages, "--outages"),
-            outage_s=parse_duration(asked.outage_length, "--outage-length"),
+            poll_s=parse_duration(request.poll, "--poll", least=1, most=SYPHON_POLL_MAX_S),
+            outages_per_year=parse_frequency(request.outages, "--outages"),
+            outage_s=parse_duration(request.outage_length, "--outage-length"),
             tier=tier,
             rule=rule,
-            messaging_units=asked.messaging_units,
-            connections=asked.connections,
+            messaging_units=request.messaging_units,
+            connections=request.connections,
         )
     except QuantityError as error:
-        # A parser was told the option's name; what the workload refuses is named as the option is.
+        # A parser knows the option's name; the workload names its field, which is called the same.
         raise WrongUse(f"--{str(error).removeprefix('--')}") from None
 
 
-def _tier(said: str) -> ServiceTier:
-    word = said.strip().lower()
+def _tier(text: str) -> ServiceTier:
+    word = text.strip().lower()
     if word not in tuple(ServiceTier):
-        raise WrongUse(f"--tier must be {' or '.join(ServiceTier)}; got {said!r:.60}")
+        raise WrongUse(f"--tier must be {' or '.join(ServiceTier)}; got {text!r:.60}")
     return ServiceTier(word)
 
 
 def _lines(
-    asked: EstimateRequest, work: Workload, made: CostEstimate, old: list[str]
+    request: EstimateRequest, work: Workload, made: CostEstimate, outdated: list[str]
 ) -> Iterator[str]:
     currency = made.bill.currency
     yield (
-        f"{asked.rate} of {asked.size}, {_many(work.entities, 'entity', 'entities')},"
-        f" {_many(work.clients, 'client', 'clients')},"
-        f" {_many(work.queues, 'backlog queue', 'backlog queues')}, {work.tier.capitalize()};"
-        f" outages {asked.outages} of {duration(float(work.outage_s))}"
+        f"{request.rate} of {request.size}, {_counted(work.entities, 'entity', 'entities')},"
+        f" {_counted(work.clients, 'client', 'clients')},"
+        f" {_counted(work.queues, 'backlog queue', 'backlog queues')}, {work.tier.capitalize()};"
+        f" outages {request.outages} of {duration(float(work.outage_s))}"
     )
     yield (
         f"in a month of {MONTH_DAYS} days: {made.messages:,} messages,"
@@ -144,7 +141,7 @@ def _lines(
     yield ""
     yield "Assumed:"
     yield from (f"  {line}" for line in made.assumptions)
-    for warning in (*made.warnings, *old):
+    for warning in (*made.warnings, *outdated):
         yield paint(f"warning: {warning}", "yellow")
 
 
@@ -154,7 +151,7 @@ def _summary(made: CostEstimate, work: Workload) -> Iterator[str]:
     yield paint(f"the pair adds {money(made.added, currency)} a month{lacking}", "bold")
     yield (
         f"Premium Geo-Replication instead: {money(made.geo_replication.total, currency)} a month,"
-        f" {_many(work.messaging_units, 'messaging unit', 'messaging units')} in each region"
+        f" {_counted(work.messaging_units, 'messaging unit', 'messaging units')} in each region"
     )
     idle = made.idle_receives
     yield (
@@ -169,8 +166,8 @@ def _summary(made: CostEstimate, work: Workload) -> Iterator[str]:
 
 
 def _row(line: BillLine, currency: str) -> tuple[str, str, str, str]:
-    said = "included" if line.note.startswith("included") else money(line.amount, currency)
-    return line.name, f"{line.quantity:,}", line.unit, said
+    amount = "included" if line.note.startswith("included") else money(line.amount, currency)
+    return line.name, f"{line.quantity:,}", line.unit, amount
 
 
 def _table(rows: list[tuple[str, str, str, str]], right: set[int] | None = None) -> Iterator[str]:
@@ -179,5 +176,5 @@ def _table(rows: list[tuple[str, str, str, str]], right: set[int] | None = None)
     yield from body
 
 
-def _many(count: int, one: str, more: str) -> str:
+def _counted(count: int, one: str, more: str) -> str:
     return f"{count:,} {one if count == 1 else more}"

@@ -1,4 +1,4 @@
-"""Price books on disk and on the screen: which one is used, what it says, how one is made."""
+"""Price books as files: load, show and import."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from twinbus.cost.retail_prices import Imported, book_from
 __all__ = ["book_of", "import_files", "show"]
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""All prices of Service Bus in all regions are 2 MB; a larger file is another one."""
+"""All prices of Service Bus in all regions are 2 MB."""
 
-ASIDE_SHOWN: Final = 20
-"""Items set aside that a person reads; `--output json` has all."""
+ASIDE_SHOWN_MAX: Final = 20
+"""Kinds of items set aside to list; `--output json` has all."""
 
 
 def book_of(path: Path | None) -> PriceBook:
-    """The book that a person named, or the newest that ships; WrongUse, in one line, if not."""
+    """Return the book of --prices, or the newest that ships; WrongUse if it cannot be read."""
     if path is None:
         return prices.standard()
     try:
@@ -39,7 +39,7 @@ def book_of(path: Path | None) -> PriceBook:
 
 
 def show(path: Path | None, *, as_json: bool) -> int:
-    """Print a book; returns the exit status."""
+    """Print a book; return the exit status."""
     book = book_of(path)
     today = _today()
     if as_json:
@@ -59,11 +59,11 @@ def import_files(
     fewer_tiers: bool,
     as_json: bool,
 ) -> int:
-    """Make a book of answers of the API and write it; returns the exit status."""
+    """Make a book from answers of the API and write it; return the exit status."""
     try:
         made = book_from(
             [(path.name, _document(path)) for path in files],
-            retrieved=_fetched(files, retrieved),
+            retrieved=_retrieved_on(files, retrieved),
             region=region,
             currency=currency,
             like=None if fewer_tiers else prices.standard(),
@@ -99,7 +99,7 @@ def _document(path: Path) -> object:
                 f"{path}: {path.stat().st_size:,} bytes, at most {FILE_BYTES_MAX:,}; ask the API"
                 " with $filter=serviceName eq 'Service Bus'"
             )
-        # The API and some shells put a mark in front of the text.
+        # The API and some shells put a byte order mark in front.
         text = path.read_text("utf-8-sig")
     except OSError as error:
         raise PriceBookError(f"{path}: {error.strerror}") from None
@@ -108,47 +108,47 @@ def _document(path: Path) -> object:
     return read_json(text, str(path))
 
 
-def _fetched(files: Sequence[Path], said: str | None) -> date:
-    """When the prices were asked for: as said, or when the oldest file was written."""
-    if said is None:
+def _retrieved_on(files: Sequence[Path], text: str | None) -> date:
+    """Return the day of --retrieved, or the day of the oldest file."""
+    if text is None:
         oldest_s = min(path.stat().st_mtime for path in files)
         return min(datetime.fromtimestamp(oldest_s, UTC).date(), _today())
     try:
-        day = date.fromisoformat(said)
+        day = date.fromisoformat(text)
     except ValueError:
         raise PriceBookError(
-            f"--retrieved must be a day like 2026-10-05; got {said!r:.60}"
+            f"--retrieved must be a day like 2026-10-05; got {text!r:.60}"
         ) from None
     if day > _today():
-        raise PriceBookError(f"--retrieved must not be after today, {_today()}; got {said}")
+        raise PriceBookError(f"--retrieved must not be after today, {_today()}; got {text}")
     return day
 
 
 def _write(target: Path, document: Mapping[str, object]) -> None:
-    """Put the book there whole or not at all; a file that is no price book is left alone."""
+    """Write the book atomically; refuse to replace a file that is no price book."""
     if target.exists():
         try:
             prices.load(target)
         except PriceBookError:
             raise WrongUse(
-                f"--to {target} is there and is no price book: name another file"
+                f"--to {target} exists and is no price book: give another file"
             ) from None
     text = json.dumps(document, indent=2) + "\n"
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
-        raise WrongUse(f"--to {target}: {error.strerror}; name another place") from None
+        raise WrongUse(f"--to {target}: {error.strerror}; give another place") from None
     made = Path(name)
     try:
         with open(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        # What mkstemp makes is for its user alone; a price book is no secret.
+        # mkstemp makes the file private; a price book is no secret.
         made.chmod(0o644)
         made.replace(target)
     except OSError as error:
-        raise WrongUse(f"--to {target}: {error.strerror}; name another place") from None
+        raise WrongUse(f"--to {target}: {error.strerror}; give another place") from None
     finally:
         made.unlink(missing_ok=True)
 
@@ -222,9 +222,10 @@ def _imported(made: Imported, target: Path, unpriced: Sequence[str]) -> Iterator
         counted = Counter((aside.meter_name, aside.reason) for aside in made.set_aside)
         rows = [
             (f"  {count}", visible(name) or "(no name)", visible(reason))
-            for (name, reason), count in counted.most_common(ASIDE_SHOWN)
+            for (name, reason), count in counted.most_common(ASIDE_SHOWN_MAX)
         ]
         yield from aligned(rows, right={0})
-        if len(counted) > ASIDE_SHOWN:
-            yield f"  and {len(counted) - ASIDE_SHOWN} more kinds; --output json lists each item"
+        if len(counted) > ASIDE_SHOWN_MAX:
+            more = len(counted) - ASIDE_SHOWN_MAX
+            yield f"  and {more} more kinds; --output json lists each item"
     yield f"use it with --prices {target}, or TWINBUS_PRICES={target}"

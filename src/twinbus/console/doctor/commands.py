@@ -1,4 +1,4 @@
-"""`twinbus doctor`: whether two namespaces are fit to be paired, one line for each question."""
+"""`twinbus doctor`: checks whether two namespaces are fit to be paired."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = ["run"]
 def run(
     primary: Namespace, secondary: Namespace, *, count: int, entity: str | None, as_json: bool
 ) -> int:
-    """Examine both namespaces and print what is found; the exit status."""
-    patient = ExaminedPair(primary, secondary, count, entity)
+    """Examine both namespaces and print the findings; return the exit status."""
+    pair = ExaminedPair(primary, secondary, count, entity)
 
     async def work() -> int:
         with live_line() as line:
-            findings = await _examine(patient, line, is_told=not as_json)
+            findings = await _examine(pair, line, is_printed=not as_json)
         if as_json:
             print_json(document(findings))
         else:
@@ -43,17 +43,17 @@ def run(
     return run_to_its_end(work)
 
 
-async def _trials(patient: ExaminedPair, scratch: Scratch) -> list[Finding]:
-    found = await asyncio.gather(try_ping(patient, scratch), try_round_trip(patient, scratch))
+async def _trials(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
+    found = await asyncio.gather(try_ping(pair, scratch), try_round_trip(pair, scratch))
     return [finding for findings in found for finding in findings]
 
 
-async def _examine(patient: ExaminedPair, line: LiveLine, *, is_told: bool) -> list[Finding]:
+async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> list[Finding]:
     findings: list[Finding] = []
 
     def take(found: list[Finding]) -> None:
         findings.extend(found)
-        if is_told:
+        if is_printed:
             for finding in found:
                 line.print(line_of(finding))
 
@@ -61,23 +61,23 @@ async def _examine(patient: ExaminedPair, line: LiveLine, *, is_told: bool) -> l
         line.say(what)
         take(await question())
 
-    await ask("comparing the sides", lambda: check_sides(patient))
-    await ask("connecting", lambda: check_reach(patient))
-    if findings[0].level is Level.FAIL or not all(patient.reached.values()):
+    await ask("comparing the sides", lambda: check_sides(pair))
+    await ask("connecting", lambda: check_reach(pair))
+    if findings[0].level is Level.FAIL or not all(pair.reached.values()):
         return findings
-    await ask("comparing clocks", lambda: check_clock(patient))
-    await ask("signing in", lambda: check_credentials(patient))
+    await ask("comparing clocks", lambda: check_clock(pair))
+    await ask("signing in", lambda: check_credentials(pair))
     if any(finding.level is Level.FAIL for finding in findings):
         return findings
     scratch = Scratch()
     try:
         async with scratch:
-            await ask("asking for rights", lambda: learn_manage(patient))
-            await ask("creating scratch entities", lambda: make_probes(patient, scratch))
-            await ask("asking for rights", lambda: check_rights(patient))
-            await ask("looking at backlog queues", lambda: check_queues(patient))
-            await ask("comparing limits", lambda: check_limits(patient))
-            await ask("sending scratch messages", lambda: _trials(patient, scratch))
+            await ask("checking rights", lambda: learn_manage(pair))
+            await ask("creating scratch entities", lambda: make_probes(pair, scratch))
+            await ask("checking rights", lambda: check_rights(pair))
+            await ask("checking backlog queues", lambda: check_queues(pair))
+            await ask("comparing limits", lambda: check_limits(pair))
+            await ask("sending scratch messages", lambda: _trials(pair, scratch))
             line.say("deleting scratch entities")
     finally:
         take(

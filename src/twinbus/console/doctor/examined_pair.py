@@ -1,4 +1,4 @@
-"""The two namespaces that the doctor examines, and what was learnt of them so far."""
+"""The two namespaces that the doctor examines, and what it knows of them so far."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ __all__ = ["ExaminedPair", "refused"]
 
 @dataclass(slots=True)
 class ExaminedPair:
-    """The two namespaces, and what was learnt of them so far."""
+    """The two namespaces, and what the doctor knows of them so far."""
 
     primary: Namespace
     secondary: Namespace
     count: int
     entity: str | None
-    """An entity of the primary that the application sends to; None: the doctor makes its own."""
+    """An entity of the primary that the application sends to; None: the doctor creates one."""
     reached: dict[str, bool] = field(default_factory=dict)
     manages: dict[str, bool] = field(default_factory=dict)
-    """Role, and whether its credential may create and delete entities there."""
+    """By role: whether the credential may create and delete entities."""
     probes: dict[str, str] = field(default_factory=dict)
-    """Role, and the path of an entity that links may be attached to."""
+    """By role: the path of an entity that links may be attached to."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """Role, and the largest message that the link takes."""
+    """By role: the maximum message size of the link."""
     refused_send: dict[str, bool] = field(default_factory=dict)
-    """Role, and whether its credential was told that it may not send."""
-    stocks: list[QueueContents] | None = None
+    """By role: whether the namespace refused the credential's send."""
+    queues: list[QueueContents] | None = None
+    """The backlog queues of the primary's label; None: not known."""
 
     @property
     def roles(self) -> dict[str, Namespace]:
@@ -42,5 +43,5 @@ class ExaminedPair:
 
 
 def refused(check: str, error: BaseException, level: Level = Level.FAIL) -> Finding:
-    """A check that ended in an error, in its words."""
+    """Return the finding of a check that raised an error."""
     return Finding(check, level, str(error) or type(error).__name__)

@@ -1,4 +1,4 @@
-"""What the doctor finds: one line each, with what to do about it."""
+"""Findings of the doctor: one line each, with what to do."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ CHECK_WIDTH = 22
 
 
 class Level(StrEnum):
-    """How a check came out."""
+    """Result of a check."""
 
     OK = "ok"
     WARN = "warn"
-    """It works, with something to know or to mend."""
+    """It works, with something to know or to repair."""
     FAIL = "fail"
-    """A pair would not work, or not as promised."""
+    """A pair would not work, or not as guaranteed."""
     SKIP = "skip"
-    """It could not be checked with what the doctor was given."""
+    """The credentials do not allow the check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check and how it came out."""
+    """One check and its result."""
 
     check: str
     level: Level
     says: str
     do: str = ""
-    """What to do about it; empty where there is nothing to do."""
+    """What to do about it; empty: nothing."""
 
 
 def line_of(finding: Finding) -> str:
-    """The finding as the one line that a person reads."""
+    """Return the finding as one line."""
     style = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "dim"}[finding.level]
     level = paint(f"{finding.level:<4}", style)
     do = f"; {visible(finding.do)}" if finding.do else ""
@@ -46,19 +46,19 @@ def line_of(finding: Finding) -> str:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """All findings in a line."""
+    """Return the verdict over all findings as one line."""
     count = {level: sum(1 for f in findings if f.level is level) for level in Level}
     failed, warned, skipped = count[Level.FAIL], count[Level.WARN], count[Level.SKIP]
-    words = [f"{failed} failed"] if failed else []
-    words += [f"{warned} to look at"] if warned else []
-    words += [f"{skipped} not checked"] if skipped else []
-    head = "fit to be paired" if not skipped else "nothing was found against pairing them"
+    counts = [f"{failed} failed"] if failed else []
+    counts += [f"{warned} warning{'s' if warned > 1 else ''}"] if warned else []
+    counts += [f"{skipped} not checked"] if skipped else []
+    head = "fit to be paired" if not skipped else "no problem was found"
     head = "not fit to be paired" if failed else head
-    return f"{head}: {', '.join(words)}" if words else f"{head}: every check passed"
+    return f"{head}: {', '.join(counts)}" if counts else f"{head}: every check passed"
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:
-    """All findings for a program."""
+    """Return all findings as JSON."""
     return {
         "ok": all(finding.level is not Level.FAIL for finding in findings),
         "findings": [asdict(finding) for finding in findings],

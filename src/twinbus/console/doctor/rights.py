@@ -1,6 +1,6 @@
-"""The doctor's questions about rights, backlog queues and limits.
+"""Checks of the doctor: rights, backlog queues and limits.
 
-Nothing of the user's is sent, received, locked or changed: links are attached and let go.
+The checks attach and detach links. They send, receive, lock and change nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from azure.servicebus.exceptions import (
 from twinbus.console.backlog.queue_contents import queue_contents
 from twinbus.console.doctor.examined_pair import ExaminedPair, refused
 from twinbus.console.doctor.findings import Finding, Level
-from twinbus.console.namespaces import UnreachableError, administration, answers
+from twinbus.console.namespaces import UnreachableError, administration, explained
 from twinbus.console.terminal.table import size
 from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
@@ -34,107 +34,107 @@ __all__ = ["check_credentials", "check_limits", "check_queues", "check_rights", 
 ATTEMPT_S: Final = 10.0
 
 FULL_SHARE: Final = 0.8
-"""Of a backlog queue's size: fuller than this leaves little room for the next outage."""
+"""A backlog queue fuller than this has little room for the next outage."""
 
 
-async def check_credentials(patient: ExaminedPair) -> list[Finding]:
-    """Whether both sides let the credentials in at all, whatever they may do there."""
-    found = await asyncio.gather(*(_sign_in(patient, role) for role in patient.roles))
+async def check_credentials(pair: ExaminedPair) -> list[Finding]:
+    """Check that both sides accept the credentials, whatever their rights."""
+    found = await asyncio.gather(*(_sign_in(pair, role) for role in pair.roles))
     return list(found)
 
 
-async def _sign_in(patient: ExaminedPair, role: str) -> Finding:
-    check, namespace = f"credential {role}", patient.roles[role]
+async def _sign_in(pair: ExaminedPair, role: str) -> Finding:
+    check, namespace = f"credential {role}", pair.roles[role]
     try:
-        # Nothing is called so: any answer about the entity says that the credential was taken.
+        # No entity has this name: any answer about it means that the credential was accepted.
         async with (
             namespace.bounded_client(ATTEMPT_S) as client,
             client.get_queue_sender(f"twinbus-doctor-{uuid4().hex}") as sender,
         ):
             await sender.create_message_batch()
     except ServiceBusAuthenticationError:
-        says = "refused: another key, another name of the key, or an expired signature is needed"
-        return Finding(check, Level.FAIL, says, "copy the connection string anew")
+        text = "refused: wrong key, wrong key name, or expired signature"
+        return Finding(check, Level.FAIL, text, "copy the connection string again")
     except ServiceBusAuthorizationError:
-        patient.refused_send[role] = True
+        pair.refused_send[role] = True
     except MessagingEntityNotFoundError:
         pass
     except (ServiceBusError, AzureError, OSError) as error:
         return Finding(check, Level.FAIL, first_line(error) or f"no answer within {ATTEMPT_S:g} s")
-    return Finding(check, Level.OK, "taken")
+    return Finding(check, Level.OK, "accepted")
 
 
-async def learn_manage(patient: ExaminedPair) -> list[Finding]:
-    """Whether the credentials may create entities, and with that what backlog queues there are."""
-    return [await _manage(patient, role) for role in patient.roles]
+async def learn_manage(pair: ExaminedPair) -> list[Finding]:
+    """Check the Manage right; with it, list the backlog queues."""
+    return [await _manage(pair, role) for role in pair.roles]
 
 
-async def check_rights(patient: ExaminedPair) -> list[Finding]:
-    """Which rights to send and receive the credentials have, and what the missing ones are for."""
+async def check_rights(pair: ExaminedPair) -> list[Finding]:
+    """Check the Send and Listen rights, and say what the missing ones are for."""
     nothing_sent = "nothing can be sent: grant Send on the entities"
     nothing_diverted = "nothing can be diverted: grant Send on the backlog queues"
-    # At once, because the SDK takes a second to say goodbye.
+    # Concurrently, because the SDK takes a second to close a link.
     found = await asyncio.gather(
-        _send(patient, "primary", nothing_sent),
-        _send(patient, "secondary", nothing_diverted),
-        _listen(patient),
+        _send(pair, "primary", nothing_sent),
+        _send(pair, "secondary", nothing_diverted),
+        _listen(pair),
     )
     return list(found)
 
 
-async def _manage(patient: ExaminedPair, role: str) -> Finding:
-    check, namespace = f"right Manage {role}", patient.roles[role]
-    patient.manages[role] = False
-    path = patient.backlog_paths[0]
+async def _manage(pair: ExaminedPair, role: str) -> Finding:
+    check, namespace = f"right Manage {role}", pair.roles[role]
+    pair.manages[role] = False
+    path = pair.backlog_paths[0]
     try:
         async with asyncio.timeout(ATTEMPT_S), administration(namespace, "managing") as client:
             with contextlib.suppress(ResourceNotFoundError):
                 await client.get_queue_runtime_properties(path)
             if role == "secondary":
-                label = patient.primary.label
-                patient.stocks = [one for one in await queue_contents(client) if one.is_of(label)]
+                label = pair.primary.label
+                pair.queues = [one for one in await queue_contents(client) if one.is_of(label)]
     except MissingRightError:
         if role == "primary":
-            says = "none, and a pair needs none"
-            return Finding(check, Level.OK, says, "what needs scratch entities is not checked")
-        says = "missing: pairing cannot create backlog queues, a drain not count what is left"
+            text = "none, and a pair needs none"
+            return Finding(check, Level.OK, text, "what needs scratch entities is not checked")
+        text = "missing: pairing cannot create backlog queues, and a drain cannot count messages"
         do = "have an administrator run `twinbus backlog create`, pair with"
-        return Finding(check, Level.WARN, says, f"{do} create_backlog_queues=False")
+        return Finding(check, Level.WARN, text, f"{do} create_backlog_queues=False")
     except (TwinbusError, TimeoutError) as error:
         return refused(check, error)
-    patient.manages[role] = True
+    pair.manages[role] = True
     needs = "for scratch entities of this check" if role == "primary" else "for backlog queues"
     return Finding(check, Level.OK, f"there, {needs}")
 
 
-async def _send(patient: ExaminedPair, role: str, missing: str) -> Finding:
-    check, namespace = f"right Send {role}", patient.roles[role]
-    path = patient.probes.get(role)
+async def _send(pair: ExaminedPair, role: str, missing: str) -> Finding:
+    check, namespace = f"right Send {role}", pair.roles[role]
+    path = pair.probes.get(role)
     if path is None:
-        if patient.refused_send.get(role):
+        if pair.refused_send.get(role):
             return Finding(check, Level.FAIL, "missing on the namespace", missing)
-        says = "no entity to ask: name one that the application sends to with --entity"
-        return Finding(check, Level.SKIP, says)
+        text = "no entity to check: give one that the application sends to with --entity"
+        return Finding(check, Level.SKIP, text)
 
     async def ask(client: Any) -> None:
         async with client.get_queue_sender(path) as sender:
             await sender.create_message_batch()
-            patient.sizes[role] = int(getattr(sender, "_max_message_size_on_link", 0) or 0)
+            pair.sizes[role] = int(getattr(sender, "_max_message_size_on_link", 0) or 0)
 
     return await _right(check, namespace, "Send", path, ask, Level.FAIL, missing)
 
 
-async def _listen(patient: ExaminedPair) -> Finding:
-    check, path = "right Listen secondary", patient.probes.get("secondary")
+async def _listen(pair: ExaminedPair) -> Finding:
+    check, path = "right Listen secondary", pair.probes.get("secondary")
     if path is None:
-        return Finding(check, Level.SKIP, "no backlog queue to ask")
+        return Finding(check, Level.SKIP, "no backlog queue to check")
 
     async def ask(client: Any) -> None:
         async with client.get_queue_receiver(path) as receiver:
             await receiver.peek_messages(1)
 
     missing = "the syphon cannot drain with this credential: grant Listen where it runs"
-    return await _right(check, patient.secondary, "Listen", path, ask, Level.WARN, missing)
+    return await _right(check, pair.secondary, "Listen", path, ask, Level.WARN, missing)
 
 
 async def _right(
@@ -147,7 +147,7 @@ async def _right(
     missing: str,
 ) -> Finding:
     try:
-        with answers(namespace, f"attaching to {path}", right):
+        with explained(namespace, f"attaching to {path}", right):
             async with namespace.bounded_client(ATTEMPT_S) as client:
                 await ask(client)
     except MissingRightError:
@@ -161,46 +161,46 @@ async def _right(
     return Finding(check, Level.OK, f"there, on {path}")
 
 
-async def check_queues(patient: ExaminedPair) -> list[Finding]:
-    """Which backlog queues are there, whether they can be used, and how full they are."""
-    if patient.stocks is None:
-        says = "not looked at: that needs the Manage right on the secondary"
-        return [Finding("backlog queues", Level.SKIP, says)]
-    used = [stock for stock in patient.stocks if stock.index < patient.count]
-    extra = [stock for stock in patient.stocks if stock.index >= patient.count]
-    missing = patient.count - len(used)
+async def check_queues(pair: ExaminedPair) -> list[Finding]:
+    """Check which backlog queues exist, their drift, and how full they are."""
+    if pair.queues is None:
+        text = "not checked: this needs the Manage right on the secondary"
+        return [Finding("backlog queues", Level.SKIP, text)]
+    used = [queue for queue in pair.queues if queue.index < pair.count]
+    extra = [queue for queue in pair.queues if queue.index >= pair.count]
+    missing = pair.count - len(used)
     will = f"; {missing} will be created" if missing else ""
-    found = [Finding("backlog queues", Level.OK, f"{len(used)} of {patient.count} are there{will}")]
-    unsafe = [stock for stock in used if any(drift.unsafe for drift in stock.drift)]
-    for stock in used:
-        for drift in stock.drift:
+    found = [Finding("backlog queues", Level.OK, f"{len(used)} of {pair.count} are there{will}")]
+    unsafe = [queue for queue in used if any(drift.unsafe for drift in queue.drift)]
+    for queue in used:
+        for drift in queue.drift:
             level = Level.WARN
             do = "it is kept out of use unless accept_drift" if drift.unsafe else "it can be used"
-            if drift.unsafe and len(unsafe) == patient.count:
-                level, do = Level.FAIL, "no backlog queue can be used: mend it, or accept_drift"
-            found.append(Finding("drift", level, f"{stock.path}: {drift}", do))
-        room = stock.max_size_mb * 1_024 * 1_024
-        if room and stock.size_bytes > FULL_SHARE * room:
-            says = f"{stock.path} holds {size(stock.size_bytes)} of {size(room)}"
-            found.append(Finding("backlog size", Level.WARN, says, "drain it"))
+            if drift.unsafe and len(unsafe) == pair.count:
+                level, do = Level.FAIL, "no backlog queue can be used: repair one, or accept_drift"
+            found.append(Finding("drift", level, f"{queue.path}: {drift}", do))
+        room = queue.max_size_mb * 1_024 * 1_024
+        if room and queue.size_bytes > FULL_SHARE * room:
+            text = f"{queue.path} holds {size(queue.size_bytes)} of {size(room)}"
+            found.append(Finding("backlog size", Level.WARN, text, "drain it"))
     if not any(finding.check == "drift" for finding in found):
         found.append(Finding("drift", Level.OK, "none"))
-    stranded = [stock.path for stock in extra if stock.waiting]
+    stranded = [queue.path for queue in extra if queue.waiting]
     if stranded:
-        says = f"{', '.join(stranded)} hold messages and have an index past the count"
+        text = f"{', '.join(stranded)} hold messages and have an index past the count"
         found.append(
-            Finding("extra queues", Level.WARN, says, "no pair drains them: raise the count")
+            Finding("extra queues", Level.WARN, text, "no pair drains them: raise the count")
         )
     return found
 
 
-async def check_limits(patient: ExaminedPair) -> list[Finding]:
-    """Whether a backlog queue takes messages as large as the primary does."""
-    sizes = patient.sizes
-    if len(sizes) < len(patient.roles) or not all(sizes.values()):
-        return [Finding("message size", Level.SKIP, "not told: no link to ask on each side")]
-    says = f"primary {size(sizes['primary'])}, secondary {size(sizes['secondary'])}"
+async def check_limits(pair: ExaminedPair) -> list[Finding]:
+    """Check that a backlog queue takes messages as large as the primary does."""
+    sizes = pair.sizes
+    if len(sizes) < len(pair.roles) or not all(sizes.values()):
+        return [Finding("message size", Level.SKIP, "not checked: no link on each side to ask")]
+    text = f"primary {size(sizes['primary'])}, secondary {size(sizes['secondary'])}"
     if sizes["secondary"] < sizes["primary"]:
         do = f"messages past {size(sizes['secondary'])} cannot be diverted: see strict_guards"
-        return [Finding("message size", Level.WARN, says, do)]
-    return [Finding("message size", Level.OK, says)]
+        return [Finding("message size", Level.WARN, text, do)]
+    return [Finding("message size", Level.OK, text)]

@@ -1,4 +1,4 @@
-"""Entities that the doctor makes for a moment and takes away again, whatever happens meanwhile."""
+"""Scratch entities of the doctor, deleted again whatever happens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from azure.core.exceptions import AzureError, ResourceNotFoundError
 
-from twinbus.console.namespaces import answers
+from twinbus.console.namespaces import explained
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.lifecycle.administration import first_line
@@ -18,19 +18,19 @@ from twinbus.pairing.lifecycle.administration import first_line
 __all__ = ["Scratch"]
 
 IDLE: Final = timedelta(minutes=5)
-"""The shortest that Service Bus takes: what a killed doctor left behind goes by itself."""
+"""The minimum of Service Bus: it deletes what a killed doctor left behind."""
 
 DELETE_S: Final = 10.0
 
 
 class Scratch:
-    """Scratch entities; an async context manager that leaves none behind."""
+    """Creates scratch entities; an async context manager that deletes them at the end."""
 
     def __init__(self) -> None:
         self.label = f"twinbus-doctor-{secrets.token_hex(4)}"
-        """What all of them are called after."""
+        """The beginning of their names."""
         self.left_behind: list[str] = []
-        """What could not be deleted, in words."""
+        """What could not be deleted, and why."""
         self._made: list[tuple[Namespace, str, Callable[[Any], Awaitable[None]]]] = []
 
     async def __aenter__(self) -> Scratch:
@@ -49,7 +49,7 @@ class Scratch:
         self._made.clear()
 
     async def queue(self, namespace: Namespace, path: str, **settings: Any) -> str:
-        """Create a queue; its path."""
+        """Create a queue; return its path."""
         self._made.append((namespace, path, lambda client: client.delete_queue(path)))
         await _create(
             namespace, lambda c: c.create_queue(path, auto_delete_on_idle=IDLE, **settings)
@@ -59,7 +59,7 @@ class Scratch:
     async def topic(
         self, namespace: Namespace, path: str, subscription: str, **settings: Any
     ) -> str:
-        """Create a topic with a subscription to which the settings belong; the topic's path."""
+        """Create a topic and a subscription with these settings; return the topic's path."""
 
         async def create(client: Any) -> None:
             await client.create_topic(path, auto_delete_on_idle=IDLE)
@@ -71,6 +71,6 @@ class Scratch:
 
 
 async def _create(namespace: Namespace, create: Callable[[Any], Awaitable[object]]) -> None:
-    with answers(namespace, "creating scratch entities", "Manage"):
+    with explained(namespace, "creating scratch entities", "Manage"):
         async with administration_client(namespace) as client:
             await create(client)

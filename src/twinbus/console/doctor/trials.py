@@ -1,6 +1,6 @@
-"""The doctor's trials on scratch entities: a ping that must not be seen, a message there and back.
+"""Trials of the doctor on scratch entities: a hidden ping, and a message through the backlog.
 
-Everything is done by the parts that a pair uses: its ping, its backlog form, its relay.
+The trials use the code of a pair: its ping, its backlog form, its relay.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 from twinbus.console.doctor.examined_pair import ExaminedPair, refused
 from twinbus.console.doctor.findings import Finding, Level
 from twinbus.console.doctor.scratch_entities import Scratch
-from twinbus.console.namespaces import administration, answers
+from twinbus.console.namespaces import administration, explained
 from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
@@ -30,51 +30,51 @@ __all__ = ["make_probes", "try_ping", "try_round_trip"]
 SUBSCRIPTION: Final = "seen"
 ATTEMPT_S: Final = 10.0
 
-LOOK_S: Final = 1.0
-"""How long a receiver waits for a ping that must not come."""
+RECEIVE_S: Final = 1.0
+"""How long a receiver waits for a ping that must not arrive."""
 
 EXPIRED_S: Final = PING_TIME_TO_LIVE_S + 1.0
-"""After this a ping that was kept has expired, and shows among the dead letters."""
+"""After this a ping that was stored has expired and is dead-lettered."""
 
 MOVE_S: Final = 30.0
-"""A message crosses in a fraction of a second; the rest is for far and busy namespaces."""
+"""A message moves in a fraction of a second; the rest is for distant and busy namespaces."""
 
 SCHEDULED_S: Final = 2.0
 BODY: Final = b"\x00twinbus doctor\xff"
 TIME_TO_LIVE: Final = timedelta(hours=1)
 
 
-async def make_probes(patient: ExaminedPair, scratch: Scratch) -> list[Finding]:
-    """Have an entity on each side that links may be attached to, and only that."""
-    if patient.entity is not None:
-        patient.probes["primary"] = patient.entity
-    stocks = patient.stocks
-    if stocks is None:
-        patient.probes["secondary"] = patient.backlog_paths[0]
-    elif stocks:
-        patient.probes["secondary"] = stocks[0].path
+async def make_probes(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
+    """Choose or create an entity on each side to attach links to."""
+    if pair.entity is not None:
+        pair.probes["primary"] = pair.entity
+    queues = pair.queues
+    if queues is None:
+        pair.probes["secondary"] = pair.backlog_paths[0]
+    elif queues:
+        pair.probes["secondary"] = queues[0].path
     found = []
-    for role, namespace in patient.roles.items():
-        if role not in patient.probes and patient.manages.get(role):
+    for role, namespace in pair.roles.items():
+        if role not in pair.probes and pair.manages.get(role):
             try:
                 path = f"{scratch.label}-probe"
-                patient.probes[role] = await scratch.queue(namespace, path)
+                pair.probes[role] = await scratch.queue(namespace, path)
             except TwinbusError as error:
                 found.append(refused(f"scratch {role}", error))
     return found
 
 
-async def try_ping(patient: ExaminedPair, scratch: Scratch) -> list[Finding]:
-    """Whether a ping of a scratch queue and topic is seen by anybody."""
-    check, primary = "ping", patient.primary
-    if not patient.manages.get("primary"):
-        says = "not tried: scratch entities need the Manage right on the primary"
-        return [Finding(check, Level.SKIP, says, 'if in doubt, pair with ping_mode="link"')]
+async def try_ping(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
+    """Check that no receiver, count or dead-letter queue sees a ping."""
+    check, primary = "ping", pair.primary
+    if not pair.manages.get("primary"):
+        text = "not checked: scratch entities need the Manage right on the primary"
+        return [Finding(check, Level.SKIP, text, 'if in doubt, pair with ping_mode="link"')]
     kept = {"dead_lettering_on_message_expiration": True}
     try:
         queue = await scratch.queue(primary, f"{scratch.label}-ping", **kept)
         topic = await scratch.topic(primary, f"{scratch.label}-topic", SUBSCRIPTION, **kept)
-        with answers(primary, "pinging", "Send and Listen"):
+        with explained(primary, "pinging", "Send and Listen"):
             async with primary.bounded_client(ATTEMPT_S) as client:
                 seen = await _sightings(client, queue, topic)
         seen += await _counted(primary, queue, topic)
@@ -83,14 +83,14 @@ async def try_ping(patient: ExaminedPair, scratch: Scratch) -> list[Finding]:
     except (TwinbusError, TimeoutError) as error:
         return [refused(check, error)]
     if seen:
-        says = f"a ping was seen by {', '.join(seen)}"
-        return [Finding(check, Level.WARN, says, 'pair with ping_mode="link"')]
-    says = "acknowledged, and seen by no receiver, peek, subscription, count or dead-letter queue"
-    return [Finding(check, Level.OK, says)]
+        text = f"a ping was seen by {', '.join(seen)}"
+        return [Finding(check, Level.WARN, text, 'pair with ping_mode="link"')]
+    text = "acknowledged, and seen by no receiver, peek, subscription, count or dead-letter queue"
+    return [Finding(check, Level.OK, text)]
 
 
 async def _sightings(client: Any, queue: str, topic: str) -> list[str]:
-    """Ping both, and say where a ping shows up: at once, and dead-lettered once it expired."""
+    """Ping both entities; return where a ping was seen, at once or dead-lettered later."""
     senders = [client.get_queue_sender(path) for path in (queue, topic)]
     places = {
         "the queue": (client.get_queue_receiver, (queue,)),
@@ -103,27 +103,27 @@ async def _sightings(client: Any, queue: str, topic: str) -> list[str]:
     }
     links = [*senders, *receivers.values(), *dead.values()]
     try:
-        # Attached before the ping is sent, which lives for a second only; and closed together,
-        # because the SDK takes a second to let go of each.
+        # Attached before the ping is sent, which lives for one second; closed concurrently,
+        # because the SDK takes a second to close each.
         await asyncio.gather(*(link.__aenter__() for link in links))
         await asyncio.gather(*(send_ping(sender) for sender in senders))
-        looks = [_look(name, receiver) for name, receiver in receivers.items()]
-        looks += [_look_later(name, receiver) for name, receiver in dead.items()]
-        return [sight for sights in await asyncio.gather(*looks) for sight in sights]
+        checks = [_seen_now(name, receiver) for name, receiver in receivers.items()]
+        checks += [_seen_later(name, receiver) for name, receiver in dead.items()]
+        return [sight for sights in await asyncio.gather(*checks) for sight in sights]
     finally:
         await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
 
 
-async def _look(name: str, receiver: Any) -> list[str]:
+async def _seen_now(name: str, receiver: Any) -> list[str]:
     seen = []
     if await receiver.peek_messages(1):
         seen.append(f"a peek at {name}")
-    if await receiver.receive_messages(1, max_wait_time=LOOK_S):
+    if await receiver.receive_messages(1, max_wait_time=RECEIVE_S):
         seen.append(f"a receiver of {name}")
     return seen
 
 
-async def _look_later(name: str, receiver: Any) -> list[str]:
+async def _seen_later(name: str, receiver: Any) -> list[str]:
     await asyncio.sleep(EXPIRED_S)
     return [f"the dead-letter queue of {name}"] if await receiver.peek_messages(1) else []
 
@@ -136,39 +136,39 @@ async def _counted(primary: Namespace, queue: str, topic: str) -> list[str]:
     return [f"the count of the {name}" for name, count in counts.items() if count]
 
 
-async def try_round_trip(patient: ExaminedPair, scratch: Scratch) -> list[Finding]:
-    """Whether a message in the form of the backlog comes back as what it was."""
+async def try_round_trip(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
+    """Check that a message in backlog form is restored unchanged."""
     check = "there and back"
-    lacking = [role for role in patient.roles if not patient.manages.get(role)]
+    lacking = [role for role in pair.roles if not pair.manages.get(role)]
     if lacking:
-        says = f"not tried: scratch entities need the Manage right on the {' and '.join(lacking)}"
-        return [Finding(check, Level.SKIP, says)]
-    primary, secondary = patient.primary, patient.secondary
+        text = f"not checked: scratch entities need the Manage right on the {' and '.join(lacking)}"
+        return [Finding(check, Level.SKIP, text)]
+    primary, secondary = pair.primary, pair.secondary
     message = _sample()
     try:
         home = await scratch.queue(primary, f"{scratch.label}-home", requires_session=True)
         backlog = await scratch.queue(secondary, backlog_paths(scratch.label, 1)[0])
-        with answers(secondary, "diverting", "Send"):
+        with explained(secondary, "diverting", "Send"):
             async with (
                 secondary.bounded_client(ATTEMPT_S) as client,
                 client.get_queue_sender(backlog) as sender,
             ):
                 await sender.send_messages(to_backlog_message(message, home))
         began = asyncio.get_running_loop().time()
-        stuck = await _moved(patient, backlog)
+        stuck = await _moved(pair, backlog)
         if stuck:
             return [Finding(check, Level.FAIL, stuck, "the syphon would not drain either")]
         took_s = asyncio.get_running_loop().time() - began
-        with answers(primary, "receiving", "Listen"):
+        with explained(primary, "receiving", "Listen"):
             different = await _compare(primary, home, message)
     except MissingRightError as error:
         return [refused(check, error, Level.SKIP)]
     except (TwinbusError, TypeError, TimeoutError) as error:
         return [refused(check, error)]
     if different:
-        return [Finding(check, Level.FAIL, f"it came back with another {', '.join(different)}")]
-    says = f"a message with session, time to live and schedule came back as it was, {took_s:.1f} s"
-    return [Finding(check, Level.OK, says)]
+        return [Finding(check, Level.FAIL, f"it came back with a different {', '.join(different)}")]
+    text = f"a message with session, time to live and schedule came back as it was, {took_s:.1f} s"
+    return [Finding(check, Level.OK, text)]
 
 
 def _sample() -> ServiceBusMessage:
@@ -186,10 +186,10 @@ def _sample() -> ServiceBusMessage:
     )
 
 
-async def _moved(patient: ExaminedPair, backlog: str) -> str | None:
-    """Have the relay move the message; what stood in its way, if something did."""
+async def _moved(pair: ExaminedPair, backlog: str) -> str | None:
+    """Let the relay move the message; return what prevented it, or None."""
     options = SendAvailabilityOptions(syphon_poll=10.0)
-    host = SyphonHost(patient.primary, patient.secondary, [backlog], options)
+    host = SyphonHost(pair.primary, pair.secondary, [backlog], options)
     relay = host.relays[0]
     await host.start()
     try:
@@ -198,14 +198,14 @@ async def _moved(patient: ExaminedPair, backlog: str) -> str | None:
                 await asyncio.sleep(0.02)
     except TimeoutError:
         problems = [*relay.problems.values(), *map(str, relay.pump.held.values())]
-        return f"not moved within {MOVE_S:g} s: {'; '.join(problems) or 'nobody says why'}"
+        return f"not moved within {MOVE_S:g} s: {'; '.join(problems) or 'no reason given'}"
     finally:
         await host.close()
     return "the syphon dead-lettered it" if relay.pump.dead_lettered else None
 
 
 async def _compare(primary: Namespace, home: str, sent: ServiceBusMessage) -> list[str]:
-    """Receive the message and name what differs."""
+    """Receive the message and return the names of what differs."""
     async with primary.client(retry_total=0) as client:
         receiver = client.get_queue_receiver(home, session_id=sent.session_id)
         async with receiver:

@@ -1,4 +1,4 @@
-"""What `twinbus syphon run` and `drain` are asked to do, checked before anything is done."""
+"""The checked options of `twinbus syphon run` and `drain`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CALL_S: Final = 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyphonRequest:
-    """The two sides and how to move what is between them."""
+    """The two sides, and how to move the backlog."""
 
     primary: Namespace
     secondary: Namespace
@@ -59,19 +59,19 @@ class SyphonRequest:
         return self.options.session_order == "strict" if self.lease is None else self.lease
 
     def backlog_paths(self, count: int) -> tuple[str, ...]:
-        """The queues of a pair that has so many."""
+        """Return the backlog queues of a pair with `count` of them."""
         return backlog_paths(self.label, count)
 
     def open_ledger(self) -> AbstractContextManager[LedgerWriter | NullLedger]:
-        """The ledger that was asked for, or none."""
+        """Open the ledger of --ledger; without one, a ledger that records nothing."""
         return open_ledger(self.ledger)
 
     async def find_queues(self) -> list[str]:
-        """The backlog queues of the label in the secondary; SyphonError if it cannot be asked."""
+        """Return the label's backlog queues in the secondary; SyphonError if it does not answer."""
         return await backlog_queues_of(endpoint_of(self.secondary), self.label)
 
     async def have_lease_queue(self) -> None:
-        """Have the queue on whose sessions leases are held, where a lease is wanted."""
+        """Create the lease queue if a lease is wanted and the queue is missing."""
         if not self.wants_lease:
             return
         recorder = Recorder(NullLedger(), self.primary, self.secondary, is_on=False)
@@ -83,7 +83,7 @@ class SyphonRequest:
             raise UnreachableError(str(error)) from error
         except MissingRightError as error:
             raise MissingRightError(
-                f"having the queue {path} for leases needs the Manage right in"
+                f"creating the lease queue {path} needs the Manage right in"
                 f" {self.secondary.endpoint}; use a credential that has it, or leave --lease out"
             ) from error
 
@@ -93,7 +93,7 @@ class SyphonRequest:
         ledger: LedgerWriter | NullLedger,
         rate: Rate | None,
     ) -> SyphonHost:
-        """A syphon of these queues that has not started."""
+        """Return a syphon of these queues, not started."""
         return SyphonHost(
             self.primary,
             self.secondary,
@@ -106,12 +106,12 @@ class SyphonRequest:
         )
 
     def make_rate(self) -> Rate | None:
-        """The bound that all pumps share; None: none."""
+        """Return the rate limit that all pumps share, or None."""
         return None if self.rate_per_s is None else Rate(self.rate_per_s)
 
 
 def rate_of(text: str | None) -> float | None:
-    """Messages a second of what a person wrote; None: as fast as it goes."""
+    """Return the messages per second of --rate; None: no limit."""
     try:
         return None if text is None else parse_drain_rate(text, "--rate")
     except QuantityError as error:

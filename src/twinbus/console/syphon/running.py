@@ -1,4 +1,4 @@
-"""`twinbus syphon pause | resume | status`: what runs on this machine, over its control sockets."""
+"""`twinbus syphon pause | resume | status`: running syphons, over their control sockets."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from twinbus.console.control.hosts import choose_hosts, choose_one_name, find_hosts
 from twinbus.console.syphon import text as syphon_text
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse, print_json
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, print_json
 from twinbus.console.terminal.table import paint, visible
-from twinbus.control.client import RunningHost, SilentHost, ask, find, where
+from twinbus.control.client import RunningHost, SilentHost, ask, socket_directories
 from twinbus.errors import ControlError
 
 __all__ = ["show_status", "steer"]
 
 DONE: Final = {
-    "pause": "paused; what is in flight ends ({in_flight:,} messages), nothing more is received"
-    " until `twinbus syphon resume`",
-    "resume": "goes on",
+    "pause": "paused; {in_flight:,} messages in flight are finished, no more are received until"
+    " `twinbus syphon resume`",
+    "resume": "resumed",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class RunningSyphons:
-    """A syphon that answers, with what it says of itself."""
+class RunningSyphon:
+    """A syphon that answers, with its status."""
 
     host: RunningHost
     status: Mapping[str, Any]
@@ -33,36 +34,35 @@ class RunningSyphons:
     @property
     def title(self) -> str:
         card = self.host.card
-        where_it_is = "in a pair" if card.kind == "pair" else "syphon"
-        return f"{visible(card.name)}, {where_it_is}, pid {card.pid} ({visible(card.program)})"
+        kind = "in a pair" if card.kind == "pair" else "syphon"
+        return f"{visible(card.name)}, {kind}, pid {card.pid} ({visible(card.program)})"
 
 
 def steer(verb: str, name: str | None, *, as_json: bool) -> int:
-    """Pause or resume the syphon that a person means; the exit status."""
+    """Pause or resume a syphon; return the exit status."""
     syphons, _ = _running()
-    if name is None and len(syphons) > 1:
-        raise WrongUse(f"{len(syphons)} syphons run here, say which with --pair: {_list(syphons)}")
     failed = False
     answers = []
-    for syphon in _named(syphons, name):
+    for host in choose_one_name([syphon.host for syphon in syphons], name, "syphon"):
         try:
-            answer = ask(syphon.host.path, verb)
+            answer = ask(host.path, verb)
         except ControlError as error:
             failed = True
             print(f"twinbus: {error}", file=sys.stderr)
             continue
-        answers.append({"name": syphon.host.card.name, "pid": syphon.host.card.pid, **answer})
+        answers.append({"name": host.card.name, "pid": host.card.pid, **answer})
         if not as_json:
-            print(f"{visible(syphon.host.process)}: {DONE[verb].format(**answer)}")
+            print(f"{visible(host.process)}: {DONE[verb].format(**answer)}")
     if as_json:
         print_json({"syphons": answers})
     return COULD_NOT if failed else 0
 
 
 def show_status(name: str | None, *, as_json: bool) -> int:
-    """Print how each syphon stands; the exit status."""
+    """Print the status of each syphon; return the exit status."""
     syphons, silent = _running()
-    syphons = _named(syphons, name)
+    chosen = choose_hosts([syphon.host for syphon in syphons], name, "syphon")
+    syphons = [syphon for syphon in syphons if syphon.host in chosen]
     if as_json:
         documents = [
             {
@@ -82,11 +82,9 @@ def show_status(name: str | None, *, as_json: bool) -> int:
     return ATTENTION if needs or silent else 0
 
 
-def _running() -> tuple[list[RunningSyphons], list[SilentHost]]:
-    """The syphons that answer, in pairs or alone; ControlError if there is none."""
-    hosts, silent = find()
-    for one in silent:
-        print(f"twinbus: {visible(one.path.stem)}: {visible(one.why)}", file=sys.stderr)
+def _running() -> tuple[list[RunningSyphon], list[SilentHost]]:
+    """Return the syphons that answer, in pairs or alone; ControlError if there is none."""
+    hosts, silent = find_hosts()
     found = []
     for host in hosts:
         try:
@@ -95,30 +93,14 @@ def _running() -> tuple[list[RunningSyphons], list[SilentHost]]:
             print(f"twinbus: {error}", file=sys.stderr)
             continue
         if host.card.kind == "syphon":
-            found.append(RunningSyphons(host, status))
+            found.append(RunningSyphon(host, status))
         elif status.get("syphon") is not None:
             queues = status["syphon"]
             is_paused = any(state["paused"] for state in queues.values())
-            found.append(RunningSyphons(host, {"queues": queues, "paused": is_paused}))
+            found.append(RunningSyphon(host, {"queues": queues, "paused": is_paused}))
     if not found:
         raise ControlError(
-            f"no syphon runs here for user {os.getuid()} (looked in {where()}); a pair has one with"
-            " enable_syphon=True, and `twinbus syphon run` is one"
+            f"no syphon runs here for user {os.getuid()} (searched {socket_directories()});"
+            " start one with enable_syphon=True in a pair, or with `twinbus syphon run`"
         )
     return found, silent
-
-
-def _named(syphons: list[RunningSyphons], name: str | None) -> list[RunningSyphons]:
-    if name is None:
-        return syphons
-    chosen = [syphon for syphon in syphons if syphon.host.is_called(name)]
-    if not chosen:
-        raise ControlError(f"no syphon {name!r} runs here; there is {_list(syphons)}")
-    return chosen
-
-
-def _list(syphons: list[RunningSyphons]) -> str:
-    return ", ".join(
-        f"{visible(syphon.host.process)} ({visible(syphon.host.card.program)})"
-        for syphon in syphons
-    )

@@ -1,4 +1,4 @@
-"""What `twinbus syphon` says: how far it is, what is in the way, what came of it. Pure text."""
+"""Text of `twinbus syphon`: progress, obstacles, result and status. Pure."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = [
 
 BAR_WIDTH: Final = 24
 STILL_S: Final = 5.0
-"""Without a message moved for so long a drain does not move, whatever its last speed was."""
+"""A drain that moved no message for this long is not moving, whatever its last rate was."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyphonProgress:
-    """How a drain stands at one moment."""
+    """The progress of a drain at one moment."""
 
     progress: DrainProgress
     first: int
-    """Messages that were there at the start."""
+    """Messages at the start."""
     per_s: float
     still_s: float
-    """Since the last message left the backlog."""
+    """Time since the last message left the backlog."""
 
     @property
     def moved(self) -> int:
@@ -45,28 +45,28 @@ class SyphonProgress:
         return self.still_s < STILL_S
 
 
-def progress_line(standing: SyphonProgress) -> str:
-    """A bar, how many, how fast, and when it is done; or why it does not move."""
-    progress = standing.progress
-    total = max(standing.first, progress.waiting)
+def progress_line(drain: SyphonProgress) -> str:
+    """Return a bar, the messages left, the rate and the time to go; or why nothing moves."""
+    progress = drain.progress
+    total = max(drain.first, progress.waiting)
     done = total - progress.waiting
     share = done / total if total else 1.0
     bar = "#" * int(share * BAR_WIDTH)
-    words = [f"[{bar:.<{BAR_WIDTH}}] {share:4.0%}", f"{progress.waiting:,} of {total:,} left"]
+    parts = [f"[{bar:.<{BAR_WIDTH}}] {share:4.0%}", f"{progress.waiting:,} of {total:,} left"]
     if progress.is_paused:
-        words.append("paused: `twinbus syphon resume` goes on")
-    elif standing.is_moving and standing.per_s > 0:
-        words.append(f"{standing.per_s:,.0f}/s")
-        left_s = time_to_empty_s(progress.waiting, standing.per_s)
-        words.append(f"{duration(left_s)} to go" if left_s is not None else "")
-    elif progress.waiting and not standing.is_moving:
-        words.append("not moving: " + ("; ".join(reasons(progress)) or "nothing was received"))
-        return "  ".join(words)
-    return "  ".join(words + reasons(progress))
+        parts.append("paused: `twinbus syphon resume` resumes it")
+    elif drain.is_moving and drain.per_s > 0:
+        parts.append(f"{drain.per_s:,.0f}/s")
+        left_s = time_to_empty_s(progress.waiting, drain.per_s)
+        parts.append(f"{duration(left_s)} to go" if left_s is not None else "")
+    elif progress.waiting and not drain.is_moving:
+        parts.append("not moving: " + ("; ".join(reasons(progress)) or "nothing was received"))
+        return "  ".join(parts)
+    return "  ".join(parts + reasons(progress))
 
 
 def reasons(progress: DrainProgress) -> list[str]:
-    """What keeps messages where they are, each in a few words."""
+    """Return what keeps messages in the backlog."""
     given_up = [
         f"{visible(path)} is missing: its messages are dead-lettered in {duration(left_s)}"
         " (--grace)"
@@ -82,16 +82,16 @@ def reasons(progress: DrainProgress) -> list[str]:
 def outcome(
     *, forwarded: int, dead_lettered: int, left_aside: int, seconds: float, is_drained: bool
 ) -> str:
-    """What a drain came to, in one line."""
+    """Return the result of a drain as one line."""
     per_s = f", {forwarded / seconds:,.0f}/s" if seconds >= 1 else ""
-    words = "drained" if is_drained else "stopped"
-    line = f"{words}: {forwarded:,} messages brought home in {duration(seconds)}{per_s}"
+    verb = "drained" if is_drained else "stopped"
+    line = f"{verb}: {forwarded:,} messages forwarded in {duration(seconds)}{per_s}"
     if dead_lettered:
         line += f"; {dead_lettered:,} dead-lettered, `twinbus backlog dead-letters list` says why"
     if left_aside:
         line += (
-            f"; {left_aside:,} of other destinations were deferred on the way, the next syphon"
-            " that serves them finds them"
+            f"; {left_aside:,} of other destinations were deferred, the next syphon that serves"
+            " them finds them"
         )
     return line
 
@@ -100,7 +100,7 @@ COLUMNS: Final = ("BACKLOG QUEUE", "MOVED", "IN FLIGHT", "DEAD", "DEFERRED", "RA
 
 
 def status_lines(title: str, document: Mapping[str, Any]) -> list[str]:
-    """One syphon: a line for each queue, and what is in the way."""
+    """Return the lines of one syphon: its queues, and what blocks it."""
     queues: Mapping[str, Mapping[str, Any]] = document["queues"]
     is_paused = any(state["paused"] for state in queues.values()) or document.get("paused")
     lines = [title + (", PAUSED" if is_paused else "")]
@@ -118,19 +118,19 @@ def status_lines(title: str, document: Mapping[str, Any]) -> list[str]:
     ]
     lines += [f"  {line}" for line in aligned(rows, right={1, 2, 3, 4, 5})]
     if not queues:
-        lines.append("  no backlog queue was found yet")
-    lines += [f"  ! {visible(reason)}" for reason in _in_the_way(queues)]
+        lines.append("  no backlog queue found yet")
+    lines += [f"  ! {visible(reason)}" for reason in _obstacles(queues)]
     if document.get("waiting") is not None:
         lines.append("  " + _forecast(document))
     return lines
 
 
 STANDING_BY: Final = (WAITING, "the lease is gone")
-"""How a problem begins that is none: another syphon serves the queue, and this one waits."""
+"""Problems that begin so need no attention: another syphon serves the queue, this one waits."""
 
 
 def needs_attention(document: Mapping[str, Any]) -> bool:
-    """Whether a syphon needs somebody; one that stands by for its lease does not."""
+    """Whether a syphon needs attention; one that waits for its lease does not."""
     states = document["queues"].values()
     is_troubled = any(
         state["held"]
@@ -150,7 +150,7 @@ def _forecast(document: Mapping[str, Any]) -> str:
     return f"{waiting:,} messages wait, {rate}, {soon}"
 
 
-def _in_the_way(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _obstacles(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
     found: dict[str, list[str]] = {}
     for queue, state in queues.items():
         for what, why in {**state["problems"], **state["held"]}.items():

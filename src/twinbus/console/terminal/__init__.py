@@ -1,1 +1,1 @@
-"""What all commands share on a terminal: output formats, tables, the live line."""
+"""Terminal output shared by all commands: formats, tables, the live line, help."""

@@ -1,4 +1,4 @@
-"""How commands answer: text or JSON, one line for an error, and their exit status."""
+"""Output format, exit status and usage errors of all commands."""
 
 from __future__ import annotations
 
@@ -25,28 +25,26 @@ __all__ = [
 COULD_NOT: Final = 1
 USAGE_ERROR: Final = 2
 ATTENTION: Final = 3
-"""It was done, and what it shows needs somebody."""
+"""The command succeeded, and what it shows needs attention."""
 STOPPED: Final = 130
-"""As a shell reports a command that Ctrl-C ended."""
+"""What a shell reports for a command that Ctrl-C ended."""
 
 
 class Output(StrEnum):
-    """How a command answers."""
+    """Output format of a command."""
 
     TEXT = "text"
     JSON = "json"
 
 
-OutputOption = Annotated[
-    Output, typer.Option("--output", help="What to print: text to read, or JSON.")
-]
+OutputOption = Annotated[Output, typer.Option("--output", help="Output format.")]
 
 
 class WrongUse(TwinbusError):
-    """What was asked for makes no sense; the text says what would."""
+    """A usage error: nothing was done. The text says what to give instead."""
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout: indented where a person looks, else one line."""
+    """Print one JSON document on stdout: indented on a terminal, else on one line."""
     indent = 2 if sys.stdout.isatty() else None
     print(json.dumps(document, indent=indent), flush=True)

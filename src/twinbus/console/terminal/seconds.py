@@ -1,4 +1,4 @@
-"""A length of time as people write it in an option: `8`, `0.5`, `60s`, `15min`, `2h`. Pure."""
+"""Reads a duration option: `8`, `0.5`, `60s`, `15min`, `2h`. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["seconds_of"]
 
 
 def seconds_of(text: str, option: str, *, least: float, most: float = inf) -> float:
-    """The seconds; WrongUse, in one line, where it cannot be read or is out of its range."""
+    """Return the seconds; WrongUse if the text cannot be read or is out of range."""
     try:
         seconds = float(parse_duration(text, option, most=inf))
     except QuantityError:

@@ -1,4 +1,4 @@
-"""Text for a terminal that survives a pipe too: aligned columns, no wrapping, colour on demand."""
+"""Text for a terminal or a pipe: aligned columns, no wrapping, colour only on a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 def aligned(
     rows: Sequence[Sequence[str]], *, right: frozenset[int] | set[int] = frozenset()
 ) -> list[str]:
-    """Rows as lines with their columns one under the other; `right` are columns of numbers."""
+    """Return the rows as lines with aligned columns; columns in `right` are right-aligned."""
     widths: list[int] = []
     for row in rows:
         for index, cell in enumerate(row):
@@ -38,13 +38,13 @@ def aligned(
 
 
 def visible(text: object) -> str:
-    """Foreign text as one line without control characters, which could rule the terminal."""
-    words = " ".join(str(text).split())
-    return "".join(sign if sign.isprintable() else "�" for sign in words)
+    """Return foreign text as one line without control characters, which could steer a terminal."""
+    line = " ".join(str(text).split())
+    return "".join(char if char.isprintable() else "�" for char in line)
 
 
 def duration(seconds: float) -> str:
-    """A time span as people say it, in its two largest units."""
+    """Return a time span in its two largest units."""
     whole = int(seconds)
     if whole < _MINUTE_S:
         return f"{whole} s"
@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count_bytes: int) -> str:
-    """Bytes in the unit that leaves the fewest digits."""
+    """Return a size in the largest unit that leaves at least 1."""
     amount = float(count_bytes)
     for unit in ("B", "KB", "MB"):
         if amount < 1_024:
@@ -66,7 +66,7 @@ def size(count_bytes: int) -> str:
 
 
 def paint(text: str, *styles: str, stream: IO[str] | None = None) -> str:
-    """The text in colour where somebody looks at a terminal and did not say NO_COLOR."""
+    """Return the text in colour if the stream is a terminal and NO_COLOR is not set."""
     stream = stream or sys.stdout
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
         return text
@@ -74,7 +74,7 @@ def paint(text: str, *styles: str, stream: IO[str] | None = None) -> str:
 
 
 def money(amount: Decimal | None, currency: str) -> str:
-    """An amount to read: two digits behind the point, more where a small one needs them."""
+    """Return an amount with two decimals, or six if it is less than 1."""
     if amount is None:
         return UNPRICED
     digits = 2 if amount >= 1 or not amount else 6

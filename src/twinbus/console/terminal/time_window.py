@@ -1,8 +1,8 @@
-"""From when to when a command looks: `--since` and `--until` as people write them. Pure.
+"""The time window of a report: reads `--since` and `--until`. Pure.
 
-2026-11-16              a day in UTC; as an end it counts whole
-2026-11-16T05:30        a time, in UTC unless it says otherwise: 05:30Z, 06:30+01:00
-24h, 7d, 90min, 90m     so long before now
+2026-11-16              a day in UTC; as an end it includes the whole day
+2026-11-16T05:30        a time, in UTC unless it has an offset: 05:30Z, 06:30+01:00
+24h, 7d, 90min, 90m     this long before now
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from twinbus.cost.quantities import parse_duration
 __all__ = ["Window", "window_of"]
 
 AGO_MAX_S: Final = 100 * 366 * 86_400
-"""A hundred years: further back there is no ledger, and dates end somewhere."""
+"""A hundred years: no ledger is older, and `datetime` has a limit."""
 
 _DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _AGO: Final = re.compile(r"[\d.][\d.\s]*[a-z][a-z\d.\s]*", re.ASCII | re.IGNORECASE)
 
 
 class Window(NamedTuple):
-    """Unix time in ms: from `since_ms` on, before `until_ms`; None: open on that side."""
+    """Unix times in ms: from `since_ms`, before `until_ms`; None: open on that side."""
 
     since_ms: int | None
     until_ms: int | None
 
 
 def window_of(since: str | None, until: str | None, now: datetime) -> Window:
-    """The window that two options say; WrongUse, in one line, where they make no sense."""
+    """Return the window of the two options; WrongUse if one cannot be read or it is empty."""
     began = None if since is None else _moment(since, "--since", now, is_end=False)
     ended = None if until is None else _moment(until, "--until", now, is_end=True)
     if began is not None and ended is not None and ended <= began:
         raise WrongUse(
-            f"the window ends before it begins: --since {since} is {_said(began)}, --until {until}"
-            f" is {_said(ended)}"
+            f"the window ends before it begins: --since {since} is {_text(began)}, --until {until}"
+            f" is {_text(ended)}"
         )
     return Window(_in_ms(began), _in_ms(ended))
 
@@ -51,16 +51,16 @@ def _moment(text: str, option: str, now: datetime, *, is_end: bool) -> datetime:
         if _AGO.fullmatch(stripped):
             ago_s = parse_duration(stripped, option, most=AGO_MAX_S)
             return now - timedelta(seconds=float(ago_s))
-        # A bare number or a week of a year would be read by `fromisoformat`, as something odd.
+        # `fromisoformat` would read a bare number or a week of a year as something else.
         if "-" not in stripped.lstrip("-") or ":" not in stripped:
-            raise WrongUse(_unread(text, option))
+            raise WrongUse(_cannot_read(text, option))
         moment = datetime.fromisoformat(stripped)
     except (ValueError, OverflowError):
-        raise WrongUse(_unread(text, option)) from None
+        raise WrongUse(_cannot_read(text, option)) from None
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-def _unread(text: str, option: str) -> str:
+def _cannot_read(text: str, option: str) -> str:
     return (
         f"{option} must be a day like 2026-11-16, a time like 2026-11-16T05:30, or how long ago"
         f" like 24h or 7d; got {text!r:.60}"
@@ -71,5 +71,5 @@ def _in_ms(moment: datetime | None) -> int | None:
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
-def _said(moment: datetime) -> str:
+def _text(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S UTC")

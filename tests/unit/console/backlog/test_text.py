@@ -112,8 +112,8 @@ def test_the_doctors_lines_and_verdict() -> None:
     assert line_of(odd) == f"warn  {'drift':<22}  some; look at it"
     assert "\n" not in line_of(bad)
     assert verdict([good]) == "fit to be paired: every check passed"
-    assert verdict([good, odd]) == "fit to be paired: 1 to look at"
-    assert verdict([good, skipped]).startswith("nothing was found against pairing them")
+    assert verdict([good, odd]) == "fit to be paired: 1 warning"
+    assert verdict([good, skipped]).startswith("no problem was found")
     assert verdict([good, bad, skipped]) == "not fit to be paired: 1 failed, 1 not checked"
     assert document([good, odd])["ok"] is True
     assert document([bad])["ok"] is False

@@ -58,7 +58,7 @@ def test_a_healthy_pair_is_a_few_lines() -> None:
         "  orders  healthy         1,200         0       0",
         "",
         "  backlog queues: 2 of 2 in rotation",
-        "  syphon: does not run in this process",
+        "  syphon: not running in this process",
     ]
 
 
@@ -123,7 +123,7 @@ def test_queues_out_of_use_and_the_syphons_obstacles_say_why() -> None:
     assert lines[-5:] == [
         "  backlog queues: 1 of 2 in rotation",
         "    contoso/x-servicebus-transfer/1  pulled, back in 20 s: full",
-        "  syphon: 1,500 brought home, 2 under way, 0 dead-lettered",
+        "  syphon: 1,500 forwarded, 2 in flight, 0 dead-lettered",
         "    primary: refused",
         "    orders: disabled",
     ]
@@ -134,7 +134,7 @@ def test_queues_out_of_use_and_the_syphons_obstacles_say_why() -> None:
     [
         (status(protected=False), "UNPROTECTED"),
         (status(sides={"primary": {"state": "faulted", "reason": "gone"}}), "primary is faulted"),
-        (status(ledger_unrecorded=12), "ledger could not take 12"),
+        (status(ledger_unrecorded=12), "ledger could not record 12"),
         (status(entity("x", "suspect")), "suspect: x"),
     ],
 )

@@ -1,0 +1,40 @@
+"""The pairs and syphons of this machine that a command is about."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from twinbus.console.terminal.output import WrongUse
+from twinbus.console.terminal.table import visible
+from twinbus.control.client import RunningHost, SilentHost, find
+from twinbus.errors import ControlError
+
+__all__ = ["choose_hosts", "choose_one_name", "find_hosts"]
+
+
+def find_hosts() -> tuple[list[RunningHost], list[SilentHost]]:
+    """Return the hosts that answer, and those that do not; the latter are reported on stderr."""
+    hosts, silent = find()
+    for one in silent:
+        print(f"twinbus: {visible(one.path.stem)}: {visible(one.why)}", file=sys.stderr)
+    return hosts, silent
+
+
+def choose_hosts(hosts: Sequence[RunningHost], name: str | None, kind: str) -> list[RunningHost]:
+    """Return the hosts with this name, or all without one; ControlError if there is none."""
+    chosen = [host for host in hosts if name is None or host.is_called(name)]
+    if not chosen:
+        raise ControlError(f"no {kind} {name!r} runs here; there is {_list(hosts)}")
+    return chosen
+
+
+def choose_one_name(hosts: Sequence[RunningHost], name: str | None, kind: str) -> list[RunningHost]:
+    """Return the hosts to steer: those with this name; WrongUse if none of several is named."""
+    if name is None and len(hosts) > 1:
+        raise WrongUse(f"{len(hosts)} {kind}s run here, give one with --pair: {_list(hosts)}")
+    return choose_hosts(hosts, name, kind)
+
+
+def _list(hosts: Sequence[RunningHost]) -> str:
+    return ", ".join(f"{visible(host.process)} ({visible(host.card.program)})" for host in hosts)
