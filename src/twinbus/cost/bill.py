@@ -12,7 +12,7 @@ lines only, and `not_priced` names the others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
@@ -27,6 +27,7 @@ __all__ = [
     "ServiceTier",
     "bill",
     "exact",
+    "exact_or_none",
     "geo_replication_bill",
     "operations_meter",
 ]
@@ -115,15 +116,7 @@ class MonthlyBill:
             "price_book": self.price_book,
             "currency": self.currency,
             "lines": [
-                {
-                    "name": line.name,
-                    "meter": line.meter,
-                    "quantity": line.quantity,
-                    "unit": line.unit,
-                    "amount": None if line.amount is None else exact(line.amount),
-                    "note": line.note,
-                }
-                for line in self.lines
+                {**asdict(line), "amount": exact_or_none(line.amount)} for line in self.lines
             ],
             "total": exact(self.total),
             "not_priced": list(self.not_priced),
@@ -134,6 +127,11 @@ class MonthlyBill:
 def exact(amount: Decimal) -> str:
     """Return all significant digits of an amount: 79.6, 0, 0.0000008."""
     return f"{amount.normalize():f}"
+
+
+def exact_or_none(amount: Decimal | None) -> str | None:
+    """Return all significant digits of an amount; None stays None."""
+    return None if amount is None else exact(amount)
 
 
 def operations_meter(tier: ServiceTier) -> str | None:

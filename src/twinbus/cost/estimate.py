@@ -13,7 +13,7 @@ ledger. All counts are whole and exact for the month; fractions are rounded once
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
@@ -32,6 +32,7 @@ from twinbus.cost.bill import (
     ServiceTier,
     bill,
     exact,
+    exact_or_none,
     geo_replication_bill,
     operations_meter,
 )
@@ -119,15 +120,15 @@ class Workload:
         return self.connections_alone + diverting + SYPHON_CONNECTIONS * self.queues
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CauseCost:
     """The cost of one cause in the month."""
 
     cause: str
     operations: int
     units: int
-    bytes_out: int
-    amount: Decimal | None
+    bytes_out: int = 0
+    amount: Decimal | None = None
     """Added to the causes before it: the application's operations use the free amount first."""
 
 
@@ -172,14 +173,7 @@ class CostEstimate:
             "operations": self.operations,
             "units": self.units,
             "causes": [
-                {
-                    "cause": cause.cause,
-                    "operations": cause.operations,
-                    "units": cause.units,
-                    "bytes_out": cause.bytes_out,
-                    "amount": None if cause.amount is None else exact(cause.amount),
-                }
-                for cause in self.causes
+                {**asdict(cause), "amount": exact_or_none(cause.amount)} for cause in self.causes
             ],
             "bill": self.bill.as_json(),
             "without_pair": exact(self.alone),
@@ -234,25 +228,18 @@ def estimate(work: Workload, prices: PriceBook) -> CostEstimate:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Count:
-    cause: str
-    operations: int
-    units: int
-    bytes_out: int = 0
-
-
-def _counted(work: Workload, messages: int, moved: int) -> Iterator[_Count]:
+def _counted(work: Workload, messages: int, moved: int) -> Iterator[CauseCost]:
+    """Yield the causes, without their amounts."""
     one, size = units(work.size_bytes), work.size_bytes
     settled = 1 if work.rule.count_settlement else 0
     direct = messages - moved
-    yield _Count(
+    yield CauseCost(
         "application",
         direct * (2 + settled) + moved * (1 + settled),
         direct * (2 * one + settled) + moved * (one + settled),
         messages * size,
     )
-    yield _Count("failover", moved, moved * one)
+    yield CauseCost("failover", moved, moved * one)
     pings = ping_operations(
         entity_count=work.entities,
         client_count=work.clients,
@@ -260,25 +247,19 @@ def _counted(work: Workload, messages: int, moved: int) -> Iterator[_Count]:
         outage_s=work.outage_s,
     )
     pings_a_month = _whole(pings * work.outages_per_month)
-    yield _Count("ping", pings_a_month, pings_a_month)
-    yield _Count("syphon", moved * (2 + settled), moved * (2 * one + settled), moved * size)
+    yield CauseCost("ping", pings_a_month, pings_a_month)
+    yield CauseCost("syphon", moved * (2 + settled), moved * (2 * one + settled), moved * size)
     polls = idle_syphon_operations(queue_count=work.queues, poll_s=work.poll_s, period_s=MONTH_S)
-    yield _Count("poll", polls, polls)
+    yield CauseCost("poll", polls, polls)
 
 
-def _priced(counts: Iterator[_Count], work: Workload, prices: PriceBook) -> Iterator[CauseCost]:
+def _priced(causes: Iterator[CauseCost], work: Workload, prices: PriceBook) -> Iterator[CauseCost]:
     key = operations_meter(work.tier)
     before = 0
-    for count in counts:
-        amount = prices.meter(key).cost(count.units, before) if key else Decimal(0)
-        before += count.units
-        yield CauseCost(
-            cause=count.cause,
-            operations=count.operations,
-            units=count.units,
-            bytes_out=count.bytes_out,
-            amount=amount,
-        )
+    for cause in causes:
+        amount = prices.meter(key).cost(cause.units, before) if key else Decimal(0)
+        before += cause.units
+        yield replace(cause, amount=amount)
 
 
 def _moved_stages(work: Workload) -> dict[str, int]:

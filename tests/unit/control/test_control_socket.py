@@ -152,7 +152,7 @@ async def test_nonsense_gets_an_answer_and_silence_gets_none(run_directory: Path
         too_long = await said(path, b"x" * (REQUEST_BYTES_MAX * 2))
         assert str(REQUEST_BYTES_MAX) in too_long.error_text
         cut_short = await said(path, encode_request(ControlRequest("later"))[:-1], close=True)
-        assert "new line" in cut_short.error_text
+        assert "newline" in cut_short.error_text
         assert await said(path, b"", close=True) is None
 
 
