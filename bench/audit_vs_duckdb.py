@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from bench.audit_world import Findings
-    from twinbus.pipeline.maker import Plan
+    from bench.ledger_maker import Plan
 
 UNIT = "ms, less is better"
 RECORDS = 10_000_000

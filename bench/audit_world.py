@@ -1,8 +1,8 @@
 """Made ledgers on disk, their conservation audited by Spark and by DuckDB, and the memory it takes.
 
-Both read the same Parquet files (`pipeline.maker`), answer the same question (the balance of all
-messages, and the ids of those that are lost, received twice, or otherwise not delivered), and must
-find what was planted.
+Both read the same Parquet files (`bench.ledger_maker`) and answer the same question: the balance of
+all messages, and the ids of those lost, received twice, or otherwise not delivered. Both must find
+what was planted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench import ledger_maker as maker
 from bench.harness import NotMeasured, Progress
-from twinbus.pipeline import maker
 from twinbus.pipeline.spark.session import SparkStartError, spark_session
 
 if TYPE_CHECKING:

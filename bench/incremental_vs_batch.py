@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from bench import ledger_maker as maker
 from bench.audit_world import audit_session, plan_of, scratch
 from bench.harness import Progress, Sides
-from twinbus.pipeline import maker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

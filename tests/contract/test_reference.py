@@ -12,9 +12,9 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
 from tests.contract.corpus import sdk_messages, sdk_session_messages
 from tests.contract.pairs import drain as received_from
+from tests.contract.reference_pump import drain_by_sdk
 from tests.contract.roads import QUEUE, SESSIONS, Roads, running_roads
 from tests.official_sdk import async_client
-from twinbus.syphon.reference import drain_by_sdk
 from twinbus.transfer.sections import DELIVERY_MARKS
 
 pytestmark = pytest.mark.contract

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F
 
-from twinbus.pipeline import maker
+from bench import ledger_maker as maker
 from twinbus.pipeline.tables.journeys import judged, merged, partial_journeys
 from twinbus.pipeline.tables.schemas import LEDGER
 
