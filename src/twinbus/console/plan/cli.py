@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,16 +18,9 @@ from twinbus.console.options import (
     SizeOption,
 )
 from twinbus.console.terminal.help_text import epilog
+from twinbus.console.plan.output import PlanOutput
 
-__all__ = ["PlanOutput", "add_to"]
-
-
-class PlanOutput(StrEnum):
-    """How the plan is told."""
-
-    TEXT = "text"
-    JSON = "json"
-    HTML = "html"
+__all__ = ["add_to"]
 
 
 def add_to(app: typer.Typer) -> None:

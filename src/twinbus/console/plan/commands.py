@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from twinbus.console.cost.price_books import book_of
 from twinbus.console.plan import page as plan_page
 from twinbus.console.plan import text as plan_words
-from twinbus.console.plan.cli import PlanOutput
+from twinbus.console.plan.output import PlanOutput
 from twinbus.console.plan.request import PlanInput, PlanRequest, read
 from twinbus.console.terminal.live_line import live_line
 from twinbus.console.terminal.output import WrongUse, print_json

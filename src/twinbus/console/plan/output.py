@@ -1,0 +1,13 @@
+"""The forms in which `twinbus plan` prints a plan."""
+
+from enum import StrEnum
+
+__all__ = ["PlanOutput"]
+
+
+class PlanOutput(StrEnum):
+    """The value of `--output`."""
+
+    TEXT = "text"
+    JSON = "json"
+    HTML = "html"
