@@ -23,7 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPARK_PROGRAMS = (
     "tests/spark/test_cluster.py",
-    "tests/spark/test_drain_job.py",
+    "tests/spark/test_submit.py",
     "tests/spark/test_drain_kill.py",
     "tests/spark/test_stream_kill.py",
     "tests/end_to_end/test_drill.py",

@@ -14,7 +14,7 @@ import pytest
 
 from tests.spark.ledgers import moved, received, sent
 from tests.spark.test_compaction import write
-from twinbus.pipeline import tables_job
+from twinbus.pipeline import submit
 
 EXECUTORS = "local-cluster[2,1,1024]"
 
@@ -27,7 +27,7 @@ def test_a_cluster_of_two_executors_keeps_the_tables(tmp_path: Path) -> None:
         write(tmp_path, f"app-{number}", lines + moved(f"moved-{number}"))
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "twinbus.pipeline.tables_job", "update", str(tmp_path)),
+            *(sys.executable, "-m", "twinbus.pipeline.submit", "update", str(tmp_path)),
             *("--master", EXECUTORS),
         ],
         # For the executors too: what is short need not be compiled well.
@@ -49,7 +49,7 @@ def test_spark_submit_keeps_the_tables_and_says_in_one_line_what_fails(tmp_path:
     assert spec is not None
     assert spec.origin is not None
     home = Path(spec.origin).parent
-    where = [sys.executable, "-m", "twinbus.pipeline.tables_job", "--where"]
+    where = [sys.executable, "-m", "twinbus.pipeline.submit", "--where"]
     script = subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip()
     ledger = tmp_path / "ledger"
     ledger.mkdir()
@@ -90,21 +90,21 @@ def test_spark_submit_keeps_the_tables_and_says_in_one_line_what_fails(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "say what to do with which ledger: update LEDGER; --help shows all"),
-        (["update"], "say what to do with which ledger: update LEDGER; --help shows all"),
-        (["retain", "x"], "retain needs --days N, and nothing else takes it"),
-        (["compact", "x", "--days", "3"], "retain needs --days N, and nothing else takes it"),
+        ([], "name a job, for example: update LEDGER; --help shows all"),
+        (["update"], "the following arguments are required: LEDGER; --help shows all"),
+        (["retain", "x"], "the following arguments are required: --days; --help shows all"),
+        (["compact", "x", "--days", "3"], "unrecognized arguments: --days 3; --help shows all"),
         (["retain", "x", "--days", "0"], "--days is 0, at least 1: today is always kept"),
-        (["update", "x", "--remove-raw"], "--remove-raw is for compact"),
+        (["update", "x", "--remove-raw"], "unrecognized arguments: --remove-raw; --help shows all"),
     ],
 )
 def test_wrong_use_is_one_line(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tables_job.main(arguments) == tables_job.WRONG_USE
+    assert submit.main(arguments) == submit.WRONG_USE
     assert capsys.readouterr().err == f"twinbus: {line}\n"
 
 
 def test_where_prints_the_script_for_spark_submit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tables_job.main(["--where"]) == 0
-    assert Path(capsys.readouterr().out.strip()).name == "tables_job.py"
+    assert submit.main(["--where"]) == 0
+    assert Path(capsys.readouterr().out.strip()).name == "submit.py"

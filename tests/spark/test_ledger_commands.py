@@ -12,7 +12,7 @@ from tests.spark.ledgers import diverted, received, sent
 from tests.spark.test_compaction import write
 from tests.unit.console.commands import run
 from twinbus.console.terminal.output import COULD_NOT
-from twinbus.pipeline import tables_job
+from twinbus.pipeline import submit
 from twinbus.pipeline.store.store import BRONZE, JOURNEYS, SUMS
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ KINDS = (BRONZE, JOURNEYS, SUMS)
 def test_a_file_system_that_is_not_there_is_one_line(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tables_job.main(["update", "nofs://host/ledger"]) == 1
+    assert submit.main(["update", "nofs://host/ledger"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("twinbus: Spark could not work it out: ")
     assert 'No FileSystem for scheme "nofs"' in line

@@ -123,7 +123,7 @@ def _run(
     **more: Any,
 ) -> None:
     from twinbus.console.ledger.commands import run
-    from twinbus.pipeline.tables_job import TablesTask
+    from twinbus.pipeline.store.upkeep import TablesTask
 
     task = TablesTask(verb=verb, ledger=ledger, tables=tables, **more)
     raise typer.Exit(run(task, master, lines, as_json=output is Output.JSON))

@@ -11,10 +11,10 @@ from twinbus.console.ledger.text import Document
 from twinbus.console.namespaces import run_to_its_end
 from twinbus.console.terminal.live_line import live_line
 from twinbus.console.terminal.output import print_json
-from twinbus.pipeline import tables_job
+from twinbus.pipeline.store import upkeep
 from twinbus.pipeline.spark import session
 from twinbus.pipeline.spark.failure_text import spark_in_words
-from twinbus.pipeline.tables_job import TablesTask
+from twinbus.pipeline.store.upkeep import TablesTask
 
 __all__ = ["run"]
 
@@ -50,7 +50,7 @@ async def _perform(task: TablesTask, master: str | None) -> Document:
                 session.spark_session(master=master or session.LOCAL_MASTER) as spark,
             ):
                 line.say("reading the tables")
-                return tables_job.perform(spark, task, line.say)
+                return upkeep.perform(spark, task, line.say)
 
         return await asyncio.wrap_future(_started(work))
 

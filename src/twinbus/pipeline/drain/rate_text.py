@@ -1,6 +1,6 @@
 """How fast a drain may go, as people write it: `500`, `500/s`, `30000/min` or `standard`. Pure.
 
-It is here because `drain_job` and the console both read it, and nothing below knows both what a
+It is here because `submit` and the console both read it, and nothing below knows both what a
 rate looks like and what a syphon can keep to.
 """
 

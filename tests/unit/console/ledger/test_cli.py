@@ -15,8 +15,8 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from tests.unit.console.commands import run
 from twinbus.console.terminal.output import COULD_NOT, STOPPED
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline import tables_job
 from twinbus.pipeline.spark import session
+from twinbus.pipeline.store import upkeep
 
 VERBS = (["status"], ["update"], ["rebuild"], ["compact"], ["retain", "--days", "9"])
 
@@ -31,7 +31,7 @@ def perform(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], No
 
     def patch(work: Callable[[], Any]) -> None:
         monkeypatch.setattr(session, "spark_session", no_session)
-        monkeypatch.setattr(tables_job, "perform", lambda *given: work())
+        monkeypatch.setattr(upkeep, "perform", lambda *given: work())
 
     return patch
 

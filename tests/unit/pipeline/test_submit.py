@@ -1,16 +1,17 @@
-"""What `drain_job` makes of its command line; no Spark is started."""
+"""What `submit drain` makes of its command line; no Spark is started."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from twinbus.pipeline import drain_job
+from twinbus.pipeline import drain_job, submit, tables_job
 
 
 @pytest.fixture
@@ -38,9 +39,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_strict_keeps_the_order_within_sessions(asked: dict[str, Any]) -> None:
-    assert drain_job.main(["some/queue"]) == 0
+    assert submit.main(["drain", "some/queue"]) == 0
     assert asked["options"].session_order == "relaxed"
-    assert drain_job.main(["some/queue", "--strict"]) == 0
+    assert submit.main(["drain", "some/queue", "--strict"]) == 0
     assert asked["options"].session_order == "strict"
 
 
@@ -48,10 +49,25 @@ def test_a_rate_is_read_as_the_console_reads_it(
     asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for said, per_s in (("500", 500), ("30000/min", 500), ("standard", 250)):
-        assert drain_job.main(["some/queue", "--rate", said]) == 0
+        assert submit.main(["drain", "some/queue", "--rate", said]) == 0
         assert asked["rate_per_s"] == per_s
-    assert drain_job.main(["some/queue"]) == 0
+    assert submit.main(["drain", "some/queue"]) == 0
     assert asked["rate_per_s"] is None
-    assert drain_job.main(["some/queue", "--rate", "fast"]) == drain_job.WRONG_USE
+    assert submit.main(["drain", "some/queue", "--rate", "fast"]) == submit.WRONG_USE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("twinbus: --rate must be a number and a time, like 500/s")
+
+
+def test_the_names_of_earlier_releases_work_and_name_the_new_one(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert drain_job.main(["some/queue", "--rate", "500"]) == 0
+    assert asked["rate_per_s"] == 500
+    assert "`python -m twinbus.pipeline.submit drain`" in capsys.readouterr().err
+    assert tables_job.main(["retain", "x", "--days", "0"]) == submit.WRONG_USE
+    told, refused = capsys.readouterr().err.splitlines()
+    assert "`python -m twinbus.pipeline.submit`" in told
+    assert refused == "twinbus: --days is 0, at least 1: today is always kept"
+    # The path must be of the script that takes the same arguments.
+    assert drain_job.main(["--where"]) == 0
+    assert Path(capsys.readouterr().out.strip()).name == "drain_job.py"

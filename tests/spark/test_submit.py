@@ -16,7 +16,7 @@ import pytest
 
 from tests.spark.drain_world import KINDS, QUEUES, duplicates, world
 from twinbus.ledger import read
-from twinbus.pipeline import drain_job
+from twinbus.pipeline import submit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ def test_spark_submit_runs_the_drain_and_prints_what_the_ledger_says(tmp_path: P
             [
                 *(submit, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false"),
                 *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
-                *(script(), *QUEUES, "--ledger", str(tmp_path / "ledger"), "--lease"),
+                *(script(), "drain", *QUEUES, "--ledger", str(tmp_path / "ledger"), "--lease"),
                 *("--rate", str(RATE), *(word for kind in SERVED for word in ("--only", kind))),
             ],
             env={
@@ -80,15 +80,15 @@ def test_a_batch_that_is_told_to_end_is_not_taken_for_drained(
             stop.set()
             yield
 
-        monkeypatch.setattr(drain_job, "_stopped_by_sigterm", told)
-        assert drain_job.main([*QUEUES]) == drain_job.STOPPED
+        monkeypatch.setattr(submit, "_stopped_by_sigterm", told)
+        assert submit.main(["drain", *QUEUES]) == submit.STOPPED
         assert namespaces.waiting() > 0
 
 
 def script() -> str:
     """The path that a user is told to hand to spark-submit."""
     told = subprocess.run(
-        [sys.executable, "-m", "twinbus.pipeline.drain_job", "--where"],
+        [sys.executable, "-m", "twinbus.pipeline.submit", "--where"],
         capture_output=True,
         text=True,
         check=True,
@@ -107,9 +107,9 @@ def test_wrong_use_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("TWINBUS_PRIMARY", raising=False)
-    assert drain_job.main(["some/queue"]) == drain_job.WRONG_USE
+    assert submit.main(["drain", "some/queue"]) == submit.WRONG_USE
     assert capsys.readouterr().err.startswith("twinbus: put the connection strings into")
     monkeypatch.setenv("TWINBUS_PRIMARY", "Endpoint=sb://one/")
     monkeypatch.setenv("TWINBUS_SECONDARY", "Endpoint=sb://two/")
-    assert drain_job.main([]) == drain_job.WRONG_USE
+    assert submit.main(["drain"]) == submit.WRONG_USE
     assert capsys.readouterr().err == "twinbus: name at least one backlog queue\n"

@@ -1,0 +1,118 @@
+"""The upkeep of a ledger's tables as one call: what `twinbus ledger` and `pipeline.submit` run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["TablesTask", "perform"]
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablesTask:
+    """One operation on the tables of a ledger."""
+
+    verb: str
+    ledger: str
+    tables: str | None = None
+    days: int | None = None
+    remove_raw: bool = False
+
+
+def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:
+    """Perform the task and return its result as a document."""
+    from twinbus.pipeline.store import stream
+
+    if task.verb == "update":
+        return _snapshot_document(stream.update(spark, task.ledger, task.tables))
+    if task.verb == "rebuild":
+        return _snapshot_document(stream.rebuild(spark, task.ledger, task.tables))
+    if task.verb == "follow":
+        return _follow(spark, task, say)
+    store = stream.open_store(spark, task.ledger, task.tables)
+    if task.verb == "compact":
+        return _compact(store, task, say)
+    if task.verb == "retain":
+        return _retain(store, task, say)
+    assert task.verb == "status", task.verb
+    return _status(store)
+
+
+def _follow(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:
+    from twinbus.pipeline.store.stream import follow, open_store
+
+    stop = threading.Event()
+    before = [signal.signal(one, lambda *_: stop.set()) for one in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        follow(
+            spark,
+            task.ledger,
+            task.tables,
+            stop=stop,
+            announce=lambda done: say(f"batch {done.batch}: {done.records:,} records in all"),
+        )
+    finally:
+        for one, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(one, handler)
+    return _snapshot_document(open_store(spark, task.ledger, task.tables).latest())
+
+
+def _compact(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
+    from twinbus.pipeline.store.compaction import compact, remove_raw
+
+    done = compact(store, announce=say)
+    removed = remove_raw(store) if task.remove_raw else None
+    return {
+        **_snapshot_document(done.snapshot),
+        "parts_before": done.parts_before,
+        "parts_after": done.parts_after,
+        "raw_files_removed": None if removed is None else len(removed),
+    }
+
+
+def _retain(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
+    from twinbus.pipeline.store.retention import retain
+
+    assert task.days is not None
+    done = retain(store, task.days, announce=say)
+    return {
+        **_snapshot_document(done.snapshot),
+        "first_day_kept": done.before.isoformat(),
+        "records_removed": done.records_removed,
+        "journeys_removed": done.journeys_removed,
+        "journeys_open": done.journeys_open,
+    }
+
+
+def _status(store: Any) -> Document:
+    from twinbus.pipeline.store.increment import kept_tables
+    from twinbus.pipeline.store.store import SUMS
+
+    snapshot = store.latest()
+    kinds = {}
+    for kind, parts in snapshot.parts.items():
+        places = [f"{SUMS}-{table.name}" for table in kept_tables()] if kind == SUMS else [kind]
+        sizes = [store.size_of(place, part) for place in places for part in parts]
+        kinds[kind] = {
+            "parts": len(parts),
+            "files": sum(size.files for size in sizes),
+            "bytes": sum(size.size_bytes for size in sizes),
+        }
+    return {**_snapshot_document(snapshot), "place": store.place, "kinds": kinds}
+
+
+def _snapshot_document(snapshot: Any) -> Document:
+    return {
+        "commit": snapshot.number,
+        "batch": snapshot.batch,
+        "records": snapshot.records,
+        "set_aside": dict(snapshot.set_aside),
+    }
