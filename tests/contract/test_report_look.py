@@ -11,7 +11,7 @@ from tests.official_sdk import administration, client
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.errors import SyphonError
-from twinbus.pipeline.report import Sighting
+from twinbus.pipeline.reports.documents import Sighting
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.contract

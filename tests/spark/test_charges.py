@@ -23,9 +23,9 @@ from tests.spark.ledgers import (
 )
 from twinbus.cost import arithmetic, prices
 from twinbus.cost.arithmetic import CountingRule
+from twinbus.pipeline.reports.bill import MonthlySum, bill, idle_model, ping_model
 from twinbus.pipeline.reports.charges import charges_report
 from twinbus.pipeline.reports.documents import ReportRequest
-from twinbus.pipeline.reports.findings import MonthlySum, bill, idle_model, ping_model
 from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.tables import charges, conservation, gold_schemas, schemas
 

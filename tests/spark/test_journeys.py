@@ -129,12 +129,14 @@ def test_every_message_has_the_facts_and_the_fate_that_its_lines_tell(quick: Spa
 
 
 def test_nothing_leaves_the_backlog_before_it_came(quick: SparkSession) -> None:
-    from twinbus.pipeline.tables.conservation import backlog_depth
+    from twinbus.pipeline.tables.availability import backlog_over_time, stays
 
     lines = [diverted("skewed", 20), *moved("skewed", 20, out_s=15)[1:], diverted("other", 16)]
-    depth = backlog_depth(judged(journeys_of(quick, lines)), 1)
+    found = stays(judged(journeys_of(quick, lines)), bucket_s=1)
+    depth = backlog_over_time(found, bucket_s=1, by=()).select("at_s", "depth")
     second = EPOCH_MS // 1000
-    assert sorted(map(tuple, depth.collect())) == [(second + 16, 1), (second + 20, 1)]
+    # A point at each change, and one in the second before it.
+    assert sorted(map(tuple, depth.collect())) == [(second + at, 1) for at in (16, 19, 20)]
 
 
 def test_a_receipt_tells_that_a_message_left_the_backlog(quick: SparkSession) -> None:

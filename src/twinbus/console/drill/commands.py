@@ -1,4 +1,4 @@
-"""`twinbus drill`: an outage on purpose, and the proof of what became of every message."""
+"""`twinbus drill`: an outage on purpose, and the proof of what happened to every message."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from azure.core.exceptions import AzureError
 from rich.console import Console
-from rich.table import Table
 
-from twinbus.console.drill import page as report
-from twinbus.console.drill import text as drill_words
 from twinbus.console.drill.phases import Drill
 from twinbus.console.drill.screen import DrillScreen
+from twinbus.console.drill.sheet import drill_sheet, outage_picture
 from twinbus.console.drill.spark import SparkThread, require_spark
 from twinbus.console.drill.world import DrillError, World
+from twinbus.console.sheet.page import page_of
+from twinbus.console.sheet.text import text_of
 
 if TYPE_CHECKING:
     from twinbus.console.drill.result import DrillPlan, DrillResult
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 PUMP_VARIABLE: Final = "TWINBUS_DRILL_PUMP"
-"""Names another pump, as module:attribute: tests plant a faulty one to see the drill fail."""
+"""Names another pump as module:attribute: tests use a faulty one to see the drill fail."""
 
 FAILED: Final = 1
 STOPPED: Final = 130
@@ -36,18 +36,18 @@ STOPPED: Final = 130
 
 
 def run(plan: DrillPlan, directory: Path, *, as_json: bool) -> int:
-    """Hold a drill, write its report to `directory` and to stdout; the exit status."""
+    """Run a drill, write its report to `directory` and to stdout; return the exit status."""
     require_spark()
-    _make(directory)
+    _make_directory(directory)
     _log_to(directory / "drill.log")
     try:
-        result = asyncio.run(_hold(plan, directory))
+        result = asyncio.run(_run_drill(plan, directory))
     except (KeyboardInterrupt, asyncio.CancelledError):
         Console(stderr=True).print("drill: stopped")
         return STOPPED
     (directory / "drill.json").write_text(json.dumps(result.as_json(), indent=2) + "\n")
-    (directory / "report.html").write_text(report.page(result))
-    (directory / "outage.svg").write_text(report.picture(result))
+    (directory / "report.html").write_text(page_of(drill_sheet(result)))
+    (directory / "outage.svg").write_text(outage_picture(result))
     if as_json:
         print(json.dumps(result.as_json()))
     else:
@@ -55,8 +55,8 @@ def run(plan: DrillPlan, directory: Path, *, as_json: bool) -> int:
     return 0 if result.passed else FAILED
 
 
-async def _hold(plan: DrillPlan, directory: Path) -> DrillResult:
-    """The drill itself; whatever ends it, no process and no file of its world is left."""
+async def _run_drill(plan: DrillPlan, directory: Path) -> DrillResult:
+    """Run the drill; however it ends, no process and no file of its world is left."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -72,7 +72,7 @@ async def _hold(plan: DrillPlan, directory: Path) -> DrillResult:
 
 
 def _reason(error: BaseException) -> BaseException:
-    """The first error of several at once; one of the SDK as ours, for it is a single line too."""
+    """The first error of a group; one of the SDK as ours, in a single line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, AzureError):
@@ -80,7 +80,7 @@ def _reason(error: BaseException) -> BaseException:
     return error
 
 
-def _make(directory: Path) -> None:
+def _make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "drill.json").unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def _make(directory: Path) -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Have the log beside the report: on the screen it would run through the live lines."""
+    """Log to a file beside the report: on the screen it would run through the live lines."""
     handler = logging.FileHandler(path, mode="w")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
     logging.getLogger().addHandler(handler)
@@ -100,24 +100,8 @@ def _log_to(path: Path) -> None:
 
 
 def _print(result: DrillResult, directory: Path) -> None:
-    console = Console(highlight=False)
-    colour = "green" if result.passed else "red"
-    console.print(f"\n[bold {colour}]{drill_words.headline(result)}.[/]")
-    for sentence in drill_words.story(result):
-        console.print(sentence)
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    for row in drill_words.rows(result):
-        style = "bold red" if row.is_bad else None
-        table.add_row(row.name, row.value, row.meaning, style=style)
-    console.print()
-    console.print(table)
-    for line in drill_words.missing(result):
-        console.print(line, style="red", markup=False, soft_wrap=True)
-    console.print(
-        f"\nreport: {directory / 'report.html'}, with drill.json and drill.log", soft_wrap=True
-    )
-    report_command = f"twinbus report reconciliation {shlex.quote(str(directory / 'ledger'))}"
-    console.print(f"ledger: look further with, for example, {report_command}", soft_wrap=True)
+    ledger = shlex.quote(str(directory / "ledger"))
+    print()
+    print(text_of(drill_sheet(result)))
+    print(f"report: {directory / 'report.html'}, with drill.json and drill.log")
+    print(f"ledger: more with, for example, twinbus report reconciliation {ledger}")

@@ -13,7 +13,7 @@ from azure.servicebus import ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.console.drill.world import ENTITIES, PRIMARY, SUBSCRIPTION, Entity, administration
-from twinbus.pipeline.report import Sighting
+from twinbus.pipeline.reports.documents import Sighting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

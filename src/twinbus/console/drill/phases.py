@@ -14,14 +14,14 @@ import twinbus
 from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.console.drill.consumers import Consumers, backlog_count, left_in_backlog
 from twinbus.console.drill.result import HEALTHY, DrillPlan, DrillResult, Moments
-from twinbus.console.drill.spark import SparkThread, start_worker, work_out_tables_once
-from twinbus.console.drill.text import rate
+from twinbus.console.drill.sheet import rate_text
+from twinbus.console.drill.spark import SparkThread, start_worker, warm_up_reports
 from twinbus.console.drill.traffic import DrillTraffic
 from twinbus.console.drill.world import ENTITIES, NamespaceProcess, World, create_entities
 from twinbus.cost import prices
 from twinbus.ledger import LedgerWriter
-from twinbus.pipeline import jobs
 from twinbus.pipeline.drain import drain
+from twinbus.pipeline.reports.outage import outage_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ class Drill:
         self._screen = screen
         self._pump_factory = pump_factory
         self._queues: tuple[str, ...] = ()
-        self._told_accepted = 0
+        self._sends_returned = 0
         self._began_ms = self._killed_ms = self._back_ms = 0
 
     async def run(self) -> DrillResult:
@@ -94,12 +94,12 @@ class Drill:
         with self._screen.phase("Spark", "starting Spark") as phase:
             ready = self._spark.submit(start_worker)
             while not await _is_done(ready):
-                phase.say(self._spark.said or "starting Spark")
+                phase.say(self._spark.announcement or "starting Spark")
             ready.result()
             if not sent.is_set():
                 phase.say("Spark runs, and warms up meanwhile")
                 practice = self._spark.submit(
-                    lambda session: work_out_tables_once(session, self._world.ledger)
+                    lambda session: warm_up_reports(session, self._world.ledger)
                 )
                 while not await _is_done(practice):
                     pass
@@ -119,13 +119,15 @@ class Drill:
         async with pair_namespaces(primary, secondary, self._options()) as pair:
             self._queues = pair.backlog_queues
             plan = self._plan
-            words = f"{plan.messages:,} messages, {rate(plan)} a second, {plan.senders} senders"
+            words = (
+                f"{plan.messages:,} messages, {rate_text(plan)} a second, {plan.senders} senders"
+            )
             with self._screen.phase("send", words, plan.messages) as phase:
                 traffic = DrillTraffic(plan, pair, phase.reach)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(traffic.run())
                     await self._lose_primary(pair)
-            self._began_ms, self._told_accepted = traffic.began_ms, traffic.told_accepted
+            self._began_ms, self._sends_returned = traffic.began_ms, traffic.sends_returned
 
     def _options(self) -> SendAvailabilityOptions:
         return SendAvailabilityOptions(
@@ -230,18 +232,21 @@ class Drill:
         ended_ms = _now_ms()
         with self._screen.phase("count", "Spark reads the ledger") as phase:
             secondary = self._world.secondary.connection_string
+            peeked_ms = _now_ms()
             seen = await left_in_backlog(secondary, self._queues)
             work = self._spark.submit(
-                lambda session: jobs.tables(
+                lambda session: outage_report(
                     session,
                     self._world.ledger,
                     prices.standard(),
-                    snapshot=seen,
+                    seen,
+                    peeked_ms=peeked_ms,
                     ids_max=LOST_IDS_MAX,
                 )
             )
-            tables = await asyncio.wrap_future(work)
-            phase.say(f"Spark read {tables.records:,} records of the ledger")
+            report = await asyncio.wrap_future(work)
+            records = report.conservation.scope.records
+            phase.say(f"Spark read {records:,} records of the ledger")
         return DrillResult(
             plan=self._plan,
             moments=Moments(
@@ -250,8 +255,8 @@ class Drill:
                 back_ms=self._back_ms,
                 ended_ms=ended_ms,
             ),
-            tables=tables,
-            told_accepted=self._told_accepted,
+            report=report,
+            sends_returned=self._sends_returned,
             left_behind=frozenset(sighting.message_id for sighting in seen),
             took=tuple(self._screen.took),
             version=twinbus.__version__,

@@ -1,35 +1,35 @@
-"""What a drill was asked to do, when things happened, and what came of it: plain data, no I/O.
+"""The plan of a drill, the times of its events, and its result: plain data, no I/O.
 
-Every count comes from the tables over the ledger, in which senders, pings, syphon and receivers
-wrote side by side. What the callers themselves were told is kept only to check the ledger by.
+Every count comes from the reports on the ledger that senders, pings, syphon and receivers wrote.
+The number of sends that returned is kept only to check the ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from twinbus.pipeline.report import Report
+    from twinbus.pipeline.reports.documents import Balance, FailoverWindow
+    from twinbus.pipeline.reports.outage import OutageReport
 
 __all__ = ["DrillPlan", "DrillResult", "Moments", "TookTime", "seconds_between"]
 
 LEAD_S: Final = 3.0
-"""Healthy traffic before the kill: enough to see a rate."""
+"""Healthy traffic before the kill: enough to show a rate."""
 TAIL_S: Final = 5.0
-"""Traffic after the primary is back: the ping needs an interval, then sends are seen to return."""
+"""Traffic after the primary is back: the ping needs an interval, and then sends return."""
 RATE_MAX: Final = 400.0
 """Messages a second that one Python process sends singly beside a broker, Spark's start included,
 on two cores. A drill of more messages takes longer; a faster one would measure the machine."""
 
-FAILED_OVER: Final = "failed over"
 HEALTHY: Final = "healthy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrillPlan:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     messages: int = 3_000
     senders: int = 4
@@ -40,7 +40,7 @@ class DrillPlan:
 
     @property
     def traffic_s(self) -> float:
-        """How long sending goes on, at a steady rate."""
+        """Duration of the traffic, at a steady rate."""
         return max(LEAD_S + self.outage_s + TAIL_S, self.messages / RATE_MAX)
 
     @property
@@ -50,7 +50,7 @@ class DrillPlan:
 
     @property
     def kill_after_s(self) -> float:
-        """When the primary is killed, from the first message on."""
+        """From the first message until the primary is killed."""
         return (self.traffic_s - self.outage_s) * LEAD_S / (LEAD_S + TAIL_S)
 
     def share(self, sender: int) -> range:
@@ -60,7 +60,7 @@ class DrillPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """When the drill itself did something, in unix milliseconds."""
+    """Times of the drill's own actions, in unix milliseconds."""
 
     began_ms: int
     """The first message was due."""
@@ -82,132 +82,169 @@ class TookTime:
 
 @dataclass(frozen=True, kw_only=True)
 class DrillResult:
-    """What came of a drill."""
+    """The outcome of a drill."""
 
     plan: DrillPlan
     moments: Moments
-    tables: Report
-    told_accepted: int
-    """Messages whose `send_messages` returned: what the ledger must know too."""
+    report: OutageReport
+    sends_returned: int
+    """Messages whose `send_messages` returned: the ledger must have as many accepted ones."""
     left_behind: frozenset[str] = frozenset()
-    """Ids that a peek saw in the backlog at the end: not received, and not lost either."""
+    """Ids that a peek found in the backlog at the end: neither received nor lost."""
     took: tuple[TookTime, ...] = ()
     version: str = ""
 
     @property
-    def lost(self) -> int:
-        """Accepted, and neither received nor in the backlog: the receivers emptied the primary.
+    def total(self) -> Balance:
+        """The balance of all entities."""
+        return self.report.conservation.total
 
-        Stricter than the table's own answer, which takes the destination's word for a delivery.
+    @property
+    def received(self) -> int | None:
+        """Accepted messages that a receiver got. None: no receiver wrote to the ledger."""
+        found = [row.received for row in self.report.conservation.entities]
+        known = [number for number in found if number is not None]
+        return sum(known) if known else None
+
+    @property
+    def lost(self) -> int:
+        """Messages that were accepted, not received, and are not in the backlog.
+
+        Stricter than the conservation report, which takes an acknowledgement of the destination
+        for a delivery: the receivers emptied the primary.
         """
-        found = self.tables.waiting or 0, self.tables.dead_lettered or 0
-        return self.not_received - sum(found)
+        return self.not_received - (self.total.waiting or 0) - (self.total.dead_lettered or 0)
 
     @property
     def lost_ids(self) -> tuple[str, ...]:
-        """Some of the lost (the tables name so many at most), in order."""
-        missing = {*self.tables.lost_ids, *self.tables.not_received_ids}
-        return tuple(sorted(missing - self.left_behind))
+        """Ids of lost messages, in order; the report limits their number."""
+        return tuple(sorted({*self.report.not_received_ids} - self.left_behind))
 
     @property
     def not_received(self) -> int:
-        if self.tables.not_received is None:
-            return self.tables.accepted
-        return self.tables.not_received
+        return self.total.accepted - (self.received or 0)
+
+    @property
+    def duplicates(self) -> int:
+        """Messages that were received more than once at one entity."""
+        return self.total.duplicates or 0
+
+    @property
+    def diverted(self) -> int:
+        """Messages that went to the backlog."""
+        return sum(row.sends_saved for row in self.report.availability.entities)
 
     @property
     def caller_errors(self) -> int:
-        """Sends that raised: tried, and no attempt of them was acknowledged."""
-        return self.tables.raised + self.tables.received_unaccepted
+        """Sends that raised: tried, and no attempt was acknowledged."""
+        return self.total.raised
+
+    @property
+    def operations_by_cause(self) -> dict[str, int]:
+        """Recorded calls by cause."""
+        causes: dict[str, int] = {}
+        for kind in self.report.charges.by_kind:
+            if not kind.assumed:
+                causes[kind.cause] = causes.get(kind.cause, 0) + kind.operations
+        return causes
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why the numbers prove nothing, if they do not: a proof needs a whole ledger."""
+        """Reasons why the numbers prove nothing: a proof needs a whole ledger."""
         return tuple(self._doubts())
 
     @property
     def passed(self) -> bool:
-        """Lost is 0, every accepted message was received, and the ledger is fit to say so."""
+        """Whether nothing is lost, everything accepted was received, and the ledger is whole."""
         return self.lost == 0 and self.not_received == 0 and not self.doubts
 
     @property
     def failover_s(self) -> float | None:
-        """From the kill until the last of the entities had failed over. None: none did."""
-        return self._last_s(FAILED_OVER, self.moments.killed_ms)
+        """From the kill until the last entity had failed over. None: none did."""
+        began = ((window.entity, window.failed_over_ms) for window in self._windows)
+        return _until_last(began, self.moments.killed_ms)
 
     @property
     def recover_s(self) -> float | None:
         """From the primary's first answer until the last entity was healthy. None: none failed."""
         if self.failover_s is None:
             return None
-        return self._last_s(HEALTHY, self.moments.back_ms)
+        ended = ((window.entity, window.recovered_ms) for window in self._windows)
+        return _until_last(ended, self.moments.back_ms)
 
     @property
     def drain_s(self) -> float | None:
         """From the first message out of the backlog to the last one settled. None: no backlog."""
-        return seconds_between(self.tables.drain_began_ms, self.tables.drain_ended_ms)
+        return seconds_between(self.report.drain_began_ms, self.report.drain_ended_ms)
 
     @property
     def drain_rate(self) -> float | None:
         """Messages a second that the syphon forwarded while it drained."""
-        return self.tables.forwarded / self.drain_s if self.drain_s else None
+        return self.report.forwarded / self.drain_s if self.drain_s else None
 
     def as_json(self) -> dict[str, Any]:
-        """The result for `json.dumps`: the promised keys first, then all that the tables say."""
-        tables = self.tables.as_json()
+        """The result for `json.dumps`; `tables` has the whole reports."""
+        charges = self.report.charges.as_json()
+        reports = (self.report.conservation, self.report.availability)
         return {
             "passed": self.passed,
-            "accepted": self.tables.accepted,
-            "delivered": self.tables.delivered,
-            "received": self.tables.received,
+            "accepted": self.total.accepted,
+            "delivered": self.total.delivered,
+            "received": self.received,
             "lost": self.lost,
             "lost_ids": list(self.lost_ids),
-            "waiting": self.tables.waiting,
-            "dead_lettered": self.tables.dead_lettered,
-            "duplicates": self.tables.duplicates,
-            "diverted": self.tables.diverted,
+            "waiting": self.total.waiting,
+            "dead_lettered": self.total.dead_lettered,
+            "duplicates": self.duplicates,
+            "diverted": self.diverted,
             "caller_errors": self.caller_errors,
             "failover_s": _rounded(self.failover_s),
             "recover_s": _rounded(self.recover_s),
             "drain_s": _rounded(self.drain_s),
             "drain_rate": _rounded(self.drain_rate),
-            "charges": tables["charges"],
-            "operations_by_cause": tables["operations_by_cause"],
-            "bill": tables["bill"],
+            "charges": charges["by_kind"],
+            "operations_by_cause": self.operations_by_cause,
+            "bill": charges["bill"],
             "doubts": list(self.doubts),
             "plan": vars(self.plan) | {"rate": _rounded(self.plan.rate)},
             "moments": vars(self.moments),
             "took_s": {phase.phase: _rounded(phase.seconds) for phase in self.took},
             "version": self.version,
-            "tables": tables,
+            "tables": {"charges": charges, **{one.kind: one.as_json() for one in reports}},
         }
 
+    @property
+    def _windows(self) -> tuple[FailoverWindow, ...]:
+        return self.report.availability.windows
+
     def _doubts(self) -> Iterator[str]:
-        if self.tables.unrecorded:
-            yield f"{self.tables.unrecorded:,} records could not be written to the ledger"
-        if self.tables.set_aside:
-            yield f"{self.tables.set_aside:,} lines of the ledger cannot be read"
-        if self.tables.accepted != self.told_accepted:
+        scope, accepted = self.report.conservation.scope, self.total.accepted
+        if scope.unrecorded:
+            yield f"{scope.unrecorded:,} records could not be written to the ledger"
+        if set_aside := sum(scope.set_aside.values()):
+            yield f"{set_aside:,} lines of the ledger cannot be read"
+        if accepted != self.sends_returned:
             yield (
-                f"the ledger has {self.tables.accepted:,} accepted messages,"
-                f" and {self.told_accepted:,} sends returned to their callers"
+                f"the ledger has {accepted:,} accepted messages,"
+                f" and {self.sends_returned:,} sends returned to their callers"
             )
-        if not self.tables.accepted:
+        if not accepted:
             yield "no message was accepted at all"
-        if self.tables.received is None:
+        if self.received is None:
             yield "no receiver wrote to the ledger"
 
-    def _last_s(self, state: str, since_ms: int) -> float | None:
-        """From `since_ms` until every entity that entered `state` after it had done so once."""
-        first: dict[str, int] = {}
-        for change in self.tables.states:
-            if change.state == state and change.at_ms >= since_ms and change.entity:
-                first.setdefault(change.entity, change.at_ms)
-        return seconds_between(since_ms, max(first.values(), default=None))
+
+def _until_last(changes: Iterable[tuple[str, int | None]], since_ms: int) -> float | None:
+    """From `since_ms` until every entity that changed after it had changed once."""
+    first: dict[str, int] = {}
+    for entity, at_ms in changes:
+        if at_ms is not None and at_ms >= since_ms:
+            first[entity] = min(at_ms, first.get(entity, at_ms))
+    return seconds_between(since_ms, max(first.values(), default=None))
 
 
 def seconds_between(began_ms: int | None, ended_ms: int | None) -> float | None:
-    """Seconds from one moment to another; None where one is not known."""
+    """Seconds from one time to another; None if one is unknown."""
     if began_ms is None or ended_ms is None:
         return None
     return (ended_ms - began_ms) / 1000

@@ -1,6 +1,6 @@
-"""Spark beside the drill: it starts on a thread of its own while traffic runs, and works there.
+"""A Spark session on a thread of its own, so that it starts and works while traffic runs.
 
-One thread for all of it: a session belongs to the thread that made it.
+One thread does all of it: a session belongs to the thread that made it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from twinbus.cost import prices
-from twinbus.pipeline import jobs
+from twinbus.pipeline.reports.outage import outage_report
 from twinbus.pipeline.spark.session import (
     LOCAL_MASTER,
     QUICK_START,
@@ -27,55 +27,55 @@ from twinbus.pipeline.spark.session import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkThread", "require_spark", "start_worker", "work_out_tables_once"]
+__all__ = ["SparkThread", "require_spark", "start_worker", "warm_up_reports"]
 
 T = TypeVar("T")
 
 END_LIMIT_S: Final = 20.0
-"""How long the end of a drill waits for Spark to end."""
+"""Maximum time that the end of a drill waits for Spark."""
 STOP_LIMIT_S: Final = 3.0
-"""The same for a drill that was stopped: somebody waits. The JVM ends when this process does."""
+"""The same for a drill that was stopped. The JVM ends when this process does."""
 
 
 def require_spark() -> None:
-    """SparkStartError before anything else has begun, where Spark is not installed."""
+    """Raise SparkStartError if Spark is not installed."""
     if importlib.util.find_spec("pyspark") is None:
         raise SparkStartError("the drill needs Spark: pip install 'twinbus[all]'")
 
 
 def start_worker(session: SparkSession) -> None:
-    """Have a Python worker run with the syphon loaded: the first one takes Spark seconds."""
-    session.range(1).mapInArrow(_as_it_is, "id long").collect()
+    """Start a Python worker and load the syphon in it: the first one takes Spark seconds."""
+    session.range(1).mapInArrow(_unchanged, "id long").collect()
 
 
-def work_out_tables_once(session: SparkSession, ledger: Path) -> None:
-    """Work out the tables of the ledger so far, and throw them away.
+def warm_up_reports(session: SparkSession, ledger: Path) -> None:
+    """Make the reports of the ledger so far and discard them.
 
     The first time costs Spark several times the second (it loads and compiles). While messages are
     sent nobody waits for it.
     """
-    jobs.tables(session, ledger, prices.standard())
+    outage_report(session, ledger, prices.standard(), (), peeked_ms=0, ids_max=1)
 
 
-def _as_it_is(batches: Iterator[Any]) -> Iterator[Any]:
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
     importlib.import_module("twinbus.syphon.host")
     yield from batches
 
 
 class SparkThread:
-    """A Spark session and the thread it lives on; a context manager that ends both."""
+    """A Spark session and its thread; a context manager that ends both."""
 
     def __init__(
         self, *, master: str = LOCAL_MASTER, settings: Mapping[str, str] = QUICK_START
     ) -> None:
         self._master, self._settings = master, settings
-        self.said = ""
-        """What the start said of itself: which Java it found."""
+        self.announcement = ""
+        """The last line of the start: which Java it found."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._session: SparkSession | None = None
         self._limit_s = END_LIMIT_S
         self._closing = False
-        # Not waited for when the process ends: a start that hangs must not hang Ctrl-C.
+        # A daemon: a start that hangs must not hang Ctrl-C.
         self._thread = threading.Thread(target=self._run, name="twinbus-spark", daemon=True)
 
     def __enter__(self) -> Self:
@@ -89,7 +89,7 @@ class SparkThread:
         self._thread.join(self._limit_s)
 
     def submit(self, work: Callable[[SparkSession], T]) -> Future[T]:
-        """Have `work` done with the session, after what was submitted before."""
+        """Run `work` with the session, after what was submitted before."""
         future: Future[T] = Future()
 
         def do() -> None:
@@ -100,29 +100,29 @@ class SparkThread:
             try:
                 if self._session is None:
                     self._session = start_session(
-                        master=self._master, announce=self._say, settings=self._settings
+                        master=self._master, announce=self._announce, settings=self._settings
                     )
                 future.set_result(work(self._session))
-            except BaseException as error:  # noqa: BLE001 - it goes to who waits for the future
+            except BaseException as error:  # noqa: BLE001 - the future carries it
                 future.set_exception(error)
 
         self._work.put(do)
         return future
 
     def stop(self) -> None:
-        """End what Spark is doing now, and do not wait for it for long."""
+        """Cancel the running jobs, and do not wait long for the end of Spark."""
         self._limit_s = STOP_LIMIT_S
         self._closing = True
         self.interrupt()
 
     def interrupt(self) -> None:
-        """End what Spark is doing now."""
+        """Cancel the running jobs."""
         session: Any = self._session
         if session is not None:
             session.sparkContext.cancelAllJobs()
 
-    def _say(self, line: str) -> None:
-        self.said = line
+    def _announce(self, line: str) -> None:
+        self.announcement = line
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:

@@ -33,7 +33,7 @@ class DrillTraffic:
 
     def __init__(self, plan: DrillPlan, pair: Any, sent: Callable[[int], None]) -> None:
         """`sent` is told how many sends have ended, for the progress bar only."""
-        self.told_accepted = 0
+        self.sends_returned = 0
         """Messages whose send returned: no number of the report, but a check of its ledger."""
         self.began_ms = 0
         self._plan = plan
@@ -66,7 +66,7 @@ class DrillTraffic:
                     # The caller knows, so that nothing is lost; the ledger has it too.
                     pass
                 else:
-                    self.told_accepted += 1
+                    self.sends_returned += 1
                 self._ended += 1
                 self._sent(self._ended)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinbus.console.cost.price_books import book_of
-from twinbus.console.plan import page as plan_page
-from twinbus.console.plan import text as plan_words
 from twinbus.console.plan.output import PlanOutput
 from twinbus.console.plan.request import PlanInput, PlanRequest, read
 from twinbus.console.terminal.live_line import live_line
+from twinbus.console.plan.sheet import plan_sheet
+from twinbus.console.sheet.page import page_of
+from twinbus.console.sheet.text import text_of
 from twinbus.console.terminal.output import WrongUse, print_json
 from twinbus.planning.plan import Plan, plan_of
 
@@ -44,9 +45,9 @@ def run(
             return 0
         text = json.dumps(document, indent=2) + "\n"
     elif output is PlanOutput.HTML:
-        text = plan_page.page(plan, warnings)
+        text = page_of(plan_sheet(plan, warnings))
     else:
-        text = "\n".join(plan_words.lines(plan, warnings)) + "\n"
+        text = text_of(plan_sheet(plan, warnings))
     if to is None:
         sys.stdout.write(text)
         return 0

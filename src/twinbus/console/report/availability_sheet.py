@@ -1,46 +1,49 @@
-"""`twinbus report availability` in words: how often it failed over, and what that saved. Pure."""
+"""`twinbus report availability`: how often it failed over, and what that saved. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
-from twinbus.console.report import charts as report_charts
-from twinbus.console.report.sheet import (
+from twinbus.console.report.scope_text import closing_sections
+from twinbus.console.sheet.sheet import (
     ROWS_SHOWN,
     Figure,
     Sheet,
     Table,
     Tile,
     clock,
+    column_indexes,
     count,
     counted,
-    figures,
-    read_line,
     rest,
     span,
 )
+from twinbus.console.sheet.timeline import Band, Bar, Marker, Timeline, timeline
 from twinbus.console.terminal.table import visible
 
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import AvailabilityReport, FailoverWindow, Percentiles
 
-__all__ = ["availability_sheet"]
+__all__ = ["availability_sheet", "over_time"]
+
+LABEL_LENGTH: Final = 28
+"""Letters of an entity's name in the label of a marker."""
+MARKED_WINDOWS_MAX: Final = 4
+"""With more failovers than these the chart has bands and no labels."""
 
 
 def availability_sheet(report: AvailabilityReport) -> Sheet:
-    """The report in words."""
+    """The content of the report."""
     return Sheet(
-        title="Availability",
+        title="availability report",
         headline=_headline(report),
         verdict=report.verdict,
         lines=tuple(_lines(report)),
         tiles=tuple(_tiles(report)),
         tables=tuple(_tables(report)),
         charts=tuple(_charts(report)),
-        unknown=report.unknown,
-        assumed=report.assumed,
-        read=read_line(report.scope),
+        sections=closing_sections(report),
     )
 
 
@@ -123,8 +126,8 @@ def _tables(report: AvailabilityReport) -> Iterator[Table]:
                 )
                 for row in shown
             ),
-            numbers=figures(*names[1:5], of=names),
-            bad=frozenset(place for place, row in enumerate(shown) if row.is_failed_over),
+            numbers=column_indexes(*names[1:5], of=names),
+            bad=frozenset(index for index, row in enumerate(shown) if row.is_failed_over),
             note=rest(len(shown), len(report.entities), "more entities"),
         )
     if report.windows:
@@ -139,7 +142,7 @@ def _windows(report: AvailabilityReport) -> Table:
         title="Failovers",
         columns=names,
         rows=tuple(_window(window) for window in shown),
-        numbers=figures("detected in", "lasted", "saved", of=names),
+        numbers=column_indexes("detected in", "lasted", "saved", of=names),
         bad=frozenset(place for place, window in enumerate(shown) if window.ended_ms is None),
         note=rest(len(shown), total),
     )
@@ -167,4 +170,67 @@ def _until(window: FailoverWindow) -> str:
 
 def _charts(report: AvailabilityReport) -> Iterator[Figure]:
     if report.sends or report.backlog:
-        yield Figure("Sends and backlog", lambda: report_charts.over_time(report))
+        yield Figure("Sends and backlog", lambda: over_time(report))
+
+
+def over_time(report: AvailabilityReport) -> str:
+    """Sends, depth of the backlog and its age on one clock, with the failovers as bands."""
+    bucket_s = report.bucket_s
+    starts = [*(point.at_s for point in report.sends), *(point.at_s for point in report.backlog)]
+    origin_s = min(starts)
+    until_s = max(starts) + bucket_s - origin_s
+
+    def after(at_ms: int) -> float:
+        return at_ms / 1000 - origin_s
+
+    bands = [
+        Band(
+            after(window.failed_over_ms),
+            until_s if window.ended_ms is None else after(window.ended_ms),
+            f"{visible(window.entity)} failed over",
+        )
+        for window in report.windows
+    ]
+    return timeline(
+        Timeline(
+            bucket_s=bucket_s,
+            bars=[
+                Bar(point.at_s - origin_s, point.to_primary, point.to_backlog)
+                for point in report.sends
+            ],
+            depth=[(point.at_s + bucket_s - origin_s, point.depth) for point in report.backlog],
+            bands=_merged(bands),
+            markers=_markers(report, after) if len(report.windows) <= MARKED_WINDOWS_MAX else [],
+            until_s=float(until_s),
+            origin_s=origin_s,
+            ages=[
+                (point.at_s + bucket_s - origin_s, point.oldest_age_s or 0)
+                for point in report.backlog
+            ]
+            if any(point.oldest_age_s is not None for point in report.backlog)
+            else [],
+        )
+    )
+
+
+def _markers(report: AvailabilityReport, after: Callable[[int], float]) -> list[Marker]:
+    marks: list[Marker] = []
+    for window in report.windows:
+        name = visible(window.entity)[:LABEL_LENGTH]
+        marks.append(Marker(after(window.failed_over_ms), f"{name} failed over"))
+        if window.recovered_ms is not None:
+            marks.append(Marker(after(window.recovered_ms), f"{name} back"))
+    return sorted(marks, key=lambda mark: mark.at_s)
+
+
+def _merged(bands: Sequence[Band]) -> list[Band]:
+    """Bands that overlap as one: their shades would add up."""
+    merged: list[Band] = []
+    for band in sorted(bands, key=lambda band: band.from_s):
+        if merged and band.from_s <= merged[-1].to_s:
+            last = merged.pop()
+            label = last.label if last.label == band.label else "several entities failed over"
+            merged.append(Band(last.from_s, max(last.to_s, band.to_s), label))
+        else:
+            merged.append(band)
+    return merged

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from twinbus.console.namespaces import parse_side
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.pipeline.report import Sighting
+from twinbus.pipeline.reports.documents import Sighting
 from twinbus.syphon.connection.peeking import backlog_queues_of, dialled, peek
 
 if TYPE_CHECKING:

@@ -1,22 +1,22 @@
-"""`twinbus report charges` in words: what was done, and what it costs. Pure."""
+"""`twinbus report charges`: what was done, and what it costs. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from twinbus.console.drill.text import CAUSES, cause_name
-from twinbus.console.report import charts as report_charts
-from twinbus.console.report.sheet import (
+from twinbus.console.report.scope_text import CAUSES, cause_name, closing_sections
+from twinbus.console.sheet import bars
+from twinbus.console.sheet.sheet import (
     ROWS_SHOWN,
     Figure,
     Sheet,
     Table,
     Tile,
+    column_indexes,
     count,
     counted,
-    figures,
-    read_line,
     rest,
 )
 from twinbus.console.terminal.table import money, size, visible
@@ -24,13 +24,13 @@ from twinbus.console.terminal.table import money, size, visible
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import ChargesReport
 
-__all__ = ["charges_sheet"]
+__all__ = ["by_kind_table", "cause_figure", "charges_sheet"]
 
 
 def charges_sheet(report: ChargesReport) -> Sheet:
-    """The report in words."""
+    """The content of the report."""
     return Sheet(
-        title="Charges",
+        title="charges report",
         headline=_headline(report),
         verdict=report.verdict,
         judges=False,
@@ -38,9 +38,7 @@ def charges_sheet(report: ChargesReport) -> Sheet:
         tiles=tuple(_tiles(report)),
         tables=tuple(_tables(report)),
         charts=tuple(_charts(report)),
-        unknown=report.unknown,
-        assumed=report.assumed,
-        read=read_line(report.scope),
+        sections=closing_sections(report),
     )
 
 
@@ -82,7 +80,7 @@ def _tiles(report: ChargesReport) -> Iterator[Tile]:
 
 
 def _tables(report: ChargesReport) -> Iterator[Table]:
-    yield _by_kind(report)
+    yield by_kind_table(report)
     if report.prices:
         yield _prices(report)
     if report.model:
@@ -91,7 +89,8 @@ def _tables(report: ChargesReport) -> Iterator[Table]:
         yield _by_entity(report)
 
 
-def _by_kind(report: ChargesReport) -> Table:
+def by_kind_table(report: ChargesReport) -> Table:
+    """Calls and units by cause and operation."""
     order = {cause: place for place, cause in enumerate(CAUSES)}
     kinds = sorted(
         report.by_kind,
@@ -112,7 +111,7 @@ def _by_kind(report: ChargesReport) -> Table:
         title="By cause",
         columns=names,
         rows=tuple(rows),
-        numbers=figures("calls", "units of 64 KB", of=names),
+        numbers=column_indexes("calls", "units of 64 KB", of=names),
     )
 
 
@@ -131,7 +130,7 @@ def _prices(report: ChargesReport) -> Table:
             )
             for line in report.prices
         ),
-        numbers=figures("quantity", "amount", of=names),
+        numbers=column_indexes("quantity", "amount", of=names),
     )
 
 
@@ -144,7 +143,7 @@ def _model(report: ChargesReport) -> Table:
             (visible(line.name), f"{line.model:,}", count(line.fact), visible(line.note))
             for line in report.model
         ),
-        numbers=figures("by the model", "in the ledger", of=names),
+        numbers=column_indexes("by the model", "in the ledger", of=names),
     )
 
 
@@ -158,33 +157,35 @@ def _by_entity(report: ChargesReport) -> Table:
             (visible(row.entity) or "(none)", f"{row.operations:,}", f"{row.units:,}")
             for row in shown
         ),
-        numbers=figures(*names[1:], of=names),
+        numbers=column_indexes(*names[1:], of=names),
         note=rest(len(shown), report.entities, "more entities"),
     )
 
 
 def _charts(report: ChargesReport) -> Iterator[Figure]:
-    causes = {cause: cause_name(cause) for cause in CAUSES}
-    causes |= {row.cause: row.cause for row in report.by_day if row.cause not in causes}
-    if report.by_day:
-        yield Figure(
-            "Billed operations by cause",
-            lambda: report_charts.amounts(_by_cause(report), causes),
-        )
-        days: dict[str, dict[str, int]] = {}
-        for row in report.by_day:
-            units = days.setdefault(row.day.isoformat(), {})
-            units[row.cause] = units.get(row.cause, 0) + row.units
-        if len(days) > 1:
-            yield Figure(
-                "Billed operations by day (UTC)",
-                lambda: report_charts.columns(sorted(days.items()), causes),
-            )
-
-
-def _by_cause(report: ChargesReport) -> list[tuple[str, int]]:
-    sums: dict[str, int] = {}
+    if not report.by_day:
+        return
+    names = CAUSES | {row.cause: row.cause for row in report.by_day if row.cause not in CAUSES}
+    causes: Counter[str] = Counter()
+    days: dict[str, Counter[str]] = {}
     for row in report.by_day:
-        sums[row.cause] = sums.get(row.cause, 0) + row.units
-    known = [cause for cause in CAUSES if cause in sums]
-    return [(cause, sums[cause]) for cause in [*known, *sorted(sums.keys() - CAUSES.keys())]]
+        causes[row.cause] += row.units
+        days.setdefault(row.day.isoformat(), Counter())[row.cause] += row.units
+    yield cause_figure("Billed operations by cause", causes)
+    if len(days) > 1:
+        yield Figure(
+            "Billed operations by day (UTC)", lambda: bars.columns(sorted(days.items()), names)
+        )
+
+
+def cause_figure(title: str, amounts: Mapping[str, int]) -> Figure:
+    """A bar for each cause, in the order in which a message meets them."""
+    known = [cause for cause in CAUSES if amounts.get(cause)]
+    order = [*known, *sorted(amounts.keys() - CAUSES.keys())]
+    return bars.bar_figure(
+        title,
+        [
+            bars.NamedBar(cause_name(cause), amounts[cause], f"{amounts[cause]:,}")
+            for cause in order
+        ],
+    )

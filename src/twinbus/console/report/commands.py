@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from twinbus.console.drill.spark import SparkThread, require_spark
 from twinbus.console.namespaces import run_to_its_end
-from twinbus.console.report.page import page_of
+from twinbus.console.report.csv_form import csv_of
 from twinbus.console.report.sheets import sheet_of
-from twinbus.console.report.text import csv_of, text_of
+from twinbus.console.sheet.page import page_of
+from twinbus.console.sheet.text import text_of
 from twinbus.console.terminal.live_line import LiveLine, live_line
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse
 from twinbus.cost.arithmetic import CountingRule

@@ -1,23 +1,22 @@
-"""`twinbus report conservation` in words: is anything lost, and what became of the rest. Pure."""
+"""`twinbus report conservation`: is anything lost, and what became of the rest. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from twinbus.console.drill.text import WINDOWS
-from twinbus.console.report import charts as report_charts
-from twinbus.console.report.sheet import (
+from twinbus.console.report.scope_text import DUPLICATE_CAUSES, closing_sections
+from twinbus.console.sheet import bars
+from twinbus.console.sheet.sheet import (
     ROWS_SHOWN,
     Figure,
     Sheet,
     Table,
     Tile,
     clock,
+    column_indexes,
     count,
     counted,
-    figures,
-    read_line,
     rest,
     span,
 )
@@ -44,18 +43,16 @@ IDS_IN_LINE: Final = 5
 
 
 def conservation_sheet(report: ConservationReport) -> Sheet:
-    """The report in words."""
+    """The content of the report."""
     return Sheet(
-        title="Conservation",
+        title="conservation report",
         headline=_headline(report),
         verdict=report.verdict,
         lines=tuple(_lines(report)),
         tiles=tuple(_tiles(report)),
         tables=tuple(_tables(report)),
         charts=tuple(_charts(report)),
-        unknown=report.unknown,
-        assumed=report.assumed,
-        read=(*read_line(report.scope), _looked(report)),
+        sections=closing_sections(report, _looked(report)),
     )
 
 
@@ -159,7 +156,7 @@ def _tables(report: ConservationReport) -> Iterator[Table]:
             title="Duplicates by window",
             columns=("messages", "why"),
             rows=tuple(
-                (f"{number:,}", WINDOWS.get(name, visible(name)))
+                (f"{number:,}", DUPLICATE_CAUSES.get(name, visible(name)))
                 for name, number in sorted(report.duplicate_windows.items())
             ),
             numbers=frozenset({0}),
@@ -195,8 +192,8 @@ def _balances(report: ConservationReport) -> Table:
         title="By entity",
         columns=names,
         rows=tuple(cells),
-        numbers=figures(*names[1:], of=names),
-        bad=frozenset(place for place, row in enumerate(rows) if _of_fate(row, "lost") > 0),
+        numbers=column_indexes(*names[1:], of=names),
+        bad=frozenset(index for index, row in enumerate(rows) if _of_fate(row, "lost") > 0),
         note=rest(min(len(report.entities), ROWS_SHOWN), len(report.entities), "more entities"),
     )
 
@@ -230,7 +227,7 @@ def _charts(report: ConservationReport) -> Iterator[Figure]:
     if rows:
         yield Figure(
             "What became of the accepted messages",
-            lambda: report_charts.shares(
+            lambda: bars.shares(
                 [
                     # The worst first: on a phone the end of a bar is out of sight.
                     (row.entity, [(fate, _of_fate(row, fate)) for fate in reversed(FATE_WORDS)])

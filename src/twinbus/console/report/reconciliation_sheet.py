@@ -1,19 +1,19 @@
-"""`twinbus report reconciliation` in words: do the clients and the broker say the same. Pure."""
+"""`twinbus report reconciliation`: do the clients and the broker say the same. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from twinbus.console.report.sheet import (
+from twinbus.console.report.scope_text import closing_sections
+from twinbus.console.sheet.sheet import (
     ROWS_SHOWN,
     Sheet,
     Table,
     Tile,
+    column_indexes,
     count,
     counted,
-    figures,
-    read_line,
     rest,
 )
 from twinbus.console.terminal.table import visible
@@ -26,17 +26,15 @@ __all__ = ["reconciliation_sheet"]
 
 
 def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
-    """The report in words."""
+    """The content of the report."""
     return Sheet(
-        title="Reconciliation",
+        title="reconciliation report",
         headline=_headline(report),
         verdict=report.verdict,
         lines=tuple(_lines(report)),
         tiles=tuple(_tiles(report)),
         tables=tuple(_tables(report)),
-        unknown=report.unknown,
-        assumed=report.assumed,
-        read=read_line(report.scope),
+        sections=closing_sections(report),
     )
 
 
@@ -80,9 +78,9 @@ def _tables(report: ReconciliationReport) -> Iterator[Table]:
                 )
                 for row in shown
             ),
-            numbers=figures(*names[2:], of=names),
+            numbers=column_indexes(*names[2:], of=names),
             bad=frozenset(
-                place for place, row in enumerate(shown) if row.only_clients or row.only_broker
+                index for index, row in enumerate(shown) if row.only_clients or row.only_broker
             ),
             note=rest(len(shown), len(report.rows)),
         )
@@ -103,6 +101,6 @@ def _tables(report: ReconciliationReport) -> Iterator[Table]:
                 )
                 for one in report.differences[:ROWS_SHOWN]
             ),
-            numbers=figures("clients ahead by", "unanswered", of=names),
+            numbers=column_indexes("clients ahead by", "unanswered", of=names),
             note=rest(min(len(report.differences), ROWS_SHOWN), total),
         )

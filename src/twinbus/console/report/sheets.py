@@ -1,4 +1,4 @@
-"""Which words a report gets."""
+"""Selects the sheet of a report."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from twinbus.pipeline.reports.documents import (
 )
 
 if TYPE_CHECKING:
-    from twinbus.console.report.sheet import Sheet
+    from twinbus.console.sheet.sheet import Sheet
     from twinbus.pipeline.reports.documents import LedgerReport
 
 __all__ = ["sheet_of"]
 
 
 def sheet_of(report: LedgerReport) -> Sheet:
-    """A report of any kind in words."""
+    """The sheet of a report of any kind."""
     match report:
         case ChargesReport():
             return charges_sheet(report)
@@ -34,4 +34,4 @@ def sheet_of(report: LedgerReport) -> Sheet:
         case ReconciliationReport():
             return reconciliation_sheet(report)
         case _:
-            raise AssertionError(f"no words for {report.kind}")
+            raise AssertionError(f"no sheet for {report.kind}")

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.report import Sends
 from twinbus.pipeline.reports.documents import (
     AvailabilityReport,
     BacklogPoint,
     EntityAvailability,
     FailoverWindow,
     Percentiles,
+    Sends,
 )
 from twinbus.pipeline.reports.ledger_tables import by_time, lines_of, of_entity, scope_of
 from twinbus.pipeline.tables.availability import backlog_over_time, drains
@@ -35,9 +35,11 @@ ROWS_MAX: Final = 10_000
 """Entities and failovers that a report names."""
 
 
-def availability_report(tables: LedgerTables, asked: ReportRequest) -> AvailabilityReport:
-    """Failovers, what they saved, and the backlog over time."""
-    scope = scope_of(tables, asked, lines_of(tables, asked))
+def availability_report(
+    tables: LedgerTables, asked: ReportRequest, scope: ReportScope | None = None
+) -> AvailabilityReport:
+    """Failovers, what they saved, and the backlog over time. `scope` is read if it is not given."""
+    scope = scope or scope_of(tables, asked, lines_of(tables, asked))
     windows = _windows(tables, asked).cache()
     try:
         return _report(tables, asked, scope, windows)

@@ -9,6 +9,14 @@ from pyspark.sql import functions as F
 from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule
 from twinbus.cost.bill import MonthUse, ServiceTier
 from twinbus.cost.bill import bill as month_bill
+from twinbus.pipeline.reports.bill import (
+    MonthlySum,
+    MonthQuantities,
+    bill,
+    charges_by_kind,
+    idle_model,
+    quantities,
+)
 from twinbus.pipeline.reports.documents import (
     ChargeLine,
     ChargesReport,
@@ -16,14 +24,6 @@ from twinbus.pipeline.reports.documents import (
     EntityUnits,
     ModelLine,
     PriceLine,
-)
-from twinbus.pipeline.reports.findings import (
-    MonthlySum,
-    MonthQuantities,
-    bill,
-    charges_by_kind,
-    idle_model,
-    quantities,
 )
 from twinbus.pipeline.reports.ledger_tables import by_day, lines_of, of_entity, scope_of, whole_days
 from twinbus.pipeline.tables.buckets import day_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from twinbus.cost.prices import PriceBook
-    from twinbus.pipeline.report import Bill
+    from twinbus.pipeline.reports.bill import Bill
     from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
@@ -60,10 +60,14 @@ _STAGE_NAMES: Final = {
 
 
 def charges_report(
-    tables: LedgerTables, asked: ReportRequest, prices: PriceBook, rule: CountingRule
+    tables: LedgerTables,
+    asked: ReportRequest,
+    prices: PriceBook,
+    rule: CountingRule,
+    scope: ReportScope | None = None,
 ) -> ChargesReport:
-    """What was done in the days that are asked for, and what it costs."""
-    scope = scope_of(tables, asked, lines_of(tables, asked))
+    """The operations of the requested days and their cost. `scope` is read if it is not given."""
+    scope = scope or scope_of(tables, asked, lines_of(tables, asked))
     deliveries = by_day(of_entity(tables.table("deliveries"), asked), asked)
     recorded = by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
     table = with_receives(recorded, deliveries).cache()

@@ -1,7 +1,7 @@
 """The four reports as plain data: no Spark in them, and `as_json` for `--output json`.
 
-None means unknown, never 0. `unknown` says in sentences what is not known and why, `assumed` what
-was counted by a rule and not from a record. Whoever shows a report shows both beside its figures.
+None means unknown, never 0. The sentences in `unknown` name what is not known and why, those in
+`assumed` what was counted by a rule and not from a record. A renderer shows both.
 
     ChargesReport          what was done, in billed units, and what it costs by the price book
     AvailabilityReport     failovers, sends saved and raised, the backlog over time
@@ -18,7 +18,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, ClassVar, Final, NamedTuple
 
-from twinbus.pipeline.report import Bill, Charge, Sends
+from twinbus.pipeline.reports.bill import Bill, Charge
 
 __all__ = [
     "AgedBacklog",
@@ -44,6 +44,8 @@ __all__ = [
     "ReportRequest",
     "ReportScope",
     "ReportVerdict",
+    "Sends",
+    "Sighting",
     "iso",
 ]
 
@@ -61,7 +63,7 @@ class ReportVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:
-    """What a report is to be about: unix time in ms, and one entity or all."""
+    """The window of a report in unix ms, and one entity or all."""
 
     since_ms: int | None = None
     until_ms: int | None = None
@@ -74,38 +76,38 @@ class ReportRequest:
 
     @property
     def last_day(self) -> date | None:
-        """The day in which it ends, itself a part of it."""
+        """The last day (UTC) of the window."""
         return None if self.until_ms is None else _day(self.until_ms - 1)
 
     @property
     def is_of_whole_days(self) -> bool:
-        """Whether both ends are midnights: what is kept by day can answer it exactly."""
+        """Whether both ends are midnights: tables by day then answer exactly."""
         return not any((end or 0) % DAY_MS for end in (self.since_ms, self.until_ms))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportScope:
-    """What was read: which ledger, from when to when, and which entity."""
+    """What a report was made from: the ledger, the window and the entity."""
 
     ledger: str
     since_ms: int | None = None
     until_ms: int | None = None
-    """The window ends before this. None, here and in `since_ms`: it is open on that side."""
+    """The window ends before this. None, here and in `since_ms`: no limit."""
     entity: str | None = None
     first_ms: int | None = None
-    """The first record in scope; None: there is none."""
+    """Time of the first record in scope; None: there is none."""
     last_ms: int | None = None
     records: int = 0
     set_aside: Mapping[str, int] = field(default_factory=dict)
     """Lines of the ledger that are no record, by reason: torn, foreign, of a later version."""
     unrecorded: int = 0
-    """Records that processes say they could not write."""
+    """Records that processes could not write, by their own count."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was to be recorded could be read.
+        """Whether every record that was due could be read.
 
-        A torn line is what a crash leaves, or a writer at work: whoever wrote it told nobody yet.
+        A crash or a writer at work leaves a torn line; its caller had no answer yet.
         """
         unread = self.set_aside.get("newer", 0) + self.set_aside.get("foreign", 0)
         return not self.unrecorded and not unread
@@ -113,7 +115,7 @@ class ReportScope:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerReport:
-    """What all reports have."""
+    """The fields of all reports."""
 
     kind: ClassVar[str]
 
@@ -123,14 +125,11 @@ class LedgerReport:
 
     @property
     def verdict(self) -> ReportVerdict:
-        """Good, where a report only tells and judges nothing."""
+        """Good for reports without a judgement of their own."""
         return ReportVerdict.GOOD
 
     def as_json(self) -> dict[str, Any]:
-        """The report for `json.dumps`: amounts are strings, as exact as they were; times are ISO.
-
-        The key `verdict` is the one thing that is not a field.
-        """
+        """The report for `json.dumps`: amounts are exact strings, days are ISO 8601."""
         return {"report": self.kind, "verdict": self.verdict.value, **_fields(self)}
 
 
@@ -142,12 +141,12 @@ class ChargeLine(NamedTuple):
     entity: str
     cause: str
     stage: str
-    """Which step on a message's road this is; `cost` has the four that are charged."""
+    """The step of a message's journey; `cost` has the four that are charged."""
     direction: str
     """"in" and "out", seen from the namespace, or "none" where no message moved."""
     operation: str
     assumed: bool
-    """Worked out from the deliveries and not recorded."""
+    """Derived from the deliveries, not recorded."""
     operations: int
     units: int
     bytes: int
@@ -170,19 +169,19 @@ class EntityUnits(NamedTuple):
 
 
 class PriceLine(NamedTuple):
-    """One line of the bill: a meter of a tier, how much of it, and what that costs."""
+    """One line of the bill: a meter of a tier, its quantity and its price."""
 
     tier: str
     meter: str
     quantity: str
-    """In words, with its unit."""
+    """With its unit."""
     amount: Decimal | None
     """None: the book has no price for it, or the quantity is not known."""
     note: str
 
 
 class ModelLine(NamedTuple):
-    """One number of the documented arithmetic, and what the ledger says it was."""
+    """One number of the documented arithmetic beside the ledger's."""
 
     name: str
     model: int
@@ -215,7 +214,7 @@ class ChargesReport(LedgerReport):
 
 
 class Percentiles(NamedTuple):
-    """How long something took, over so many `times`."""
+    """Durations of something that happened `times` times."""
 
     times: int
     p50_ms: int
@@ -230,10 +229,9 @@ class EntityAvailability(NamedTuple):
     entity: str
     failovers: int
     failed_over_ms: int
-    """How long it was failed over in all, inside the scope; where it still is, up to the last
-    record."""
+    """Total time inside the scope; up to the last record if it still is."""
     is_failed_over: bool
-    """It still is at the end of the scope."""
+    """Whether it is failed over at the end of the scope."""
     sends_saved: int
     """Messages that went to the backlog instead of being refused."""
     sends_raised: int
@@ -241,36 +239,44 @@ class EntityAvailability(NamedTuple):
 
 
 class FailoverWindow(NamedTuple):
-    """One time that an entity left its primary, as one process saw it."""
+    """One failover of an entity, as one process recorded it."""
 
     entity: str
     pair: str
     process: str
     suspect_ms: int | None
-    """When its first send failed; None: not in the ledger."""
+    """Time of the first failed send; None: not in the ledger."""
     failed_over_ms: int
     recovered_ms: int | None
-    """None: this process did not see it come back by the last record."""
+    """None: this process has no record of the recovery."""
     reason: str
     sends_saved: int | None
-    """Messages that this process diverted meanwhile; None: nobody counted."""
+    """Messages that this process diverted meanwhile; None: not counted."""
     process_ended_ms: int | None = None
-    """When the process ended while it was failed over: as it said, or its last sign of life."""
+    """Time at which the process ended while failed over: recorded, or its last sign of life."""
 
     @property
     def ended_ms(self) -> int | None:
-        """When it was over, by the return or with the process; None: it is open."""
+        """Time of the recovery or of the process's end; None: still open."""
         return self.process_ended_ms if self.recovered_ms is None else self.recovered_ms
 
     @property
     def detect_ms(self) -> int | None:
-        """From the first failure to the diverting."""
+        """From the first failure to the failover."""
         return None if self.suspect_ms is None else self.failed_over_ms - self.suspect_ms
 
     @property
     def lasted_ms(self) -> int | None:
-        """From the diverting to the first send that goes to the primary again."""
+        """From the failover to the first send to the primary."""
         return None if self.recovered_ms is None else self.recovered_ms - self.failed_over_ms
+
+
+class Sends(NamedTuple):
+    """Acknowledged sends in the `bucket_s` seconds from `at_s` (unix time) on."""
+
+    at_s: int
+    to_primary: int
+    to_backlog: int
 
 
 class BacklogPoint(NamedTuple):
@@ -315,13 +321,23 @@ class AvailabilityReport(LedgerReport):
 
     @property
     def verdict(self) -> ReportVerdict:
-        """Unknown while an entity is failed over: how it ends is not in the ledger yet."""
+        """Unknown while an entity is failed over."""
         is_open = any(entity.is_failed_over for entity in self.entities)
         return ReportVerdict.UNKNOWN if is_open else ReportVerdict.GOOD
 
 
+class Sighting(NamedTuple):
+    """A message that a peek found in a backlog queue or in its dead-letter queue."""
+
+    destination: str
+    """Its `x-ms-path`."""
+    message_id: str
+    place: str
+    """"waiting" or "dead_lettered"."""
+
+
 class Balance(NamedTuple):
-    """What became of the accepted messages of one entity; the sum of the fates is `accepted`."""
+    """Fates of the accepted messages of one entity; their sum is `accepted`."""
 
     entity: str
     accepted: int
@@ -332,16 +348,16 @@ class Balance(NamedTuple):
     lost: int | None
     """None while `undecided` is not 0: it would be a guess."""
     undecided: int
-    """Diverted, and nobody looked since: waiting, expired or lost."""
+    """Diverted, and not peeked since: waiting, expired or lost."""
     received: int | None
     """None: no consumer kept a ledger."""
     duplicates: int | None
     raised: int
-    """Tried and never accepted: no part of the sum, their sender had an error."""
+    """Tried and never accepted: the sender got an error; not part of the sum."""
 
 
 class NamedMessage(NamedTuple):
-    """A message that somebody will want to look for."""
+    """A message that was not delivered."""
 
     entity: str
     message_id: str
@@ -384,13 +400,13 @@ class ConservationReport(LedgerReport):
     duplicates: tuple[DuplicateMessage, ...]
     aged: tuple[AgedBacklog, ...] = ()
     peeked_ms: int | None = None
-    """When somebody looked into the backlog queues; None: nobody did."""
+    """Time of the peek into the backlog queues; None: there was none."""
     nameless: int = 0
-    """Accepted messages without an id or an entity, which nobody can follow."""
+    """Accepted messages without an id or an entity: they cannot be followed."""
 
     @property
     def verdict(self) -> ReportVerdict:
-        """Good only where it is known that nothing is lost: of every message that was accepted."""
+        """Good only if it is known of every accepted message that it is not lost."""
         if self.lost_at_least:
             return ReportVerdict.BAD
         is_known = self.total.lost == 0 and self.scope.is_whole and not self.nameless
@@ -405,8 +421,7 @@ class Agreement(NamedTuple):
     clients: int
     broker: int
     only_clients: int
-    """Messages that a client says it did this with, and the broker does not."""
-    """Neither counts what an unanswered call explains."""
+    """Messages that only clients recorded, without those that an unanswered call explains."""
     only_broker: int
 
 
@@ -417,11 +432,11 @@ class Difference(NamedTuple):
     operation: str
     message_id: str
     ahead: int
-    """How much more often clients were told that it was done than the broker says it did it."""
+    """Operations that clients recorded minus those that the broker recorded."""
     unanswered: int
-    """How often a client had no answer."""
+    """Calls without an answer."""
     explanation: str
-    """Why that can be, where the ledger shows it: no answer, a record that was not written."""
+    """The reason, where the ledger shows one: no answer, or a record that was not written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -439,7 +454,7 @@ class ReconciliationReport(LedgerReport):
 
     @property
     def unexplained(self) -> int:
-        """Messages that one view has and the other has not, without a reason in the ledger."""
+        """Messages in only one view, without a reason in the ledger."""
         return sum(row.only_clients + row.only_broker for row in self.rows)
 
     @property

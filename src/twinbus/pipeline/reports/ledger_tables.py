@@ -129,7 +129,8 @@ class BatchTables:
         # Kept before they are counted: a query of a few columns does not see a damaged line.
         self._lines = bronze.read_ledger(session, ledger).cache()
         self._fates = judged(partial_journeys(self.every_record())).cache()
-        self._tables = {table.name: table for table in gold_tables(bucket_s)}
+        self._gold = {table.name: table for table in gold_tables(bucket_s)}
+        self._tables: dict[str, DataFrame] = {}
         self._set_aside: dict[str, int] | None = None
 
     @property
@@ -141,12 +142,16 @@ class BatchTables:
         return self._set_aside
 
     def table(self, name: str) -> DataFrame:
-        """One of the gold tables."""
-        table = self._tables[name]
-        if table.of_records is not None:
-            return table.of_records(self.every_record())
-        assert table.of_journeys is not None, name
-        return table.of_journeys(self._fates)
+        """One of the gold tables, kept for the next query: reports read some of them often."""
+        if name not in self._tables:
+            gold = self._gold[name]
+            if gold.of_records is not None:
+                made = gold.of_records(self.every_record())
+            else:
+                assert gold.of_journeys is not None, name
+                made = gold.of_journeys(self._fates)
+            self._tables[name] = made.cache()
+        return self._tables[name]
 
     def notable(self) -> DataFrame:
         """Messages that a report may have to name."""
@@ -154,14 +159,18 @@ class BatchTables:
         there = in_backlog(F.col("destination"))
         return witnessed(rows.where(~there), rows.where(there), self.table("states"))
 
+    def messages(self) -> DataFrame:
+        """Every message with its fate, as `schemas.FATES`."""
+        return self._fates
+
     def every_record(self) -> DataFrame:
         """Every record."""
         return bronze.records_of(self._lines)
 
     def close(self) -> None:
         """Let go of what Spark keeps."""
-        self._fates.unpersist()
-        self._lines.unpersist()
+        for kept in (*self._tables.values(), self._fates, self._lines):
+            kept.unpersist()
 
 
 @contextmanager

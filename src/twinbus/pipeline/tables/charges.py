@@ -198,7 +198,7 @@ def beside_model(table: DataFrame, deliveries: DataFrame, *, by: tuple[str, ...]
 
 
 def monthly(table: DataFrame) -> DataFrame:
-    """Rows for `findings.MonthlySum`: the price of a unit depends on how many its month had."""
+    """Rows for `bill.MonthlySum`: the price of a unit depends on how many its month had."""
     size, direction = F.col("bytes"), F.col("direction")
     return table.groupBy(
         F.date_format("day", "yyyy-MM").alias("month"), "cause", "operation", "assumed"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.buckets import bucket_of, day_of
+from twinbus.pipeline.tables.buckets import day_of
 from twinbus.pipeline.tables.gold_schemas import AGED, AGES, FATE_SUMS, LINES, SKEWS
 from twinbus.pipeline.tables.journeys import (
     DELIVERED_FATE,
@@ -20,7 +20,7 @@ from twinbus.pipeline.tables.journeys import (
     judged,
     partial_journeys,
 )
-from twinbus.pipeline.tables.schemas import DEPTH, DUPLICATES, SENDS
+from twinbus.pipeline.tables.schemas import DUPLICATES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -31,16 +31,13 @@ __all__ = [
     "FATES_OF_ACCEPTED",
     "aged",
     "ages",
-    "backlog_depth",
     "destination_of",
-    "duplicates",
     "fate_sums",
     "fates",
     "in_backlog",
     "is_duplicate",
     "lines",
     "named_duplicates",
-    "sends_by_route",
     "skews",
     "window_of",
     "witnessed",
@@ -295,76 +292,3 @@ def _copies() -> Column:
 def _is_followed() -> Column:
     """Not what the broker says of a message in a backlog queue, where copies are no duplicates."""
     return ~in_backlog(F.col("destination"))
-
-
-def duplicates(records: DataFrame, fates: DataFrame) -> DataFrame:
-    """Messages that a consumer received more than once at one entity, and the window of each.
-
-    ambiguous    a send ended without an answer and was done again elsewhere (SPEC 3)
-    syphon       forwarded more than once: a crash between forward and completion (SPEC 6)
-    unexplained  neither is in the ledger: sent twice under one id, or redelivered to the consumer
-    """
-    received = records.where(
-        (F.col("operation") == "receive")
-        & (F.coalesce(F.col("outcome"), F.lit("ok")) == "ok")
-        & F.col("message_id").isNotNull()
-        & F.col("entity").isNotNull()
-    )
-    again = (
-        received.groupBy(F.lower("entity").alias("entity"), "message_id")
-        .agg(F.count("*").alias("times"))
-        .where(F.col("times") > 1)
-        .withColumn("destination", destination_of(F.col("entity")))
-    )
-    window = (
-        F.when(F.col("forwards") > 1, F.lit("syphon"))
-        .when(F.col("ambiguous"), F.lit("ambiguous"))
-        .otherwise(F.lit("unexplained"))
-    )
-    return (
-        again.join(
-            fates.select("destination", "message_id", "ambiguous", "forwards"),
-            ["destination", "message_id"],
-        )
-        .withColumn("window", window)
-        .select(*DUPLICATES.fieldNames())
-    )
-
-
-def sends_by_route(records: DataFrame, bucket_s: int) -> DataFrame:
-    """Acknowledged sends to the primary and to the backlog, by the second (or `bucket_s`)."""
-    acknowledged = records.where(
-        F.col("operation").isin("send", "divert")
-        & (F.coalesce(F.col("outcome"), F.lit("ok")) == "ok")
-    )
-    return (
-        acknowledged.groupBy(bucket_of(F.col("at_ms"), bucket_s).alias("at_s"))
-        .agg(
-            F.count_if(F.col("operation") == "send").alias("to_primary"),
-            F.count_if(F.col("operation") == "divert").alias("to_backlog"),
-        )
-        .select(*SENDS.fieldNames())
-    )
-
-
-def backlog_depth(fates: DataFrame, bucket_s: int) -> DataFrame:
-    """Messages in the backlog at the end of each second (or `bucket_s`) in which that changed."""
-    entered = fates.where(F.col("entered_ms").isNotNull())
-    left = entered.where(F.col("left_ms").isNotNull())
-    steps = entered.select(
-        bucket_of(F.col("entered_ms"), bucket_s).alias("at_s"), F.lit(1).alias("step")
-    ).unionAll(
-        # Two clocks can disagree; nothing leaves before it came.
-        left.select(
-            bucket_of(F.greatest("left_ms", "entered_ms"), bucket_s).alias("at_s"),
-            F.lit(-1).alias("step"),
-        )
-    )
-    # One row for each second by now, so that one task can hold the whole of it.
-    so_far = Window.orderBy("at_s").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    return (
-        steps.groupBy("at_s")
-        .agg(F.sum("step").alias("step"))
-        .withColumn("depth", F.sum("step").over(so_far))
-        .select(*DEPTH.fieldNames())
-    )

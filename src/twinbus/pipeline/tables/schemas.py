@@ -16,12 +16,10 @@ from pyspark.sql.types import (
 __all__ = [
     "CHARGES",
     "CORRUPT",
-    "DEPTH",
     "DUPLICATES",
     "FATES",
     "JOURNEYS",
     "LEDGER",
-    "SENDS",
     "SIGHTINGS",
 ]
 
@@ -182,20 +180,5 @@ DUPLICATES: Final = StructType(
         StructField("message_id", StringType(), nullable=False),
         StructField("times", LongType(), nullable=False),
         StructField("window", StringType(), nullable=False),
-    ]
-)
-
-SENDS: Final = StructType(
-    [
-        StructField("at_s", LongType(), nullable=False),
-        StructField("to_primary", LongType(), nullable=False),
-        StructField("to_backlog", LongType(), nullable=False),
-    ]
-)
-
-DEPTH: Final = StructType(
-    [
-        StructField("at_s", LongType(), nullable=False),
-        StructField("depth", LongType(), nullable=False),
     ]
 )

@@ -7,7 +7,19 @@ from decimal import Decimal
 from typing import Any
 
 from twinbus.console.drill.result import DrillPlan, DrillResult, Moments, TookTime
-from twinbus.pipeline.report import Bill, Charge, Depth, Report, Sends, StateChange
+from twinbus.pipeline.reports.bill import Bill, Charge
+from twinbus.pipeline.reports.documents import (
+    AvailabilityReport,
+    BacklogPoint,
+    Balance,
+    ChargesReport,
+    ConservationReport,
+    EntityAvailability,
+    FailoverWindow,
+    ReportScope,
+    Sends,
+)
+from twinbus.pipeline.reports.outage import OutageReport
 
 BEGAN_S = 1_800_000_000
 BEGAN_MS = BEGAN_S * 1000
@@ -26,74 +38,106 @@ BILL = Bill(
     egress_amount=None,
 )
 
-TABLES = Report(
+SCOPE = ReportScope(ledger="ledger", first_ms=BEGAN_MS, records=16_000)
+
+KINDS = (
+    Charge("application", "send", False, 1_500, 1_500),
+    Charge("failover", "divert", False, 1_500, 1_500),
+    Charge("ping", "ping", False, 3, 3),
+    Charge("syphon", "backlog_receive", False, 1_500, 1_500),
+    Charge("syphon", "forward", False, 1_500, 1_500),
+    Charge("syphon", "complete", False, 1_500, 1_500),
+    Charge("poll", "backlog_receive", False, 4, 4),
+    Charge("administration", "manage", False, 8, 8),
+    Charge("consumer", "receive", False, 3_000, 3_000),
+    Charge("consumer", "complete", False, 3_000, 3_000),
+)
+
+
+def window(
+    entity: str, failed_over_ms: int = 5_100, recovered_ms: int | None = 12_400
+) -> FailoverWindow:
+    """A failover, in milliseconds from the first send."""
+    return FailoverWindow(
+        entity=entity,
+        pair="contoso",
+        process="host-1",
+        suspect_ms=BEGAN_MS + 3_010,
+        failed_over_ms=BEGAN_MS + failed_over_ms,
+        recovered_ms=None if recovered_ms is None else BEGAN_MS + recovered_ms,
+        reason="no success for 2 s",
+        sends_saved=500,
+    )
+
+
+WINDOWS = tuple(window(name) for name in ENTITIES)
+
+TOTAL = Balance(
+    entity="",
     accepted=3_000,
     delivered=3_000,
-    received=3_000,
-    not_received=0,
-    not_received_ids=(),
-    received_unaccepted=0,
     waiting=0,
     dead_lettered=0,
     expired=0,
     lost=0,
-    lost_at_least=0,
-    lost_ids=(),
     undecided=0,
+    received=3_000,
     duplicates=0,
-    duplicate_windows={},
-    duplicate_ids=(),
-    diverted=1_500,
-    ambiguous=4,
     raised=0,
-    charges=(
-        Charge("application", "send", False, 1_500, 1_500),
-        Charge("failover", "divert", False, 1_500, 1_500),
-        Charge("ping", "ping", False, 3, 3),
-        Charge("syphon", "backlog_receive", False, 1_500, 1_500),
-        Charge("syphon", "forward", False, 1_500, 1_500),
-        Charge("syphon", "complete", False, 1_500, 1_500),
-        Charge("poll", "backlog_receive", False, 4, 4),
-        Charge("administration", "manage", False, 8, 8),
-        Charge("consumer", "receive", False, 3_000, 3_000),
-        Charge("consumer", "complete", False, 3_000, 3_000),
+)
+
+REPORT = OutageReport(
+    conservation=ConservationReport(
+        scope=SCOPE,
+        total=TOTAL,
+        entities=(TOTAL._replace(entity="orders"),),
+        lost_at_least=0,
+        messages=(),
+        duplicate_windows={},
+        duplicates=(),
     ),
-    operations_by_cause={
-        "application": 1_500,
-        "failover": 1_500,
-        "ping": 3,
-        "syphon": 4_500,
-        "poll": 4,
-        "administration": 8,
-        "consumer": 6_000,
-    },
-    bill=BILL,
-    states=(
-        *(StateChange(BEGAN_MS + 3_010, name, "suspect", "host-1") for name in ENTITIES),
-        *(StateChange(BEGAN_MS + 5_100, name, "failed over", "host-1") for name in ENTITIES),
-        *(StateChange(BEGAN_MS + 12_400, name, "healthy", "host-1") for name in ENTITIES),
+    charges=ChargesReport(
+        scope=SCOPE,
+        operations=13_515,
+        units=13_515,
+        bytes_in=3_000_000,
+        bytes_out=3_000_000,
+        by_kind=KINDS,
+        by_day=(),
+        by_entity=(),
+        entities=0,
+        lines=(),
+        bill=BILL,
+    ),
+    availability=AvailabilityReport(
+        scope=SCOPE,
+        entities=tuple(EntityAvailability(name, 1, 7_300, False, 500, 0) for name in ENTITIES),
+        windows=WINDOWS,
+        detect=None,
+        recover=None,
+        bucket_s=1,
+        sends=(
+            *(Sends(BEGAN_S + second, 188, 0) for second in range(3)),
+            Sends(BEGAN_S + 5, 0, 560),
+            *(Sends(BEGAN_S + second, 0, 157) for second in range(6, 12)),
+            *(Sends(BEGAN_S + second, 188, 0) for second in range(12, 17)),
+        ),
+        backlog=(
+            BacklogPoint(BEGAN_S + 5, 560, 0),
+            *(
+                BacklogPoint(BEGAN_S + second, 560 + 157 * (second - 5), second - 5)
+                for second in range(6, 12)
+            ),
+            BacklogPoint(BEGAN_S + 19, 700, 14),
+            BacklogPoint(BEGAN_S + 20, 0, None),
+        ),
+        drained=1_500,
+        drain_ms=2_000,
     ),
     drain_began_ms=BEGAN_MS + 19_000,
     drain_ended_ms=BEGAN_MS + 21_000,
     forwarded=1_500,
-    bucket_s=1,
-    sends=(
-        *(Sends(BEGAN_S + second, 188, 0) for second in range(3)),
-        Sends(BEGAN_S + 5, 0, 560),
-        *(Sends(BEGAN_S + second, 0, 157) for second in range(6, 12)),
-        *(Sends(BEGAN_S + second, 188, 0) for second in range(12, 17)),
-    ),
-    backlog=(
-        Depth(BEGAN_S + 5, 560),
-        *(Depth(BEGAN_S + second, 560 + 157 * (second - 5)) for second in range(6, 12)),
-        Depth(BEGAN_S + 19, 700),
-        Depth(BEGAN_S + 20, 0),
-    ),
-    records=16_000,
-    set_aside=0,
-    unrecorded=0,
-    unknown=(),
-    assumed=(),
+    not_received_ids=(),
 )
 
 MOMENTS = Moments(
@@ -106,14 +150,40 @@ MOMENTS = Moments(
 PASSED = DrillResult(
     plan=DrillPlan(),
     moments=MOMENTS,
-    tables=TABLES,
-    told_accepted=3_000,
+    report=REPORT,
+    sends_returned=3_000,
     took=(TookTime("start", 0.9), TookTime("send", 16.0), TookTime("drain", 4.0)),
     version="0.1.0",
 )
 
+BALANCE_FIELDS = frozenset(Balance._fields)
 
-def drilled(told_accepted: int | None = None, **changes: Any) -> DrillResult:
-    """The drill that passed, but with these fields of its tables."""
-    told = PASSED.told_accepted if told_accepted is None else told_accepted
-    return replace(PASSED, tables=replace(TABLES, **changes), told_accepted=told)
+
+def drilled(**changes: Any) -> DrillResult:
+    """The drill that passed, with other figures: of its balance, or fields of its reports."""
+    total = TOTAL._replace(**{key: changes.pop(key) for key in BALANCE_FIELDS & changes.keys()})
+    conservation, charges, availability = REPORT.conservation, REPORT.charges, REPORT.availability
+    scope = {key: changes.pop(key) for key in ("set_aside", "unrecorded") & changes.keys()}
+    if "windows" in changes:
+        availability = replace(availability, windows=changes.pop("windows"))
+    if "diverted" in changes:
+        diverted = changes.pop("diverted")
+        entities = (EntityAvailability("orders", 1, 7_300, False, diverted, 0),)
+        availability = replace(availability, entities=entities)
+    if "by_kind" in changes:
+        charges = replace(charges, by_kind=changes.pop("by_kind"))
+    conservation = replace(
+        conservation,
+        scope=replace(SCOPE, **scope),
+        total=total,
+        entities=(total._replace(entity="orders"),),
+        duplicate_windows=changes.pop("duplicate_windows", {}),
+    )
+    report = replace(
+        REPORT,
+        conservation=conservation,
+        charges=charges,
+        availability=availability,
+        **changes,
+    )
+    return replace(PASSED, report=report)

@@ -8,9 +8,10 @@ import pytest
 
 from tests.unit.planning.outcomes_made_up import asked, outcome, sure
 from twinbus.console.cli import main
-from twinbus.console.plan import page as plan_page
-from twinbus.console.plan import text as plan_words
 from twinbus.console.plan.request import default_patience_s
+from twinbus.console.plan.sheet import plan_sheet
+from twinbus.console.sheet.page import page_of
+from twinbus.console.sheet.text import text_of
 from twinbus.cost import prices
 from twinbus.planning.model import Traffic
 from twinbus.planning.plan import Plan, plan_of
@@ -28,27 +29,28 @@ def made_up() -> Plan:
 
 
 def test_the_text_says_what_to_take_why_and_what_the_others_do() -> None:
-    text = list(plan_words.lines(made_up(), ["the prices are old"]))
-    assert text[0] == "warning: the prices are old"
-    assert text[1] == "failover_interval=10  ping_primary_interval=60  backlog_queue_count=10"
-    assert text[2].startswith("Fail over after 10 s, the longest compared")
+    text = text_of(plan_sheet(made_up(), ["the prices are old"])).splitlines()
+    assert text[0] == "Fail over after 10 s, ping every 1 min 0 s, backlog in 10 queues"
+    assert text[1] == "warning: the prices are old"
+    assert text[2] == "failover_interval=10  ping_primary_interval=60  backlog_queue_count=10"
+    assert text[3].startswith("Fail over after 10 s, the longest compared")
     whole = "\n".join(text)
     assert "pings, polls             64,000 and 350,400 a year" in whole
     assert "the longest of a year takes 1 h 20 min (half of the years)" in whole
     assert "without egress: not priced" in whole
-    starred = [line.split() for line in text if line.startswith("*")]
+    starred = [line.split() for line in text if line.startswith("  *")]
     # Once among the failover intervals and once among the numbers of queues.
     assert [line[1:7] for line in starred] == [["10", "s", "1", "min", "0", "s"]] * 2
-    bars = text[text.index("Sends that raise in a year") :]
+    bars = text[text.index("Sends that raise in a year, by failover interval") :]
     assert bars[1].split() == ["10", "s", "█", "50"]
     assert bars[2].split()[-2:] == ["█" * 40, "50,000"]
 
 
 def test_the_page_has_charts_and_every_setting_and_needs_nothing_else() -> None:
-    page = plan_page.page(made_up(), [])
+    page = page_of(plan_sheet(made_up(), []))
     assert "Fail over after 10 s, ping every 1 min 0 s, backlog in 10 queues" in page
     assert page.count("<svg") == 3
-    assert page.count("<tr") == 1 + 3 + len(list(plan_words.facts(made_up())))
+    assert page.count("<tr") == 1 + 3 + len(plan_sheet(made_up(), []).tables[0].rows)
     assert "http" not in page.replace('xmlns="http://www.w3.org/2000/svg"', "")
 
 

@@ -7,7 +7,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from twinbus.pipeline.report import Bill, Charge, Sends
+from twinbus.pipeline.reports.bill import Bill, Charge
 from twinbus.pipeline.reports.documents import (
     AgedBacklog,
     Agreement,
@@ -29,6 +29,7 @@ from twinbus.pipeline.reports.documents import (
     PriceLine,
     ReconciliationReport,
     ReportScope,
+    Sends,
 )
 
 BEGAN_S = 1_794_787_200

@@ -1,14 +1,13 @@
-"""A report as text for a terminal or a log, and its one table as CSV. Pure."""
+"""The main table of a report as CSV. Pure."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
-from twinbus.console.terminal.table import aligned, paint
 from twinbus.pipeline.reports.documents import (
     Agreement,
     AvailabilityReport,
@@ -18,62 +17,19 @@ from twinbus.pipeline.reports.documents import (
     ConservationReport,
     FailoverWindow,
     ReconciliationReport,
-    ReportVerdict,
     iso,
 )
 
 if TYPE_CHECKING:
-    from twinbus.console.report.sheet import Sheet, Table
     from twinbus.pipeline.reports.documents import LedgerReport
 
-__all__ = ["csv_of", "text_of"]
-
-INDENT: Final = "  "
-
-_COLOURS: Final = {
-    ReportVerdict.GOOD: "green",
-    ReportVerdict.BAD: "red",
-    ReportVerdict.UNKNOWN: "yellow",
-}
-
-
-def text_of(sheet: Sheet) -> str:
-    """The sheet as lines: the answer first, then what it rests on, tables, doubts, sources."""
-    return "\n".join(_text(sheet)) + "\n"
-
-
-def _text(sheet: Sheet) -> Iterator[str]:
-    colour = [_COLOURS[sheet.verdict]] if sheet.judges else []
-    yield paint(sheet.headline, "bold", *colour)
-    yield from sheet.lines
-    for table in sheet.tables:
-        yield ""
-        yield paint(table.title, "bold")
-        yield from _table(table)
-    for title, lines in (
-        ("Unknown", sheet.unknown),
-        ("Assumed", sheet.assumed),
-        ("Read", sheet.read),
-    ):
-        if lines:
-            yield ""
-            yield paint(title, "bold")
-            yield from (f"{INDENT}{line}" for line in lines)
-
-
-def _table(table: Table) -> Iterator[str]:
-    lines = aligned([table.columns, *table.rows], right=table.numbers)
-    yield paint(INDENT + lines[0], "dim")
-    for place, line in enumerate(lines[1:]):
-        yield paint(INDENT + line, "red") if place in table.bad else INDENT + line
-    if table.note:
-        yield f"{INDENT}{table.note}"
+__all__ = ["csv_of"]
 
 
 def csv_of(report: LedgerReport) -> str:
-    """The report's main table with all its rows; the header is always the same.
+    """All rows of the report's main table; the header does not depend on the rows.
 
-    Numbers are plain, times ISO 8601 in UTC, and an empty cell is not known.
+    Numbers are plain, times are ISO 8601 in UTC, and an empty cell means unknown.
     """
     header, rows = _rows(report)
     text = io.StringIO()

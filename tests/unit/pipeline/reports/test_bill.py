@@ -1,22 +1,12 @@
-"""From sums to the bill and the sentences, without Spark."""
+"""From sums to the bill, without Spark."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
 
-import pytest
-
 from twinbus.cost import CountingRule, Meter, Tier, standard
-from twinbus.pipeline.report import Charge
-from twinbus.pipeline.reports.findings import (
-    MonthlySum,
-    Overview,
-    assumed,
-    bill,
-    charges_by_kind,
-    unknown,
-)
+from twinbus.pipeline.reports.bill import Charge, MonthlySum, bill, charges_by_kind
 
 M = 1_000_000
 SUMS = [
@@ -25,21 +15,6 @@ SUMS = [
     MonthlySum("2026-02", "syphon", "complete", False, 2 * M, 2 * M, 0, 0),
     MonthlySum("2026-02", "consumer", "receive", True, M, M, 0, 7 * 10**9),
 ]
-QUIET = Overview(
-    lines=10,
-    records=10,
-    broker_records=0,
-    unrecorded=0,
-    nameless=0,
-    receives=5,
-    forwards=1,
-    states=0,
-    first_ms=1_000,
-    last_ms=2_000,
-    drain_began_ms=None,
-    drain_ended_ms=None,
-)
-ALL_WELL = {"undecided": 0, "lost": 0, "delivered": 5}
 
 
 def test_each_month_has_its_own_free_operations() -> None:
@@ -76,26 +51,3 @@ def test_kinds_are_summed_over_the_months() -> None:
         Charge("consumer", "receive", True, M, M),
         Charge("syphon", "complete", False, 2 * M, 2 * M),
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "bucket_s"), [(0, 1), (600, 1), (601, 2), (3_600, 6), (86_400, 144)]
-)
-def test_a_long_ledger_has_wider_buckets(seconds: int, bucket_s: int) -> None:
-    assert replace(QUIET, last_ms=1_000 + seconds * 1_000).bucket_s == bucket_s
-    assert replace(QUIET, first_ms=None).bucket_s == 1
-
-
-def test_all_that_is_known_leaves_nothing_to_say() -> None:
-    assert list(unknown(QUIET, ALL_WELL, looked=True)) == []
-    assert len(list(assumed(QUIET, ALL_WELL))) == 1
-
-
-def test_all_that_is_unknown_is_said() -> None:
-    dark = replace(QUIET, receives=0, nameless=2, unrecorded=3, lines=14, broker_records=6)
-    told = {"undecided": 1, "lost": 2, "delivered": 5}
-    text = "\n".join(unknown(dark, told, looked=False))
-    for part in ("nobody peeked", "1 diverted", "no consumer", "expired", "2 acc", "3 rec", "4 li"):
-        assert part in text
-    assert text.count("\n") == 6
-    assert len(list(assumed(dark, told))) == 3

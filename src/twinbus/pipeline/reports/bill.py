@@ -1,9 +1,9 @@
-"""From sums to a report: the bill, and the sentences about what is unknown or assumed. No Spark."""
+"""From monthly sums of operations to the bill, beside the documented arithmetic. No Spark."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
@@ -15,24 +15,50 @@ from twinbus.cost.arithmetic import (
     ping_operations,
 )
 from twinbus.cost.prices import Meter, PriceBook
-from twinbus.pipeline.report import Bill, Charge
 
 __all__ = [
+    "Bill",
+    "Charge",
     "Modelled",
     "MonthQuantities",
     "MonthlySum",
-    "Overview",
-    "assumed",
     "bill",
     "charges_by_kind",
     "idle_model",
     "ping_model",
     "quantities",
-    "unknown",
 ]
 
-POINTS_MAX = 600
-"""Points of a time series: more than a chart has room for. Longer ledgers get wider buckets."""
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """What the operations cost, by one price book."""
+
+    price_book: str
+    currency: str
+    units: int
+    """Units that are charged, by the counting rule in force."""
+    settlement_units: int
+    """Those of complete, defer and dead-letter: in `units` only if `settlement_counted`."""
+    settlement_counted: bool
+    amount: Decimal | None
+    """Were these all operations of their months: most often nothing, for the first are free."""
+    amount_past_free: Decimal | None
+    """The same with the month's free operations used up by other work."""
+    bytes_in: int
+    bytes_out: int
+    egress_amount: Decimal | None
+    """None: the book has no price for traffic out of the region."""
+
+
+class Charge(NamedTuple):
+    """Operations of one cause and kind, over all days and entities."""
+
+    cause: str
+    operation: str
+    assumed: bool
+    operations: int
+    units: int
 
 
 class MonthlySum(NamedTuple):
@@ -46,31 +72,6 @@ class MonthlySum(NamedTuple):
     units: int
     bytes_in: int
     bytes_out: int
-
-
-@dataclass(frozen=True)
-class Overview:
-    """What one pass over all lines of a ledger tells."""
-
-    lines: int
-    records: int
-    broker_records: int
-    unrecorded: int
-    nameless: int
-    receives: int
-    forwards: int
-    states: int
-    first_ms: int | None
-    last_ms: int | None
-    drain_began_ms: int | None
-    drain_ended_ms: int | None
-
-    @property
-    def bucket_s(self) -> int:
-        """The width of a point in the time series, in whole seconds."""
-        if self.first_ms is None or self.last_ms is None:
-            return 1
-        return max(1, -(-(self.last_ms - self.first_ms) // (1000 * POINTS_MAX)))
 
 
 def charges_by_kind(sums: Sequence[MonthlySum]) -> tuple[Charge, ...]:
@@ -169,33 +170,3 @@ def _over_months(meter: Meter, by_month: Sequence[int]) -> Decimal | None:
         return None
     amounts = (meter.cost(quantity) for quantity in by_month)
     return sum((amount for amount in amounts if amount is not None), Decimal(0))
-
-
-def unknown(seen: Overview, told: Mapping[str, int], *, looked: bool) -> Iterator[str]:
-    """What the ledger cannot tell, a sentence each."""
-    if not looked:
-        yield "waiting and dead-lettered: nobody peeked into the backlog queues"
-    if told["undecided"]:
-        yield f"{told['undecided']} diverted messages wait or are lost: peek to know which"
-    if not seen.receives:
-        yield "received, duplicates: no consumer kept a ledger"
-    if told["lost"]:
-        yield "expired: one of the lost can have expired, which leaves no record"
-    if seen.nameless:
-        yield f"{seen.nameless} accepted messages have no id or no entity: not followed"
-    if seen.unrecorded:
-        yield f"{seen.unrecorded} records could not be written: counts are too low"
-    if seen.lines > seen.records:
-        yield f"{seen.lines - seen.records} lines are no record (torn or foreign): set aside"
-
-
-def assumed(seen: Overview, told: Mapping[str, int]) -> Iterator[str]:
-    """What was counted by a rule and not from a record, a sentence each."""
-    yield "operations that failed are not charged, those without an answer are"
-    if not seen.receives and told["delivered"]:
-        yield "one receive for each delivered message"
-    if seen.broker_records:
-        yield (
-            f"{seen.broker_records} records of the broker's own view are asked for what expired or"
-            " waits, and not counted again"
-        )

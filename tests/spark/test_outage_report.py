@@ -1,4 +1,4 @@
-"""From files to a report: golden ledgers on disk, with what a crash leaves in them."""
+"""From files to the reports of a drill: golden ledgers, with what a crash leaves in them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from tests.spark.ledgers import (
     received,
     sent,
 )
-from twinbus.cost import CountingRule, standard
+from twinbus.cost import standard
 from twinbus.ledger import LedgerError, LedgerWriter
-from twinbus.pipeline.jobs import IDS_MAX, tables
-from twinbus.pipeline.report import Depth, Duplicate, Sends, Sighting, StateChange
+from twinbus.pipeline.reports.documents import DuplicateMessage, Sends, Sighting
+from twinbus.pipeline.reports.outage import OutageReport, outage_report
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -32,6 +33,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 SECOND = EPOCH_MS // 1000
+IDS_MAX = 100
+
+
+def reported(
+    spark: SparkSession, directory: Path, seen: Iterable[Sighting] = (), ids_max: int = IDS_MAX
+) -> OutageReport:
+    """The reports after a peek an hour later."""
+    peeked_ms = EPOCH_MS + 3_600_000
+    return outage_report(spark, directory, standard(), seen, peeked_ms=peeked_ms, ids_max=ids_max)
 
 
 def written(directory: Path, lines: list[Line], name: str = "p-00000.jsonl") -> Path:
@@ -59,17 +69,22 @@ def outage() -> list[Line]:
 
 
 def test_an_outage_that_lost_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    directory = written(tmp_path / "ledger", outage())
-    report = tables(spark, directory, standard(), snapshot=[])
-    assert report.conserved
-    assert (report.accepted, report.delivered, report.received) == (4, 4, 4)
-    assert (report.waiting, report.dead_lettered, report.expired, report.lost) == (0, 0, 0, 0)
-    assert (report.not_received, report.not_received_ids, report.undecided) == (0, (), 0)
-    assert (report.diverted, report.ambiguous, report.raised) == (2, 1, 1)
-    assert report.duplicates == 1
-    assert report.duplicate_windows == {"ambiguous": 1}
-    assert report.duplicate_ids == (Duplicate("orders", "c", 2, "ambiguous"),)
-    assert report.operations_by_cause == {
+    report = reported(spark, written(tmp_path / "ledger", outage()))
+    conservation, total = report.conservation, report.conservation.total
+    assert conservation.verdict == "good"
+    assert (total.accepted, total.delivered, total.received) == (4, 4, 4)
+    assert (total.waiting, total.dead_lettered, total.expired, total.lost) == (0, 0, 0, 0)
+    assert (report.not_received_ids, total.undecided, total.raised) == ((), 0, 1)
+    assert total.duplicates == 1
+    assert conservation.duplicate_windows == {"ambiguous": 1}
+    assert conservation.duplicates == (DuplicateMessage("orders", "c", 2, "ambiguous"),)
+    assert (conservation.scope.records, conservation.scope.set_aside) == (22, {})
+    assert conservation.unknown == ()
+    calls: dict[str, int] = {}
+    for kind in report.charges.by_kind:
+        assert not kind.assumed
+        calls[kind.cause] = calls.get(kind.cause, 0) + kind.operations
+    assert calls == {
         "application": 3,
         "consumer": 5,
         "failover": 2,
@@ -77,25 +92,30 @@ def test_an_outage_that_lost_nothing(spark: SparkSession, tmp_path: Path) -> Non
         "poll": 1,
         "syphon": 6,
     }
-    bill = report.bill
+    bill = report.charges.bill
     # 18 calls, of which two only settle; $0.80 a million.
     assert (bill.units, bill.settlement_units, bill.settlement_counted) == (16, 2, False)
     assert (bill.amount, bill.amount_past_free) == (Decimal(0), Decimal("0.0000128"))
     assert (bill.bytes_in, bill.bytes_out) == (3 * 100 + 2 * 150 + 2 * 100, 2 * 150 + 5 * 100)
     assert (bill.currency, bill.egress_amount) == ("USD", None)
-    assert report.states == (
-        StateChange(EPOCH_MS + 1_500, "orders", "failed over", "test"),
-        StateChange(EPOCH_MS + 3_000, "orders", "healthy", "test"),
-    )
     assert (report.drain_began_ms, report.drain_ended_ms) == (EPOCH_MS + 5_000, EPOCH_MS + 6_000)
-    assert (report.forwarded, report.bucket_s) == (2, 1)
-    assert report.sends == (Sends(SECOND, 1, 0), Sends(SECOND + 1, 1, 0), Sends(SECOND + 2, 0, 2))
-    assert report.backlog == (Depth(SECOND + 2, 2), Depth(SECOND + 5, 1), Depth(SECOND + 6, 0))
-    assert (report.records, report.set_aside, report.unrecorded) == (22, 0, 0)
-    assert report.unknown == ()
-    shown = json.loads(json.dumps(report.as_json()))
-    assert shown["lost"] == 0
-    assert shown["bill"]["amount_past_free"] == "0.0000128"
+    assert report.forwarded == 2
+
+
+def test_the_outage_is_told_by_the_second(spark: SparkSession, tmp_path: Path) -> None:
+    availability = reported(spark, written(tmp_path / "ledger", outage())).availability
+    (window,) = availability.windows
+    assert (window.entity, window.process) == ("orders", "test")
+    assert (window.failed_over_ms, window.recovered_ms) == (EPOCH_MS + 1_500, EPOCH_MS + 3_000)
+    (entity,) = availability.entities
+    assert (entity.sends_saved, entity.sends_raised) == (2, 1)
+    assert availability.bucket_s == 1
+    assert availability.sends == (
+        Sends(SECOND, 1, 0), Sends(SECOND + 1, 1, 0), Sends(SECOND + 2, 0, 2),
+    )  # fmt: skip
+    depth = {point.at_s - SECOND: point.depth for point in availability.backlog}
+    assert {at: depth[at] for at in (2, 5, 6)} == {2: 2, 5: 1, 6: 0}
+    shown = json.loads(json.dumps(availability.as_json()))
     assert shown["sends"][0] == {"at_s": SECOND, "to_primary": 1, "to_backlog": 0}
 
 
@@ -106,40 +126,33 @@ def test_lost_messages_are_named_up_to_a_bound(spark: SparkSession, tmp_path: Pa
         *(act(name, 2) for name in lost for act in (diverted, came_out, completed)),
     ]
     seen = [Sighting("orders", "stays", "waiting"), Sighting("orders", "poison", "dead_lettered")]
-    rule = CountingRule(count_settlement=True)
-    report = tables(spark, written(tmp_path, lines), standard(), snapshot=seen, rule=rule)
-    assert not report.conserved
-    assert (report.accepted, report.delivered) == (108, 1)
-    assert (report.waiting, report.dead_lettered) == (1, 1)
-    assert (report.lost, report.lost_ids) == (105, tuple(lost[:IDS_MAX]))
-    assert (report.not_received, len(report.not_received_ids)) == (107, IDS_MAX)
-    assert report.expired is None
-    assert report.duplicates == 0
-    assert [text.split(":")[0] for text in report.unknown] == ["expired"]
-    assert (report.bill.units, report.bill.settlement_units) == (4 + 3 * 105, 105)
+    report = reported(spark, written(tmp_path, lines), seen)
+    conservation, total = report.conservation, report.conservation.total
+    assert conservation.verdict == "bad"
+    assert (total.accepted, total.delivered) == (108, 1)
+    assert (total.waiting, total.dead_lettered) == (1, 1)
+    assert (total.lost, total.expired, total.duplicates) == (105, None, 0)
+    assert [one.message_id for one in conservation.messages] == lost[:IDS_MAX]
+    assert conservation.messages_left_out == 7
+    assert report.not_received_ids == tuple(lost[:IDS_MAX])
+    assert [text.split(":")[0] for text in conservation.unknown] == ["expired"]
+    assert report.charges.bill.settlement_units == 105
 
 
-def test_without_a_peek_or_a_consumer_the_unknown_is_not_zero(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_without_a_consumer_the_unknown_is_not_zero(spark: SparkSession, tmp_path: Path) -> None:
     lines = [sent("a", size_bytes=65_537), diverted("b"), sent("c", entity=None)]
-    report = tables(spark, written(tmp_path, lines), standard())
-    assert not report.conserved
-    assert (report.lost, report.lost_at_least, report.undecided) == (None, 0, 1)
-    assert (report.waiting, report.dead_lettered, report.expired) == (None, None, None)
-    assert (report.received, report.not_received) == (None, None)
-    assert len(report.unknown) == 4
-    assert "1 diverted messages wait or are lost" in report.unknown[1]
-    assert "1 accepted messages have no id or no entity" in report.unknown[3]
+    report = reported(spark, written(tmp_path, lines), [Sighting("orders", "b", "waiting")])
+    conservation = report.conservation
+    assert (conservation.total.waiting, conservation.total.received) == (1, None)
+    assert (conservation.verdict, conservation.nameless) == ("unknown", 1)
+    assert report.not_received_ids == ("a", "b")
     # The receive of "a" is assumed, in two units, and is no recorded operation.
-    assert [tuple(charge) for charge in report.charges] == [
+    assert [tuple(charge) for charge in report.charges.by_kind] == [
         ("application", "send", False, 2, 3),
         ("consumer", "receive", True, 1, 2),
         ("failover", "divert", False, 1, 1),
     ]
-    assert report.operations_by_cause == {"application": 2, "failover": 1}
-    assert report.bill.units == 6
-    assert report.assumed[1:] == ("one receive for each delivered message",)
+    assert report.charges.bill.units == 6
 
 
 def test_lines_that_are_no_record_of_a_client_are_told_and_not_counted(
@@ -163,15 +176,15 @@ def test_lines_that_are_no_record_of_a_client_are_told_and_not_counted(
     with (directory / "other.jsonl").open("ab") as file:
         file.write(b"not json\n\xff\xfe\n" + whole[:-7])
     (directory / "notes.txt").write_text("no part of the ledger")
-    report = tables(spark, directory, standard(), snapshot=[])
-    assert (report.records, report.set_aside, report.accepted) == (4, 6, 2)
-    assert (report.unrecorded, report.states) == (7, ())
-    assert sum(report.operations_by_cause.values()) == 2
-    assert [text.split(" ", 1)[0] for text in report.unknown] == ["received,", "7", "6"]
-    assert any(text.startswith("1 records of the broker") for text in report.assumed)
+    report = reported(spark, directory)
+    scope, total = report.conservation.scope, report.conservation.total
+    assert (scope.records, sum(scope.set_aside.values()), total.accepted) == (4, 6, 2)
+    assert (scope.unrecorded, report.availability.windows) == (7, ())
+    assert sum(kind.operations for kind in report.charges.by_kind if not kind.assumed) == 2
+    assert [text.split(" ", 1)[0] for text in report.conservation.unknown] == ["received", "7", "6"]
 
 
 def test_no_ledger_is_one_clear_line(spark: SparkSession, tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(LedgerError, match="there is no ledger at"):
-            tables(spark, place, standard())
+            reported(spark, place)

@@ -1,42 +1,24 @@
-"""Charts as SVG text: pure functions of numbers, no library, no resource from elsewhere.
-
-Colours are classes, so that the page can give them for light and for dark; `STYLE` is that, and a
-chart that stands alone (an image in a README) carries it inside.
-"""
+"""The chart of an outage over time, as SVG text: sends, the backlog and its age. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
-__all__ = [
-    "STYLE",
-    "WIDTH",
-    "Band",
-    "Bar",
-    "Marker",
-    "Timeline",
-    "cause_bars",
-    "nice",
-    "svg",
-    "timeline",
-]
+from twinbus.console.sheet.svg import CHAR_WIDTH, LEFT, RIGHT, WIDTH, AmountAxis, nice, svg
 
-WIDTH: Final = 880
-LEFT: Final = 56
-RIGHT: Final = 12
+__all__ = ["Band", "Bar", "Marker", "Timeline", "timeline"]
+
 LABELS_TOP: Final = 30
 LABEL_ROW: Final = 16
 PANEL: Final = 170
 GAP: Final = 46
-CHAR_WIDTH: Final = 6.4
-"""Of a letter at 12 px, to keep labels apart; fonts differ, so it is on the wide side."""
 
 CLOCK_MARKS: Final = 8
-"""Times that fit below a chart, at most."""
+"""Maximum number of times below a chart."""
 
 _STEPS_S: Final = (
     *(1, 2, 5, 10, 15, 30),
@@ -45,22 +27,6 @@ _STEPS_S: Final = (
     *(86_400, 172_800, 604_800, 1_209_600, 2_592_000),
 )
 _DAY_S: Final = 86_400
-
-STYLE: Final = """
-.chart{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
-.chart text{fill:#51586a}.chart .title{fill:#1b2130;font-weight:600;font-size:13px}
-.chart .grid{stroke:#d9dee8;stroke-width:1}.chart .axis{stroke:#9aa3b5;stroke-width:1}
-.chart .primary{fill:#2f7fd6}.chart .backlog{fill:#e08a00}.chart .plain{fill:#5b7cb8}
-.chart .depth{fill:#e08a00;fill-opacity:.25}
-.chart .line{fill:none;stroke:#e08a00;stroke-width:2}
-.chart .outage{fill:#d64545;fill-opacity:.11}.chart .mark{stroke:#7b8498;stroke-dasharray:3 3}
-@media (prefers-color-scheme:dark){
-.chart text{fill:#a9b2c6}.chart .title{fill:#eef1f7}
-.chart .grid{stroke:#2c3444}.chart .axis{stroke:#55607a}
-.chart .primary{fill:#5aa2f0}.chart .backlog{fill:#f3a93c}.chart .plain{fill:#7f9fd8}
-.chart .depth{fill:#f3a93c}.chart .line{stroke:#f3a93c}
-.chart .outage{fill:#ff6b6b;fill-opacity:.13}.chart .mark{stroke:#77829b}}
-"""
 
 
 @dataclass(frozen=True)
@@ -119,10 +85,10 @@ def timeline(data: Timeline, *, alone: bool = False) -> str:
         f'<text class="title" x="{LEFT}" y="16">Sends per {per}</text>',
         *_legend(),
         *_marks(data, tops),
-        *sends.frame(),
+        *sends.amounts.lines(),
         *(part for bar in data.bars for part in sends.bar(bar)),
         f'<text class="title" x="{LEFT}" y="{below - 12}">Messages in the backlog</text>',
-        *depths.frame(),
+        *depths.amounts.lines(),
         depths.area(data.depth),
         *(_ages(data, tops[-1]) if data.ages else depths.axis()),
     ]
@@ -141,29 +107,10 @@ def _ages(data: Timeline, top: float) -> list[str]:
     title = f"Age of the oldest message in the backlog, {unit}"
     return [
         f'<text class="title" x="{LEFT}" y="{top - 12}">{title}</text>',
-        *panel.frame(),
+        *panel.amounts.lines(),
         panel.area([(at_s, age_s / length_s) for at_s, age_s in data.ages]),
         *panel.axis(),
     ]
-
-
-def cause_bars(operations: Iterable[tuple[str, int]], *, alone: bool = False) -> str:
-    """A bar for each name, as long as its number is large, in the order given."""
-    counted = list(operations)
-    most = max((count for _, count in counted), default=0) or 1
-    names_width = 230
-    room = WIDTH - names_width - 90
-    parts = []
-    for place, (name, count) in enumerate(counted):
-        y = 8 + place * 28
-        width = room * count / most
-        parts += [
-            f'<text x="{names_width - 10}" y="{y + 15}" text-anchor="end">{escape(name)}</text>',
-            f'<rect class="plain" x="{names_width}" y="{y}" width="{width:.1f}" height="20"/>',
-            f'<text x="{names_width + width + 8:.1f}" y="{y + 15}">{count:,}</text>',
-        ]
-    label = "Operations by cause"
-    return svg(16 + 28 * len(counted), label, parts, alone=alone)
 
 
 class _Panel:
@@ -172,29 +119,10 @@ class _Panel:
     def __init__(self, data: Timeline, top: float, most: int) -> None:
         self._data = data
         self._top = top
-        self._step = nice(most / 4)
-        self._most = max(self._step * 4, 1)
-        while self._most - self._step >= most > 0:
-            self._most -= self._step
+        self.amounts = AmountAxis(top, PANEL, most)
 
     def x(self, at_s: float) -> float:
         return _x(self._data, at_s)
-
-    def y(self, amount: float) -> float:
-        return self._top + PANEL * (1 - amount / self._most)
-
-    def frame(self) -> list[str]:
-        parts = []
-        amount = 0
-        while amount <= self._most:
-            y = self.y(amount)
-            kind = "grid" if amount else "axis"
-            parts.append(
-                f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-                f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{amount:,}</text>'
-            )
-            amount += self._step
-        return parts
 
     def axis(self) -> list[str]:
         """The time below the panel."""
@@ -229,7 +157,7 @@ class _Panel:
             ("backlog", "to the backlog", bar.to_backlog),
         ):
             if count:
-                high, low = self.y(floor + count), self.y(floor)
+                high, low = self.amounts.y(floor + count), self.amounts.y(floor)
                 parts.append(
                     f'<rect class="{kind}" x="{left:.1f}" y="{high:.1f}" width="{width:.1f}"'
                     f' height="{low - high:.1f}">'
@@ -248,9 +176,11 @@ class _Panel:
                 points.append((at_s - self._data.bucket_s, points[-1][1]))
             points.append((at_s, amount))
         points.append((self._data.until_s, points[-1][1]))
-        path = " ".join(f"{self.x(at_s):.1f},{self.y(amount):.1f}" for at_s, amount in points)
+        path = " ".join(
+            f"{self.x(at_s):.1f},{self.amounts.y(amount):.1f}" for at_s, amount in points
+        )
         first, last = self.x(points[0][0]), self.x(points[-1][0])
-        floor = self.y(0)
+        floor = self.amounts.y(0)
         return (
             f'<polygon class="depth" points="{first:.1f},{floor:.1f} {path}'
             f' {last:.1f},{floor:.1f}"/><polyline class="line" points="{path}"/>'
@@ -324,22 +254,3 @@ def _marks(data: Timeline, tops: Sequence[float]) -> list[str]:
             for top, begins in zip(tops, [y - 10, *tops[1:]], strict=True)
         ]
     return parts
-
-
-def svg(height: float, label: str, parts: Iterable[str], *, alone: bool = False) -> str:
-    """The parts as one picture of the usual width; `alone`: with its style inside."""
-    style = f"<style>{STYLE}</style>" if alone else ""
-    return (
-        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}"'
-        f' role="img" aria-label="{escape(label)}">{style}\n' + "\n".join(parts) + "\n</svg>"
-    )
-
-
-def nice(value: float) -> int:
-    """The next number of the row 1, 2, 5, 10, 20, 50, ... that is not smaller."""
-    power = 1
-    while True:
-        for digit in (1, 2, 5):
-            if digit * power >= value:
-                return digit * power
-        power *= 10

@@ -1,0 +1,254 @@
+"""The content of a drill's report: what happened to somebody who was not there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from twinbus.console.report.charges_sheet import by_kind_table, cause_figure
+from twinbus.console.report.scope_text import DUPLICATE_CAUSES
+from twinbus.console.sheet import timeline as chart
+from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, counted, sections
+from twinbus.console.terminal.table import money
+from twinbus.pipeline.reports.documents import ReportVerdict
+
+if TYPE_CHECKING:
+    from twinbus.console.drill.result import DrillPlan, DrillResult
+
+__all__ = ["drill_sheet", "outage_picture", "outage_timeline", "rate_text"]
+
+IDS_SHOWN: Final = 20
+"""Ids that a person reads; drill.json has more."""
+
+FEW: Final = 10
+
+TILES: Final = ("accepted", "received", "lost", "duplicates", "diverted", "sends that raised")
+
+
+class NumberRow(NamedTuple):
+    """One number of the drill and its meaning."""
+
+    name: str
+    value: str
+    meaning: str
+    is_bad: bool = False
+
+
+def drill_sheet(result: DrillResult) -> Sheet:
+    """The sheet of a drill."""
+    rows = list(_numbers(result))
+    return Sheet(
+        title="drill",
+        headline=_headline(result),
+        verdict=ReportVerdict.GOOD if result.passed else ReportVerdict.BAD,
+        alerts=tuple(_alerts(result)),
+        story=tuple(_story(result)),
+        tiles=tuple(Tile(row.name, row.value, row.is_bad) for row in rows if row.name in TILES),
+        charts=(
+            Figure("The outage", lambda: chart.timeline(outage_timeline(result))),
+            cause_figure("Operations by cause", result.operations_by_cause),
+        ),
+        tables=(
+            Table(
+                title="Every number",
+                rows=tuple(row[:3] for row in rows),
+                numbers=frozenset({1}),
+                bad=frozenset(index for index, row in enumerate(rows) if row.is_bad),
+            ),
+            _bill(result),
+        ),
+        sections=sections(("How it was run", tuple(_run(result)))),
+    )
+
+
+def outage_picture(result: DrillResult) -> str:
+    """The chart of the outage as an SVG file of its own."""
+    return chart.timeline(outage_timeline(result), alone=True) + "\n"
+
+
+def outage_timeline(result: DrillResult) -> chart.Timeline:
+    """The outage in seconds from the first send."""
+    moments, availability = result.moments, result.report.availability
+    # Buckets begin at whole seconds; the axis begins with the first of them.
+    began_s = min([moments.began_ms / 1000, *(float(sends.at_s) for sends in availability.sends)])
+    bucket_s = availability.bucket_s
+
+    def after(at_ms: float) -> float:
+        return at_ms / 1000 - began_s
+
+    markers = [chart.Marker(after(moments.killed_ms), "primary killed")]
+    if result.failover_s is not None:
+        failed_over_ms = moments.killed_ms + result.failover_s * 1000
+        markers.append(chart.Marker(after(failed_over_ms), "failed over"))
+    markers.append(chart.Marker(after(moments.back_ms), "primary back"))
+    if result.recover_s is not None:
+        healthy_ms = moments.back_ms + result.recover_s * 1000
+        markers.append(chart.Marker(after(healthy_ms), "ping answered"))
+    if result.report.drain_began_ms is not None:
+        markers.append(chart.Marker(after(result.report.drain_began_ms), "drain by Spark"))
+    ends = [
+        after((point.at_s + bucket_s) * 1000)
+        for point in (*availability.sends, *availability.backlog)
+    ]
+    return chart.Timeline(
+        bucket_s=bucket_s,
+        bars=[
+            chart.Bar(after(sends.at_s * 1000), sends.to_primary, sends.to_backlog)
+            for sends in availability.sends
+        ],
+        depth=[
+            (after((point.at_s + bucket_s) * 1000), point.depth) for point in availability.backlog
+        ],
+        bands=[chart.Band(after(moments.killed_ms), after(moments.back_ms), "primary down")],
+        markers=markers,
+        until_s=max([1.0, *ends, *(marker.at_s for marker in markers)]),
+    )
+
+
+def rate_text(plan: DrillPlan) -> str:
+    """Messages a second, with a decimal where there are few."""
+    return f"{plan.rate:.0f}" if plan.rate >= FEW else f"{plan.rate:.1f}"
+
+
+def _headline(result: DrillResult) -> str:
+    if result.lost:
+        return f"{counted(result.lost, 'message')} lost"
+    if result.not_received:
+        return f"{counted(result.not_received, 'message')} not received"
+    if result.doubts:
+        return "Nothing is proved"
+    return "Nothing was lost"
+
+
+def _alerts(result: DrillResult) -> Iterator[str]:
+    if result.lost:
+        ids = result.lost_ids
+        more = result.lost - min(len(ids), IDS_SHOWN)
+        tail = f" and {more:,} more, see drill.json" if more > 0 else ""
+        yield f"lost: {', '.join(ids[:IDS_SHOWN])}{tail}"
+    left = result.not_received - result.lost
+    if left:
+        yield f"still in the backlog: {counted(left, 'message')}; the drain did not finish"
+    yield from (f"not proved: {doubt}" for doubt in result.doubts)
+
+
+def _story(result: DrillResult) -> Iterator[str]:
+    plan = result.plan
+    down_s = (result.moments.back_ms - result.moments.killed_ms) / 1000
+    yield (
+        f"{counted(plan.senders, 'sender')} sent {plan.messages:,} messages at"
+        f" {rate_text(plan)} a second; the primary was killed with SIGKILL after"
+        f" {plan.kill_after_s:.0f} s and was down for {down_s:.1f} s."
+    )
+    if result.failover_s is None:
+        yield "No entity failed over: the outage was shorter than the failover interval."
+    else:
+        yield (
+            f"Its entities failed over {result.failover_s:.1f} s after the kill, and"
+            f" {counted(result.diverted, 'message')} went to"
+            f" {counted(plan.backlog_queues, 'backlog queue')} in the secondary."
+        )
+    if result.caller_errors:
+        raised = counted(result.caller_errors, "send")
+        yield f"{raised} raised an error, so their callers know."
+    else:
+        yield "No send raised an error: the callers did not notice."
+    if result.recover_s is not None:
+        yield f"The ping found the primary {result.recover_s:.1f} s after it was back."
+    if result.drain_s is not None:
+        pace = "" if result.drain_rate is None else f", {result.drain_rate:,.0f} a second"
+        yield (
+            f"Spark brought {counted(result.report.forwarded, 'message')} home in"
+            f" {result.drain_s:.1f} s{pace}."
+        )
+    yield (
+        f"The receivers got {result.received or 0:,} of {result.total.accepted:,} accepted"
+        f" messages: {result.lost:,} lost, {counted(result.duplicates, 'duplicate')}."
+    )
+
+
+def _numbers(result: DrillResult) -> Iterator[NumberRow]:
+    total, plan = result.total, result.plan
+    left = result.not_received - result.lost
+    yield NumberRow("accepted", f"{total.accepted:,}", "send_messages returned")
+    yield NumberRow("delivered", f"{total.delivered:,}", "the primary acknowledged it")
+    yield NumberRow(
+        "received",
+        f"{result.received or 0:,}",
+        "a plain SDK receiver got it",
+        is_bad=bool(result.not_received),
+    )
+    yield NumberRow(
+        "lost", f"{result.lost:,}", "accepted, and nowhere to be found", is_bad=bool(result.lost)
+    )
+    if left:
+        yield NumberRow("in the backlog", f"{left:,}", "neither lost nor delivered", is_bad=True)
+    yield NumberRow("duplicates", f"{result.duplicates:,}", _duplicate_causes(result))
+    yield NumberRow("diverted", f"{result.diverted:,}", "went to a backlog queue first")
+    yield NumberRow("sends that raised", f"{result.caller_errors:,}", "the caller saw an error")
+    yield NumberRow(
+        "time to fail over",
+        _seconds(result.failover_s),
+        f"from the kill; the failover interval is {plan.failover_interval_s:g} s",
+    )
+    yield NumberRow(
+        "time to recover",
+        _seconds(result.recover_s),
+        f"from the primary's return; a ping every {plan.ping_interval_s:g} s",
+    )
+    speed = (
+        "there was no backlog"
+        if result.drain_rate is None
+        else f"{result.drain_rate:,.0f} messages a second, by Spark"
+    )
+    yield NumberRow("drain", _seconds(result.drain_s), speed)
+    bill = result.report.charges.bill
+    settled = "counted" if bill.settlement_counted else "not counted"
+    yield NumberRow(
+        "operations", f"{bill.units:,}", f"of 64 KB, as Azure bills; settlement {settled}"
+    )
+    yield NumberRow(
+        "money",
+        money(bill.amount_past_free, bill.currency),
+        f"once the month's free operations are used up ({bill.price_book})",
+    )
+
+
+def _duplicate_causes(result: DrillResult) -> str:
+    if not result.duplicates:
+        return "received more than once"
+    windows = result.report.conservation.duplicate_windows.items()
+    return "; ".join(f"{count:,}: {DUPLICATE_CAUSES.get(name, name)}" for name, count in windows)
+
+
+def _bill(result: DrillResult) -> Table:
+    bill = result.report.charges.bill
+    return replace(
+        by_kind_table(result.report.charges),
+        title="The bill",
+        note=(
+            f"{bill.units:,} units: {money(bill.amount_past_free, bill.currency)} once the month"
+            f" has used up its free operations, {money(bill.amount, bill.currency)} if these were"
+            f" its only ones. Settlement is {'' if bill.settlement_counted else 'not '}counted."
+            f" Prices: {bill.price_book}."
+        ),
+        in_text=False,
+    )
+
+
+def _run(result: DrillResult) -> Iterator[str]:
+    plan, reports = result.plan, result.report
+    yield (
+        f"twinbus drill --messages {plan.messages} --senders {plan.senders}"
+        f" --outage {plan.outage_s:g} --failover-interval {plan.failover_interval_s:g}"
+        f" --ping-interval {plan.ping_interval_s:g} --queues {plan.backlog_queues}"
+    )
+    took = ", ".join(f"{step.phase} {step.seconds:.1f} s" for step in result.took)
+    records = reports.conservation.scope.records
+    yield f"Twinbus {result.version}; {records:,} records in the ledger; {took}"
+    yield from reports.conservation.unknown
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"

@@ -1,0 +1,242 @@
+"""The content of a plan: which options to use and why, what then happens, and how others compare.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+from twinbus.console.sheet.bars import NamedBar, bar_figure
+from twinbus.console.sheet.sheet import Figure, Sheet, Table, counted, sections
+from twinbus.console.terminal.table import duration, money
+from twinbus.pipeline.reports.documents import ReportVerdict
+from twinbus.planning.outcomes import SampledMean, SettingOutcome
+from twinbus.planning.plan import Plan
+
+__all__ = ["plan_sheet"]
+
+HEADINGS: Final = (
+    "failover",
+    "ping",
+    "queues",
+    "raised a year",
+    "backlog full",
+    "diverted",
+    "drain 50 %",
+    "drain 95 %",
+    "pings",
+    "polls",
+    "added a year",
+)
+
+
+def plan_sheet(plan: Plan, warnings: Sequence[str]) -> Sheet:
+    """The sheet of a plan."""
+    misses = plan.advice.misses
+    setting = plan.advice.outcome.setting
+    return Sheet(
+        title="plan",
+        headline=(
+            f"Fail over after {_interval(setting.failover_interval_s)}, ping every"
+            f" {_interval(setting.ping_interval_s)}, backlog in {_queues(setting.queues)}"
+        ),
+        verdict=ReportVerdict.BAD if misses else ReportVerdict.GOOD,
+        alerts=(
+            *(f"warning: {text}" for text in warnings),
+            *(f"not met: {miss}" for miss in misses),
+        ),
+        lines=(
+            (
+                f"failover_interval={setting.failover_interval_s:g}"
+                f"  ping_primary_interval={setting.ping_interval_s:g}"
+                f"  backlog_queue_count={setting.queues}"
+            ),
+            plan.advice.reason,
+        ),
+        charts=tuple(_charts(plan)),
+        tables=tuple(_tables(plan)),
+        sections=sections(("Assumed", plan.assumptions)),
+    )
+
+
+def _tables(plan: Plan) -> Iterator[Table]:
+    best = plan.advice.outcome
+    yield Table(title="A year with it", rows=tuple(_facts(plan)))
+    for title, found in _neighbours(plan):
+        yield Table(
+            title=f"{title}, the rest as above (* recommended)",
+            columns=("", *HEADINGS),
+            rows=tuple(("*" if one is best else "", *_cells(plan, one)) for one in found),
+            numbers=frozenset(range(1, len(HEADINGS) + 1)),
+            on_page=False,
+        )
+    yield Table(
+        title="Every setting",
+        columns=HEADINGS,
+        rows=tuple(_cells(plan, one) for one in plan.outcomes),
+        numbers=frozenset(range(len(HEADINGS))),
+        marked=frozenset(index for index, one in enumerate(plan.outcomes) if one is best),
+        in_text=False,
+    )
+
+
+def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What happens in a year with the recommended setting."""
+    best, question, spent = plan.advice.outcome, plan.question, plan.advised_money
+    currency = spent.paired.currency
+    patterns = ", ".join(map(str, question.patterns))
+    in_all = f"{duration(best.outage_s.mean)} ± {duration(best.outage_s.error)}"
+    yield "outages", f"{patterns}: {_amount(best.outages)} a year, {in_all} in all"
+    yield (
+        "failed over",
+        f"{_amount(best.failovers)} times a year, after {best.detection_s:.1f} s on average",
+    )
+    yield "back", f"{best.recovery_s:.1f} s after the primary, on average"
+    yield (
+        "raised",
+        f"{_amount(best.raised)} sends a year, {plan.raised_per_million(best):.3g} of a million",
+    )
+    yield "backlog full", f"{_chance(best.full)}; {_amount(best.refused)} sends a year raise for it"
+    yield "one queue full", f"{_chance(best.queue_full)}; senders then change to another"
+    yield (
+        "diverted",
+        f"{_amount(best.diverted)} messages a year, at most {best.peak_max:,.0f} at once",
+    )
+    yield (
+        "drained",
+        (
+            f"the longest of a year takes {_interval(best.drain_p50_s)} (half of the years),"
+            f" {_interval(best.drain_p95_s)} (95 %), {_interval(best.drain_max_s)} (the worst)"
+        ),
+    )
+    yield "pings, polls", f"{_amount(best.pings)} and {best.polls:,} a year"
+    yield "the pair", _year(spent.paired_year, currency, spent.paired.not_priced)
+    yield "it adds", _year(spent.added_year, currency, ())
+    geo = spent.geo_replication
+    yield "Premium Geo-Replication", _year(spent.geo_replication_year, currency, geo.not_priced)
+    yield "simulated", f"{question.years:,} years, seed {question.seed}; ± is the standard error"
+
+
+def _neighbours(plan: Plan) -> Iterator[tuple[str, list[SettingOutcome]]]:
+    """The settings that differ from the recommended one in one option only."""
+    best = plan.advice.outcome.setting
+    views: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+        ("Failover intervals", lambda one: (one.ping_interval_s, one.queues)),
+        ("Ping intervals", lambda one: (one.failover_interval_s, one.queues)),
+        ("Backlog queues", lambda one: (one.failover_interval_s, one.ping_interval_s)),
+    )
+    for title, others in views:
+        found = [one for one in plan.outcomes if others(one.setting) == others(best)]
+        if len(found) > 1:
+            yield title, found
+
+
+def _cells(plan: Plan, outcome: SettingOutcome) -> tuple[str, ...]:
+    """One setting as a row."""
+    setting = outcome.setting
+    spent = plan.money[plan.outcomes.index(outcome)]
+    return (
+        _interval(setting.failover_interval_s),
+        _interval(setting.ping_interval_s),
+        f"{setting.queues}",
+        _plainly(outcome.raised_total),
+        f"{outcome.full.mean:.2%}",
+        _plainly(outcome.diverted.mean),
+        _interval(outcome.drain_p50_s),
+        _interval(outcome.drain_p95_s),
+        _plainly(outcome.pings.mean),
+        f"{outcome.polls:,}",
+        money(spent.added_year, spent.paired.currency),
+    )
+
+
+def _charts(plan: Plan) -> Iterator[Figure]:
+    views = dict(_neighbours(plan))
+    best = plan.advice.outcome
+
+    def bar(name: str, value: float, label: str, one: SettingOutcome) -> NamedBar:
+        return NamedBar(name, value, label, one is best)
+
+    if found := views.get("Failover intervals"):
+        yield bar_figure(
+            "Sends that raise in a year, by failover interval",
+            [
+                bar(
+                    _interval(one.setting.failover_interval_s),
+                    one.raised.mean,
+                    _plainly(one.raised.mean),
+                    one,
+                )
+                for one in found
+            ],
+            in_text=True,
+        )
+    if found := views.get("Backlog queues"):
+        yield bar_figure(
+            "Years with a full backlog",
+            [
+                bar(_queues(one.setting.queues), one.full.mean, f"{one.full.mean:.2%}", one)
+                for one in found
+            ],
+            in_text=True,
+        )
+    if found := views.get("Ping intervals"):
+        yield bar_figure(
+            "From the primary's return to the first send, by ping interval",
+            [
+                bar(
+                    _interval(one.setting.ping_interval_s),
+                    one.recovery_s,
+                    _interval(one.recovery_s),
+                    one,
+                )
+                for one in found
+            ],
+        )
+    spent = plan.advised_money
+    yield bar_figure(
+        "Money of a year",
+        [
+            NamedBar(name, float(total), money(total, spent.paired.currency), name == "pair")
+            for name, total in (
+                ("namespace alone", spent.alone.total * 12),
+                ("pair", spent.paired_year),
+                ("Geo-Replication", spent.geo_replication_year),
+            )
+        ],
+    )
+
+
+def _amount(value: SampledMean) -> str:
+    """A mean with its error."""
+    error = f" ± {_plainly(value.error)}" if value.error else ""
+    return _plainly(value.mean) + error
+
+
+def _chance(value: SampledMean) -> str:
+    """A probability with its error; not seen does not mean impossible."""
+    if not value.mean:
+        return f"in none of the years (below {value.error:.2%}, most likely)"
+    return f"in {value.mean:.2%} ± {value.error:.2%} of the years"
+
+
+def _plainly(value: float) -> str:
+    """A count without decimals where it is large."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def _interval(seconds: float) -> str:
+    """A time span; below a minute with decimals."""
+    return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
+def _queues(number: int) -> str:
+    return counted(number, "queue")
+
+
+def _year(total: Decimal, currency: str, not_priced: Sequence[str]) -> str:
+    lacks = f", without {', '.join(not_priced)}: not priced" if not_priced else ""
+    return f"{money(total, currency)} a year{lacks}"

@@ -1,0 +1,71 @@
+"""Text that all reports share: names of causes, what is unknown, assumed and read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from twinbus.console.sheet.sheet import clock, counted, sections
+from twinbus.console.terminal.table import visible
+
+if TYPE_CHECKING:
+    from twinbus.console.sheet.sheet import Section
+    from twinbus.pipeline.reports.documents import LedgerReport, ReportScope
+
+__all__ = ["CAUSES", "DUPLICATE_CAUSES", "cause_name", "closing_sections"]
+
+CAUSES: Final = {
+    "application": "sends to the primary",
+    "failover": "sends to the backlog",
+    "ping": "pings",
+    "syphon": "syphon: receive, forward, complete",
+    "poll": "syphon: polls that found nothing",
+    "administration": "administration",
+    "consumer": "receivers: receive, complete",
+}
+"""Names of the ledger's causes, in the order in which a message meets them."""
+
+DUPLICATE_CAUSES: Final = {
+    "ambiguous": "a send that had no answer was done again elsewhere",
+    "syphon": "the syphon forwarded it twice",
+    "unexplained": "the ledger does not say why",
+}
+
+
+def cause_name(cause: str) -> str:
+    """The name of a cause of the ledger."""
+    return CAUSES.get(cause, cause)
+
+
+def closing_sections(report: LedgerReport, *more_read: str) -> tuple[Section, ...]:
+    """What is unknown, what is assumed, and what was read."""
+    return sections(
+        ("Unknown", report.unknown),
+        ("Assumed", report.assumed),
+        ("Read", (*_read(report.scope), *more_read)),
+    )
+
+
+def _read(scope: ReportScope) -> Iterator[str]:
+    yield f"ledger {visible(scope.ledger)}"
+    if scope.first_ms is None:
+        yield "no record is in scope"
+    else:
+        records = counted(scope.records, "record")
+        yield f"{records} from {clock(scope.first_ms)} to {clock(scope.last_ms)} UTC"
+    requested = ", ".join(_requested(scope))
+    if requested:
+        yield f"asked for {requested}"
+    if any(scope.set_aside.values()):
+        by_count = sorted(scope.set_aside.items(), key=lambda reason: (-reason[1], reason[0]))
+        reasons = ", ".join(f"{number:,} {visible(name)}" for name, number in by_count)
+        yield f"{counted(sum(scope.set_aside.values()), 'line')} set aside: {reasons}"
+
+
+def _requested(scope: ReportScope) -> Iterator[str]:
+    if scope.entity is not None:
+        yield f"entity {visible(scope.entity)}"
+    if scope.since_ms is not None:
+        yield f"from {clock(scope.since_ms)}"
+    if scope.until_ms is not None:
+        yield f"before {clock(scope.until_ms)}"

@@ -1,0 +1,154 @@
+"""The content of a report, a drill or a plan before it is text or a page. Pure.
+
+Both forms are rendered from the same sheet, so they cannot contradict each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from twinbus.pipeline.reports.documents import ReportVerdict
+
+__all__ = [
+    "ROWS_SHOWN",
+    "UNKNOWN",
+    "Figure",
+    "Section",
+    "Sheet",
+    "Table",
+    "Tile",
+    "clock",
+    "column_indexes",
+    "count",
+    "counted",
+    "rest",
+    "sections",
+    "span",
+]
+
+ROWS_SHOWN: Final = 20
+"""Rows of a table that a person reads; JSON and CSV have all of them."""
+
+UNKNOWN: Final = "unknown"
+
+_SECOND_MS, _MINUTE_MS = 1_000, 60_000
+_HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
+
+
+class Tile(NamedTuple):
+    """One number in large letters, on a page only."""
+
+    name: str
+    value: str
+    is_bad: bool = False
+
+
+class Figure(NamedTuple):
+    """A chart: SVG for a page, and lines of text where it has a text form."""
+
+    title: str
+    draw: Callable[[], str]
+    text: tuple[str, ...] = ()
+
+
+class Section(NamedTuple):
+    """Lines under a title."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows under a title."""
+
+    title: str
+    columns: tuple[str, ...] = ()
+    """Headings; empty: the table has none."""
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int] = frozenset()
+    """Columns that are aligned to the right."""
+    bad: frozenset[int] = frozenset()
+    """Rows that report a problem."""
+    marked: frozenset[int] = frozenset()
+    """Rows that stand out on a page."""
+    note: str = ""
+    in_text: bool = True
+    on_page: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """The content in the order in which it is read."""
+
+    title: str
+    """What it is, such as "charges report"."""
+    headline: str
+    """The answer in one line."""
+    verdict: ReportVerdict
+    judges: bool = True
+    """False: the sheet states facts without a verdict and gets no colour of one."""
+    alerts: tuple[str, ...] = ()
+    """What is wrong or missing."""
+    lines: tuple[str, ...] = ()
+    """What the answer rests on, or what to do about it."""
+    story: tuple[str, ...] = ()
+    """What happened, in order."""
+    tiles: tuple[Tile, ...] = ()
+    charts: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+    sections: tuple[Section, ...] = ()
+
+
+def sections(*titled: tuple[str, Sequence[str]]) -> tuple[Section, ...]:
+    """The sections that have lines."""
+    return tuple(Section(title, tuple(lines)) for title, lines in titled if lines)
+
+
+def count(number: int | None) -> str:
+    """A number, or "unknown"."""
+    return UNKNOWN if number is None else f"{number:,}"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def column_indexes(*names: str, of: Sequence[str]) -> frozenset[int]:
+    """The indexes of the named columns."""
+    return frozenset(of.index(name) for name in names)
+
+
+def rest(shown: int, total: int, what: str = "more") -> str:
+    """The note on rows that a table leaves out; empty if it shows all."""
+    return f"{total - shown:,} {what}: --output json or csv has them" if total > shown else ""
+
+
+def span(length_ms: float | None) -> str:
+    """A time span in its two largest units, down to milliseconds."""
+    if length_ms is None:
+        return UNKNOWN
+    if length_ms < _SECOND_MS:
+        return f"{length_ms:.0f} ms"
+    if length_ms < _MINUTE_MS:
+        return f"{length_ms / _SECOND_MS:.1f} s"
+    for large, large_ms, small, small_ms in (
+        ("d", _DAY_MS, "h", _HOUR_MS),
+        ("h", _HOUR_MS, "min", _MINUTE_MS),
+        ("min", _MINUTE_MS, "s", _SECOND_MS),
+    ):
+        if length_ms >= large_ms:
+            left = int(length_ms % large_ms // small_ms)
+            return f"{length_ms // large_ms:.0f} {large}" + (f" {left} {small}" if left else "")
+    raise AssertionError(f"a span of {length_ms} ms")
+
+
+def clock(at_ms: int | None) -> str:
+    """A time in UTC, to the second."""
+    if at_ms is None:
+        return "–"
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

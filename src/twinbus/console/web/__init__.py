@@ -1,1 +1,0 @@
-"""What all HTML pages share: the page frame and SVG charts."""

@@ -1,0 +1,115 @@
+"""The reports of one short ledger at once, for a drill: its balance, charges and availability."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from twinbus.cost.arithmetic import CountingRule
+from twinbus.pipeline.reports.availability import availability_report
+from twinbus.pipeline.reports.charges import charges_report
+from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
+from twinbus.pipeline.reports.documents import (
+    AvailabilityReport,
+    ChargesReport,
+    ConservationReport,
+    ReportRequest,
+    Sighting,
+)
+from twinbus.pipeline.reports.ledger_tables import BatchTables
+from twinbus.pipeline.tables.schemas import SIGHTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from twinbus.cost.prices import PriceBook
+
+__all__ = ["OutageReport", "outage_report"]
+
+WHOLE_LEDGER: Final = ReportRequest()
+BUCKET_S: Final = 1
+"""An outage of seconds is drawn by the second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutageReport:
+    """The three reports, and what only the records of a short ledger tell."""
+
+    conservation: ConservationReport
+    charges: ChargesReport
+    availability: AvailabilityReport
+    drain_began_ms: int | None
+    """The first message that came out of the backlog."""
+    drain_ended_ms: int | None
+    """The last one that was settled there."""
+    forwarded: int
+    not_received_ids: tuple[str, ...]
+    """Accepted messages without a record of their receipt, in order."""
+
+
+def outage_report(
+    spark: SparkSession,
+    ledger: Path | str,
+    prices: PriceBook,
+    sightings: Iterable[Sighting],
+    *,
+    peeked_ms: int,
+    ids_max: int,
+) -> OutageReport:
+    """Make the reports. `sightings` are all messages that peeks found in the backlog queues.
+
+    `ids_max` limits the ids of each kind that the reports name.
+    """
+    with (
+        closing(BatchTables(spark, ledger, bucket_s=BUCKET_S)) as tables,
+        ThreadPoolExecutor() as pool,
+    ):
+        snapshot = BacklogSnapshot(spark.createDataFrame(list(sightings), SIGHTINGS), peeked_ms)
+        conservation = conservation_report(tables, WHOLE_LEDGER, snapshot, ids_max=ids_max)
+        scope = conservation.scope
+        # Most of the time of a small query is planning, which several threads can do at once.
+        charges = pool.submit(charges_report, tables, WHOLE_LEDGER, prices, CountingRule(), scope)
+        availability = pool.submit(availability_report, tables, WHOLE_LEDGER, scope)
+        drain = _drain_times(tables)
+        all_came = all((row.received or 0) == row.accepted for row in conservation.entities)
+        return OutageReport(
+            conservation=conservation,
+            charges=charges.result(),
+            availability=availability.result(),
+            drain_began_ms=drain[0],
+            drain_ended_ms=drain[1],
+            forwarded=drain[2],
+            not_received_ids=() if all_came else _not_received(tables, ids_max),
+        )
+
+
+def _drain_times(tables: BatchTables) -> tuple[int | None, int | None, int]:
+    """When the first message left the backlog, when the last was settled, and the forwards."""
+    operation, at_ms = F.col("operation"), F.col("at_ms")
+    ok = F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
+    ok &= F.coalesce(F.col("view"), F.lit("client")) == "client"
+    came_out = ok & (operation == "backlog_receive") & F.col("message_id").isNotNull()
+    settled = ok & operation.isin("complete", "dead_letter")
+    settled &= F.coalesce(F.col("cause"), F.lit("")) != "consumer"
+    row = (
+        tables.every_record()
+        .agg(
+            F.min(F.when(came_out, at_ms)),
+            F.max(F.when(settled, at_ms)),
+            F.count_if(ok & (operation == "forward")),
+        )
+        .collect()[0]
+    )
+    return row[0], row[1], row[2]
+
+
+def _not_received(tables: BatchTables, ids_max: int) -> tuple[str, ...]:
+    missing = tables.messages().where(F.col("accepted") & ~F.col("received")).select("message_id")
+    rows = missing.orderBy("message_id").limit(ids_max).collect()
+    return tuple(row["message_id"] for row in rows)
