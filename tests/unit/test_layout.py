@@ -22,8 +22,7 @@ SOURCE = ROOT / "src"
 TREES = (SOURCE, ROOT / "tests", ROOT / "bench", ROOT / ".ci")
 
 IMPORT_LIMIT_MS = 150
-IMPORT_TRIES = 7
-"""The best of several: the limit is about our code, not about a busy machine."""
+"""Processor time, which does not depend on what else the machine does."""
 
 PUBLIC_NAMES = [
     "AliasTypeError",
@@ -110,25 +109,23 @@ def test_every_error_is_a_twinbus_error_and_is_drawn_in_the_tree() -> None:
 def test_importing_twinbus_is_quick_and_loads_no_library() -> None:
     script = (
         "import json, sys, time\n"
-        "before, began = set(sys.modules), time.perf_counter()\n"
+        "before, began = set(sys.modules), time.process_time()\n"
         "import twinbus\n"
-        "took = time.perf_counter() - began\n"
+        "took = time.process_time() - began\n"
         "print(json.dumps([took * 1000, sorted(set(sys.modules) - before)]))\n"
     )
-    fastest_ms = float("inf")
-    for _ in range(IMPORT_TRIES):
-        done = subprocess.run(
+
+    def import_it() -> str:
+        return subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        )
-        took_ms, loaded = json.loads(done.stdout)
-        roots = {name.split(".")[0] for name in loaded}
-        assert "twinbus" in roots
-        foreign = roots - sys.stdlib_module_names - {"twinbus"}
-        assert foreign == set()
-        fastest_ms = min(fastest_ms, took_ms)
-        if fastest_ms < IMPORT_LIMIT_MS:
-            break
-    assert fastest_ms < IMPORT_LIMIT_MS
+        ).stdout
+
+    import_it()  # compiles what was not compiled yet
+    took_ms, loaded = json.loads(import_it())
+    roots = {name.split(".")[0] for name in loaded}
+    assert "twinbus" in roots
+    assert roots - sys.stdlib_module_names - {"twinbus"} == set()
+    assert took_ms < IMPORT_LIMIT_MS
 
 
 def made_up(root: Path, **files: str) -> Path:
