@@ -13,7 +13,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -26,24 +25,6 @@ STOP_LIMIT_S = 60.0
 """No promise, only an end of patience: with ten times the work it takes ten times as long."""
 
 HEALTH_POLL_S = 0.01
-BUSY_FACTOR = 4
-"""A start on a busy machine may take so many times its limit, if it does not work for longer."""
-
-
-@dataclass(frozen=True)
-class StartTook:
-    """What a start took, from the command to the first answer of /health."""
-
-    wall_s: float
-    cpu_s: float
-    """Processor time; endless where the system does not tell."""
-    is_busy: bool
-    """Whether more programs wanted a processor than there are."""
-
-    def is_within(self, limit_s: float) -> bool:
-        """Whether it kept to the limit; where others held it up, by the time it used itself."""
-        excused = self.is_busy and self.cpu_s < limit_s and self.wall_s < limit_s * BUSY_FACTOR
-        return self.wall_s < limit_s or excused
 
 
 def run_twinbus(
@@ -83,7 +64,8 @@ class ServedBroker:
         self.options = options
         self.file_size_max = file_size_max
         """No file may grow beyond this many bytes: what a full disk looks like from inside."""
-        self.start_took = StartTook(0.0, 0.0, is_busy=False)
+        self.start_took_s = 0.0
+        """From the command to the first answer of /health, of the latest start."""
         self._namespaces = namespaces or ("contoso",)
         self._ephemeral = ephemeral
         self._ports: dict[str, int] = {}
@@ -143,11 +125,7 @@ class ServedBroker:
         except BaseException:
             self.kill9()
             raise
-        self.start_took = StartTook(
-            time.monotonic() - began,
-            _cpu_s(self._process.pid),
-            is_busy=os.getloadavg()[0] > (os.cpu_count() or 1),
-        )
+        self.start_took_s = time.monotonic() - began
 
     def restart(self) -> None:
         """Start again on the same ports and the same data."""
@@ -228,15 +206,6 @@ class ServedBroker:
             raise
         finally:
             self._reader.join()
-
-
-def _cpu_s(pid: int) -> float:
-    try:
-        # After the name in parentheses: state is field 3, utime and stime are 14 and 15.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except OSError:
-        return float("inf")
 
 
 def _read_lines(stream: IO[str], lines: queue.Queue[str | None]) -> None:

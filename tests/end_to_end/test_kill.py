@@ -223,7 +223,8 @@ async def _load_and_kill(load: Load, broker: ServedBroker, seconds: float) -> No
     await asyncio.gather(load.run_until_cut(), kill_later())
 
 
-def kill_again_and_again(directory: Path, rounds: int) -> None:
+def kill_again_and_again(directory: Path, rounds: int) -> list[float]:
+    """Check that no kill loses or repeats a message; what each restart took, in seconds."""
     chance = random.Random(rounds)
     with ServedBroker(directory, options=("--quiet",)) as broker:
         with administration(broker.connection_string()) as admin:
@@ -238,7 +239,7 @@ def kill_again_and_again(directory: Path, rounds: int) -> None:
                 asyncio.run(_load_and_kill(load, broker, chance.uniform(*LOAD_S)))
                 broker.kill9()
                 broker.restart()
-                restarts.append(broker.start_took)
+                restarts.append(broker.start_took_s)
         finally:
             worker.stop()
         worker.tell(load.sdk)
@@ -247,7 +248,7 @@ def kill_again_and_again(directory: Path, rounds: int) -> None:
     for history in load.histories:
         assert history.problems() == []
         assert len(history.confirmed) > rounds, f"{history.name} was hardly used"
-    assert all(start.is_within(RESTART_LIMIT_S) for start in restarts), restarts
+    return restarts
 
 
 @pytest.mark.end_to_end
@@ -256,5 +257,6 @@ def test_nothing_acknowledged_is_lost_and_nothing_completed_returns(tmp_path: Pa
 
 
 @pytest.mark.soak
-def test_the_same_holds_for_many_more_kills(tmp_path: Path) -> None:
-    kill_again_and_again(tmp_path, SOAK_ROUNDS)
+def test_the_same_holds_for_many_more_kills_and_every_restart_is_quick(tmp_path: Path) -> None:
+    restarts = kill_again_and_again(tmp_path, SOAK_ROUNDS)
+    assert max(restarts) < RESTART_LIMIT_S, restarts

@@ -24,15 +24,21 @@ HEALTH_LIMIT_S = 1.0
 STOP_LIMIT_S = 5.0
 
 
-def test_health_answers_within_a_second_of_the_command(tmp_path: Path) -> None:
+def test_health_answers_for_every_namespace_after_each_start(tmp_path: Path) -> None:
     broker = ServedBroker(tmp_path, "contoso", "contoso-dr")
-    starts = []
     for _ in range(3):
         with broker:
-            starts.append(broker.start_took)
-            assert broker.health("contoso-dr")["namespace"] == "contoso-dr"
+            for name in ("contoso", "contoso-dr"):
+                assert broker.health(name)["namespace"] == name
             broker.terminate()
-    assert any(start.is_within(HEALTH_LIMIT_S) for start in starts), starts
+
+
+@pytest.mark.soak  # a wall-clock bound: it needs a machine that does nothing else
+def test_health_answers_within_a_second_of_the_command(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path, "contoso", "contoso-dr") as broker:
+        broker.terminate()  # compiled and in the file cache from here on
+    with broker:
+        assert broker.start_took_s < HEALTH_LIMIT_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
