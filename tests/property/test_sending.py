@@ -25,10 +25,11 @@ from azure.servicebus.exceptions import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.pairing.sdk_world import PairWorld, run
 from twinbus.errors import PartialDivertError
 from twinbus.pairing.core.events import ForceFailover, Freeze, MarkHealthy, Unfreeze
 from twinbus.pairing.sdk.guards import id_of
+from twinbus.testing import run_virtual
+from twinbus.testing.fake_pair import FakePair
 
 FATES = ("take", "slow", "refuse", "break", "break_stored", "hang", "hang_stored",
          "busy", "full", "swallow")  # fmt: skip
@@ -138,7 +139,7 @@ def test_every_message_ends_in_one_way_and_doubt_is_in_the_ledger(
     limit: int,
 ) -> None:
     async def scenario() -> None:
-        world = PairWorld(failover_interval=failover_interval, retry_total=1, attempt_timeout=2.0)
+        world = FakePair(failover_interval=failover_interval, retry_total=1, attempt_timeout=2.0)
         primary, secondary = Namespace([*on_primary]), Namespace([*on_secondary], limit)
         world.primary.behaviour, world.secondary.behaviour = primary, secondary
         sender = world.client.get_queue_sender("orders")
@@ -178,18 +179,18 @@ def test_every_message_ends_in_one_way_and_doubt_is_in_the_ledger(
         assert not sender.pool._leased
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def check(
-    world: PairWorld,
+    world: FakePair,
     primary: Namespace,
     secondary: Namespace,
     ends: dict[str, str],
     calls: list[Any],
 ) -> None:
     assert set(ends) == {name for names, *_ in named(calls) for name in names}
-    lines = [line for line in world.notes.lines if line["operation"] in ("send", "divert")]
+    lines = [line for line in world.ledger.lines if line["operation"] in ("send", "divert")]
     for name, end in ends.items():
         mine = [line["outcome"] for line in lines if line["message_id"] == name]
         stored = primary.holds[name] + secondary.holds[name]

@@ -9,7 +9,6 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.pairing.sdk_world import run
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.events import (
     EntityState,
@@ -23,6 +22,7 @@ from twinbus.pairing.core.events import (
     Unfreeze,
 )
 from twinbus.pairing.sending.watched_entity import WatchedEntity
+from twinbus.testing import run_virtual
 
 EVENTS: st.SearchStrategy[Event] = st.sampled_from(
     [
@@ -114,6 +114,6 @@ def test_one_ping_at_a_time_only_while_failed_over_and_nothing_is_left(
         await asyncio.sleep(1_000)
         assert len(pings.seen) == seen, "a ping after the end"
 
-    run(scenario())
+    run_virtual(scenario())
     for earlier, later in pairwise(changes):
         assert earlier.after is later.before

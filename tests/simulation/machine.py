@@ -8,10 +8,11 @@ end can reach anybody; then its tasks and timers are gone, and with them all tha
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, cast
+
+from twinbus.testing import VirtualLoop
 
 if TYPE_CHECKING:
     from tests.simulation.network import Wire
@@ -22,30 +23,12 @@ KILL_ROUNDS = 200
 """Turns of the loop that the tasks of a killed process get to end in."""
 
 
-class _Timeless(selectors.SelectSelector):
-    """A selector that never sleeps: what it would have waited, the clock moves on."""
-
-    loop: SimLoop
-
-    def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "everything waits for something that never comes"
-        if timeout > 0:
-            self.loop.now += timeout
-        return ()
-
-
-class SimLoop(asyncio.SelectorEventLoop):
+class SimLoop(VirtualLoop):
     """An event loop in virtual time that knows whose each task is."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        selector = _Timeless()
-        super().__init__(selector)
-        selector.loop = self
+        super().__init__(now=0.0)
         self.set_task_factory(_owned)  # type: ignore[arg-type]  # any keywords, in typeshed not
-
-    def time(self) -> float:
-        return self.now
 
     def timers_of(self, process: Process) -> list[asyncio.TimerHandle]:
         """The timers that a process has set and that are still to come."""

@@ -1,4 +1,4 @@
-"""A make-believe SDK: clients, senders and an administration client over the simulated network.
+"""The fake SDK over the simulated network: links of clients, and an administration client.
 
 It raises what the real one raises, and encodes messages with the real one's own encoder.
 """
@@ -42,11 +42,12 @@ from twinbus.broker.messages.incoming import render
 from twinbus.broker.refusals import EntityAlreadyExists, EntityNotFound, Refusal
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.ping import PING_CONTENT_TYPE
+from twinbus.testing.fake_sdk import FakeClient, FakeLink, LinkRole
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["Encoder", "SimAdministration", "SimSdk", "SimSide", "wire_of"]
+__all__ = ["Encoder", "SimAdministration", "SimLink", "SimSide", "wire_of"]
 
 BATCH_BYTES: Final = 3_000
 """What a batch may have. Small, so that batches that grow by their aliases must be split."""
@@ -101,29 +102,16 @@ class SimSide(Namespace):
         assert options["retry_total"] == 0
         process = PROCESS.get()
         assert process is not None
-        return SimSdk(self.world, process, self.label)
+        world, side = self.world, self.label
+
+        def connect(path: str, role: LinkRole) -> FakeLink:
+            return SimLink(world, process, side, path, role)
+
+        return FakeClient(connect)
 
     def certificates(self) -> ssl.SSLContext:
         """Some that nobody shows to anybody: loading the real ones takes longer than a world."""
         return _CERTIFICATES
-
-
-class SimSdk:
-    """A ServiceBusClient."""
-
-    def __init__(self, world: World, process: Process, side: str) -> None:
-        self._world, self._process, self._side = world, process, side
-
-    def get_queue_sender(self, name: str, **_: Any) -> SimSender:
-        return SimSender(self._world, self._process, self._side, name)
-
-    get_topic_sender = get_queue_sender
-
-    def get_queue_receiver(self, name: str, **_: Any) -> SimPeeker:
-        return SimPeeker(self._world, self._process, self._side, name)
-
-    async def close(self) -> None:
-        """Its senders were closed by their owner."""
 
 
 class _Caller:
@@ -135,11 +123,6 @@ class _Caller:
         self.wire = Wire(world.network, process, world.namespaces[side], self._broken)
         self.broken: str | None = None
         self._pending: asyncio.Future[Any] | None = None
-
-    @property
-    def _eof(self) -> bool:
-        """What the SDK's own stream has when its peer has hung up."""
-        return self.broken is not None
 
     async def ask(self, operation: Callable[[], Any]) -> Any:
         """The namespace's answer; Refusal, ConnectionError, or never."""
@@ -178,39 +161,29 @@ async def in_sdk_words(caller: _Caller, operation: Callable[[], Any]) -> Any:
         raise ServiceBusConnectionError(message=str(error)) from error
 
 
-class SimSender:
-    """A ServiceBusSender: opens its link with the first call, then serves one call at a time."""
+class SimLink:
+    """A link of a fake client, over a simulated wire of its own."""
 
-    _max_message_size_on_link = 262_144
+    batch_bytes = BATCH_BYTES
 
-    def __init__(self, world: World, process: Process, side: str, path: str) -> None:
+    def __init__(
+        self, world: World, process: Process, side: str, path: str, role: LinkRole
+    ) -> None:
         self._world, self._process, self._side, self._path = world, process, side, path
+        self._role = role
+        self._namespace = world.namespaces[side]
         self._caller: _Caller | None = None
-        self._in_use = False
-        self._handler: object = None
 
-    async def create_message_batch(
-        self, max_size_in_bytes: int | None = None
-    ) -> ServiceBusMessageBatch:
-        """Open the link; an empty batch."""
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the peer has hung up."""
+        return self._caller is not None and self._caller.broken is not None
+
+    async def open(self) -> None:
         await self._open()
-        return ServiceBusMessageBatch(max_size_in_bytes or BATCH_BYTES)
 
-    async def send_messages(self, payload: Any) -> None:
+    async def send(self, payload: Any) -> None:
         """Return when the namespace has stored it."""
-        assert not self._in_use, "two calls on one sender at once"
-        self._in_use = True
-        try:
-            await self._send(payload)
-        finally:
-            self._in_use = False
-
-    async def close(self) -> None:
-        """Let the connection go."""
-        if self._caller is not None:
-            self._caller.wire.cut()
-
-    async def _send(self, payload: Any) -> None:
         if isinstance(payload, ServiceBusMessageBatch):
             messages = list(payload._messages)
         else:
@@ -220,9 +193,24 @@ class SimSender:
             raise MessageSizeExceededError(message=f"more than {BATCH_BYTES} bytes")
         deed = self._deed(messages[0])
         caller = await self._open()
-        namespace = self._world.namespaces[self._side]
-        await in_sdk_words(caller, lambda: namespace.send(self._path, wires, deed))
+        await in_sdk_words(caller, lambda: self._namespace.send(self._path, wires, deed))
         deed.answered = True
+
+    async def peek(self, count: int, first: int) -> list[Any]:
+        """Messages from that number on, as far as a look needs them."""
+
+        def peek() -> list[Any]:
+            queue = self._namespace.engine.receive_source(self._path)
+            found = queue.peek(first, count, self._namespace.now_ms())
+            return [self._seen(queue.entity_id, message) for message in found]
+
+        answer: list[Any] = await in_sdk_words(await self._open(), peek)
+        return answer
+
+    async def close(self) -> None:
+        """Let the connection go."""
+        if self._caller is not None:
+            self._caller.wire.cut()
 
     def _deed(self, first: Any) -> Deed:
         who = self._process.name
@@ -236,49 +224,15 @@ class SimSender:
     async def _open(self) -> _Caller:
         if self._caller is None:
             self._caller = caller = _Caller(self._world, self._process, self._side)
-            # Where a pair looks for the end of a connection that nobody uses.
-            transport = SimpleNamespace(reader=caller, writer=None)
-            self._handler = SimpleNamespace(_connection=SimpleNamespace(_transport=transport))
             try:
                 await caller.wire.open()
             except WireRefused as error:
                 raise ServiceBusConnectionError(
                     message=f"Failed to initiate the connection due to exception: {error}"
                 ) from error
-            namespace = self._world.namespaces[self._side]
-            await in_sdk_words(caller, lambda: namespace.attach_sender(self._path))
+            if self._role == "sender":
+                await in_sdk_words(caller, lambda: self._namespace.attach_sender(self._path))
         return self._caller
-
-
-class SimPeeker:
-    """A ServiceBusReceiver that is asked for nothing but a look."""
-
-    def __init__(self, world: World, process: Process, side: str, path: str) -> None:
-        self._namespace = world.namespaces[side]
-        self._path = path
-        self._caller = _Caller(world, process, side)
-        self._prefetch_count = 0
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self._caller.wire.open()
-        except WireRefused as error:
-            raise ServiceBusConnectionError(message=str(error)) from error
-        return self
-
-    async def close(self) -> None:
-        self._caller.wire.cut()
-
-    async def peek_messages(self, max_message_count: int, *, sequence_number: int) -> list[Any]:
-        """Messages from that number on, as far as a look needs them."""
-
-        def peek() -> list[Any]:
-            queue = self._namespace.engine.receive_source(self._path)
-            found = queue.peek(sequence_number, max_message_count, self._namespace.now_ms())
-            return [self._seen(queue.entity_id, message) for message in found]
-
-        answer: list[Any] = await in_sdk_words(self._caller, peek)
-        return answer
 
     def _seen(self, entity_id: int, message: StoredMessage) -> Any:
         payload = self._namespace.store.payload(entity_id, message.sequence_number)

@@ -115,7 +115,16 @@ ARROWS: Mapping[str, Set[str]] = {
     "pair": {"clock", "control", "errors", "namespace", "options", "pairing", "syphon"},
     "blocking": {"errors", "namespace", "options", "pair", "pairing"},
     "pipeline": {"cost", "errors", "ledger", "loops", "namespace", "options", "planning", "syphon"},
-    "testing": {"broker", "clock", "errors", "options", "pair"},
+    "testing": {
+        "broker",
+        "clock",
+        "errors",
+        "ledger",
+        "namespace",
+        "options",
+        "pair",
+        "pairing",
+    },  # fmt: skip
 }
 """Which unit may know which. `console` and the public door may know all; a shell may also write to
 the ledger. Nothing points back: `broker` above all never knows pairing."""

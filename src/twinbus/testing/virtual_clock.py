@@ -1,10 +1,8 @@
-"""What tests of Twinbus are made with, and what your tests may use too.
+"""A clock in virtual time that drives one state machine.
 
-    clock, entity = VirtualClock(), EntityFailover(failover_interval_s=10, ping_interval_s=60)
-    entity.handle(SendFailed(counts=True), clock.now)
-    assert clock.run(entity, until=10.0) == [(10.0, Divert())]
-
-Nothing here sleeps: an hour of failover takes as long as its events take to handle.
+clock, entity = VirtualClock(), EntityFailover(failover_interval_s=10, ping_interval_s=60)
+entity.handle(SendFailed(counts=True), clock.now)
+assert clock.run(entity, until=10.0) == [(10.0, Divert())]
 """
 
 from __future__ import annotations

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.unit.pairing.sdk_world import PairWorld, hangs, run
 from twinbus.pairing.core.events import ForceFailover
 from twinbus.pairing.core.ping import PingTurns
+from twinbus.testing import run_virtual
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import hangs
 
 
 def test_turns_are_at_once_while_there_are_few_and_in_a_row_when_there_are_many() -> None:
@@ -19,7 +21,7 @@ def test_turns_are_at_once_while_there_are_few_and_in_a_row_when_there_are_many(
 
 def test_entities_that_failed_over_together_are_not_pinged_all_at_once() -> None:
     async def scenario() -> None:
-        world = PairWorld(ping_primary_interval=60.0)
+        world = FakePair(ping_primary_interval=60.0)
         for number in range(1_000):
             world.client.entity(f"entity-{number}").tell(ForceFailover())
         await asyncio.sleep(60.001)
@@ -31,12 +33,12 @@ def test_entities_that_failed_over_together_are_not_pinged_all_at_once() -> None
         await world.client.close()
         assert world.primary.closed == world.primary.opened
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_closing_does_not_wait_for_the_turn_of_a_ping() -> None:
     async def scenario() -> None:
-        world = PairWorld(ping_primary_interval=60.0)
+        world = FakePair(ping_primary_interval=60.0)
         world.primary.behaviour = hangs
         for number in range(100):
             world.client.entity(f"entity-{number}").tell(ForceFailover())
@@ -45,4 +47,4 @@ def test_closing_does_not_wait_for_the_turn_of_a_ping() -> None:
         await world.client.close()
         assert world.now - began < 0.2
 
-    run(scenario())
+    run_virtual(scenario())

@@ -13,7 +13,6 @@ from azure.servicebus.exceptions import (
     ServiceBusQuotaExceededError,
 )
 
-from tests.unit.pairing.sdk_world import PairWorld, refuses, run, takes_it
 from tests.unit.pairing.sending.test_client import message
 from twinbus.errors import PairClosedError
 from twinbus.pairing.core.announcements import (
@@ -29,6 +28,10 @@ from twinbus.pairing.core.announcements import (
 from twinbus.pairing.core.events import EntityState, ForceFailover, MarkHealthy
 from twinbus.pairing.core.transition_text import short_queue_list
 from twinbus.pairing.observing.listeners import Listeners
+from twinbus.pairing.sending.client import in_short
+from twinbus.testing import run_virtual
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import accepts, refuses
 
 QUEUE = "contoso/x-servicebus-transfer/"
 
@@ -54,7 +57,7 @@ def test_a_stream_tells_what_happened_since_it_was_opened_and_ends_with_the_pair
         assert await reader == [ping(1), ping(2)]
         assert await rest_of(listeners.stream()) == []
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_slow_listener_loses_the_oldest_is_told_how_many_and_holds_up_nobody() -> None:
@@ -71,7 +74,7 @@ def test_a_slow_listener_loses_the_oldest_is_told_how_many_and_holds_up_nobody()
         assert len(await rest_of(quick)) == 10
         assert listeners.dropped == 7
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_stream_that_its_listener_dropped_is_filled_no_more() -> None:
@@ -91,7 +94,7 @@ def test_a_stream_that_its_listener_dropped_is_filled_no_more() -> None:
         listeners.tell(ping(0))
         return stream
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_callback_that_fails_is_logged_and_the_others_are_told(
@@ -111,7 +114,7 @@ def test_a_callback_that_fails_is_logged_and_the_others_are_told(
         listeners.tell(ping(2))
         assert told == [ping(1)]
 
-    run(scenario())
+    run_virtual(scenario())
     assert "a listener failed" in caplog.text
 
 
@@ -122,17 +125,17 @@ def test_wrong_use_of_listeners_gets_one_line() -> None:
         with pytest.raises(TypeError, match=r"callable \(event\) -> None"):
             Listeners().on_event(None)  # type: ignore[arg-type]
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_an_outage_as_its_events_tell_it() -> None:
     async def scenario() -> None:
-        world = PairWorld(retry_total=0)
-        stream = world.client.state.listeners.stream()
+        world = FakePair(retry_total=0)
+        stream = world.client.listeners.stream()
         world.primary.behaviour = refuses
         await world.client.get_queue_sender("orders").send_messages(message(), timeout=30)
         await asyncio.sleep(61)
-        world.primary.behaviour = takes_it
+        world.primary.behaviour = accepts
         await asyncio.sleep(60)
         await world.client.close()
         world.client.state.listeners.end()
@@ -153,7 +156,7 @@ def test_an_outage_as_its_events_tell_it() -> None:
             assert json.loads(json.dumps(plain)) == plain
             assert plain["event"] == type(event).__name__
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_pulled_queue_tells_of_its_return_when_its_rest_is_over() -> None:
@@ -161,8 +164,8 @@ def test_a_pulled_queue_tells_of_its_return_when_its_rest_is_over() -> None:
         raise ServiceBusQuotaExceededError(message="full")
 
     async def scenario() -> None:
-        world = PairWorld()
-        stream = world.client.state.listeners.stream()
+        world = FakePair()
+        stream = world.client.listeners.stream()
         world.secondary.by_entity[QUEUE + "0"] = is_full
         world.client.entity("orders").tell(ForceFailover())
         await world.client.get_queue_sender("orders").send_messages(message())
@@ -180,12 +183,12 @@ def test_a_pulled_queue_tells_of_its_return_when_its_rest_is_over() -> None:
         assert isinstance(returned, BacklogQueueReturned)
         assert returned.queue == QUEUE + "0"
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_pulled_queue_that_takes_a_late_message_returns_at_once_and_once() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
         told: list[PairEvent] = []
         world.client.state.listeners.on_event(told.append)
         world.client.state.pull(QUEUE + "1", "busy")
@@ -196,12 +199,12 @@ def test_a_pulled_queue_that_takes_a_late_message_returns_at_once_and_once() -> 
         assert [type(event) for event in told] == [BacklogQueuePulled, BacklogQueueReturned]
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_pair_that_closes_while_a_queue_rests_leaves_no_timer() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
         told: list[PairEvent] = []
         world.client.state.pull(QUEUE + "1", "busy")
         await world.client.close()
@@ -209,13 +212,13 @@ def test_a_pair_that_closes_while_a_queue_rests_leaves_no_timer() -> None:
         await asyncio.sleep(100)
         assert told == []
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_secondary_that_is_closed_leaves_the_pair_unprotected_and_sends_use_the_primary() -> None:
     async def scenario() -> None:
-        world = PairWorld(retry_total=0)
-        world.client.state.check_protection("found")
+        world = FakePair(retry_total=0)
+        world.client.check_protection("found")
         told: list[PairEvent] = []
         world.client.state.listeners.on_event(told.append)
         world.client.entity("orders").tell(ForceFailover())
@@ -234,12 +237,12 @@ def test_a_secondary_that_is_closed_leaves_the_pair_unprotected_and_sends_use_th
         assert world.client.entity("orders").raised == 1
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_divert_that_waits_for_a_sender_when_the_secondary_closes_goes_another_way() -> None:
     async def scenario() -> None:
-        world = PairWorld(retry_total=0, backlog_queue_count=1)
+        world = FakePair(retry_total=0, backlog_queue_count=1)
 
         async def slow(_: Any) -> None:
             await asyncio.sleep(1.0)
@@ -255,12 +258,12 @@ def test_a_divert_that_waits_for_a_sender_when_the_secondary_closes_goes_another
         assert (len(world.secondary.took), len(world.primary.took)) == (2, 10)
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_calls_that_wait_carry_their_ids_when_the_pair_closes() -> None:
     async def scenario() -> None:
-        world = PairWorld(failover_interval=3600.0, retry_backoff_factor=100.0)
+        world = FakePair(failover_interval=3600.0, retry_backoff_factor=100.0)
         world.primary.behaviour = refuses
         sender = world.client.get_queue_sender("orders")
         call = asyncio.create_task(sender.send_messages(message(7)))
@@ -270,7 +273,7 @@ def test_calls_that_wait_carry_their_ids_when_the_pair_closes() -> None:
             await call
         assert caught.value.message_ids == ("7",)
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -288,12 +291,12 @@ def test_one_line_of_the_log_for_each_change_in_a_persons_words(
         raise MessagingEntityNotFoundError(message="no such queue")
 
     async def scenario() -> None:
-        world = PairWorld(retry_total=0)
+        world = FakePair(retry_total=0)
         world.primary.behaviour = refuses
         await world.client.get_queue_sender("orders").send_messages(message(), timeout=30)
         world.primary.behaviour = is_gone
         await asyncio.sleep(61)
-        world.primary.behaviour = takes_it
+        world.primary.behaviour = accepts
         await asyncio.sleep(61)
         world.client.state.pull(QUEUE + "0", "full")
         world.client.state.pull(QUEUE + "1", "full")
@@ -305,7 +308,7 @@ def test_one_line_of_the_log_for_each_change_in_a_persons_words(
         await world.client.close()
 
     caplog.set_level(logging.DEBUG, "twinbus.pairing")
-    run(scenario())
+    run_virtual(scenario())
     assert lines(caplog) == [
         (
             "WARNING",
@@ -355,13 +358,13 @@ def test_one_line_of_the_log_for_each_change_in_a_persons_words(
 
 def test_an_unprotected_failover_says_where_sends_go(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        world = PairWorld()
-        for path in world.client.state.paths:
-            world.client.state.rotation.leave_out(path, "not there")
+        world = FakePair()
+        for path in world.client.paths:
+            world.client.rotation.leave_out(path, "not there")
         world.client.entity("orders").tell(ForceFailover())
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
     assert lines(caplog) == [
         (
             "WARNING",

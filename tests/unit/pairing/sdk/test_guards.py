@@ -13,11 +13,12 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.pairing.sdk_world import PairWorld, run
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, ReservedPropertyError
 from twinbus.pairing.core.events import ForceFailover
 from twinbus.pairing.sdk import guards
 from twinbus.pairing.sdk.guards import BacklogLimits, body_bytes, encoded_bytes, flaws, glance
+from twinbus.testing import run_virtual
+from twinbus.testing.fake_pair import FakePair
 from twinbus.transfer import overhead_bytes, to_backlog_message
 
 LIMIT = 262_144
@@ -41,7 +42,7 @@ def test_while_healthy_a_flaw_is_counted_and_warned_of_once_and_changes_nothing(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        world = PairWorld(message_size_limit=LIMIT)
+        world = FakePair(message_size_limit=LIMIT)
         sender = world.client.get_queue_sender("orders")
         make, _ = FLAWED[kind]
         given = make()
@@ -58,14 +59,14 @@ def test_while_healthy_a_flaw_is_counted_and_warned_of_once_and_changes_nothing(
         assert status.sent == 4
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("kind", FLAWED)
 @pytest.mark.parametrize("strict", [False, True])
 def test_failed_over_a_flaw_is_refused_before_anything_is_tried(kind: str, strict: bool) -> None:
     async def scenario() -> None:
-        world = PairWorld(message_size_limit=LIMIT, strict_guards=strict)
+        world = FakePair(message_size_limit=LIMIT, strict_guards=strict)
         world.client.entity("orders").tell(ForceFailover())
         sender = world.client.get_queue_sender("orders")
         make, error = FLAWED[kind]
@@ -74,19 +75,19 @@ def test_failed_over_a_flaw_is_refused_before_anything_is_tried(kind: str, stric
                 await sender.send_messages(payload)
             assert set(caught.value.message_ids) == {"1"}
         assert (world.primary.took, world.secondary.took) == ([], [])
-        assert world.notes.of("divert") == []
+        assert world.ledger.of("divert") == []
         status = world.client.entity("orders").status()
         assert (status.oversize, status.reserved) == (0, 0)
         await sender.send_messages(message())
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("kind", FLAWED)
 def test_strict_guards_refuse_while_healthy_too(kind: str) -> None:
     async def scenario() -> None:
-        world = PairWorld(message_size_limit=LIMIT, strict_guards=True)
+        world = FakePair(message_size_limit=LIMIT, strict_guards=True)
         sender = world.client.get_queue_sender("orders")
         make, error = FLAWED[kind]
         for payload in (make(), [message(), make()]):
@@ -98,7 +99,7 @@ def test_strict_guards_refuse_while_healthy_too(kind: str) -> None:
         assert len(world.primary.took) == 1
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_the_error_says_size_limit_and_what_the_aliases_add() -> None:
@@ -161,7 +162,7 @@ def test_while_healthy_nothing_is_copied_and_nothing_is_sized(
         raise AssertionError("a healthy send must neither copy nor size")
 
     async def scenario() -> None:
-        world = PairWorld(message_size_limit=LIMIT)
+        world = FakePair(message_size_limit=LIMIT)
         sender = world.client.get_queue_sender("orders")
         monkeypatch.setattr(guards, "to_backlog_message", never)
         monkeypatch.setattr(guards, "encoded_bytes", never)
@@ -171,7 +172,7 @@ def test_while_healthy_nothing_is_copied_and_nothing_is_sized(
         assert len(world.primary.took) == 6
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_the_limit_is_learned_from_the_link_and_remembered() -> None:
@@ -194,7 +195,7 @@ def test_the_option_is_the_limit_whatever_a_link_says() -> None:
 
 def test_a_large_message_has_an_unknown_limit_asked_for() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
         sender = world.client.get_queue_sender("orders")
         await sender.send_messages(message(1_000))
         assert world.secondary.opened == 0
@@ -203,12 +204,12 @@ def test_a_large_message_has_an_unknown_limit_asked_for() -> None:
         assert world.secondary.opened == 1
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_queue_that_finds_one_message_too_large_is_told_apart_by_its_limit() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
 
         async def too_large(sent: Any) -> None:
             if sent is not None:
@@ -225,7 +226,7 @@ def test_a_queue_that_finds_one_message_too_large_is_told_apart_by_its_limit() -
         assert world.client.state.rotation.absences(world.now) == {}
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 class Uncloneable(AmqpAnnotatedMessage):
@@ -245,7 +246,7 @@ class Uncloneable(AmqpAnnotatedMessage):
 
 def test_a_message_that_cannot_be_copied_is_an_error_that_says_so() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
         world.client.entity("orders").tell(ForceFailover())
         odd = Uncloneable(data_body=b"x", properties={"message_id": "odd"})
         with pytest.raises(BacklogGuardError, match=r"cannot be copied.*no second time") as caught:
@@ -254,7 +255,7 @@ def test_a_message_that_cannot_be_copied_is_an_error_that_says_so() -> None:
         assert world.secondary.took == []
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("body", [[object()], [3], [b"a", object()]])

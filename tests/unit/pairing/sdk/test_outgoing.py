@@ -13,13 +13,15 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError
 
-from tests.unit.pairing.sdk_world import Behaviour, PairWorld, hangs, refuses, run, takes_it
 from twinbus.errors import PairingError, PartialDivertError
 from twinbus.pairing.core.events import ForceFailover
 from twinbus.pairing.sdk import outgoing
 from twinbus.pairing.sdk.batches import PairedMessageBatch
 from twinbus.pairing.sdk.guards import encoded_bytes, id_of
 from twinbus.pairing.sdk.outgoing import MessageIds, Outgoing
+from twinbus.testing import run_virtual
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import Behaviour, accepts, hangs, refuses
 from twinbus.transfer import to_backlog_message
 
 QUEUE = "contoso/x-servicebus-transfer/"
@@ -87,13 +89,13 @@ def test_a_message_object_keeps_its_id_as_long_as_it_lives() -> None:
     assert len(ids._given) <= 2
 
 
-def fails(world: PairWorld, behaviour: Behaviour = refuses) -> None:
+def fails(world: FakePair, behaviour: Behaviour = refuses) -> None:
     world.primary.behaviour = behaviour
 
 
 def test_a_mapping_keeps_its_id_for_the_callers_own_retry() -> None:
     async def scenario() -> None:
-        world = PairWorld(retry_total=0, failover_interval=3600.0)
+        world = FakePair(retry_total=0, failover_interval=3600.0)
         sender = world.client.get_queue_sender("orders")
         order: dict[str, Any] = {"body": "order 1"}
         seen = []
@@ -102,7 +104,7 @@ def test_a_mapping_keeps_its_id_for_the_callers_own_retry() -> None:
             with pytest.raises(ConnectionRefusedError) as caught:
                 await sender.send_messages([order, {"body": "other"}])
             seen.append(caught.value.message_ids[0])  # type: ignore[attr-defined]
-        world.primary.behaviour = takes_it
+        world.primary.behaviour = accepts
         await sender.send_messages(order)
         seen.append(id_of(world.primary.took[-1][1]))
         assert len(set(seen)) == 1
@@ -112,7 +114,7 @@ def test_a_mapping_keeps_its_id_for_the_callers_own_retry() -> None:
         assert id_of(world.primary.took[-1][1]) not in seen
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_mapping_that_says_something_else_is_another_message() -> None:
@@ -136,18 +138,18 @@ def test_mappings_are_remembered_in_a_bounded_number(monkeypatch: pytest.MonkeyP
 
 def test_ids_in_an_error_can_be_put_in_by_the_caller() -> None:
     async def scenario() -> None:
-        world = PairWorld(retry_total=0, failover_interval=3600.0)
+        world = FakePair(retry_total=0, failover_interval=3600.0)
         sender = world.client.get_queue_sender("orders")
         fails(world, hangs)
         with pytest.raises(OperationTimeoutError) as caught:
             await sender.send_messages({"body": "x"})
         (message_id,) = caught.value.message_ids  # type: ignore[attr-defined]
-        world.primary.behaviour = takes_it
+        world.primary.behaviour = accepts
         await sender.send_messages({"body": "x", "message_id": message_id})
         assert id_of(world.primary.took[-1][1]) == message_id
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def sdk_batch(*messages: Any, size: int = 262_144) -> ServiceBusMessageBatch:
@@ -231,7 +233,7 @@ def test_a_message_that_is_refused_leaves_the_batch_as_it_was() -> None:
 
 def test_a_batch_is_diverted_whole_to_one_place() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
         world.client.entity("orders").tell(ForceFailover())
         sender = world.client.get_queue_sender("orders")
         batch = await sender.create_message_batch()
@@ -244,7 +246,7 @@ def test_a_batch_is_diverted_whole_to_one_place() -> None:
         assert [id_of(message) for message in stored] == [id_of(m) for m in batch._messages]
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 IDS = ("1", "2", "2", "4")
@@ -260,7 +262,7 @@ def test_a_split_batch_tells_what_is_stored_whatever_fails_when(
     fails_at: int, stored: tuple[str, ...] | None, how: str
 ) -> None:
     async def scenario() -> None:
-        world = PairWorld(retry_total=0, message_size_limit=None)
+        world = FakePair(retry_total=0, message_size_limit=None)
         singles = 0
 
         async def one_at_a_time(sent: Any) -> None:
@@ -299,12 +301,12 @@ def test_a_split_batch_tells_what_is_stored_whatever_fails_when(
         assert world.elapsed <= 12
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_split_batch_that_is_cancelled_is_cancelled() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
 
         async def slow_singles(sent: Any) -> None:
             if isinstance(sent, list):
@@ -321,16 +323,16 @@ def test_a_split_batch_that_is_cancelled_is_cancelled() -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        outcomes = dict(world.notes.of("divert", "message_id", "outcome"))
+        outcomes = dict(world.ledger.of("divert", "message_id", "outcome"))
         assert outcomes == {"a": "ok", "b": "ok", "c": "unknown", "d": "failed"}
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_an_oversize_message_keeps_its_whole_batch_out_before_a_part_is_stored() -> None:
     async def scenario() -> None:
-        world = PairWorld(message_size_limit=2_000)
+        world = FakePair(message_size_limit=2_000)
         world.client.entity("orders").tell(ForceFailover())
         sender = world.client.get_queue_sender("orders")
         batch = [ServiceBusMessage("x" * size, message_id=str(size)) for size in (10, 20, 1_990)]
@@ -340,4 +342,4 @@ def test_an_oversize_message_keeps_its_whole_batch_out_before_a_part_is_stored()
         assert world.secondary.took == []
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())

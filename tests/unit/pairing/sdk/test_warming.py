@@ -8,8 +8,10 @@ from typing import Any
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from tests.unit.pairing.sdk_world import Behaviour, PairWorld, hangs, refuses, run
 from twinbus.pairing.core.events import ForceFailover
+from twinbus.testing import run_virtual
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import Behaviour, hangs, refuses
 
 OPENING_S = 0.5
 """What opening a link takes the SDK."""
@@ -20,11 +22,11 @@ async def opens_slowly(message: Any) -> None:
         await asyncio.sleep(OPENING_S)
 
 
-def diverted_at(primary: Behaviour = refuses, **options: Any) -> tuple[float, PairWorld]:
+def diverted_at(primary: Behaviour = refuses, **options: Any) -> tuple[float, FakePair]:
     """Seconds until the first message, sent to a primary that fails, is in the backlog."""
 
-    async def scenario() -> tuple[float, PairWorld]:
-        world = PairWorld(**options)
+    async def scenario() -> tuple[float, FakePair]:
+        world = FakePair(**options)
         world.primary.behaviour = primary
         world.secondary.behaviour = opens_slowly
         senders = [world.client.get_queue_sender("orders") for _ in range(3)]
@@ -34,13 +36,13 @@ def diverted_at(primary: Behaviour = refuses, **options: Any) -> tuple[float, Pa
         await world.client.close()
         return elapsed, world
 
-    return run(scenario())
+    return run_virtual(scenario())
 
 
 def test_the_first_divert_is_a_send_and_no_more_because_its_link_is_open_by_then() -> None:
     elapsed, world = diverted_at(failover_interval=10.0)
     assert elapsed == 10.0
-    assert world.notes.of("divert", "outcome", "latency_us")[0] == ("ok", 0)
+    assert world.ledger.of("divert", "outcome", "latency_us")[0] == ("ok", 0)
     # One link, however many senders asked for it.
     assert world.secondary.opened == world.secondary.closed == 1
 
@@ -53,12 +55,12 @@ def test_without_a_time_of_suspicion_there_is_none_to_open_a_link_in() -> None:
 def test_without_a_time_of_suspicion_a_slow_attempt_is_sign_enough() -> None:
     elapsed, world = diverted_at(hangs, failover_interval=0.0, attempt_timeout=1.0)
     assert elapsed == 1.0
-    assert world.notes.of("divert", "outcome", "latency_us")[0] == ("ok", 0)
+    assert world.ledger.of("divert", "outcome", "latency_us")[0] == ("ok", 0)
 
 
 def test_closing_while_a_link_is_being_opened_ahead_leaves_nothing() -> None:
     async def scenario() -> None:
-        world = PairWorld(attempt_timeout=2.0)
+        world = FakePair(attempt_timeout=2.0)
         world.primary.behaviour = refuses
         world.secondary.behaviour = hangs
         sender = world.client.get_queue_sender("orders")
@@ -71,12 +73,12 @@ def test_closing_while_a_link_is_being_opened_ahead_leaves_nothing() -> None:
         assert sending.exception() is not None
         assert world.secondary.closed == 1
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_an_open_link_is_not_opened_again_by_the_next_suspicion() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
         sender = world.client.get_queue_sender("orders")
         for _ in range(3):
             world.primary.behaviour = refuses
@@ -88,7 +90,7 @@ def test_an_open_link_is_not_opened_again_by_the_next_suspicion() -> None:
         assert world.secondary.opened == 1
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_slow_divert_does_not_pull_a_queue_that_answers_others() -> None:
@@ -100,7 +102,7 @@ def test_a_slow_divert_does_not_pull_a_queue_that_answers_others() -> None:
             await asyncio.sleep(10.0)
 
     async def scenario() -> None:
-        world = PairWorld(attempt_timeout=2.0)
+        world = FakePair(attempt_timeout=2.0)
         world.secondary.behaviour = slow_to_some
         world.client.entity("orders").tell(ForceFailover())
         sender = world.client.get_queue_sender("orders")
@@ -115,12 +117,12 @@ def test_a_slow_divert_does_not_pull_a_queue_that_answers_others() -> None:
         assert len(world.client.state.rotation.absences(world.now)) == 1
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_callers_that_wait_for_less_than_opening_takes_get_an_open_link_in_the_end() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
         world.primary.behaviour = opens_slowly
         sender = world.client.get_queue_sender("orders")
         ended = []
@@ -135,4 +137,4 @@ def test_callers_that_wait_for_less_than_opening_takes_get_an_open_link_in_the_e
         assert world.primary.opened == 2
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())

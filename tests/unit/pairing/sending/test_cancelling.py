@@ -10,9 +10,11 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
-from tests.unit.pairing.sdk_world import Behaviour, PairWorld, hangs, run, takes_it
 from twinbus.pairing.core.events import ForceFailover
-from twinbus.pairing.sdk.watchdog import CHECK_INTERVAL_S
+from twinbus.pairing.sdk.watchdog import LOOK_S
+from twinbus.testing import run_virtual
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import Behaviour, accepts, hangs
 
 MOMENTS_S = [step * 0.07 for step in range(24)]
 """From before the first attempt to past its bound and the first back-off."""
@@ -53,7 +55,7 @@ def message(number: int = 1) -> ServiceBusMessage:
     return ServiceBusMessage("x", message_id=str(number))
 
 
-async def cancelled_at(world: PairWorld, moment_s: float, sender: Any, payload: Any) -> bool:
+async def cancelled_at(world: FakePair, moment_s: float, sender: Any, payload: Any) -> bool:
     """Whether a call that was cancelled after so long ended as cancelled; else it was done."""
     call = asyncio.create_task(sender.send_messages(payload, timeout=30))
     await asyncio.sleep(moment_s)
@@ -69,8 +71,8 @@ async def cancelled_at(world: PairWorld, moment_s: float, sender: Any, payload: 
     return True
 
 
-def check_nothing_is_leased(world: PairWorld, sender: Any) -> None:
-    pools = [sender.pool, *world.client.state._backlog_pools.values()]
+def check_nothing_is_leased(world: FakePair, sender: Any) -> None:
+    pools = [sender.pool, *world.client._pools.values()]
     assert [len(pool._leased) for pool in pools] == [0] * len(pools)
     assert not sender.pool.watchdog._watched
 
@@ -81,7 +83,7 @@ def check_nothing_is_leased(world: PairWorld, sender: Any) -> None:
 )
 def test_a_cancellation_is_seen_at_every_moment(behaviour: Behaviour, failed_over: bool) -> None:
     async def scenario(moment_s: float, payload: Callable[[], Any]) -> bool:
-        world = PairWorld(failover_interval=3600.0, retry_total=5)
+        world = FakePair(failover_interval=3600.0, retry_total=5)
         sender = world.client.get_queue_sender("orders")
         side = world.secondary if failed_over else world.primary
         if failed_over:
@@ -92,13 +94,13 @@ def test_a_cancellation_is_seen_at_every_moment(behaviour: Behaviour, failed_ove
         # A link to the backlog may be opened ahead of time at this very moment.
         await asyncio.sleep(0.01)
         check_nothing_is_leased(world, sender)
-        side.behaviour = takes_it
+        side.behaviour = accepts
         await sender.send_messages(message(2))
         await world.client.close()
         return seen
 
     seen = [
-        run(scenario(moment_s, payload))
+        run_virtual(scenario(moment_s, payload))
         for moment_s in MOMENTS_S
         for payload in (message, lambda: [message(1), message(3)])
     ]
@@ -108,7 +110,7 @@ def test_a_cancellation_is_seen_at_every_moment(behaviour: Behaviour, failed_ove
 @pytest.mark.parametrize("behaviour", [slow, swallows, hangs])
 def test_a_cancellation_while_a_link_is_opened_is_seen(behaviour: Behaviour) -> None:
     async def scenario(moment_s: float) -> None:
-        world = PairWorld(failover_interval=3600.0)
+        world = FakePair(failover_interval=3600.0)
         world.primary.behaviour = behaviour
         sender = world.client.get_queue_sender("orders")
         await cancelled_at(world, moment_s, sender, message())
@@ -117,12 +119,12 @@ def test_a_cancellation_while_a_link_is_opened_is_seen(behaviour: Behaviour) -> 
         assert world.primary.closed == world.primary.opened
 
     for moment_s in MOMENTS_S:
-        run(scenario(moment_s))
+        run_virtual(scenario(moment_s))
 
 
 def test_a_swallowed_cancellation_of_a_stored_message_is_recorded_as_stored() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
         sender = world.client.get_queue_sender("orders")
         await sender.send_messages(message(0))
 
@@ -135,24 +137,24 @@ def test_a_swallowed_cancellation_of_a_stored_message_is_recorded_as_stored() ->
         for side, payload in ((world.primary, message(1)), (world.primary, [message(2)])):
             side.behaviour = eats_one
             assert await cancelled_at(world, 0.05, sender, payload)
-            side.behaviour = takes_it
+            side.behaviour = accepts
         world.client.entity("orders").tell(ForceFailover())
         await sender.send_messages(message(3))
         world.secondary.behaviour = eats_one
         assert await cancelled_at(world, 0.05, sender, message(4))
-        sent = world.notes.of("send", "message_id", "outcome")
+        sent = world.ledger.of("send", "message_id", "outcome")
         assert sent == [("0", "ok"), ("1", "ok"), ("2", "ok")]
-        assert world.notes.of("divert", "message_id", "outcome") == [("3", "ok"), ("4", "ok")]
+        assert world.ledger.of("divert", "message_id", "outcome") == [("3", "ok"), ("4", "ok")]
         status = world.client.entity("orders").status()
         assert (status.sent, status.diverted) == (3, 2)
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_the_callers_own_timeout_block_gets_its_timeout() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
         sender = world.client.get_queue_sender("orders")
         await sender.send_messages(message())
         for behaviour in (slow, swallows, hangs):
@@ -167,12 +169,12 @@ def test_the_callers_own_timeout_block_gets_its_timeout() -> None:
         assert task.cancelling() == 0
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_task_that_was_cancelled_and_lives_on_may_still_send() -> None:
     async def scenario() -> None:
-        world = PairWorld()
+        world = FakePair()
         sender = world.client.get_queue_sender("orders")
 
         async def says_goodbye() -> None:
@@ -191,12 +193,12 @@ def test_a_task_that_was_cancelled_and_lives_on_may_still_send() -> None:
         assert task.cancelled()
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
     async def scenario() -> None:
-        world = PairWorld(attempt_timeout=60.0)
+        world = FakePair(attempt_timeout=60.0)
         sender = world.client.get_queue_sender("orders")
         await sender.send_messages(message())
         world.primary.behaviour = swallows_then_hangs
@@ -209,12 +211,12 @@ def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
         assert world.now - asked <= CHECK_INTERVAL_S + 0.001
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_time() -> None:
     async def scenario() -> None:
-        world = PairWorld(retry_total=0, failover_interval=3600.0)
+        world = FakePair(retry_total=0, failover_interval=3600.0)
         sender = world.client.get_queue_sender("orders")
         world.primary.behaviour = slow
         await asyncio.gather(*(sender.send_messages(message(n)) for n in range(6)))
@@ -238,4 +240,4 @@ def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_time() ->
         assert ended == {bound: bound for bound in bounds}
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())

@@ -8,9 +8,11 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
-from tests.unit.pairing.sdk_world import PairWorld, refuses, run
 from twinbus.options import Verdict
 from twinbus.pairing.core.classify import classify, judge
+from twinbus.testing import run_virtual
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import refuses
 
 
 def busy_counts(error: BaseException) -> Verdict:
@@ -73,7 +75,7 @@ def test_a_mistake_in_it_costs_neither_the_failover_nor_the_sends_own_error(
     own: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        world = PairWorld(classify=own, retry_total=0)
+        world = FakePair(classify=own, retry_total=0)
         world.primary.behaviour = refuses
         sender = world.client.get_queue_sender("orders")
         with pytest.raises(ConnectionRefusedError, match="refused") as caught:
@@ -84,7 +86,7 @@ def test_a_mistake_in_it_costs_neither_the_failover_nor_the_sends_own_error(
         assert len(world.secondary.took) == 1
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
     assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
         judge(ConnectionRefusedError("refused"), own)[1]
     ]
@@ -92,7 +94,7 @@ def test_a_mistake_in_it_costs_neither_the_failover_nor_the_sends_own_error(
 
 def test_ones_own_judgement_decides_over_the_failover() -> None:
     async def scenario() -> None:
-        world = PairWorld(classify=nothing_counts, retry_total=0)
+        world = FakePair(classify=nothing_counts, retry_total=0)
         world.primary.behaviour = refuses
         sender = world.client.get_queue_sender("orders")
         with pytest.raises(ConnectionRefusedError):
@@ -100,4 +102,4 @@ def test_ones_own_judgement_decides_over_the_failover() -> None:
         assert world.state() == "healthy"
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())

@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
-from tests.unit.pairing.sdk_world import PairWorld, hangs, refuses, run, takes_it
 from twinbus.errors import BacklogUnavailableError, PartialDivertError, ReservedPropertyError
 from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.core.events import ForceFailover, MarkHealthy
+from twinbus.testing import run_virtual
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import accepts, hangs, refuses
 
 
 def message(name: str, session: str | None = "a", **properties: Any) -> ServiceBusMessage:
     return ServiceBusMessage("x", message_id=name, session_id=session, **properties)
 
 
-class StrictWorld(PairWorld):
+class StrictWorld(FakePair):
     """A pair whose census has looked into its empty backlog queues."""
 
     async def start(self) -> None:
@@ -58,7 +60,7 @@ def strict(scenario: Any, **options: Any) -> None:
         await scenario(world)
         await world.client.close()
 
-    run(whole())
+    run_virtual(whole())
 
 
 def test_a_session_stays_in_the_backlog_until_it_is_drained_and_others_do_not() -> None:
@@ -120,8 +122,8 @@ def test_a_send_that_timed_out_on_the_primary_is_diverted_and_so_is_the_next() -
         world.primary.behaviour = hangs
         await world.sender.send_messages(message("a1"), timeout=60)
         # Somebody's late success heals the entity: what is in the backlog must not be overtaken.
-        world.primary.behaviour = takes_it
-        world.client.forwarded("orders")
+        world.primary.behaviour = accepts
+        world.client.succeeded("orders")
         assert world.state() == "healthy"
         await world.sender.send_messages(message("a2"))
         assert world.ids("secondary") == [(world.queue("a"), ["a1"]), (world.queue("a"), ["a2"])]
@@ -163,7 +165,7 @@ def test_a_cancelled_divert_binds() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.0):
                 await world.sender.send_messages(message("a1"))
-        world.secondary.behaviour = takes_it
+        world.secondary.behaviour = accepts
         world.come_back()
         await world.sender.send_messages(message("a2"))
         assert world.ids("secondary") == [(world.queue("a"), ["a2"])]
@@ -226,13 +228,13 @@ def test_a_backlog_that_cannot_be_looked_into_at_the_start_is_looked_into_later(
         await world.start()
         await world.sender.send_messages(message("a1"))
         assert world.ids("primary") == [("orders", ["a1"])]
-        world.secondary.behaviour = takes_it
+        world.secondary.behaviour = accepts
         await asyncio.sleep(30.0)
         await world.sender.send_messages(message("a2"))
         assert world.ids("secondary")[-1] == (world.queue("a"), ["a2"])
         await world.client.close()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def _properties(given: Any) -> Any:
