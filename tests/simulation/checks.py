@@ -120,33 +120,24 @@ def check_duplicates(world: World) -> Iterator[str]:
 
 
 def check_forwards(world: World) -> Iterator[str]:
-    """A message is sent twice only if its lock was lost before it could be completed (W3).
+    """A message is forwarded again only if a fault hit the attempt that forwarded it (W3).
 
-    And a syphon that knew that the primary has a message when it was delivered to it again never
-    sends it again, whatever was lost.
+    A syphon that knew that the primary has a message never sends it again, whatever was lost: not
+    for the same delivery, and not when it is delivered to the same process again.
     """
     accepted: dict[tuple[object, ...], Deed] = {}
     for deed in world.truth.deeds:
         if deed.kind != "forward":
             continue
-        before = accepted.get(deed.source)
+        assert deed.handover is not None
+        source = deed.handover.source
+        before = accepted.get(source)
         if before is not None:
-            knew = before.who == deed.who and before.answered_at < deed.received_at
-            if knew or not _was_in_trouble(world, before):
-                yield f"{deed.who} forwards {deed.source} again, which {before.who} had done"
+            knew = before.who == deed.who and before.answered_at < deed.began_at
+            if knew or not before.was_hit():
+                yield f"{deed.who} forwards {source} again, which {before.who} had done"
         if deed.answered:
-            accepted[deed.source] = deed
-
-
-def _was_in_trouble(world: World, deed: Deed) -> bool:
-    """Whether anything befell a syphon, or its way to the backlog, that can cost it a lock."""
-    name = deed.who.partition(".")[0]
-    return any(
-        "secondary" in (fault.target, fault.detail)
-        or fault.target in ("*", name, "all sources")
-        or fault.target.startswith("backlog")
-        for fault in world.plan.faults
-    )
+            accepted[source] = deed
 
 
 def check_calls(world: World) -> Iterator[str]:

@@ -183,8 +183,7 @@ class SimLine:
                 }
         raise AssertionError(f"a relay asks for {operation}")
 
-    @staticmethod
-    def _update(queue: Queue, body: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    def _update(self, queue: Queue, body: dict[str, Any], now_ms: int) -> dict[str, Any]:
         refusals: list[Refusal] = []
         for token in _tokens(body):
             try:
@@ -195,6 +194,7 @@ class SimLine:
                     reason=body.get("deadletter-reason"),
                     description=body.get("deadletter-description"),
                 )
+                self.world.note_settled(token)
             except Refusal as refusal:
                 refusals.append(refusal)
         if refusals:
@@ -202,7 +202,7 @@ class SimLine:
         return {}
 
     def _entry(self, queue: Queue, delivery: Delivery) -> dict[str, Any]:
-        self.world.note_lock(queue, delivery)
+        self.world.note_lock(queue, delivery, self.wire)
         token = UUID(bytes_le=delivery.lock_token)
         return {"message": self.namespace.rendered(queue, delivery), "lock-token": token}
 
@@ -251,7 +251,8 @@ class SimSession:
     ) -> int:
         number = next(self._delivery_ids)
         self._unsettled[number] = (link, tag)
-        deed = self._line.world.forward_deed(self._line.process, str(link.owner), tag)
+        line = self._line
+        deed = line.world.forward_deed(line.process, str(link.owner), tag, self._wire)
         self._forwards[number] = deed
         self._wire.to_namespace(lambda: self._stored(link, number, payload, deed))
         return number
@@ -302,6 +303,7 @@ class SimSession:
 
     def _detach(self, link: Link, refusal: Refusal) -> None:
         error = Error(condition=Symbol(refusal.condition), description=refusal.description)
+        self._wire.hit("a link was detached")
 
         def detached() -> None:
             if link.owner is not None:
@@ -361,7 +363,7 @@ class SimSession:
         number = next(self._received)
         token = delivery.lock_token
         self._locked[number] = (queue, token)
-        self._line.world.note_lock(queue, delivery)
+        self._line.world.note_lock(queue, delivery, self._wire)
 
         def arrived() -> None:
             self._line.tell(DeliveryArrived(link, number, token, 0, False, wire))
@@ -388,6 +390,7 @@ class SimSession:
             answer: object = Accepted()
             try:
                 _settle(queue, token, state, now_ms)
+                self._line.world.note_settled(token)
             except Refusal as refusal:
                 error = Error(condition=Symbol(refusal.condition), description=refusal.description)
                 answer = Rejected(error=error)
@@ -396,6 +399,7 @@ class SimSession:
 
     def close_source(self) -> None:
         """The service detaches an idle receiver, as it may at any time."""
+        self._wire.hit("a link was detached")
         for link, consumer in list(self._consumers.items()):
             del self._consumers[link]
             self._line.namespace.remove_consumer(consumer)

@@ -88,6 +88,7 @@ class Process:
         """End it as kill -9 does: nothing that it had in mind is done any more."""
         self.alive = False
         for wire in list(self.wires):
+            wire.hit("the process was killed")
             wire.cut()
         for _ in range(KILL_ROUNDS):
             live = self.live_tasks

@@ -23,7 +23,7 @@ from twinbus.syphon.core.destination import Destination
 from twinbus.syphon.core.pump import Pump
 from twinbus.transfer import aliases_of, from_backlog_sections
 
-__all__ = ["PLANTED", "PLANTED_IN_STRICT"]
+__all__ = ["PLANTED", "PLANTED_IN_STRICT", "forward_twice"]
 
 Planted = Callable[[], AbstractContextManager[Any]]
 
@@ -52,6 +52,21 @@ def complete_before_send() -> AbstractContextManager[Any]:
             destination.sent.pop(parcel.lock_token)
             parcel.accepted = True
         return [*self._settlements.complete(hasty, now), *actions] if hasty else actions
+
+    return patch.object(Pump, "_serve", planted)
+
+
+def forward_twice() -> AbstractContextManager[Any]:
+    """The syphon sends every message of the backlog twice, one right after the other."""
+    real = Pump._serve
+
+    def planted(self: Pump, destination: Destination, now: float) -> Any:
+        actions = real(self, destination, now)
+        return [
+            action
+            for each in actions
+            for action in ((each, each) if isinstance(each, Forward) else (each,))
+        ]
 
     return patch.object(Pump, "_serve", planted)
 
@@ -105,6 +120,7 @@ def relaxed_pump() -> AbstractContextManager[Any]:
 PLANTED: Final[dict[str, tuple[Planted, str]]] = {
     "a lost timer": (lost_timer, "stuck"),
     "complete before send": (complete_before_send, "conservation"),
+    "a message forwarded twice": (forward_twice, "forwards"),
     "an alias not restored": (alias_not_restored, "fidelity"),
     "a pulled queue that never returns": (pulled_queue_never_returns, "stuck"),
     "a late success ignored": (late_success_ignored, "late success"),

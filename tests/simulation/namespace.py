@@ -138,6 +138,7 @@ class SimNamespace:
         if not self.is_up:
             return
         if self.is_stopped:
+            wire.hit("the namespace was stopped")
             self._waiting.append((wire, action))
             return
         action()

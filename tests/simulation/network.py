@@ -110,9 +110,19 @@ class Wire:
         """The namespace's end is open, as far as the namespace knows."""
         self.on_gone: list[Action] = []
         """Called at the namespace's end when it learns that the client has gone."""
+        self.hits: list[tuple[float, str]] = []
+        """Every fault that this connection has met, with its time; for the checkers."""
         process.wires[self] = None
         if not process.alive:
             self.held = False
+
+    def hit(self, what: str) -> None:
+        """Note that a fault has met this connection, or who is at an end of it."""
+        self.hits.append((self._loop.time(), what))
+
+    def was_hit(self, since: float, until: float | None) -> bool:
+        """Whether a fault met it in a span of time; `until` None: at any time later."""
+        return any(since <= at and (until is None or at <= until) for at, _ in self.hits)
 
     @property
     def weather(self) -> Weather:
@@ -168,6 +178,7 @@ class Wire:
 
     def crashed(self, *, dark: bool) -> None:
         """The namespace died: the client is told by its machine, unless that died too."""
+        self.hit("the namespace crashed")
         self.gone()
         if not dark:
             self._break_later(f"{self.namespace.name} reset the connection", self._delay_s())
@@ -177,6 +188,7 @@ class Wire:
         if self._generation == namespace.generation and self.served:
             namespace.take(self, action)
         elif namespace.is_up or not namespace.is_dark:
+            self.hit("the namespace is another by now")
             self._break_later(f"{namespace.name} reset the connection", LATENCY_S)
 
     def _send(self, direction: str, action: Action) -> None:
@@ -185,7 +197,10 @@ class Wire:
         now, weather, rng = self._loop.time(), self.weather, self._rng
         delay_s = self._delay_s()
         when = now + delay_s
+        if weather.slow_s:
+            self.hit("the path was slow")
         if weather.blocked_until > now:
+            self.hit("the path was blocked")
             if rng.random() < LOST_FOR_GOOD:
                 self._fall_silent(direction)
                 return
@@ -199,6 +214,7 @@ class Wire:
 
     def _flaw(self, direction: str, when: float) -> bool:
         """Something goes wrong with what is being sent; whether it is lost."""
+        self.hit("the connection was flaky")
         kind = self._rng.choice(("silent", "reset before", "reset after"))
         self._fall_silent(direction)
         if kind == "silent":

@@ -11,7 +11,7 @@ from random import Random, SystemRandom
 
 import pytest
 
-from tests.simulation.mutations import PLANTED, PLANTED_IN_STRICT
+from tests.simulation.mutations import PLANTED, PLANTED_IN_STRICT, forward_twice
 from tests.simulation.plan import draw_plan
 from tests.simulation.world import simulate
 
@@ -21,6 +21,7 @@ CHUNKS = 20
 
 SOAK_SEEDS = 20_000
 MUTATION_SEEDS = 200
+SEEDS_WITH_OTHER_FAULTS = 10
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,6 +66,22 @@ def test_a_planted_bug_is_found(name: str) -> None:
             sys.stdout.write(f"{name}: found by seed {seed}: {violations[0]}\n")
             return
     raise AssertionError(f"{name}: {checker} saw nothing in {MUTATION_SEEDS} seeds")
+
+
+def test_a_repeat_is_found_though_the_world_has_a_fault_that_did_not_cause_it() -> None:
+    """A fault excuses the repeat of a forward only if it hit that very attempt."""
+    searched = found = 0
+    for seed in range(MUTATION_SEEDS):
+        # Faults of the whole secondary could hit any message, and most messages meet none.
+        if not any("secondary" in (f.target, f.detail) for f in draw_plan(Random(seed)).faults):
+            continue
+        searched += 1
+        violations = simulate(seed, forward_twice).violations
+        found += any(text.startswith("forwards:") for text in violations)
+        if searched == SEEDS_WITH_OTHER_FAULTS:
+            break
+    assert searched == SEEDS_WITH_OTHER_FAULTS
+    assert found >= searched // 2
 
 
 def test_every_kind_of_fault_comes_within_a_hundred_seeds() -> None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tests.simulation.namespace import SimNamespace
+    from tests.simulation.network import Wire
 
-__all__ = ["CALL", "Call", "Copy", "Deed", "Original", "Truth", "serial_of"]
+__all__ = ["CALL", "Call", "Copy", "Deed", "Handover", "Original", "Truth", "serial_of"]
 
 _SERIAL: Final = re.compile(rb"#(\d+)#")
 """How each body begins: with the number of its message."""
@@ -65,6 +66,26 @@ class Call:
 
 
 @dataclass(eq=False)
+class Handover:
+    """One delivery of a message of a backlog queue to a syphon, from its lock to its settlement."""
+
+    source: tuple[object, ...]
+    """The backlog queue, and the number and time of the message in it."""
+    at: float
+    wire: Wire
+    """The connection that it came over and is settled over."""
+    settled_at: float | None = None
+    """When the namespace performed its settlement; None: never."""
+
+    def was_hit(self) -> bool:
+        """Whether a fault hit its connection, its process or its namespace before it was settled.
+
+        Nothing else can cost it its lock once the primary has the message: the syphon renews locks.
+        """
+        return self.wire.was_hit(self.at, self.settled_at)
+
+
+@dataclass(eq=False)
 class Deed:
     """One attempt to have messages stored."""
 
@@ -73,16 +94,25 @@ class Deed:
     who: str
     path: str
     call: Call | None = None
-    source: tuple[object, ...] = ()
-    """Of a forward: the backlog queue, and the number and time of the message in it."""
+    handover: Handover | None = None
+    """Of a forward: the delivery of the message to the syphon."""
+    wire: Wire | None = None
+    """Of a forward: the connection to the primary that it is sent over."""
+    began_at: float = 0.0
     entity_id: int = 0
     performed: list[int] = field(default_factory=list)
     """Serials that were stored."""
     answered: bool = False
     """Whoever attempted it was told that it succeeded."""
     answered_at: float = 0.0
-    received_at: float = 0.0
-    """Of a forward: when the backlog queue gave the message out."""
+
+    def was_hit(self) -> bool:
+        """Of a forward: whether a fault hit this very attempt, before its answer came or before
+        the message could be settled."""
+        assert self.handover is not None
+        assert self.wire is not None
+        answered_at = self.answered_at if self.answered else None
+        return self.handover.was_hit() or self.wire.was_hit(self.began_at, answered_at)
 
 
 @dataclass(frozen=True, slots=True)

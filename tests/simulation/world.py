@@ -21,14 +21,14 @@ from tests.simulation.faults import Faults, create_backlog, create_entity
 from tests.simulation.line import SimLine
 from tests.simulation.machine import Process, SimLoop
 from tests.simulation.namespace import SimNamespace
-from tests.simulation.network import Network
+from tests.simulation.network import Network, Wire
 from tests.simulation.plan import FAULTS_END_S, Plan, draw_plan
 from tests.simulation.programs import Application, Program, Syphon, client_class, options_with
 from tests.simulation.quiet import is_quiet, what_is_left
 from tests.simulation.sdk import Encoder, SimSide
 from tests.simulation.seams import tied_to
 from tests.simulation.timeline import Timeline
-from tests.simulation.truth import CALL, Deed, Truth
+from tests.simulation.truth import CALL, Deed, Handover, Truth
 from twinbus.broker.engine.queue import Delivery, Queue
 from twinbus.ledger.record import LineForm
 from twinbus.options import SendAvailabilityOptions
@@ -115,8 +115,8 @@ class World:
         self.secondary = SimNamespace(loop, "secondary", self.truth.performed)
         self.namespaces = {side.name: side for side in (self.primary, self.secondary)}
         self.backlog_paths = backlog_paths("primary", self.options.backlog_queue_count)
-        self.sources: dict[bytes, tuple[tuple[object, ...], float]] = {}
-        """What each lock token of a backlog queue was given for, and when."""
+        self.handovers: dict[bytes, Handover] = {}
+        """What each lock token of a backlog queue was given for."""
         self.lines: list[SimLine] = []
         for entity in self.plan.entities:
             create_entity(self.primary, entity)
@@ -184,17 +184,21 @@ class World:
     def options_of(self, **changes: Any) -> SendAvailabilityOptions:
         return options_with(self.options, **changes)
 
-    def note_lock(self, queue: Queue, delivery: Delivery) -> None:
+    def note_lock(self, queue: Queue, delivery: Delivery, wire: Wire) -> None:
         """A message of a backlog queue was given to a syphon."""
         message = delivery.message
         source = (queue.path, message.sequence_number, message.enqueued_at_ms)
-        self.sources[delivery.lock_token] = source, self.loop.time()
+        self.handovers[delivery.lock_token] = Handover(source, self.loop.time(), wire)
 
-    def forward_deed(self, process: Process, path: str, token: bytes) -> Deed:
+    def note_settled(self, token: bytes) -> None:
+        """The namespace has performed what a syphon wants to become of a message."""
+        self.handovers[token].settled_at = self.loop.time()
+
+    def forward_deed(self, process: Process, path: str, token: bytes, wire: Wire) -> Deed:
         """A syphon is about to send a message of a backlog queue."""
         who = f"{process.name}.{process.number}"
-        source, received_at = self.sources[token]
-        deed = Deed("forward", who, path, source=source, received_at=received_at)
+        handover, now = self.handovers[token], self.loop.time()
+        deed = Deed("forward", who, path, handover=handover, wire=wire, began_at=now)
         self.truth.deeds.append(deed)
         return deed
 
