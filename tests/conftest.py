@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import signal
 import tempfile
@@ -9,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from twinbus.testing import run_virtual
 
 # No deadline: it measures the machine's mood, not the code; a hang meets pytest's timeout.
 # The same examples each time: whether a change lands must not hang on chance.
@@ -43,6 +47,26 @@ def _run_directory() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="twinbus-test-") as directory:
         os.environ["TWINBUS_RUN_DIR"] = directory
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test on a loop of its own.
+
+    With the mark `virtual_time` that is a VirtualLoop, and no task may be left at its end. A
+    fixture `runner` (an asyncio.Runner) brings another loop, or one that tests share.
+    """
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    work = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    if pyfuncitem.get_closest_marker("virtual_time"):
+        run_virtual(work)
+    elif "runner" in pyfuncitem.funcargs:
+        pyfuncitem.funcargs["runner"].run(work)
+    else:
+        asyncio.run(work)
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -246,26 +246,23 @@ def test_faults_that_make_no_sense_or_are_not_allowed_are_refused(embedded: Embe
 # asyncio
 
 
-def test_the_asyncio_client_speaks_the_same(embedded: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with async_administration(embedded.connection_string()) as admin:
-            await asyncio.gather(*(admin.create_queue(f"queue-{n}") for n in range(20)))
-            names = [queue.name async for queue in admin.list_queues()]
-            assert names == sorted(f"queue-{n}" for n in range(20))
-            queue = await admin.get_queue("queue-7")
-            queue.max_delivery_count = 4
-            await admin.update_queue(queue)
-            assert (await admin.get_queue("queue-7")).max_delivery_count == 4
-            assert (await admin.get_queue_runtime_properties("queue-7")).total_message_count == 0
-            await admin.create_topic("events")
-            await admin.create_subscription("events", "all")
-            await admin.create_rule("events", "all", "one", filter=SqlRuleFilter("a = 1"))
-            rules = [rule.name async for rule in admin.list_rules("events", "all")]
-            assert rules == ["$Default", "one"]
-            with pytest.raises(ResourceExistsError):
-                await admin.create_queue("queue-7")
-            await admin.delete_queue("queue-7")
-            with pytest.raises(ResourceNotFoundError):
-                await admin.get_queue("queue-7")
-
-    asyncio.run(scenario())
+async def test_the_asyncio_client_speaks_the_same(embedded: EmbeddedBroker) -> None:
+    async with async_administration(embedded.connection_string()) as admin:
+        await asyncio.gather(*(admin.create_queue(f"queue-{n}") for n in range(20)))
+        names = [queue.name async for queue in admin.list_queues()]
+        assert names == sorted(f"queue-{n}" for n in range(20))
+        queue = await admin.get_queue("queue-7")
+        queue.max_delivery_count = 4
+        await admin.update_queue(queue)
+        assert (await admin.get_queue("queue-7")).max_delivery_count == 4
+        assert (await admin.get_queue_runtime_properties("queue-7")).total_message_count == 0
+        await admin.create_topic("events")
+        await admin.create_subscription("events", "all")
+        await admin.create_rule("events", "all", "one", filter=SqlRuleFilter("a = 1"))
+        rules = [rule.name async for rule in admin.list_rules("events", "all")]
+        assert rules == ["$Default", "one"]
+        with pytest.raises(ResourceExistsError):
+            await admin.create_queue("queue-7")
+        await admin.delete_queue("queue-7")
+        with pytest.raises(ResourceNotFoundError):
+            await admin.get_queue("queue-7")

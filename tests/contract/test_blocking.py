@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -244,13 +243,10 @@ def test_close_from_another_thread_ends_a_send_that_waits(broker: EmbeddedBroker
             broker.remove_fault(fault, "contoso")
 
 
-def test_inside_a_coroutine_it_works_and_blocks(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
-            sender.send_messages(ServiceBusMessage("x"))
-            assert drained(pair, "orders", 1) == ["x"]
-
-    asyncio.run(scenario())
+async def test_inside_a_coroutine_it_works_and_blocks(broker: EmbeddedBroker) -> None:
+    with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
+        sender.send_messages(ServiceBusMessage("x"))
+        assert drained(pair, "orders", 1) == ["x"]
 
 
 def test_a_classifier_that_asks_the_pair_is_told_so_instead_of_a_deadlock(

@@ -128,77 +128,68 @@ WAYS_IN: dict[str, Callable[[EmbeddedBroker, str], Namespace]] = {
 
 
 @pytest.mark.parametrize("way", WAYS_IN)
-def test_each_way_in_serves_senders_administration_and_syphon(
+async def test_each_way_in_serves_senders_administration_and_syphon(
     broker: EmbeddedBroker, way: str
 ) -> None:
-    async def scenario() -> None:
-        primary, secondary = (WAYS_IN[way](broker, name) for name in ("contoso", "contoso-dr"))
-        options = one_queue(enable_syphon=True, syphon_poll=1.0)
-        async with pair_namespaces(primary, secondary, options) as pair:
-            assert pair.backlog_queues == BACKLOG
-            async with pair.get_queue_sender("orders") as sender:
-                await sender.send_messages(ServiceBusMessage("healthy"))
-                pair.force_failover("orders")
-                await sender.send_messages(ServiceBusMessage("diverted"))
-            text = broker.connection_string("contoso")
-            received = await drain(text, "orders", 2, wait_s=10)
-        assert sorted(bodies(received)) == ["diverted", "healthy"]
-        assert (await counts_of(endpoint_of(secondary), BACKLOG[0])).waiting == 0
-
-    asyncio.run(scenario())
+    primary, secondary = (WAYS_IN[way](broker, name) for name in ("contoso", "contoso-dr"))
+    options = one_queue(enable_syphon=True, syphon_poll=1.0)
+    async with pair_namespaces(primary, secondary, options) as pair:
+        assert pair.backlog_queues == BACKLOG
+        async with pair.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("healthy"))
+            pair.force_failover("orders")
+            await sender.send_messages(ServiceBusMessage("diverted"))
+        text = broker.connection_string("contoso")
+        received = await drain(text, "orders", 2, wait_s=10)
+    assert sorted(bodies(received)) == ["diverted", "healthy"]
+    assert (await counts_of(endpoint_of(secondary), BACKLOG[0])).waiting == 0
 
 
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.parametrize("tls", [True, False])
-def test_pairing_with_an_expired_signature_says_that_it_has_expired(
+async def test_pairing_with_an_expired_signature_says_that_it_has_expired(
     broker: EmbeddedBroker, create: bool, tls: bool
 ) -> None:
     old = f"SharedAccessSignature={signature(-5)}"
 
-    async def scenario() -> None:
-        primary = by_string(broker, "contoso", KEY_PARTS)
-        secondary = by_string(broker, "contoso-dr", old, tls=tls)
-        right = "Manage" if create else "Send"
-        options = one_queue(create_backlog_queues=create)
-        with pytest.raises(MissingRightError, match=f"{right} right.*expired at") as caught:
-            async with pair_namespaces(primary, secondary, options):
-                raise AssertionError
-        assert "\n" not in str(caught.value)
-
-    asyncio.run(scenario())
+    primary = by_string(broker, "contoso", KEY_PARTS)
+    secondary = by_string(broker, "contoso-dr", old, tls=tls)
+    right = "Manage" if create else "Send"
+    options = one_queue(create_backlog_queues=create)
+    with pytest.raises(MissingRightError, match=f"{right} right.*expired at") as caught:
+        async with pair_namespaces(primary, secondary, options):
+            raise AssertionError
+    assert "\n" not in str(caught.value)
 
 
-def test_a_signature_that_expires_under_way_is_no_outage_and_a_new_one_mends_it(
+async def test_a_signature_that_expires_under_way_is_no_outage_and_a_new_one_mends_it(
     broker: EmbeddedBroker,
 ) -> None:
     # Long enough for a busy machine to pair and to send once.
     life_s = 5.0
     credential, expires = AzureSasCredential(signature(life_s)), time.monotonic() + life_s
 
-    async def scenario() -> None:
-        primary = over_tls(broker, "contoso", credential)
-        secondary = by_string(broker, "contoso-dr", KEY_PARTS)
-        options = one_queue(failover_interval=0.0)
-        async with (
-            pair_namespaces(primary, secondary, options) as pair,
-            pair.get_queue_sender("orders") as sender,
-        ):
-            await sender.send_messages(ServiceBusMessage("in time"))
-            await asyncio.sleep(expires + 1.0 - time.monotonic())
-            for _ in range(2):
-                with pytest.raises(ServiceBusAuthenticationError) as caught:
-                    await sender.send_messages(ServiceBusMessage("too late", message_id="id"))
-                assert caught.value.message_ids == ("id",)  # type: ignore[attr-defined]
-                # Not "Service Bus has encountered an error", which is all that the SDK says.
-                assert "expired" in str(caught.value).lower()
-            status = pair.status().entities["orders"]
-            assert (status.state, status.diverted) == ("healthy", 0)
-            credential.update(signature(600))
-            await sender.send_messages(ServiceBusMessage("again"))
-        received = await drain(broker.connection_string("contoso"), "orders", 2)
-        assert bodies(received) == ["in time", "again"]
-
-    asyncio.run(scenario())
+    primary = over_tls(broker, "contoso", credential)
+    secondary = by_string(broker, "contoso-dr", KEY_PARTS)
+    options = one_queue(failover_interval=0.0)
+    async with (
+        pair_namespaces(primary, secondary, options) as pair,
+        pair.get_queue_sender("orders") as sender,
+    ):
+        await sender.send_messages(ServiceBusMessage("in time"))
+        await asyncio.sleep(expires + 1.0 - time.monotonic())
+        for _ in range(2):
+            with pytest.raises(ServiceBusAuthenticationError) as caught:
+                await sender.send_messages(ServiceBusMessage("too late", message_id="id"))
+            assert caught.value.message_ids == ("id",)  # type: ignore[attr-defined]
+            # Not "Service Bus has encountered an error", which is all that the SDK says.
+            assert "expired" in str(caught.value).lower()
+        status = pair.status().entities["orders"]
+        assert (status.state, status.diverted) == ("healthy", 0)
+        credential.update(signature(600))
+        await sender.send_messages(ServiceBusMessage("again"))
+    received = await drain(broker.connection_string("contoso"), "orders", 2)
+    assert bodies(received) == ["in time", "again"]
 
 
 @pytest.mark.parametrize(
@@ -208,59 +199,51 @@ def test_a_signature_that_expires_under_way_is_no_outage_and_a_new_one_mends_it(
         (ClientAuthenticationError("the secret of the application has expired"), False),
     ],
 )
-def test_a_token_that_cannot_be_fetched_counts_only_where_nobody_answers(
+async def test_a_token_that_cannot_be_fetched_counts_only_where_nobody_answers(
     broker: EmbeddedBroker, error: Exception, counts: bool
 ) -> None:
     credential = Fetching()
     credential.error = error
 
-    async def scenario() -> None:
-        primary = over_tls(broker, "contoso", credential)
-        secondary = by_string(broker, "contoso-dr", KEY_PARTS)
-        options = one_queue(failover_interval=0.0)
-        async with (
-            pair_namespaces(primary, secondary, options) as pair,
-            pair.get_queue_sender("orders") as sender,
-        ):
-            if counts:
-                await sender.send_messages(ServiceBusMessage("diverted"))
-                assert pair.status().entities["orders"].diverted == 1
-                await drain(broker.connection_string("contoso-dr"), BACKLOG[0], 1)
-            else:
-                with pytest.raises(ServiceBusError, match="has expired"):
-                    await sender.send_messages(ServiceBusMessage("x"))
-                assert pair.status().entities["orders"].state == "healthy"
-
-    asyncio.run(scenario())
+    primary = over_tls(broker, "contoso", credential)
+    secondary = by_string(broker, "contoso-dr", KEY_PARTS)
+    options = one_queue(failover_interval=0.0)
+    async with (
+        pair_namespaces(primary, secondary, options) as pair,
+        pair.get_queue_sender("orders") as sender,
+    ):
+        if counts:
+            await sender.send_messages(ServiceBusMessage("diverted"))
+            assert pair.status().entities["orders"].diverted == 1
+            await drain(broker.connection_string("contoso-dr"), BACKLOG[0], 1)
+        else:
+            with pytest.raises(ServiceBusError, match="has expired"):
+                await sender.send_messages(ServiceBusMessage("x"))
+            assert pair.status().entities["orders"].state == "healthy"
 
 
-def test_the_syphon_puts_a_new_token_before_the_old_one_ends_and_tries_again_if_there_is_none(
+async def test_the_syphon_puts_a_new_token_before_the_old_one_ends_and_tries_again_if_there_is_none(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line_module, "TOKEN_AGAIN_S", 0.2)
     credential = Fetching(life_s=2)
 
-    async def scenario() -> None:
-        line = NamespaceConnection(
-            endpoint_of(over_tls(broker, "contoso", credential)), lambda _: None
-        )
-        await line.open()
-        try:
-            await line.authorize("orders")
-            assert credential.asked == 1
-            await until(lambda: credential.asked >= 2)
-            credential.error = ClientAuthenticationError("not now")
-            asked = credential.asked
-            await until(lambda: credential.asked >= asked + 2)
-            credential.error = None
-            asked = credential.asked
-            await until(lambda: credential.asked > asked)
-            assert await line.request("orders", "peek-message", {"from-sequence-number": 1}) == {}
-        finally:
-            await line.close()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(scenario())
+    line = NamespaceConnection(endpoint_of(over_tls(broker, "contoso", credential)), lambda _: None)
+    await line.open()
+    try:
+        await line.authorize("orders")
+        assert credential.asked == 1
+        await until(lambda: credential.asked >= 2)
+        credential.error = ClientAuthenticationError("not now")
+        asked = credential.asked
+        await until(lambda: credential.asked >= asked + 2)
+        credential.error = None
+        asked = credential.asked
+        await until(lambda: credential.asked > asked)
+        assert await line.request("orders", "peek-message", {"from-sequence-number": 1}) == {}
+    finally:
+        await line.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 # Rights, one at a time
@@ -287,57 +270,51 @@ def backlog(broker: EmbeddedBroker) -> None:
 
 
 @pytest.mark.parametrize("right", RIGHTS)
-def test_the_primary_needs_send_alone_and_its_lack_is_named_by_the_send_not_by_pairing(
+async def test_the_primary_needs_send_alone_and_its_lack_is_named_by_the_send_not_by_pairing(
     broker: EmbeddedBroker, right: str
 ) -> None:
-    async def scenario() -> None:
-        primary = with_right(broker, "contoso", right)
-        secondary = by_string(broker, "contoso-dr", KEY_PARTS)
-        async with (
-            pair_namespaces(primary, secondary, one_queue()) as pair,
-            pair.get_queue_sender("orders") as sender,
-        ):
-            if right == "Listen":
-                with pytest.raises(ServiceBusAuthorizationError, match="Send") as caught:
-                    await sender.send_messages(ServiceBusMessage("x", message_id="id"))
-                assert caught.value.message_ids == ("id",)  # type: ignore[attr-defined]
-                assert pair.status().entities["orders"].state == "healthy"
-            else:
-                await sender.send_messages(ServiceBusMessage("x"))
-                await drain(broker.connection_string("contoso"), "orders", 1)
-
-    asyncio.run(scenario())
+    primary = with_right(broker, "contoso", right)
+    secondary = by_string(broker, "contoso-dr", KEY_PARTS)
+    async with (
+        pair_namespaces(primary, secondary, one_queue()) as pair,
+        pair.get_queue_sender("orders") as sender,
+    ):
+        if right == "Listen":
+            with pytest.raises(ServiceBusAuthorizationError, match="Send") as caught:
+                await sender.send_messages(ServiceBusMessage("x", message_id="id"))
+            assert caught.value.message_ids == ("id",)  # type: ignore[attr-defined]
+            assert pair.status().entities["orders"].state == "healthy"
+        else:
+            await sender.send_messages(ServiceBusMessage("x"))
+            await drain(broker.connection_string("contoso"), "orders", 1)
 
 
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.usefixtures("backlog")
-def test_the_secondary_needs_manage_to_create_and_send_alone_where_others_created(
+async def test_the_secondary_needs_manage_to_create_and_send_alone_where_others_created(
     broker: EmbeddedBroker, right: str, create: bool
 ) -> None:
     missing = {True: {"Send", "Listen"}, False: {"Listen"}}[create]
 
-    async def scenario() -> None:
-        primary = by_string(broker, "contoso", KEY_PARTS)
-        secondary = with_right(broker, "contoso-dr", right)
-        options = one_queue(create_backlog_queues=create)
-        if right in missing:
-            needed = "Manage" if create else "Send"
-            with pytest.raises(MissingRightError, match=f"the {needed} right") as caught:
-                async with pair_namespaces(primary, secondary, options):
-                    raise AssertionError
-            assert "\n" not in str(caught.value)
-            return
-        async with (
-            pair_namespaces(primary, secondary, options) as pair,
-            pair.get_queue_sender("orders") as sender,
-        ):
-            assert pair.backlog_queues == BACKLOG
-            pair.force_failover("orders")
-            await sender.send_messages(ServiceBusMessage("diverted"))
-        await drain(broker.connection_string("contoso-dr"), BACKLOG[0], 1)
-
-    asyncio.run(scenario())
+    primary = by_string(broker, "contoso", KEY_PARTS)
+    secondary = with_right(broker, "contoso-dr", right)
+    options = one_queue(create_backlog_queues=create)
+    if right in missing:
+        needed = "Manage" if create else "Send"
+        with pytest.raises(MissingRightError, match=f"the {needed} right") as caught:
+            async with pair_namespaces(primary, secondary, options):
+                raise AssertionError
+        assert "\n" not in str(caught.value)
+        return
+    async with (
+        pair_namespaces(primary, secondary, options) as pair,
+        pair.get_queue_sender("orders") as sender,
+    ):
+        assert pair.backlog_queues == BACKLOG
+        pair.force_failover("orders")
+        await sender.send_messages(ServiceBusMessage("diverted"))
+    await drain(broker.connection_string("contoso-dr"), BACKLOG[0], 1)
 
 
 @pytest.mark.parametrize(
@@ -345,48 +322,42 @@ def test_the_secondary_needs_manage_to_create_and_send_alone_where_others_create
     [("Send", "Listen", None), ("Send", "Send", "Listen"), ("Listen", "Listen", "Send")],
 )
 @pytest.mark.usefixtures("backlog")
-def test_a_syphon_needs_listen_on_the_secondary_and_send_on_the_primary(
+async def test_a_syphon_needs_listen_on_the_secondary_and_send_on_the_primary(
     broker: EmbeddedBroker, primary_right: str, secondary_right: str, missing: str | None
 ) -> None:
-    async def scenario() -> None:
-        async with rooted(broker) as pair:
-            pair.force_failover("orders")
-            async with pair.get_queue_sender("orders") as sender:
-                await sender.send_messages(ServiceBusMessage("moved"))
-        host = SyphonHost(
-            with_right(broker, "contoso", primary_right),
-            with_right(broker, "contoso-dr", secondary_right),
-            BACKLOG,
-        )
-        await host.start()
-        try:
-            if missing is None:
-                await until(lambda: sum(r.pump.completed for r in host.relays) == 1)
-            else:
-                # What is in the way names the right; the message stays where it is.
-                await until(lambda: f"{missing} on" in str(host.status()))
-        finally:
-            await host.close()
-        place, queue = ("contoso", "orders") if missing is None else ("contoso-dr", BACKLOG[0])
-        left = await drain(broker.connection_string(place), queue, 1, wait_s=10)
-        assert bodies(left) == ["moved"]
-
-    asyncio.run(scenario())
+    async with rooted(broker) as pair:
+        pair.force_failover("orders")
+        async with pair.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("moved"))
+    host = SyphonHost(
+        with_right(broker, "contoso", primary_right),
+        with_right(broker, "contoso-dr", secondary_right),
+        BACKLOG,
+    )
+    await host.start()
+    try:
+        if missing is None:
+            await until(lambda: sum(r.pump.completed for r in host.relays) == 1)
+        else:
+            # What is in the way names the right; the message stays where it is.
+            await until(lambda: f"{missing} on" in str(host.status()))
+    finally:
+        await host.close()
+    place, queue = ("contoso", "orders") if missing is None else ("contoso-dr", BACKLOG[0])
+    left = await drain(broker.connection_string(place), queue, 1, wait_s=10)
+    assert bodies(left) == ["moved"]
 
 
-def test_a_key_of_one_entity_opens_that_entity_alone(broker: EmbeddedBroker) -> None:
+async def test_a_key_of_one_entity_opens_that_entity_alone(broker: EmbeddedBroker) -> None:
     own = AuthorizationRule(key_name="own", primary_key="k", rights=frozenset({"Send"}))
     broker.create_queue("private", QueueDescription(authorization_rules=(own,)))
 
-    async def scenario() -> None:
-        primary = by_string(broker, "contoso", "SharedAccessKeyName=own;SharedAccessKey=k")
-        secondary = by_string(broker, "contoso-dr", KEY_PARTS)
-        async with pair_namespaces(primary, secondary, one_queue()) as pair:
-            async with pair.get_queue_sender("private") as sender:
+    primary = by_string(broker, "contoso", "SharedAccessKeyName=own;SharedAccessKey=k")
+    secondary = by_string(broker, "contoso-dr", KEY_PARTS)
+    async with pair_namespaces(primary, secondary, one_queue()) as pair:
+        async with pair.get_queue_sender("private") as sender:
+            await sender.send_messages(ServiceBusMessage("x"))
+        async with pair.get_queue_sender("orders") as sender:
+            with pytest.raises(ServiceBusError, match="own"):
                 await sender.send_messages(ServiceBusMessage("x"))
-            async with pair.get_queue_sender("orders") as sender:
-                with pytest.raises(ServiceBusError, match="own"):
-                    await sender.send_messages(ServiceBusMessage("x"))
-            assert pair.status().entities["orders"].state == "healthy"
-
-    asyncio.run(scenario())
+        assert pair.status().entities["orders"].state == "healthy"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -71,10 +71,6 @@ async def in_all_queues(broker: EmbeddedBroker, **options: Any) -> list[Any]:
     return [message for messages in found for message in messages]
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
-
-
 UNCLONEABLE: dict[str, Callable[[], Any]] = {
     "a value that AMQP has no type for": lambda: AmqpAnnotatedMessage(value_body=object()),
     "a function in a value": lambda: AmqpAnnotatedMessage(value_body={"f": lambda: None}),
@@ -89,36 +85,30 @@ UNCLONEABLE: dict[str, Callable[[], Any]] = {
 }
 
 
-def test_a_body_that_cannot_be_copied_is_no_silent_success(broker: EmbeddedBroker) -> None:
+async def test_a_body_that_cannot_be_copied_is_no_silent_success(broker: EmbeddedBroker) -> None:
     """The original returned as if the message were sent when it could not clone its body."""
 
-    async def scenario() -> None:
-        async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
-            pair.force_failover("orders")
-            for what, make in UNCLONEABLE.items():
-                with pytest.raises(Exception, match=r".") as caught:
-                    await sender.send_messages(make(), timeout=10)
-                assert len(caught.value.message_ids) == 1, what  # type: ignore[attr-defined]
-            # The sender is none the worse for it.
-            await sender.send_messages(ServiceBusMessage("good"), timeout=10)
-        assert [str(message) for message in await in_all_queues(broker)] == ["good"]
-
-    run(scenario())
+    async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
+        pair.force_failover("orders")
+        for what, make in UNCLONEABLE.items():
+            with pytest.raises(Exception, match=r".") as caught:
+                await sender.send_messages(make(), timeout=10)
+            assert len(caught.value.message_ids) == 1, what  # type: ignore[attr-defined]
+        # The sender is none the worse for it.
+        await sender.send_messages(ServiceBusMessage("good"), timeout=10)
+    assert [str(message) for message in await in_all_queues(broker)] == ["good"]
 
 
-def test_a_cold_start_with_the_primary_down_fails_over(broker: EmbeddedBroker) -> None:
+async def test_a_cold_start_with_the_primary_down_fails_over(broker: EmbeddedBroker) -> None:
     """The original needed one successful send before it would ever fail over."""
 
-    async def scenario() -> None:
-        async with paired(broker, NOBODY) as pair, pair.get_queue_sender("orders") as sender:
-            await sender.send_messages(ServiceBusMessage("first"), timeout=20)
-            assert pair.status().entities["orders"].state == "failed over"
-        assert [str(message) for message in await in_all_queues(broker)] == ["first"]
-
-    run(scenario())
+    async with paired(broker, NOBODY) as pair, pair.get_queue_sender("orders") as sender:
+        await sender.send_messages(ServiceBusMessage("first"), timeout=20)
+        assert pair.status().entities["orders"].state == "failed over"
+    assert [str(message) for message in await in_all_queues(broker)] == ["first"]
 
 
-def test_a_clash_of_property_names_shows_before_the_outage(
+async def test_a_clash_of_property_names_shows_before_the_outage(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The original refused a property named like an alias, but only once it had failed over."""
@@ -130,79 +120,70 @@ def test_a_clash_of_property_names_shows_before_the_outage(
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if "x-ms-path" in record.message]
 
-    async def scenario() -> None:
-        async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
-            for number in range(3):
-                await sender.send_messages(clashing(f"healthy-{number}"))
-            # Warned of once, counted each time, and sent as it is.
-            (warning,) = warnings()
-            assert "orders" in warning
-            assert pair.status().entities["orders"].reserved == 3
-            pair.force_failover("orders")
-            with pytest.raises(ReservedPropertyError, match="x-ms-path") as caught:
-                await sender.send_messages(clashing("failed-over"))
-            assert caught.value.message_ids == ("failed-over",)
-        async with (
-            paired(broker, strict_guards=True) as pair,
-            pair.get_queue_sender("orders") as sender,
-        ):
-            with pytest.raises(ReservedPropertyError, match="x-ms-path"):
-                await sender.send_messages(clashing("strict"))
-        kept = await drain(broker.connection_string("contoso"), "orders", wait_s=0.5)
-        assert [message.message_id for message in kept] == [f"healthy-{n}" for n in range(3)]
-        assert kept[0].application_properties == {b"x-ms-path": b"mine"}
-        assert await in_all_queues(broker) == []
-
-    run(scenario())
+    async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
+        for number in range(3):
+            await sender.send_messages(clashing(f"healthy-{number}"))
+        # Warned of once, counted each time, and sent as it is.
+        (warning,) = warnings()
+        assert "orders" in warning
+        assert pair.status().entities["orders"].reserved == 3
+        pair.force_failover("orders")
+        with pytest.raises(ReservedPropertyError, match="x-ms-path") as caught:
+            await sender.send_messages(clashing("failed-over"))
+        assert caught.value.message_ids == ("failed-over",)
+    async with (
+        paired(broker, strict_guards=True) as pair,
+        pair.get_queue_sender("orders") as sender,
+    ):
+        with pytest.raises(ReservedPropertyError, match="x-ms-path"):
+            await sender.send_messages(clashing("strict"))
+    kept = await drain(broker.connection_string("contoso"), "orders", wait_s=0.5)
+    assert [message.message_id for message in kept] == [f"healthy-{n}" for n in range(3)]
+    assert kept[0].application_properties == {b"x-ms-path": b"mine"}
+    assert await in_all_queues(broker) == []
 
 
-def test_what_is_known_of_a_bad_backlog_queue_is_known_to_all(
+async def test_what_is_known_of_a_bad_backlog_queue_is_known_to_all(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     """In the original every sender had to run into a bad backlog queue by itself."""
     bad = backlog_paths("contoso", QUEUES)[1]
 
-    async def scenario() -> None:
-        async with paired(broker, ledger=tmp_path) as pair:
-            fault = Fault(kind="refuse_attach", entity=bad)
-            broker.add_fault(fault, "contoso-dr")
-            pair.force_failover("orders")
-            for number in range(60):
-                async with pair.get_queue_sender("orders") as sender:
-                    await sender.send_messages(ServiceBusMessage("x", message_id=str(number)))
-            assert "back in" in str(pair.status().backlog_queues[bad])
-
-    run(scenario())
+    async with paired(broker, ledger=tmp_path) as pair:
+        fault = Fault(kind="refuse_attach", entity=bad)
+        broker.add_fault(fault, "contoso-dr")
+        pair.force_failover("orders")
+        for number in range(60):
+            async with pair.get_queue_sender("orders") as sender:
+                await sender.send_messages(ServiceBusMessage("x", message_id=str(number)))
+        assert "back in" in str(pair.status().backlog_queues[bad])
     diverts = [line for line in read(tmp_path) if line["operation"] == "divert"]
     assert [line["outcome"] for line in diverts if line["backlog_queue"] == bad] != []
     assert sum(line["backlog_queue"] == bad for line in diverts) == 1
     assert sum(line["outcome"] == "ok" for line in diverts) == 60
 
 
-def test_the_primarys_error_is_not_lost(broker: EmbeddedBroker) -> None:
+async def test_the_primarys_error_is_not_lost(broker: EmbeddedBroker) -> None:
     """The original told of the backlog only; what was wrong with the primary was gone."""
 
-    async def scenario() -> None:
-        async with paired(broker, NOBODY) as pair, pair.get_queue_sender("orders") as sender:
-            broker.add_fault(Fault(kind="refuse_attach", entity="contoso/*"), "contoso-dr")
-            with pytest.raises(BacklogUnavailableError) as caught:
-                await sender.send_messages(ServiceBusMessage("x", message_id="one"), timeout=20)
-            first = caught.value
-            assert type(first.primary_error).__name__ == "ServiceBusConnectionError"
-            assert first.__cause__ is first.primary_error
-            with pytest.raises(BacklogUnavailableError) as caught:
-                await sender.send_messages(ServiceBusMessage("x", message_id="two"), timeout=20)
-            # This call asked nobody, but it knows what the primary said last.
-            assert "ServiceBusConnectionError" in str(caught.value.primary_error)
-            for error, message_id in ((first, "one"), (caught.value, "two")):
-                assert "Failed to initiate the connection" in str(error)
-                assert set(error.queue_errors) == set(backlog_paths("contoso", QUEUES))
-                assert error.message_ids == (message_id,)
-
-    run(scenario())
+    async with paired(broker, NOBODY) as pair, pair.get_queue_sender("orders") as sender:
+        broker.add_fault(Fault(kind="refuse_attach", entity="contoso/*"), "contoso-dr")
+        with pytest.raises(BacklogUnavailableError) as caught:
+            await sender.send_messages(ServiceBusMessage("x", message_id="one"), timeout=20)
+        first = caught.value
+        assert type(first.primary_error).__name__ == "ServiceBusConnectionError"
+        assert first.__cause__ is first.primary_error
+        with pytest.raises(BacklogUnavailableError) as caught:
+            await sender.send_messages(ServiceBusMessage("x", message_id="two"), timeout=20)
+        # This call asked nobody, but it knows what the primary said last.
+        assert "ServiceBusConnectionError" in str(caught.value.primary_error)
+        for error, message_id in ((first, "one"), (caught.value, "two")):
+            assert "Failed to initiate the connection" in str(error)
+            assert set(error.queue_errors) == set(backlog_paths("contoso", QUEUES))
+            assert error.message_ids == (message_id,)
 
 
-def test_pings_leave_no_sender_behind(broker: EmbeddedBroker, tmp_path: Path) -> None:
+async def test_pings_leave_no_sender_behind(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """The original kept the sender of every ping."""
     paths = [f"entity-{number}" for number in range(12)]
     answering, silent = paths[:6], paths[6:]
@@ -211,25 +192,22 @@ def test_pings_leave_no_sender_behind(broker: EmbeddedBroker, tmp_path: Path) ->
     for path in silent:
         broker.add_fault(Fault(kind="hang", entity=path), "contoso")
 
-    async def scenario() -> None:
-        async with paired(broker, ledger=tmp_path) as pair:
-            gc.collect()
-            before, open_before = senders_alive(), sockets()
-            for path in paths:
-                pair.force_failover(path)
+    async with paired(broker, ledger=tmp_path) as pair:
+        gc.collect()
+        before, open_before = senders_alive(), sockets()
+        for path in paths:
+            pair.force_failover(path)
 
-            def pings() -> int:
-                return sum(line["operation"] == "ping" for line in read(tmp_path))
+        def pings() -> int:
+            return sum(line["operation"] == "ping" for line in read(tmp_path))
 
-            await until(lambda: pings() >= 3 * len(paths) - 6)
-            for path in paths:
-                pair.freeze(path)
-            # Both ends of a connection are in this process; the broker closes its own a bit later.
-            await until(lambda: sockets() <= open_before)
-            gc.collect()
-            assert senders_alive() == before
-
-    run(scenario())
+        await until(lambda: pings() >= 3 * len(paths) - 6)
+        for path in paths:
+            pair.freeze(path)
+        # Both ends of a connection are in this process; the broker closes its own a bit later.
+        await until(lambda: sockets() <= open_before)
+        gc.collect()
+        assert senders_alive() == before
     pinged = [line for line in read(tmp_path) if line["operation"] == "ping"]
     # The last of each may have been cut short by the freeze.
     ended = {(line["entity"], line["outcome"]) for line in pinged[: 2 * len(paths)]}
@@ -265,27 +243,24 @@ def test_options_are_validated(option: str, value: object, words: str) -> None:
     assert repr(value) in text or str(value) in text
 
 
-def test_a_disabled_entity_does_not_send_the_backlog_to_the_dead_letters(
+async def test_a_disabled_entity_does_not_send_the_backlog_to_the_dead_letters(
     broker: EmbeddedBroker,
 ) -> None:
     """The original's syphon dead-lettered all that was waiting for an entity that was disabled."""
 
-    async def scenario() -> None:
-        async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
-            pair.force_failover("orders")
-            await sender.send_messages(numbered(30))
-        set_status(broker, EntityStatus.DISABLED)
-        async with paired(broker, enable_syphon=True, syphon_poll=1.0):
-            # Time enough to receive everything several times over and to be refused each time.
-            await asyncio.sleep(2.0)
-            assert await in_all_queues(broker, sub_queue="deadletter") == []
-            set_status(broker, EntityStatus.ACTIVE)
-            home = await drain(broker.connection_string("contoso"), "orders", 30, wait_s=15)
-        assert sorted(str(message) for message in home) == sorted(
-            f"message {number}" for number in range(30)
-        )
-
-    run(scenario())
+    async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
+        pair.force_failover("orders")
+        await sender.send_messages(numbered(30))
+    set_status(broker, EntityStatus.DISABLED)
+    async with paired(broker, enable_syphon=True, syphon_poll=1.0):
+        # Time enough to receive everything several times over and to be refused each time.
+        await asyncio.sleep(2.0)
+        assert await in_all_queues(broker, sub_queue="deadletter") == []
+        set_status(broker, EntityStatus.ACTIVE)
+        home = await drain(broker.connection_string("contoso"), "orders", 30, wait_s=15)
+    assert sorted(str(message) for message in home) == sorted(
+        f"message {number}" for number in range(30)
+    )
 
 
 def set_status(broker: EmbeddedBroker, status: EntityStatus) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -62,51 +61,45 @@ def behind(front: Front, broker: EmbeddedBroker) -> str:
 
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.parametrize("mood", ["hang", "fail", "refuse"])
-def test_a_secondary_in_trouble_leaves_a_pair_that_sends_and_is_protected_when_it_is_back(
+async def test_a_secondary_in_trouble_leaves_a_pair_that_sends_and_is_protected_when_it_is_back(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, mood: Mood, create: bool
 ) -> None:
     monkeypatch.setattr(discovery, "RETRY_S", 0.1)
 
-    async def scenario() -> None:
-        async with paired(broker):
-            pass
-        async with nothing_left(), Front(broker.port("contoso-dr"), mood) as front:
-            began = time.monotonic()
-            options = {"create_backlog_queues": create, "attempt_timeout": 1.0}
-            async with paired(broker, behind(front, broker), **options) as pair:
-                assert time.monotonic() - began < START_LIMIT_S
-                assert not pair.status().protected
-                assert "UNPROTECTED" in str(pair.status())
-                assert pair.status().searching
-                async with pair.get_queue_sender("orders") as sender:
-                    await sender.send_messages(ServiceBusMessage("by the primary"))
-                    await front.let_through()
-                    await until(lambda: pair.status().searching is None)
-                    assert pair.backlog_queues == backlog_paths("contoso", 2)
-                    pair.force_failover("orders")
-                    await sender.send_messages(ServiceBusMessage("diverted"))
-                    assert pair.status().entities["orders"].diverted == 1
-
-    asyncio.run(scenario())
+    async with paired(broker):
+        pass
+    async with nothing_left(), Front(broker.port("contoso-dr"), mood) as front:
+        began = time.monotonic()
+        options = {"create_backlog_queues": create, "attempt_timeout": 1.0}
+        async with paired(broker, behind(front, broker), **options) as pair:
+            assert time.monotonic() - began < START_LIMIT_S
+            assert not pair.status().protected
+            assert "UNPROTECTED" in str(pair.status())
+            assert pair.status().searching
+            async with pair.get_queue_sender("orders") as sender:
+                await sender.send_messages(ServiceBusMessage("by the primary"))
+                await front.let_through()
+                await until(lambda: pair.status().searching is None)
+                assert pair.backlog_queues == backlog_paths("contoso", 2)
+                pair.force_failover("orders")
+                await sender.send_messages(ServiceBusMessage("diverted"))
+                assert pair.status().entities["orders"].diverted == 1
 
 
 @pytest.mark.parametrize("mood", ["hang", "fail", "refuse"])
-def test_a_secondary_that_is_required_fails_the_pairing_in_time_and_in_one_line(
+async def test_a_secondary_that_is_required_fails_the_pairing_in_time_and_in_one_line(
     broker: EmbeddedBroker, mood: Mood
 ) -> None:
-    async def scenario() -> None:
-        async with nothing_left(), Front(broker.port("contoso-dr"), mood) as front:
-            began = time.monotonic()
-            with pytest.raises(BacklogUnavailableError, match="require_secondary") as caught:
-                async with paired(broker, behind(front, broker), require_secondary=True):
-                    raise AssertionError
-            assert time.monotonic() - began < START_LIMIT_S
-            assert "\n" not in str(caught.value)
-
-    asyncio.run(scenario())
+    async with nothing_left(), Front(broker.port("contoso-dr"), mood) as front:
+        began = time.monotonic()
+        with pytest.raises(BacklogUnavailableError, match="require_secondary") as caught:
+            async with paired(broker, behind(front, broker), require_secondary=True):
+                raise AssertionError
+        assert time.monotonic() - began < START_LIMIT_S
+        assert "\n" not in str(caught.value)
 
 
-def test_a_right_that_is_granted_later_is_found_without_a_restart(
+async def test_a_right_that_is_granted_later_is_found_without_a_restart(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(discovery, "RETRY_S", 0.05)
@@ -117,22 +110,19 @@ def test_a_right_that_is_granted_later_is_found_without_a_restart(
         .replace("SharedAccessKey=SAS_KEY_VALUE", "SharedAccessKey=k")
     )
 
-    async def scenario() -> None:
-        async with Front(broker.port("contoso-dr"), "fail") as front:
-            secondary = weak.replace(str(broker.port("contoso-dr")), str(front.port))
-            async with paired(broker, secondary) as pair:
-                await front.let_through()
-                await until(lambda: "Manage" in str(pair.status().searching))
-                met = front.met
-                await until(lambda: front.met >= met + 3)
-                policy = broker._host.server("contoso-dr").policy
-                policy.rules["weak"] = AuthorizationRule(
-                    key_name="weak", primary_key="k", rights=frozenset({"Manage"})
-                )
-                await until(lambda: pair.status().searching is None)
-                assert pair.status().protected
-
-    asyncio.run(scenario())
+    async with Front(broker.port("contoso-dr"), "fail") as front:
+        secondary = weak.replace(str(broker.port("contoso-dr")), str(front.port))
+        async with paired(broker, secondary) as pair:
+            await front.let_through()
+            await until(lambda: "Manage" in str(pair.status().searching))
+            met = front.met
+            await until(lambda: front.met >= met + 3)
+            policy = broker._host.server("contoso-dr").policy
+            policy.rules["weak"] = AuthorizationRule(
+                key_name="weak", primary_key="k", rights=frozenset({"Manage"})
+            )
+            await until(lambda: pair.status().searching is None)
+            assert pair.status().protected
     # Told once, however often it was asked.
     assert len([r for r in caplog.records if "needs the Manage right" in r.message]) == 1
 
@@ -177,40 +167,34 @@ def test_processes_that_create_the_same_queues_at_once_all_get_all_of_them(
     assert answers == [[list(backlog_paths("contoso", 20)), None]] * 3
 
 
-def test_a_queue_that_cannot_be_had_is_left_out_and_the_others_are_used(
+async def test_a_queue_that_cannot_be_had_is_left_out_and_the_others_are_used(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     taken, *others = backlog_paths("contoso", 3)
     broker.create_topic(taken, namespace="contoso-dr")
 
-    async def scenario() -> None:
-        async with paired(broker, backlog_queue_count=3) as pair:
-            assert pair.backlog_queues == tuple(others)
-            status = pair.status()
-            assert status.protected
-            assert status.searching is None
-            assert status.backlog_queues[taken].state == "left out"
-            assert "another entity" in status.backlog_queues[taken].reason
-            pair.force_failover("orders")
-            async with pair.get_queue_sender("orders") as sender:
-                await sender.send_messages(ServiceBusMessage("x"))
-
-    asyncio.run(scenario())
+    async with paired(broker, backlog_queue_count=3) as pair:
+        assert pair.backlog_queues == tuple(others)
+        status = pair.status()
+        assert status.protected
+        assert status.searching is None
+        assert status.backlog_queues[taken].state == "left out"
+        assert "another entity" in status.backlog_queues[taken].reason
+        pair.force_failover("orders")
+        async with pair.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("x"))
     assert f"{taken} is left out" in caplog.text
 
 
-def test_queues_that_an_administrator_has_not_made_yet_are_left_out_by_name(
+async def test_queues_that_an_administrator_has_not_made_yet_are_left_out_by_name(
     broker: EmbeddedBroker,
 ) -> None:
     made, missing = backlog_paths("contoso", 2)
     broker.create_queue(made, namespace="contoso-dr")
 
-    async def scenario() -> None:
-        async with paired(broker, create_backlog_queues=False) as pair:
-            assert pair.backlog_queues == (made,)
-            assert missing in pair.status().backlog_queues[missing].reason
-
-    asyncio.run(scenario())
+    async with paired(broker, create_backlog_queues=False) as pair:
+        assert pair.backlog_queues == (made,)
+        assert missing in pair.status().backlog_queues[missing].reason
 
 
 UNSAFE: dict[str, dict[str, Any]] = {
@@ -224,7 +208,7 @@ UNSAFE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("setting", UNSAFE)
-def test_each_unsafe_description_keeps_a_queue_out_unless_drift_is_accepted(
+async def test_each_unsafe_description_keeps_a_queue_out_unless_drift_is_accepted(
     broker: EmbeddedBroker, setting: str
 ) -> None:
     drifted, sound = backlog_paths("contoso", 2)
@@ -234,28 +218,25 @@ def test_each_unsafe_description_keeps_a_queue_out_unless_drift_is_accepted(
     async def drain(_: Any, queues: list[str]) -> None:
         found.append(queues)
 
-    async def scenario() -> None:
-        async with async_administration(broker.connection_string("contoso-dr")) as client:
-            await client.create_queue(drifted, **UNSAFE[setting])
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Pair, "_drain", drain)
-                async with paired(broker) as pair:
-                    assert pair.backlog_queues == (sound,)
-                    assert setting in pair.status().backlog_queues[drifted].reason
-                # It is drained all the same.
-                assert found == [[drifted, sound]]
-            async with paired(broker, accept_drift=True) as pair:
-                assert pair.backlog_queues == (drifted, sound)
-            # Reported, never repaired.
-            after = await client.get_queue(drifted)
-            for name, value in UNSAFE[setting].items():
-                seen = getattr(after, name)
-                assert getattr(value, "value", value) in (seen, str(seen).rpartition("/")[2])
-
-    asyncio.run(scenario())
+    async with async_administration(broker.connection_string("contoso-dr")) as client:
+        await client.create_queue(drifted, **UNSAFE[setting])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Pair, "_drain", drain)
+            async with paired(broker) as pair:
+                assert pair.backlog_queues == (sound,)
+                assert setting in pair.status().backlog_queues[drifted].reason
+            # It is drained all the same.
+            assert found == [[drifted, sound]]
+        async with paired(broker, accept_drift=True) as pair:
+            assert pair.backlog_queues == (drifted, sound)
+        # Reported, never repaired.
+        after = await client.get_queue(drifted)
+        for name, value in UNSAFE[setting].items():
+            seen = getattr(after, name)
+            assert getattr(value, "value", value) in (seen, str(seen).rpartition("/")[2])
 
 
-def test_safe_drift_is_reported_and_the_queue_is_used(
+async def test_safe_drift_is_reported_and_the_queue_is_used(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     drifted = backlog_paths("contoso", 2)[0]
@@ -264,43 +245,34 @@ def test_safe_drift_is_reported_and_the_queue_is_used(
     )
     broker.create_queue(drifted, description, "contoso-dr")
 
-    async def scenario() -> None:
-        async with paired(broker) as pair:
-            assert pair.backlog_queues == backlog_paths("contoso", 2)
-
-    asyncio.run(scenario())
+    async with paired(broker) as pair:
+        assert pair.backlog_queues == backlog_paths("contoso", 2)
     (line,) = [r.message for r in caplog.records if "differs" in r.message]
     assert "lock_duration_ms is 30000" in line
     assert "default_ttl_ms is 3600000" in line
 
 
 @pytest.mark.parametrize(("others", "calls"), [(0, 1), (150, 2), (LIST_PAGES_MAX * 100 + 50, 5)])
-def test_queues_are_listed_and_asked_for_by_name_only_in_a_crowd(
+async def test_queues_are_listed_and_asked_for_by_name_only_in_a_crowd(
     broker: EmbeddedBroker, tmp_path: Any, others: int, calls: int
 ) -> None:
     for number in range(others):
         broker.create_queue(f"a{number:04}", namespace="contoso-dr")
 
-    async def scenario() -> None:
-        async with paired(broker):
-            pass
-        # Letter case is the service's to keep or not; paths are the same in any.
-        async with paired(broker, ledger=tmp_path) as pair:
-            assert pair.backlog_queues == backlog_paths("contoso", 2)
-
-    asyncio.run(scenario())
+    async with paired(broker):
+        pass
+    # Letter case is the service's to keep or not; paths are the same in any.
+    async with paired(broker, ledger=tmp_path) as pair:
+        assert pair.backlog_queues == backlog_paths("contoso", 2)
     manages = [record for record in read(tmp_path) if record["operation"] == "manage"]
     assert [record["outcome"] for record in manages] == ["ok"] * calls
 
 
-def test_extra_queues_are_left_alone(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with paired(broker, backlog_queue_count=4):
-            pass
-        async with paired(broker, backlog_queue_count=2) as pair:
-            assert pair.backlog_queues == backlog_paths("contoso", 2)
-        async with async_administration(broker.connection_string("contoso-dr")) as client:
-            names = [queue.name async for queue in client.list_queues()]
-        assert sorted(names) == list(backlog_paths("contoso", 4))
-
-    asyncio.run(scenario())
+async def test_extra_queues_are_left_alone(broker: EmbeddedBroker) -> None:
+    async with paired(broker, backlog_queue_count=4):
+        pass
+    async with paired(broker, backlog_queue_count=2) as pair:
+        assert pair.backlog_queues == backlog_paths("contoso", 2)
+    async with async_administration(broker.connection_string("contoso-dr")) as client:
+        names = [queue.name async for queue in client.list_queues()]
+    assert sorted(names) == list(backlog_paths("contoso", 4))

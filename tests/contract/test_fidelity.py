@@ -9,7 +9,6 @@ SDK derives from a time to live.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -81,58 +80,49 @@ async def received(roads: Roads, entity: str, count: int) -> dict[str, dict[str,
 
 
 @pytest.mark.parametrize("entity", [QUEUE, TOPIC])
-def test_everything_that_the_sdk_can_send_arrives_as_if_sent_straight(
+async def test_everything_that_the_sdk_can_send_arrives_as_if_sent_straight(
     roads: Roads, entity: str
 ) -> None:
-    async def scenario() -> None:
-        later = datetime.now(UTC) + timedelta(seconds=DUE_S)
-        count = len(sdk_messages(later))
-        await roads.straight(entity, sdk_messages(later))
-        straight = await received(roads, entity, count)
-        await roads.diverted(entity, sdk_messages(later))
-        stats = await roads.syphoned()
-        assert (stats.forwarded, stats.dead_lettered) == (count, 0)
-        assert await received(roads, entity, count) == straight
-
-    asyncio.run(scenario())
+    later = datetime.now(UTC) + timedelta(seconds=DUE_S)
+    count = len(sdk_messages(later))
+    await roads.straight(entity, sdk_messages(later))
+    straight = await received(roads, entity, count)
+    await roads.diverted(entity, sdk_messages(later))
+    stats = await roads.syphoned()
+    assert (stats.forwarded, stats.dead_lettered) == (count, 0)
+    assert await received(roads, entity, count) == straight
 
 
-def test_messages_of_a_session_arrive_as_if_sent_straight(roads: Roads) -> None:
-    async def scenario() -> None:
-        count = len(sdk_session_messages())
-        await roads.straight(SESSIONS, sdk_session_messages())
-        straight = await received(roads, SESSIONS, count)
-        await roads.diverted(SESSIONS, sdk_session_messages())
-        await roads.syphoned()
-        diverted = await received(roads, SESSIONS, count)
-        assert diverted == straight
-        assert list(diverted) == list(straight), "in another order"
-
-    asyncio.run(scenario())
+async def test_messages_of_a_session_arrive_as_if_sent_straight(roads: Roads) -> None:
+    count = len(sdk_session_messages())
+    await roads.straight(SESSIONS, sdk_session_messages())
+    straight = await received(roads, SESSIONS, count)
+    await roads.diverted(SESSIONS, sdk_session_messages())
+    await roads.syphoned()
+    diverted = await received(roads, SESSIONS, count)
+    assert diverted == straight
+    assert list(diverted) == list(straight), "in another order"
 
 
-def test_what_only_other_clients_send_arrives_as_if_sent_straight(roads: Roads) -> None:
+async def test_what_only_other_clients_send_arrives_as_if_sent_straight(roads: Roads) -> None:
     """Types that the SDK has no name for, and encodings that it would not choose."""
 
-    async def scenario() -> None:
-        messages = raw_messages()
-        async with (
-            roads.client(roads.primary) as primary,
-            roads.client(roads.secondary) as secondary,
-            pair_namespaces(roads.primary, roads.secondary, quick()),
-        ):
-            sender = await primary.sender(QUEUE)
-            backlog = await secondary.sender(roads.backlog[0])
-            for wire in messages.values():
-                await sender.room()
-                await sender.send(wire)
-                await backlog.room()
-                await backlog.send(join(to_backlog_sections(split(wire), QUEUE)))
-        straight = await received(roads, QUEUE, len(messages))
-        for name, wire in messages.items():
-            assert straight[name] == facts(wire), name
-        stats = await roads.syphoned()
-        assert (stats.forwarded, stats.dead_lettered) == (len(messages), 0)
-        assert await received(roads, QUEUE, len(messages)) == straight
-
-    asyncio.run(scenario())
+    messages = raw_messages()
+    async with (
+        roads.client(roads.primary) as primary,
+        roads.client(roads.secondary) as secondary,
+        pair_namespaces(roads.primary, roads.secondary, quick()),
+    ):
+        sender = await primary.sender(QUEUE)
+        backlog = await secondary.sender(roads.backlog[0])
+        for wire in messages.values():
+            await sender.room()
+            await sender.send(wire)
+            await backlog.room()
+            await backlog.send(join(to_backlog_sections(split(wire), QUEUE)))
+    straight = await received(roads, QUEUE, len(messages))
+    for name, wire in messages.items():
+        assert straight[name] == facts(wire), name
+    stats = await roads.syphoned()
+    assert (stats.forwarded, stats.dead_lettered) == (len(messages), 0)
+    assert await received(roads, QUEUE, len(messages)) == straight

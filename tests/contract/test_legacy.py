@@ -9,7 +9,6 @@ its own cause.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -223,48 +222,44 @@ def restored(payload: bytes) -> Restored:
     )
 
 
-def test_what_the_net_library_left_behind_arrives_as_its_senders_meant_it(roads: Roads) -> None:
-    async def scenario() -> None:
-        messages = [legacy(name, **aliases) for name, (aliases, _) in GOOD.items()]
-        await left_behind(roads, [*messages, SPELLED_OUT])
-        stats = await roads.syphoned()
-        assert (stats.forwarded, stats.dead_lettered) == (len(GOOD) + 1, 0)
-        found = {
-            **await roads.received(QUEUE, len(GOOD) - 1),
-            **await roads.received(SESSIONS, 2),
+async def test_what_the_net_library_left_behind_arrives_as_its_senders_meant_it(
+    roads: Roads,
+) -> None:
+    messages = [legacy(name, **aliases) for name, (aliases, _) in GOOD.items()]
+    await left_behind(roads, [*messages, SPELLED_OUT])
+    stats = await roads.syphoned()
+    assert (stats.forwarded, stats.dead_lettered) == (len(GOOD) + 1, 0)
+    found = {
+        **await roads.received(QUEUE, len(GOOD) - 1),
+        **await roads.received(SESSIONS, 2),
+    }
+    spelled_out = found.pop("spelled out!")
+    assert {name: restored(wire) for name, wire in found.items()} == {
+        name: expected for name, (_, expected) in GOOD.items()
+    }
+    for wire in found.values():
+        sections = split(wire)
+        assert sections.body.endswith(BODY)
+        assert decode_map(sections.application_properties) == {
+            "Priority": 3,
+            "Elapsed": timespan(15),
+            "Home": Described(Symbol("com.microsoft:uri"), "http://example.org/"),
         }
-        spelled_out = found.pop("spelled out!")
-        assert {name: restored(wire) for name, wire in found.items()} == {
-            name: expected for name, (_, expected) in GOOD.items()
-        }
-        for wire in found.values():
-            sections = split(wire)
-            assert sections.body.endswith(BODY)
-            assert decode_map(sections.application_properties) == {
-                "Priority": 3,
-                "Elapsed": timespan(15),
-                "Home": Described(Symbol("com.microsoft:uri"), "http://example.org/"),
-            }
-            assert decode_map(sections.message_annotations)["x-opt-via-partition-key"] == "v"
-            assert decode_properties(sections.properties).content_type == "application/xml"
-        assert restored(spelled_out) == Restored("line 7", 90_000)
-        assert decode_map(split(spelled_out).application_properties) == {"n": 5}
-        assert split(spelled_out).body.endswith(BODY)
-
-    asyncio.run(scenario())
+        assert decode_map(sections.message_annotations)["x-opt-via-partition-key"] == "v"
+        assert decode_properties(sections.properties).content_type == "application/xml"
+    assert restored(spelled_out) == Restored("line 7", 90_000)
+    assert decode_map(split(spelled_out).application_properties) == {"n": 5}
+    assert split(spelled_out).body.endswith(BODY)
 
 
-def test_an_alias_of_the_wrong_type_is_dead_lettered_with_a_reason(roads: Roads) -> None:
-    async def scenario() -> None:
-        await left_behind(roads, [legacy(name, **aliases) for name, (aliases, *_) in BAD.items()])
-        stats = await roads.syphoned()
-        assert (stats.forwarded, stats.dead_lettered) == (0, len(BAD))
-        async with roads.client(roads.secondary) as client:
-            receiver = await client.receiver(f"{roads.backlog[0]}/$DeadLetterQueue", credit=100)
-            found = await all_of(receiver, len(BAD))
-        for name, (_, reason, words) in BAD.items():
-            properties: dict[Any, Any] = decode_map(split(found[name]).application_properties)
-            assert properties["DeadLetterReason"] == reason, name
-            assert words in properties["DeadLetterErrorDescription"], name
-
-    asyncio.run(scenario())
+async def test_an_alias_of_the_wrong_type_is_dead_lettered_with_a_reason(roads: Roads) -> None:
+    await left_behind(roads, [legacy(name, **aliases) for name, (aliases, *_) in BAD.items()])
+    stats = await roads.syphoned()
+    assert (stats.forwarded, stats.dead_lettered) == (0, len(BAD))
+    async with roads.client(roads.secondary) as client:
+        receiver = await client.receiver(f"{roads.backlog[0]}/$DeadLetterQueue", credit=100)
+        found = await all_of(receiver, len(BAD))
+    for name, (_, reason, words) in BAD.items():
+        properties: dict[Any, Any] = decode_map(split(found[name]).application_properties)
+        assert properties["DeadLetterReason"] == reason, name
+        assert words in properties["DeadLetterErrorDescription"], name

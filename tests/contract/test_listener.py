@@ -6,9 +6,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import asynccontextmanager, closing, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import uvloop
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.contract
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
 
 @pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """Runs a test on each of the event loops."""
     factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        yield runner.run
+        yield runner
 
 
 class Echo(asyncio.Protocol):
@@ -110,137 +109,115 @@ def test_first_bytes_tell_what_a_client_speaks(first: bytes, speech: WireProtoco
     assert recognise(first) is speech
 
 
-def test_each_connection_meets_the_protocol_it_speaks_with_every_byte(run: Run) -> None:
-    async def scenario() -> None:
-        async with listening() as listener:
-            assert await say(listener.port, AMQP_HEADER) == b"amqp:" + AMQP_HEADER
-            request = b"GET /health HTTP/1.1\r\n\r\n"
-            assert await say(listener.port, request) == b"http:" + request
-
-    run(scenario())
+@pytest.mark.usefixtures("runner")
+async def test_each_connection_meets_the_protocol_it_speaks_with_every_byte() -> None:
+    async with listening() as listener:
+        assert await say(listener.port, AMQP_HEADER) == b"amqp:" + AMQP_HEADER
+        request = b"GET /health HTTP/1.1\r\n\r\n"
+        assert await say(listener.port, request) == b"http:" + request
 
 
-def test_a_stranger_gets_the_amqp_header_and_one_line_in_the_log(
-    run: Run, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("runner")
+async def test_a_stranger_gets_the_amqp_header_and_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        async with listening() as listener:
-            assert await say(listener.port, b"SSH-2.0-OpenSSH_9.2\r\n") == AMQP_HEADER
-
-    run(scenario())
+    async with listening() as listener:
+        assert await say(listener.port, b"SSH-2.0-OpenSSH_9.2\r\n") == AMQP_HEADER
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "neither AMQP nor HTTP" in caplog.text
     assert "SSH-2.0-" in caplog.text
 
 
-def test_tls_is_closed_and_the_log_says_what_to_do(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario() -> None:
-        async with listening() as listener:
-            assert await say(listener.port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc") == b""
-
-    run(scenario())
+@pytest.mark.usefixtures("runner")
+async def test_tls_is_closed_and_the_log_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    async with listening() as listener:
+        assert await say(listener.port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc") == b""
     assert "UseDevelopmentEmulator=true" in caplog.text
 
 
-def test_a_client_that_says_nothing_is_closed_in_time(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("runner")
+async def test_a_client_that_says_nothing_is_closed_in_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 0.05)
     caplog.set_level(logging.INFO)
 
-    async def scenario() -> None:
-        async with listening() as listener:
-            assert await say(listener.port) == b""
-
-    run(scenario())
+    async with listening() as listener:
+        assert await say(listener.port) == b""
     assert "said nothing for 0.05 s" in caplog.text
 
 
-def test_a_port_check_that_opens_and_closes_leaves_no_trace(
-    run: Run, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("runner")
+async def test_a_port_check_that_opens_and_closes_leaves_no_trace(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        async with listening() as listener:
-            _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-            await end(writer)
-            assert await say(listener.port, AMQP_HEADER) != b""
-
-    run(scenario())
+    async with listening() as listener:
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        await end(writer)
+        assert await say(listener.port, AMQP_HEADER) != b""
     assert caplog.text == ""
 
 
-def test_silent_connections_are_bounded_and_the_longest_silent_goes_first(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("runner")
+async def test_silent_connections_are_bounded_and_the_longest_silent_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener_module, "SNIFFING_MAX", 2)
 
-    async def scenario() -> None:
-        async with listening() as listener:
-            silent = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
-            assert await asyncio.wait_for(silent[0][0].read(1), 5) == b""
-            silent[1][1].write(AMQP_HEADER)
-            assert await asyncio.wait_for(silent[1][0].read(100), 5) == b"amqp:" + AMQP_HEADER
-            for _, writer in silent:
-                await end(writer)
-
-    run(scenario())
+    async with listening() as listener:
+        silent = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
+        assert await asyncio.wait_for(silent[0][0].read(1), 5) == b""
+        silent[1][1].write(AMQP_HEADER)
+        assert await asyncio.wait_for(silent[1][0].read(100), 5) == b"amqp:" + AMQP_HEADER
+        for _, writer in silent:
+            await end(writer)
 
 
-def test_close_ends_silent_connections_and_leaves_the_others_to_their_protocols(run: Run) -> None:
-    async def scenario() -> None:
-        async with listening() as listener:
-            silent, silent_writer = await asyncio.open_connection("127.0.0.1", listener.port)
-            busy, busy_writer = await asyncio.open_connection("127.0.0.1", listener.port)
-            busy_writer.write(AMQP_HEADER)
-            await busy.read(100)
-            await listener.close()
-            assert await asyncio.wait_for(silent.read(1), 5) == b""
-            busy_writer.write(b"more")
-            assert await asyncio.wait_for(busy.read(100), 5) == b"amqp:more"
-            with pytest.raises(OSError, match=r"Connect|refused"):
-                await asyncio.open_connection("127.0.0.1", listener.port)
-            for writer in (silent_writer, busy_writer):
-                await end(writer)
-
-    run(scenario())
+@pytest.mark.usefixtures("runner")
+async def test_close_ends_silent_connections_and_leaves_the_others_to_their_protocols() -> None:
+    async with listening() as listener:
+        silent, silent_writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        busy, busy_writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        busy_writer.write(AMQP_HEADER)
+        await busy.read(100)
+        await listener.close()
+        assert await asyncio.wait_for(silent.read(1), 5) == b""
+        busy_writer.write(b"more")
+        assert await asyncio.wait_for(busy.read(100), 5) == b"amqp:more"
+        with pytest.raises(OSError, match=r"Connect|refused"):
+            await asyncio.open_connection("127.0.0.1", listener.port)
+        for writer in (silent_writer, busy_writer):
+            await end(writer)
 
 
-def test_localhost_is_every_address_that_localhost_has(run: Run) -> None:
-    async def scenario() -> None:
-        async with listening("localhost") as listener:
-            loop = asyncio.get_running_loop()
-            for family, _, _, _, address in await loop.getaddrinfo(
-                "localhost", listener.port, type=socket.SOCK_STREAM
-            ):
-                if family == socket.AF_INET6 and not socket.has_ipv6:
-                    continue
-                answer = await say(listener.port, AMQP_HEADER, host=str(address[0]))
-                assert answer == b"amqp:" + AMQP_HEADER
-
-    run(scenario())
+@pytest.mark.usefixtures("runner")
+async def test_localhost_is_every_address_that_localhost_has() -> None:
+    async with listening("localhost") as listener:
+        loop = asyncio.get_running_loop()
+        for family, _, _, _, address in await loop.getaddrinfo(
+            "localhost", listener.port, type=socket.SOCK_STREAM
+        ):
+            if family == socket.AF_INET6 and not socket.has_ipv6:
+                continue
+            answer = await say(listener.port, AMQP_HEADER, host=str(address[0]))
+            assert answer == b"amqp:" + AMQP_HEADER
 
 
-def test_a_taken_port_is_one_clear_line(run: Run) -> None:
-    async def scenario() -> None:
-        with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-            port = taken.getsockname()[1]
-            with pytest.raises(ListenError) as refused:
-                async with listening(port=port):
-                    pass
-        assert f"127.0.0.1:{port}" in str(refused.value)
-        assert "another program has the port" in str(refused.value)
-        assert "\n" not in str(refused.value)
-
-    run(scenario())
+@pytest.mark.usefixtures("runner")
+async def test_a_taken_port_is_one_clear_line() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ListenError) as refused:
+            async with listening(port=port):
+                pass
+    assert f"127.0.0.1:{port}" in str(refused.value)
+    assert "another program has the port" in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7"])
-def test_a_host_that_is_not_ours_is_one_clear_line(run: Run, host: str) -> None:
-    async def scenario() -> None:
-        with pytest.raises(ListenError, match=f"cannot listen on {host}"):
-            async with listening(host):
-                pass
-
-    run(scenario())
+@pytest.mark.usefixtures("runner")
+async def test_a_host_that_is_not_ours_is_one_clear_line(host: str) -> None:
+    with pytest.raises(ListenError, match=f"cannot listen on {host}"):
+        async with listening(host):
+            pass

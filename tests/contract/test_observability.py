@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -58,10 +58,6 @@ async def paired(broker: EmbeddedBroker, **options: Any) -> AsyncIterator[Pair]:
         yield pair
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
-
-
 def samples(text: str) -> dict[str, float]:
     """Every sample of an exposition, as `name{label=value,...}`; the pair's own label left out."""
     result = {}
@@ -79,185 +75,166 @@ def scraped(collector: PairCollector) -> dict[str, float]:
     return samples(generate_latest(registry).decode())
 
 
-def test_the_status_is_complete_and_plain_json(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
-            sender = pair.get_queue_sender("orders")
-            await sender.send_messages(ServiceBusMessage("one"))
-            pair.freeze("orders")
-            with pytest.raises(Exception, match="nowhere"):
-                await pair.get_queue_sender("nowhere").send_messages(ServiceBusMessage("x"))
-            status = pair.status()
-            plain = status.as_dict()
-            assert json.loads(json.dumps(plain)) == plain
-            assert plain["entities"]["orders"]["frozen"] is True
-            assert plain["entities"]["orders"]["sent"] == 1
-            assert plain["entities"]["nowhere"]["raised"] == 1
-            assert "nowhere" in plain["entities"]["nowhere"]["last_error"]
-            assert set(plain["backlog_queues"]) == set(plain["syphon"]) == set(pair.backlog_queues)
-            assert plain["sides"]["primary"]["state"] == "open"
-            assert plain["pings"] == {"answered": 0, "failed": 0, "dropped": 0}
-            assert "frozen" in str(status)
-            assert "1 raised" in str(status)
-        assert pair.status().entities["orders"].sent == 1
-
-    run(scenario())
+async def test_the_status_is_complete_and_plain_json(broker: EmbeddedBroker) -> None:
+    async with paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
+        sender = pair.get_queue_sender("orders")
+        await sender.send_messages(ServiceBusMessage("one"))
+        pair.freeze("orders")
+        with pytest.raises(Exception, match="nowhere"):
+            await pair.get_queue_sender("nowhere").send_messages(ServiceBusMessage("x"))
+        status = pair.status()
+        plain = status.as_dict()
+        assert json.loads(json.dumps(plain)) == plain
+        assert plain["entities"]["orders"]["frozen"] is True
+        assert plain["entities"]["orders"]["sent"] == 1
+        assert plain["entities"]["nowhere"]["raised"] == 1
+        assert "nowhere" in plain["entities"]["nowhere"]["last_error"]
+        assert set(plain["backlog_queues"]) == set(plain["syphon"]) == set(pair.backlog_queues)
+        assert plain["sides"]["primary"]["state"] == "open"
+        assert plain["pings"] == {"answered": 0, "failed": 0, "dropped": 0}
+        assert "frozen" in str(status)
+        assert "1 raised" in str(status)
+    assert pair.status().entities["orders"].sent == 1
 
 
-def test_a_queue_that_fails_shows_in_status_and_events_with_the_time_of_its_return(
+async def test_a_queue_that_fails_shows_in_status_and_events_with_the_time_of_its_return(
     broker: EmbeddedBroker,
 ) -> None:
-    async def scenario() -> None:
-        told: list[PairEvent] = []
-        async with paired(broker, retry_total=0, ping_primary_interval=60) as pair:
-            stop = pair.on_event(told.append)
-            bad, good = pair.backlog_queues
-            broker.add_fault(Fault(kind="refuse_attach", entity=bad), "contoso-dr")
-            pair.force_failover("orders")
-            # Until a sender has chosen the bad one by chance.
-            while not any(isinstance(event, BacklogQueuePulled) for event in told):
-                async with pair.get_queue_sender("orders") as sender:
-                    await sender.send_messages(ServiceBusMessage("x"))
-            queues = pair.status().backlog_queues
-            assert (queues[bad].state, queues[good].state) == ("pulled", "in rotation")
-            assert 0 < (queues[bad].returns_in_s or 0) <= 30
-            assert f"{bad}: pulled, back in " in str(pair.status())
-            stop()
-            pair.mark_healthy("orders")
-        assert [type(event) for event in told] == [EntityChanged, EntityHeld, BacklogQueuePulled]
-        assert len(await drain(broker.connection_string("contoso-dr"), good)) >= 1
-
-    run(scenario())
+    told: list[PairEvent] = []
+    async with paired(broker, retry_total=0, ping_primary_interval=60) as pair:
+        stop = pair.on_event(told.append)
+        bad, good = pair.backlog_queues
+        broker.add_fault(Fault(kind="refuse_attach", entity=bad), "contoso-dr")
+        pair.force_failover("orders")
+        # Until a sender has chosen the bad one by chance.
+        while not any(isinstance(event, BacklogQueuePulled) for event in told):
+            async with pair.get_queue_sender("orders") as sender:
+                await sender.send_messages(ServiceBusMessage("x"))
+        queues = pair.status().backlog_queues
+        assert (queues[bad].state, queues[good].state) == ("pulled", "in rotation")
+        assert 0 < (queues[bad].returns_in_s or 0) <= 30
+        assert f"{bad}: pulled, back in " in str(pair.status())
+        stop()
+        pair.mark_healthy("orders")
+    assert [type(event) for event in told] == [EntityChanged, EntityHeld, BacklogQueuePulled]
+    assert len(await drain(broker.connection_string("contoso-dr"), good)) >= 1
 
 
-def test_a_real_outage_as_its_numbers_tell_it(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with nothing_left(), paired(broker) as pair:
-            collector = pair.collector(backlog_every=1.0)
-            stream = pair.events()
-            sender = pair.get_queue_sender("orders")
-            await sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
-            before = scraped(collector)
-            assert before["twinbus_entities{state=healthy}"] == 1
-            assert before["twinbus_messages_stored_total{entity=orders,route=primary}"] == 2
-            assert before["twinbus_protected{}"] == 1
-            assert before["twinbus_backlog_queues{state=in rotation}"] == 2
-            assert not any(name.startswith("twinbus_entity_state") for name in before)
-            fault = broker.add_fault(Fault(kind="hang", entity="orders"))
-            await sender.send_messages(ServiceBusMessage("c"), timeout=15)
-            during = scraped(collector)
-            assert during["twinbus_entity_state{entity=orders,state=failed over}"] == 1
-            assert during["twinbus_messages_stored_total{entity=orders,route=backlog}"] == 1
-            assert during["twinbus_divert_seconds_count{}"] == 1
-            assert during["twinbus_divert_seconds_bucket{le=60}"] == 1
-            await until(lambda: _waiting(collector) == 1)
-            await asyncio.sleep(1.1)
-            ages = [v for k, v in scraped(collector).items() if k.startswith("twinbus_backlog_old")]
-            assert 1 < max(ages) < 60
-            broker.remove_fault(fault)
-            await until(lambda: pair.status().entities["orders"].state == "healthy")
-            after = scraped(collector)
-            assert after["twinbus_pings_total{result=answered}"] == 1
-            assert after["twinbus_entities{state=failed over}"] == 0
-        events = [event async for event in stream]
-        changes = [event.after for event in events if isinstance(event, EntityChanged)]
-        assert changes == ["suspect", "failed over", "healthy"]
-        assert [e.answered for e in events if isinstance(e, PingEnded)][-1] is True
-        assert scraped(collector)["twinbus_side_open{side=primary}"] == 0
-
+async def test_a_real_outage_as_its_numbers_tell_it(broker: EmbeddedBroker) -> None:
     def _waiting(collector: PairCollector) -> float:
         name = "twinbus_backlog_messages{kind=waiting"
         return sum(v for k, v in scraped(collector).items() if k.startswith(name))
 
-    run(scenario())
+    async with nothing_left(), paired(broker) as pair:
+        collector = pair.collector(backlog_every=1.0)
+        stream = pair.events()
+        sender = pair.get_queue_sender("orders")
+        await sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
+        before = scraped(collector)
+        assert before["twinbus_entities{state=healthy}"] == 1
+        assert before["twinbus_messages_stored_total{entity=orders,route=primary}"] == 2
+        assert before["twinbus_protected{}"] == 1
+        assert before["twinbus_backlog_queues{state=in rotation}"] == 2
+        assert not any(name.startswith("twinbus_entity_state") for name in before)
+        fault = broker.add_fault(Fault(kind="hang", entity="orders"))
+        await sender.send_messages(ServiceBusMessage("c"), timeout=15)
+        during = scraped(collector)
+        assert during["twinbus_entity_state{entity=orders,state=failed over}"] == 1
+        assert during["twinbus_messages_stored_total{entity=orders,route=backlog}"] == 1
+        assert during["twinbus_divert_seconds_count{}"] == 1
+        assert during["twinbus_divert_seconds_bucket{le=60}"] == 1
+        await until(lambda: _waiting(collector) == 1)
+        await asyncio.sleep(1.1)
+        ages = [v for k, v in scraped(collector).items() if k.startswith("twinbus_backlog_old")]
+        assert 1 < max(ages) < 60
+        broker.remove_fault(fault)
+        await until(lambda: pair.status().entities["orders"].state == "healthy")
+        after = scraped(collector)
+        assert after["twinbus_pings_total{result=answered}"] == 1
+        assert after["twinbus_entities{state=failed over}"] == 0
+    events = [event async for event in stream]
+    changes = [event.after for event in events if isinstance(event, EntityChanged)]
+    assert changes == ["suspect", "failed over", "healthy"]
+    assert [e.answered for e in events if isinstance(e, PingEnded)][-1] is True
+    assert scraped(collector)["twinbus_side_open{side=primary}"] == 0
 
 
-def test_a_scrape_over_http_from_another_thread(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
-            registry = CollectorRegistry()
-            registry.register(pair.collector())
-            server, thread = start_http_server(0, "127.0.0.1", registry)
-            try:
-                pair.force_failover("orders")
-                await pair.get_queue_sender("orders").send_messages(ServiceBusMessage("x"))
-                await drain(broker.connection_string("contoso"), "orders", 1, wait_s=10)
-                url = f"http://127.0.0.1:{server.server_port}/metrics"
-                text = await asyncio.to_thread(_get, url)
-            finally:
-                server.shutdown()
-                server.server_close()
-                thread.join()
-        moved = {k: v for k, v in samples(text).items() if "outcome=forwarded" in k}
-        assert sum(moved.values()) == 1
-
+async def test_a_scrape_over_http_from_another_thread(broker: EmbeddedBroker) -> None:
     def _get(url: str) -> str:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return str(answer.read().decode())
 
-    run(scenario())
+    async with paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
+        registry = CollectorRegistry()
+        registry.register(pair.collector())
+        server, thread = start_http_server(0, "127.0.0.1", registry)
+        try:
+            pair.force_failover("orders")
+            await pair.get_queue_sender("orders").send_messages(ServiceBusMessage("x"))
+            await drain(broker.connection_string("contoso"), "orders", 1, wait_s=10)
+            url = f"http://127.0.0.1:{server.server_port}/metrics"
+            text = await asyncio.to_thread(_get, url)
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+    moved = {k: v for k, v in samples(text).items() if "outcome=forwarded" in k}
+    assert sum(moved.values()) == 1
 
 
-def test_ten_thousand_entities_cost_no_more_series_than_the_limit(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with paired(broker) as pair:
-            collector = pair.collector(entities_max=10)
-            client = pair._started()
-            for number in range(10_000):
-                client.entity(f"queue-{number}").sent = 1
-            first = scraped(collector)
-            own = [k for k in first if k.startswith("twinbus_messages_stored_total{entity=queue")]
-            assert len(own) == 20
-            assert first[f"twinbus_messages_stored_total{{entity={OTHERS},route=primary}}"] == 9_990
-            assert first["twinbus_entities{state=healthy}"] == 10_000
-            # One past the limit does not take the place of another: no series goes back.
-            client.entity("queue-9999").sent = 100
-            second = scraped(collector)
-            assert second.keys() == first.keys()
-            assert all(second[name] >= first[name] for name in first)
-            with pytest.raises(ValueError, match="entities_max"):
-                pair.collector(entities_max=-1)
-            with pytest.raises(ValueError, match="backlog_every is a number of seconds from 1"):
-                pair.collector(backlog_every=0.5)
-
-    run(scenario())
-
-
-def test_several_pairs_share_one_collector(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        first, second = sides(broker)
-        async with (
-            pair_namespaces(first, second, quick()) as one,
-            pair_namespaces(*sides(broker)[::-1], quick()) as other,
-        ):
-            registry = CollectorRegistry()
-            registry.register(one.collector().also(other.collector()))
-            text = generate_latest(registry).decode()
-        assert text.count("# HELP twinbus_protected ") == 1
-        assert 'twinbus_protected{pair="contoso+dr"} 1.0' in text
-        assert 'twinbus_protected{pair="dr+contoso"} 1.0' in text
-
-    run(scenario())
+async def test_ten_thousand_entities_cost_no_more_series_than_the_limit(
+    broker: EmbeddedBroker,
+) -> None:
+    async with paired(broker) as pair:
+        collector = pair.collector(entities_max=10)
+        client = pair._started()
+        for number in range(10_000):
+            client.entity(f"queue-{number}").sent = 1
+        first = scraped(collector)
+        own = [k for k in first if k.startswith("twinbus_messages_stored_total{entity=queue")]
+        assert len(own) == 20
+        assert first[f"twinbus_messages_stored_total{{entity={OTHERS},route=primary}}"] == 9_990
+        assert first["twinbus_entities{state=healthy}"] == 10_000
+        # One past the limit does not take the place of another: no series goes back.
+        client.entity("queue-9999").sent = 100
+        second = scraped(collector)
+        assert second.keys() == first.keys()
+        assert all(second[name] >= first[name] for name in first)
+        with pytest.raises(ValueError, match="entities_max"):
+            pair.collector(entities_max=-1)
+        with pytest.raises(ValueError, match="backlog_every is a number of seconds from 1"):
+            pair.collector(backlog_every=0.5)
 
 
-def test_without_the_right_to_look_the_depth_is_left_out_and_the_log_says_so(
+async def test_several_pairs_share_one_collector(broker: EmbeddedBroker) -> None:
+    first, second = sides(broker)
+    async with (
+        pair_namespaces(first, second, quick()) as one,
+        pair_namespaces(*sides(broker)[::-1], quick()) as other,
+    ):
+        registry = CollectorRegistry()
+        registry.register(one.collector().also(other.collector()))
+        text = generate_latest(registry).decode()
+    assert text.count("# HELP twinbus_protected ") == 1
+    assert 'twinbus_protected{pair="contoso+dr"} 1.0' in text
+    assert 'twinbus_protected{pair="dr+contoso"} 1.0' in text
+
+
+async def test_without_the_right_to_look_the_depth_is_left_out_and_the_log_says_so(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with paired(broker):
-            pass
-        primary, secondary = sides(broker)
-        text = broker.connection_string("contoso-dr")
-        assert secondary.parts is not None
-        weak = text.replace(str(secondary.parts.key_name), "sender").replace(
-            str(secondary.parts.key), "send-key"
-        )
-        async with pair_namespaces(primary, weak, quick(create_backlog_queues=False)) as pair:
-            collector = pair.collector(backlog_every=1.0)
-            await until(lambda: "is not measured" in caplog.text)
-            assert not any(name.startswith("twinbus_backlog_m") for name in scraped(collector))
-
-    run(scenario())
+    async with paired(broker):
+        pass
+    primary, secondary = sides(broker)
+    text = broker.connection_string("contoso-dr")
+    assert secondary.parts is not None
+    weak = text.replace(str(secondary.parts.key_name), "sender").replace(
+        str(secondary.parts.key), "send-key"
+    )
+    async with pair_namespaces(primary, weak, quick(create_backlog_queues=False)) as pair:
+        collector = pair.collector(backlog_every=1.0)
+        await until(lambda: "is not measured" in caplog.text)
+        assert not any(name.startswith("twinbus_backlog_m") for name in scraped(collector))
 
 
 def test_without_the_library_metrics_are_one_clear_line_and_traces_are_off() -> None:

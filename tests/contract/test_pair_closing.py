@@ -6,7 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -57,10 +57,6 @@ async def paired(broker: EmbeddedBroker, **options: Any) -> AsyncIterator[Pair]:
         yield pair
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
-
-
 async def every_call_raises(pair: Pair, sender: Any, kind: type[Exception], match: str) -> None:
     with pytest.raises(kind, match=match):
         await sender.send_messages(ServiceBusMessage("x"))
@@ -77,129 +73,103 @@ async def every_call_raises(pair: Pair, sender: Any, kind: type[Exception], matc
 
 
 @pytest.mark.parametrize("first", ["primary", "secondary"])
-def test_where_the_syphon_runs_the_side_that_does_not_follow_is_faulted(
+async def test_where_the_syphon_runs_the_side_that_does_not_follow_is_faulted(
     broker: EmbeddedBroker, first: str
 ) -> None:
-    async def scenario() -> None:
-        told: list[PairEvent] = []
-        async with nothing_left(), paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
-            pair.on_event(told.append)
-            sender = pair.get_queue_sender("orders")
-            await sender.send_messages(ServiceBusMessage("x"))
-            began = asyncio.get_running_loop().time()
-            await getattr(pair, first).close()
-            assert pair.status().faults_in_s is not None
-            other = pair.secondary if first == "primary" else pair.primary
-            assert other.state == "open"
-            await until(lambda: other.state == "faulted")
-            assert asyncio.get_running_loop().time() - began >= 5.0
-            await every_call_raises(pair, sender, PairFaultedError, "did not follow within 5 s")
-            status = pair.status()
-            assert status.sides[first].state == "closed"
-            assert "did not follow" in str(status)
-            assert status.faults_in_s is None
-        ends = [(e.side, e.after) for e in told if isinstance(e, SideChanged)]
-        follower = "secondary" if first == "primary" else "primary"
-        assert ends == [(first, "closed"), (follower, "faulted")]
-
-    run(scenario())
+    told: list[PairEvent] = []
+    async with nothing_left(), paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
+        pair.on_event(told.append)
+        sender = pair.get_queue_sender("orders")
+        await sender.send_messages(ServiceBusMessage("x"))
+        began = asyncio.get_running_loop().time()
+        await getattr(pair, first).close()
+        assert pair.status().faults_in_s is not None
+        other = pair.secondary if first == "primary" else pair.primary
+        assert other.state == "open"
+        await until(lambda: other.state == "faulted")
+        assert asyncio.get_running_loop().time() - began >= 5.0
+        await every_call_raises(pair, sender, PairFaultedError, "did not follow within 5 s")
+        status = pair.status()
+        assert status.sides[first].state == "closed"
+        assert "did not follow" in str(status)
+        assert status.faults_in_s is None
+    ends = [(e.side, e.after) for e in told if isinstance(e, SideChanged)]
+    follower = "secondary" if first == "primary" else "primary"
+    assert ends == [(first, "closed"), (follower, "faulted")]
 
 
-def test_a_faulted_side_that_is_followed_faults_nothing_more(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with nothing_left():
-            async with paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
-                pair.secondary.fault(RuntimeError("the region is lost"))
-                await pair.primary.close()
-                assert pair.status().faults_in_s is None
-                assert (pair.primary.state, pair.secondary.state) == ("closed", "faulted")
-                with pytest.raises(PairClosedError, match="primary side"):
-                    pair.get_queue_sender("orders")
-            assert pair.status().sides["secondary"].reason == "RuntimeError: the region is lost"
-
-    run(scenario())
+async def test_a_faulted_side_that_is_followed_faults_nothing_more(broker: EmbeddedBroker) -> None:
+    async with nothing_left():
+        async with paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
+            pair.secondary.fault(RuntimeError("the region is lost"))
+            await pair.primary.close()
+            assert pair.status().faults_in_s is None
+            assert (pair.primary.state, pair.secondary.state) == ("closed", "faulted")
+            with pytest.raises(PairClosedError, match="primary side"):
+                pair.get_queue_sender("orders")
+        assert pair.status().sides["secondary"].reason == "RuntimeError: the region is lost"
 
 
-def test_without_a_syphon_a_faulted_primary_refuses_at_once_and_diverts_nothing(
+async def test_without_a_syphon_a_faulted_primary_refuses_at_once_and_diverts_nothing(
     broker: EmbeddedBroker,
 ) -> None:
-    async def scenario() -> None:
-        async with nothing_left(), paired(broker, attempt_timeout=5.0) as pair:
-            sender = pair.get_queue_sender("orders")
+    async with nothing_left(), paired(broker, attempt_timeout=5.0) as pair:
+        sender = pair.get_queue_sender("orders")
+        await sender.send_messages(ServiceBusMessage("x"))
+        pair.primary.fault(RuntimeError("the key was stolen"))
+        began = asyncio.get_running_loop().time()
+        await every_call_raises(pair, sender, PairFaultedError, "the key was stolen")
+        with pytest.raises(PairFaultedError) as caught:
             await sender.send_messages(ServiceBusMessage("x"))
-            pair.primary.fault(RuntimeError("the key was stolen"))
-            began = asyncio.get_running_loop().time()
-            await every_call_raises(pair, sender, PairFaultedError, "the key was stolen")
-            with pytest.raises(PairFaultedError) as caught:
-                await sender.send_messages(ServiceBusMessage("x"))
-            assert isinstance(caught.value.__cause__, RuntimeError)
-            # One attempt would take longer, and retries come after that.
-            assert asyncio.get_running_loop().time() - began < pair.options.attempt_timeout_s
-            entity = pair.status().entities["orders"]
-            assert (entity.state, entity.diverted) == ("healthy", 0)
-            await asyncio.sleep(1.5)
-            assert pair.status().entities["orders"].state == "healthy"
-            assert pair.secondary.state == "open"
-            with pytest.raises(TypeError, match="with an exception; got 'oops'"):
-                pair.secondary.fault("oops")  # type: ignore[arg-type]
-
-    run(scenario())
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        # One attempt would take longer, and retries come after that.
+        assert asyncio.get_running_loop().time() - began < pair.options.attempt_timeout_s
+        entity = pair.status().entities["orders"]
+        assert (entity.state, entity.diverted) == ("healthy", 0)
+        await asyncio.sleep(1.5)
+        assert pair.status().entities["orders"].state == "healthy"
+        assert pair.secondary.state == "open"
+        with pytest.raises(TypeError, match="with an exception; got 'oops'"):
+            pair.secondary.fault("oops")  # type: ignore[arg-type]
 
 
-def test_without_a_syphon_a_closed_secondary_leaves_the_pair_sending_unprotected(
+async def test_without_a_syphon_a_closed_secondary_leaves_the_pair_sending_unprotected(
     broker: EmbeddedBroker,
 ) -> None:
-    async def scenario() -> None:
-        async with nothing_left(), paired(broker, retry_total=0) as pair:
-            sender = pair.get_queue_sender("orders")
-            pair.force_failover("orders")
-            await sender.send_messages(ServiceBusMessage("x"))
-            pair.mark_healthy("orders")
-            await pair.secondary.close()
-            await pair.secondary.close()
-            status = pair.status()
-            assert not status.protected
-            assert {queue.state for queue in status.backlog_queues.values()} == {"left out"}
-            assert "the secondary is closed: closed by the application" in str(status)
-            await sender.send_messages(ServiceBusMessage("y"))
-            fault = broker.add_fault(Fault(kind="throttle", entity="orders"))
-            with pytest.raises(Exception, match="misbehave"):
-                await sender.send_messages(ServiceBusMessage("z"))
-            broker.remove_fault(fault)
-            assert pair.status().entities["orders"].raised == 1
-
-    run(scenario())
+    async with nothing_left(), paired(broker, retry_total=0) as pair:
+        sender = pair.get_queue_sender("orders")
+        pair.force_failover("orders")
+        await sender.send_messages(ServiceBusMessage("x"))
+        pair.mark_healthy("orders")
+        await pair.secondary.close()
+        await pair.secondary.close()
+        status = pair.status()
+        assert not status.protected
+        assert {queue.state for queue in status.backlog_queues.values()} == {"left out"}
+        assert "the secondary is closed: closed by the application" in str(status)
+        await sender.send_messages(ServiceBusMessage("y"))
+        fault = broker.add_fault(Fault(kind="throttle", entity="orders"))
+        with pytest.raises(Exception, match="misbehave"):
+            await sender.send_messages(ServiceBusMessage("z"))
+        broker.remove_fault(fault)
+        assert pair.status().entities["orders"].raised == 1
 
 
-def test_an_unreachable_namespace_is_neither_closed_nor_faulted(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with nothing_left(), paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
-            sender = pair.get_queue_sender("orders")
-            fault = broker.add_fault(Fault(kind="drop_before_commit"), "contoso")
-            await sender.send_messages(ServiceBusMessage("x"), timeout=15)
-            await asyncio.sleep(5.5)
-            assert (pair.primary.state, pair.secondary.state) == ("open", "open")
-            assert pair.status().entities["orders"].diverted == 1
-            broker.remove_fault(fault, "contoso")
-        await drain(broker.connection_string("contoso"), "orders")
+async def test_an_unreachable_namespace_is_neither_closed_nor_faulted(
+    broker: EmbeddedBroker,
+) -> None:
+    async with nothing_left(), paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
+        sender = pair.get_queue_sender("orders")
+        fault = broker.add_fault(Fault(kind="drop_before_commit"), "contoso")
+        await sender.send_messages(ServiceBusMessage("x"), timeout=15)
+        await asyncio.sleep(5.5)
+        assert (pair.primary.state, pair.secondary.state) == ("open", "open")
+        assert pair.status().entities["orders"].diverted == 1
+        broker.remove_fault(fault, "contoso")
+    await drain(broker.connection_string("contoso"), "orders")
 
-    run(scenario())
 
-
-def test_close_in_the_block_twice_at_once_and_from_many_tasks(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with nothing_left():
-            async with paired(broker) as pair:
-                sender = pair.get_queue_sender("orders")
-                events = [event async for event in _ended_by(pair)]
-                await asyncio.gather(*(pair.close() for _ in range(5)))
-                with pytest.raises(PairClosedError, match="the pair was closed"):
-                    await sender.send_messages(ServiceBusMessage("late"))
-                await sender.close()
-            await pair.close()
-            assert [type(event) for event in events] == [SideChanged, SideChanged]
-            assert pair.status().sides["primary"].state == "closed"
-
+async def test_close_in_the_block_twice_at_once_and_from_many_tasks(broker: EmbeddedBroker) -> None:
     async def _ended_by(pair: Pair) -> AsyncIterator[PairEvent]:
         stream = pair.events()
         closing = asyncio.create_task(pair.close())
@@ -207,47 +177,53 @@ def test_close_in_the_block_twice_at_once_and_from_many_tasks(broker: EmbeddedBr
             yield event
         await closing
 
-    run(scenario())
+    async with nothing_left():
+        async with paired(broker) as pair:
+            sender = pair.get_queue_sender("orders")
+            events = [event async for event in _ended_by(pair)]
+            await asyncio.gather(*(pair.close() for _ in range(5)))
+            with pytest.raises(PairClosedError, match="the pair was closed"):
+                await sender.send_messages(ServiceBusMessage("late"))
+            await sender.close()
+        await pair.close()
+        assert [type(event) for event in events] == [SideChanged, SideChanged]
+        assert pair.status().sides["primary"].state == "closed"
 
 
-def test_a_send_in_flight_ends_and_one_that_comes_later_is_refused(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with nothing_left():
-            async with paired(broker) as pair:
-                sender = pair.get_queue_sender("orders")
-                await sender.send_messages(ServiceBusMessage("first"))
-                fault = broker.add_fault(Fault(kind="delay", entity="orders", delay_ms=500))
-                slow = asyncio.create_task(sender.send_messages(ServiceBusMessage("slow")))
-                await asyncio.sleep(0.2)
-                closing = asyncio.create_task(pair.close())
-                await asyncio.sleep(0)
-                with pytest.raises(PairClosedError):
-                    await sender.send_messages(ServiceBusMessage("late"))
-                await slow
-                await closing
-            broker.remove_fault(fault)
-        received = await drain(broker.connection_string("contoso"), "orders")
-        assert "slow" in [str(message) for message in received]
+async def test_a_send_in_flight_ends_and_one_that_comes_later_is_refused(
+    broker: EmbeddedBroker,
+) -> None:
+    async with nothing_left():
+        async with paired(broker) as pair:
+            sender = pair.get_queue_sender("orders")
+            await sender.send_messages(ServiceBusMessage("first"))
+            fault = broker.add_fault(Fault(kind="delay", entity="orders", delay_ms=500))
+            slow = asyncio.create_task(sender.send_messages(ServiceBusMessage("slow")))
+            await asyncio.sleep(0.2)
+            closing = asyncio.create_task(pair.close())
+            await asyncio.sleep(0)
+            with pytest.raises(PairClosedError):
+                await sender.send_messages(ServiceBusMessage("late"))
+            await slow
+            await closing
+        broker.remove_fault(fault)
+    received = await drain(broker.connection_string("contoso"), "orders")
+    assert "slow" in [str(message) for message in received]
 
-    run(scenario())
 
-
-def test_a_close_during_the_start_ends_the_start(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with nothing_left():
-            for turn in range(6):
-                pair = Pair(*sides(broker), quick())
-                starting = asyncio.create_task(pair.start())
-                await asyncio.sleep(turn * 0.01)
-                await pair.close()
-                results = await asyncio.gather(starting, return_exceptions=True)
-                assert isinstance(results[0], PairClosedError | None)
-            early = Pair(*sides(broker), quick())
-            await early.close()
-            with pytest.raises(PairClosedError, match="before it was started"):
-                await early.start()
-
-    run(scenario())
+async def test_a_close_during_the_start_ends_the_start(broker: EmbeddedBroker) -> None:
+    async with nothing_left():
+        for turn in range(6):
+            pair = Pair(*sides(broker), quick())
+            starting = asyncio.create_task(pair.start())
+            await asyncio.sleep(turn * 0.01)
+            await pair.close()
+            results = await asyncio.gather(starting, return_exceptions=True)
+            assert isinstance(results[0], PairClosedError | None)
+        early = Pair(*sides(broker), quick())
+        await early.close()
+        with pytest.raises(PairClosedError, match="before it was started"):
+            await early.start()
 
 
 async def _whole(broker: EmbeddedBroker) -> None:
@@ -261,81 +237,74 @@ async def _whole(broker: EmbeddedBroker) -> None:
             await receiver.peek_messages(1)
 
 
-def test_cancelled_at_any_point_it_leaves_no_task_thread_or_socket(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await _whole(broker)
-        whole_s = loop.time() - began
-        cancelled = 0
-        async with nothing_left():
-            for step in range(STEPS):
-                life = asyncio.create_task(_whole(broker))
-                await asyncio.sleep(whole_s * step / STEPS)
-                if life.done():
-                    # The machine has more time for us than it had for the first.
-                    whole_s *= 0.7
-                # Twice: a second Ctrl-C must not cut the closing short.
-                life.cancel()
-                await asyncio.sleep(0.001)
-                life.cancel()
-                await asyncio.wait({life})
-                cancelled += life.cancelled()
-        assert cancelled > STEPS // 2
+async def test_cancelled_at_any_point_it_leaves_no_task_thread_or_socket(
+    broker: EmbeddedBroker,
+) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await _whole(broker)
+    whole_s = loop.time() - began
+    cancelled = 0
+    async with nothing_left():
+        for step in range(STEPS):
+            life = asyncio.create_task(_whole(broker))
+            await asyncio.sleep(whole_s * step / STEPS)
+            if life.done():
+                # The machine has more time for us than it had for the first.
+                whole_s *= 0.7
+            # Twice: a second Ctrl-C must not cut the closing short.
+            life.cancel()
+            await asyncio.sleep(0.001)
+            life.cancel()
+            await asyncio.wait({life})
+            cancelled += life.cancelled()
+    assert cancelled > STEPS // 2
 
-    run(scenario())
 
-
-def test_a_receiver_that_is_cancelled_while_it_says_goodbye_leaves_no_socket(
+async def test_a_receiver_that_is_cancelled_while_it_says_goodbye_leaves_no_socket(
     broker: EmbeddedBroker,
 ) -> None:
     """Two cancellations a moment apart make the SDK believe that it has closed its connection."""
 
-    async def scenario() -> None:
-        async with nothing_left(), paired(broker) as pair:
-            receiver: Any = pair.get_queue_receiver("silent")
+    async with nothing_left(), paired(broker) as pair:
+        receiver: Any = pair.get_queue_receiver("silent")
 
-            async def receive() -> None:
-                async with receiver:
-                    await receiver.receive_messages(1)
+        async def receive() -> None:
+            async with receiver:
+                await receiver.receive_messages(1)
 
-            life = asyncio.create_task(receive())
-            await until(lambda: receiver._running)
-            connection = receiver._handler._connection
-            goodbye = connection.close
+        life = asyncio.create_task(receive())
+        await until(lambda: receiver._running)
+        connection = receiver._handler._connection
+        goodbye = connection.close
 
-            async def slowly() -> None:
-                await asyncio.sleep(0.1)
-                await goodbye()
+        async def slowly() -> None:
+            await asyncio.sleep(0.1)
+            await goodbye()
 
-            connection.close = slowly
-            life.cancel()
-            while not life.done() and receiver._handler._session is not None:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            assert not life.done()
-            life.cancel()
-            await asyncio.wait({life})
-            # Its own close would find no session, and so nothing to do.
-            assert receiver._handler._connection is not None
-
-    run(scenario())
+        connection.close = slowly
+        life.cancel()
+        while not life.done() and receiver._handler._session is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not life.done()
+        life.cancel()
+        await asyncio.wait({life})
+        # Its own close would find no session, and so nothing to do.
+        assert receiver._handler._connection is not None
 
 
-def test_a_cancelled_close_of_one_side_goes_on_and_the_pair_waits_for_it(
+async def test_a_cancelled_close_of_one_side_goes_on_and_the_pair_waits_for_it(
     broker: EmbeddedBroker,
 ) -> None:
-    async def scenario() -> None:
-        async with nothing_left(), paired(broker) as pair:
-            sender = pair.get_queue_sender("orders")
-            await sender.send_messages(ServiceBusMessage("x"))
-            closing = asyncio.create_task(pair.primary.close())
-            await asyncio.sleep(0)
-            closing.cancel()
-            await asyncio.wait({closing})
-            assert closing.cancelled()
-            assert pair.primary.state == "closed"
-
-    run(scenario())
+    async with nothing_left(), paired(broker) as pair:
+        sender = pair.get_queue_sender("orders")
+        await sender.send_messages(ServiceBusMessage("x"))
+        closing = asyncio.create_task(pair.primary.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait({closing})
+        assert closing.cancelled()
+        assert pair.primary.state == "closed"
 
 
 PROGRAM = """

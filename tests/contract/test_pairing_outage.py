@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
@@ -135,10 +134,6 @@ class Load:
             await asyncio.sleep(0.01)
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
-
-
 def state(pair: Pair) -> str:
     return pair.status().entities["orders"].state
 
@@ -173,20 +168,17 @@ async def outage(two: Two, pair: Pair, timeout_s: float, *, hang: bool) -> Load:
 
 
 @pytest.mark.parametrize("hang", [False, True], ids=["kill -9", "SIGSTOP"])
-def test_no_send_raises_hangs_or_is_lost_when_the_primary_goes_and_returns(
+async def test_no_send_raises_hangs_or_is_lost_when_the_primary_goes_and_returns(
     two: Two, hang: bool, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        async with nothing_left():
-            options = quick(ledger=tmp_path / "ledger")
-            async with pair_namespaces(*two.sides(), options) as pair:
-                queues = pair.backlog_queues
-                load = await outage(two, pair, 15.0, hang=hang)
-            assert load.raised == []
-            assert load.longest_s < 15.0
-        assert load.accepted - await two.stored(queues) == set()
-
-    run(scenario())
+    async with nothing_left():
+        options = quick(ledger=tmp_path / "ledger")
+        async with pair_namespaces(*two.sides(), options) as pair:
+            queues = pair.backlog_queues
+            load = await outage(two, pair, 15.0, hang=hang)
+        assert load.raised == []
+        assert load.longest_s < 15.0
+    assert load.accepted - await two.stored(queues) == set()
     records = list(read(tmp_path / "ledger"))
     states = [r["state"] for r in records if r["operation"] == "state"]
     assert states == ["suspect", "failed over", "healthy"]
@@ -199,33 +191,32 @@ def test_no_send_raises_hangs_or_is_lost_when_the_primary_goes_and_returns(
 
 
 @pytest.mark.parametrize("hang", [False, True], ids=["kill -9", "SIGSTOP"])
-def test_a_short_patience_is_kept_and_what_is_raised_carries_the_ids(two: Two, hang: bool) -> None:
-    async def scenario() -> None:
-        async with (
-            nothing_left(),
-            pair_namespaces(*two.sides(), quick(failover_interval=2.0)) as pair,
-        ):
-            queues = pair.backlog_queues
-            load = await outage(two, pair, 1.0, hang=hang)
-        assert load.longest_s < 1.0 + GRACE_S + 2 * load.lag_s
-        assert load.raised
-        for error in load.raised:
-            (message_id,) = error.message_ids  # type: ignore[attr-defined]
-            assert message_id.startswith("id-")
-        assert load.accepted - await two.stored(queues) == set()
-
-    run(scenario())
+async def test_a_short_patience_is_kept_and_what_is_raised_carries_the_ids(
+    two: Two, hang: bool
+) -> None:
+    async with (
+        nothing_left(),
+        pair_namespaces(*two.sides(), quick(failover_interval=2.0)) as pair,
+    ):
+        queues = pair.backlog_queues
+        load = await outage(two, pair, 1.0, hang=hang)
+    assert load.longest_s < 1.0 + GRACE_S + 2 * load.lag_s
+    assert load.raised
+    for error in load.raised:
+        (message_id,) = error.message_ids  # type: ignore[attr-defined]
+        assert message_id.startswith("id-")
+    assert load.accepted - await two.stored(queues) == set()
 
 
 @pytest.mark.parametrize("hang", [False, True], ids=["down", "hanging"])
-def test_a_cold_start_without_the_primary_diverts_all_the_same(two: Two, hang: bool) -> None:
+async def test_a_cold_start_without_the_primary_diverts_all_the_same(two: Two, hang: bool) -> None:
     sides = two.sides()
     if hang:
         two.primary.process.send_signal(signal.SIGSTOP)
     else:
         two.primary.kill9()
 
-    async def scenario() -> None:
+    try:
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with nothing_left(), pair_namespaces(*sides, quick()) as pair:
@@ -242,9 +233,6 @@ def test_a_cold_start_without_the_primary_diverts_all_the_same(two: Two, hang: b
             assert state(pair) == "failed over"
         stored = await drain_all(two.secondary.connection_string(), queues)
         assert {message.message_id for message in stored} == {"one", "two"}
-
-    try:
-        run(scenario())
     finally:
         if hang:
             two.primary.process.send_signal(signal.SIGCONT)
@@ -252,34 +240,31 @@ def test_a_cold_start_without_the_primary_diverts_all_the_same(two: Two, hang: b
             two.primary.restart()
 
 
-def test_a_connection_that_ended_while_idle_is_no_evidence_of_anything(two: Two) -> None:
+async def test_a_connection_that_ended_while_idle_is_no_evidence_of_anything(two: Two) -> None:
     """Both sides were restarted since the last message: no failure, no queue pulled."""
 
-    async def scenario() -> None:
-        async with nothing_left(), pair_namespaces(*two.sides(), quick()) as pair:
-            healthy, diverted = map(pair.get_queue_sender, ("orders", "invoices"))
-            pair.force_failover("invoices")
-            pair.freeze("invoices")
-            for again in ("", "-again"):
-                await healthy.send_messages(ServiceBusMessage("x", message_id=f"kept{again}"))
-                await diverted.send_messages(ServiceBusMessage("x", message_id=f"diverted{again}"))
-                if not again:
-                    for broker in (two.primary, two.secondary):
-                        await asyncio.to_thread(broker.kill9)
-                        await asyncio.to_thread(broker.restart)
-            status = pair.status()
-            assert {queue.state for queue in status.backlog_queues.values()} == {"in rotation"}
-            assert [entity.last_error for entity in status.entities.values()] == ["", ""]
-            assert status.entities["orders"].since_s is None
-            queues = pair.backlog_queues
-        wanted = {"kept", "kept-again", "diverted", "diverted-again"}
-        assert wanted <= await two.stored(queues)
-
-    run(scenario())
+    async with nothing_left(), pair_namespaces(*two.sides(), quick()) as pair:
+        healthy, diverted = map(pair.get_queue_sender, ("orders", "invoices"))
+        pair.force_failover("invoices")
+        pair.freeze("invoices")
+        for again in ("", "-again"):
+            await healthy.send_messages(ServiceBusMessage("x", message_id=f"kept{again}"))
+            await diverted.send_messages(ServiceBusMessage("x", message_id=f"diverted{again}"))
+            if not again:
+                for broker in (two.primary, two.secondary):
+                    await asyncio.to_thread(broker.kill9)
+                    await asyncio.to_thread(broker.restart)
+        status = pair.status()
+        assert {queue.state for queue in status.backlog_queues.values()} == {"in rotation"}
+        assert [entity.last_error for entity in status.entities.values()] == ["", ""]
+        assert status.entities["orders"].since_s is None
+        queues = pair.backlog_queues
+    wanted = {"kept", "kept-again", "diverted", "diverted-again"}
+    assert wanted <= await two.stored(queues)
 
 
-def test_closing_while_the_primary_hangs_is_bounded_and_leaves_nothing(two: Two) -> None:
-    async def scenario() -> None:
+async def test_closing_while_the_primary_hangs_is_bounded_and_leaves_nothing(two: Two) -> None:
+    try:
         loop = asyncio.get_running_loop()
         async with nothing_left():
             async with pair_namespaces(*two.sides(), quick()) as pair:
@@ -292,8 +277,5 @@ def test_closing_while_the_primary_hangs_is_bounded_and_leaves_nothing(two: Two)
             assert loop.time() - began < CLOSED_S
             with pytest.raises(Exception, match=r"closed|did not answer"):
                 await hanging
-
-    try:
-        run(scenario())
     finally:
         two.primary.process.send_signal(signal.SIGCONT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -72,27 +71,22 @@ async def moved(roads: Roads, entity: str, messages: list[Any], mover: Any) -> d
 
 
 @pytest.mark.parametrize("entity", [QUEUE, SESSIONS])
-def test_relay_and_reference_deliver_the_same(roads: Roads, entity: str) -> None:
-    async def scenario() -> None:
-        later = datetime.now(UTC) + timedelta(seconds=DUE_S)
-        make = (
-            sdk_session_messages
-            if entity == SESSIONS
-            else lambda: sdk_messages(later, readable=True)
-        )
-        reference = await moved(roads, entity, make(), by_reference)
-        relay = await moved(roads, entity, make(), by_relay)
-        assert len(reference) == len(make())
-        assert relay == reference
-
-    asyncio.run(scenario())
+async def test_relay_and_reference_deliver_the_same(roads: Roads, entity: str) -> None:
+    later = datetime.now(UTC) + timedelta(seconds=DUE_S)
+    make = (
+        sdk_session_messages if entity == SESSIONS else lambda: sdk_messages(later, readable=True)
+    )
+    reference = await moved(roads, entity, make(), by_reference)
+    relay = await moved(roads, entity, make(), by_relay)
+    assert len(reference) == len(make())
+    assert relay == reference
 
 
 PAST_64_BITS = {"TYPE": "ULONG", "VALUE": 2**64 - 1}
 """A number with its AMQP type, as the SDK takes it."""
 
 
-def test_relay_and_reference_dead_letter_the_same(roads: Roads) -> None:
+async def test_relay_and_reference_dead_letter_the_same(roads: Roads) -> None:
     bad: list[dict[str | bytes, Any]] = [
         {},
         {"x-ms-path": "orders", "x-ms-timetolive": "soon"},
@@ -116,18 +110,15 @@ def test_relay_and_reference_dead_letter_the_same(roads: Roads) -> None:
         )
         return [(m.dead_letter_reason, m.dead_letter_error_description) for m in got]
 
-    async def scenario() -> None:
-        await roads.diverted(QUEUE, [])
-        reference = await dead_letters(by_reference)
-        assert [reason for reason, _ in reference] == [
-            "MissingDestination",
-            *["AliasTypeUnknown"] * 2,
-            "InvalidDestination",
-            "AliasTypeUnknown",
-            "AliasValueInvalid",
-        ]
-        assert [reason for reason, _ in await dead_letters(by_relay)] == [
-            reason for reason, _ in reference
-        ]
-
-    asyncio.run(scenario())
+    await roads.diverted(QUEUE, [])
+    reference = await dead_letters(by_reference)
+    assert [reason for reason, _ in reference] == [
+        "MissingDestination",
+        *["AliasTypeUnknown"] * 2,
+        "InvalidDestination",
+        "AliasTypeUnknown",
+        "AliasValueInvalid",
+    ]
+    assert [reason for reason, _ in await dead_letters(by_relay)] == [
+        reason for reason, _ in reference
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -48,19 +48,14 @@ pytestmark = pytest.mark.contract
 class AsyncTour:
     """A broker and one client on one event loop; what it opens is closed all at once."""
 
-    def __init__(self, broker: ServedBroker, runner: asyncio.Runner) -> None:
+    def __init__(self, broker: ServedBroker) -> None:
         self.broker = broker
         self.faults = Faults(broker.connection_string())
         self.client: ServiceBusClient
         self.admin: ServiceBusAdministrationClient
-        self._runner = runner
         self._stack = AsyncExitStack()
         self._opened: list[ServiceBusSender | ServiceBusReceiver] = []
         self._numbers = itertools.count(1)
-
-    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
-        """Run one test's scenario on the loop that all tests of this module share."""
-        self._runner.run(scenario)
 
     async def open(self) -> None:
         text = self.broker.connection_string()
@@ -120,218 +115,195 @@ async def stays_empty(receiver: ServiceBusReceiver) -> bool:
 
 
 @pytest.fixture(scope="module")
-def tour(broker: ServedBroker) -> Iterator[AsyncTour]:
+def runner() -> Iterator[asyncio.Runner]:
+    """All tests of this module share one event loop."""
     with asyncio.Runner() as runner:
-        tour = AsyncTour(broker, runner)
-        runner.run(tour.open())
-        yield tour
-        runner.run(tour.close())
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def tour(broker: ServedBroker, runner: asyncio.Runner) -> Iterator[AsyncTour]:
+    tour = AsyncTour(broker)
+    runner.run(tour.open())
+    yield tour
+    runner.run(tour.close())
 
 
 def hello() -> ServiceBusMessage:
     return ServiceBusMessage("hello")
 
 
-def test_messages_are_sent_received_and_settled_in_every_way(tour: AsyncTour) -> None:
-    async def scenario() -> None:
-        queue = await tour.queue()
-        sender, receiver = tour.sender(queue), tour.receiver(queue)
-        dead = tour.receiver(queue, sub_queue="deadletter")
-        await sender.send_messages(ServiceBusMessage("abandoned"))
-        await sender.send_messages([ServiceBusMessage("deferred"), ServiceBusMessage("dead")])
-        batch = await sender.create_message_batch()
-        batch.add_message(ServiceBusMessage("completed"))
-        await sender.send_messages(batch)
-        abandoned, deferred, letter, completed = await receive(receiver, 4)
-        assert [str(each) for each in (abandoned, deferred, letter, completed)] == [
-            "abandoned", "deferred", "dead", "completed",
-        ]  # fmt: skip
-        await receiver.complete_message(completed)
-        await receiver.abandon_message(abandoned)
-        await receiver.defer_message(deferred)
-        await receiver.dead_letter_message(letter, reason="Bad", error_description="as told")
-        again = await receive_one(receiver)
-        assert (str(again), again.delivery_count) == ("abandoned", 1)
-        await receiver.complete_message(again)
-        assert deferred.sequence_number is not None
-        (by_number,) = await receiver.receive_deferred_messages(deferred.sequence_number)
-        assert str(by_number) == "deferred"
-        await receiver.complete_message(by_number)
-        with pytest.raises(MessageNotFoundError):
-            await receiver.receive_deferred_messages(deferred.sequence_number)
-        found = await receive_one(dead)
-        assert (found.dead_letter_reason, found.dead_letter_error_description) == ("Bad", "as told")
-        await dead.complete_message(found)
-        assert await tour.waiting(queue) == 0
-
-    tour.run(scenario())
+async def test_messages_are_sent_received_and_settled_in_every_way(tour: AsyncTour) -> None:
+    queue = await tour.queue()
+    sender, receiver = tour.sender(queue), tour.receiver(queue)
+    dead = tour.receiver(queue, sub_queue="deadletter")
+    await sender.send_messages(ServiceBusMessage("abandoned"))
+    await sender.send_messages([ServiceBusMessage("deferred"), ServiceBusMessage("dead")])
+    batch = await sender.create_message_batch()
+    batch.add_message(ServiceBusMessage("completed"))
+    await sender.send_messages(batch)
+    abandoned, deferred, letter, completed = await receive(receiver, 4)
+    assert [str(each) for each in (abandoned, deferred, letter, completed)] == [
+        "abandoned", "deferred", "dead", "completed",
+    ]  # fmt: skip
+    await receiver.complete_message(completed)
+    await receiver.abandon_message(abandoned)
+    await receiver.defer_message(deferred)
+    await receiver.dead_letter_message(letter, reason="Bad", error_description="as told")
+    again = await receive_one(receiver)
+    assert (str(again), again.delivery_count) == ("abandoned", 1)
+    await receiver.complete_message(again)
+    assert deferred.sequence_number is not None
+    (by_number,) = await receiver.receive_deferred_messages(deferred.sequence_number)
+    assert str(by_number) == "deferred"
+    await receiver.complete_message(by_number)
+    with pytest.raises(MessageNotFoundError):
+        await receiver.receive_deferred_messages(deferred.sequence_number)
+    found = await receive_one(dead)
+    assert (found.dead_letter_reason, found.dead_letter_error_description) == ("Bad", "as told")
+    await dead.complete_message(found)
+    assert await tour.waiting(queue) == 0
 
 
-def test_locks_are_renewed_and_run_out(tour: AsyncTour) -> None:
-    async def scenario() -> None:
-        sender, receiver = await tour.pair(lock_duration=timedelta(seconds=5))
-        await sender.send_messages([ServiceBusMessage("renewed"), ServiceBusMessage("lost")])
-        renewed, lost = await receive(receiver, 2)
-        assert await receiver.receive_messages(1, max_wait_time=2) == []
-        before = renewed.locked_until_utc
-        assert before is not None
-        assert await receiver.renew_message_lock(renewed) >= before + timedelta(seconds=1)
-        again = await receive_one(receiver)
-        assert (str(again), again.delivery_count) == ("lost", 1)
-        await receiver.complete_message(renewed)
-        with pytest.raises(MessageLockLostError):
-            await receiver.complete_message(lost)
-        await receiver.complete_message(again)
-
-    tour.run(scenario())
+async def test_locks_are_renewed_and_run_out(tour: AsyncTour) -> None:
+    sender, receiver = await tour.pair(lock_duration=timedelta(seconds=5))
+    await sender.send_messages([ServiceBusMessage("renewed"), ServiceBusMessage("lost")])
+    renewed, lost = await receive(receiver, 2)
+    assert await receiver.receive_messages(1, max_wait_time=2) == []
+    before = renewed.locked_until_utc
+    assert before is not None
+    assert await receiver.renew_message_lock(renewed) >= before + timedelta(seconds=1)
+    again = await receive_one(receiver)
+    assert (str(again), again.delivery_count) == ("lost", 1)
+    await receiver.complete_message(renewed)
+    with pytest.raises(MessageLockLostError):
+        await receiver.complete_message(lost)
+    await receiver.complete_message(again)
 
 
-def test_messages_are_scheduled_cancelled_peeked_and_expire(tour: AsyncTour) -> None:
-    async def scenario() -> None:
-        queue = await tour.queue(dead_lettering_on_message_expiration=True)
-        sender, receiver = tour.sender(queue), tour.receiver(queue)
-        dead = tour.receiver(queue, sub_queue="deadletter")
-        brief = timedelta(seconds=1)
-        due = datetime.now(UTC) + timedelta(seconds=2)
-        numbers = await sender.schedule_messages([hello(), hello()], due)
-        await sender.cancel_scheduled_messages(numbers[0])
-        (peeked,) = await receiver.peek_messages(5)
-        assert peeked.state == ServiceBusMessageState.SCHEDULED
-        assert peeked.sequence_number == numbers[1]
-        await sender.send_messages(ServiceBusMessage("brief", time_to_live=brief))
-        letter = await receive_one(dead)
-        assert (str(letter), letter.dead_letter_reason) == ("brief", "TTLExpiredException")
-        await dead.complete_message(letter)
-        await receiver.complete_message(await receive_one(receiver))
-        assert datetime.now(UTC) >= due
-        assert await tour.waiting(queue) == 0
-
-    tour.run(scenario())
+async def test_messages_are_scheduled_cancelled_peeked_and_expire(tour: AsyncTour) -> None:
+    queue = await tour.queue(dead_lettering_on_message_expiration=True)
+    sender, receiver = tour.sender(queue), tour.receiver(queue)
+    dead = tour.receiver(queue, sub_queue="deadletter")
+    brief = timedelta(seconds=1)
+    due = datetime.now(UTC) + timedelta(seconds=2)
+    numbers = await sender.schedule_messages([hello(), hello()], due)
+    await sender.cancel_scheduled_messages(numbers[0])
+    (peeked,) = await receiver.peek_messages(5)
+    assert peeked.state == ServiceBusMessageState.SCHEDULED
+    assert peeked.sequence_number == numbers[1]
+    await sender.send_messages(ServiceBusMessage("brief", time_to_live=brief))
+    letter = await receive_one(dead)
+    assert (str(letter), letter.dead_letter_reason) == ("brief", "TTLExpiredException")
+    await dead.complete_message(letter)
+    await receiver.complete_message(await receive_one(receiver))
+    assert datetime.now(UTC) >= due
+    assert await tour.waiting(queue) == 0
 
 
-def test_large_messages_arrive_whole_and_received_ones_can_be_deleted_at_once(
+async def test_large_messages_arrive_whole_and_received_ones_can_be_deleted_at_once(
     tour: AsyncTour,
 ) -> None:
-    async def scenario() -> None:
-        queue = await tour.queue()
-        sender = tour.sender(queue)
-        mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
-        receiver = tour.receiver(queue, receive_mode=mode)
-        large = bytes(number % 251 for number in range(200 * 1024))
-        await sender.send_messages(ServiceBusMessage(large))
-        assert b"".join((await receive_one(receiver)).body) == large
-        assert await tour.waiting(queue) == 0
-        with pytest.raises(MessageSizeExceededError):
-            await sender.send_messages(ServiceBusMessage(b"x" * (300 * 1024)))
-        await sender.send_messages(ping())
-        assert await receiver.peek_messages(5) == []
-        assert await stays_empty(receiver)
-
-    tour.run(scenario())
+    queue = await tour.queue()
+    sender = tour.sender(queue)
+    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+    receiver = tour.receiver(queue, receive_mode=mode)
+    large = bytes(number % 251 for number in range(200 * 1024))
+    await sender.send_messages(ServiceBusMessage(large))
+    assert b"".join((await receive_one(receiver)).body) == large
+    assert await tour.waiting(queue) == 0
+    with pytest.raises(MessageSizeExceededError):
+        await sender.send_messages(ServiceBusMessage(b"x" * (300 * 1024)))
+    await sender.send_messages(ping())
+    assert await receiver.peek_messages(5) == []
+    assert await stays_empty(receiver)
 
 
-def test_sessions_are_accepted_by_name_and_in_turn(tour: AsyncTour) -> None:
-    async def scenario() -> None:
-        queue = await tour.queue(requires_session=True)
-        sender = tour.sender(queue)
-        for session in ("red", "blue"):
-            messages = [ServiceBusMessage(f"{session} {n}", session_id=session) for n in range(2)]
-            await sender.send_messages(messages)
-        accept = tour.client.get_queue_receiver
-        async with accept(queue, session_id="red") as red:
-            assert [str(message) for message in await receive(red, 2)] == ["red 0", "red 1"]
-            await red.session.set_state(b"state")
-            assert await red.session.renew_lock() > datetime.now(UTC)
-            with pytest.raises(SessionCannotBeLockedError):
-                await accept(queue, session_id="red").__aenter__()
-            async with accept(queue, session_id=NEXT_AVAILABLE_SESSION) as following:
-                assert following.session.session_id == "blue"
-                for message in await receive(following, 2):
-                    await following.complete_message(message)
-                with pytest.raises(OperationTimeoutError):
-                    await accept(
-                        queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=1
-                    ).__aenter__()
-        async with accept(queue, session_id="red") as red:
-            assert await red.session.get_state() == b"state"
-            for message in await receive(red, 2):
-                await red.complete_message(message)
-        assert await tour.waiting(queue) == 0
-
-    tour.run(scenario())
+async def test_sessions_are_accepted_by_name_and_in_turn(tour: AsyncTour) -> None:
+    queue = await tour.queue(requires_session=True)
+    sender = tour.sender(queue)
+    for session in ("red", "blue"):
+        messages = [ServiceBusMessage(f"{session} {n}", session_id=session) for n in range(2)]
+        await sender.send_messages(messages)
+    accept = tour.client.get_queue_receiver
+    async with accept(queue, session_id="red") as red:
+        assert [str(message) for message in await receive(red, 2)] == ["red 0", "red 1"]
+        await red.session.set_state(b"state")
+        assert await red.session.renew_lock() > datetime.now(UTC)
+        with pytest.raises(SessionCannotBeLockedError):
+            await accept(queue, session_id="red").__aenter__()
+        async with accept(queue, session_id=NEXT_AVAILABLE_SESSION) as following:
+            assert following.session.session_id == "blue"
+            for message in await receive(following, 2):
+                await following.complete_message(message)
+            with pytest.raises(OperationTimeoutError):
+                await accept(queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=1).__aenter__()
+    async with accept(queue, session_id="red") as red:
+        assert await red.session.get_state() == b"state"
+        for message in await receive(red, 2):
+            await red.complete_message(message)
+    assert await tour.waiting(queue) == 0
 
 
-def test_entities_are_administered_and_topics_fan_out(tour: AsyncTour) -> None:
-    async def scenario() -> None:
-        admin = tour.admin
+async def test_entities_are_administered_and_topics_fan_out(tour: AsyncTour) -> None:
+    admin = tour.admin
+    await admin.create_topic("news")
+    for name in ("east", "west"):
+        await admin.create_subscription("news", name)
+    with pytest.raises(ResourceExistsError):
         await admin.create_topic("news")
-        for name in ("east", "west"):
-            await admin.create_subscription("news", name)
-        with pytest.raises(ResourceExistsError):
-            await admin.create_topic("news")
-        assert [each.name async for each in admin.list_subscriptions("news")] == ["east", "west"]
-        await tour.keep(tour.client.get_topic_sender("news")).send_messages(hello())
-        for name in ("east", "west"):
-            receiver = tour.keep(tour.client.get_subscription_receiver("news", name))
-            await receiver.complete_message(await receive_one(receiver))
-        queue = await admin.create_queue("settings", max_delivery_count=3)
-        queue.max_delivery_count = 4
-        await admin.update_queue(queue)
-        assert (await admin.get_queue("settings")).max_delivery_count == 4
-        assert "settings" in [each.name async for each in admin.list_queues()]
-        await admin.delete_queue("settings")
-        with pytest.raises(ResourceNotFoundError):
-            await admin.get_queue("settings")
-        with pytest.raises(MessagingEntityNotFoundError):
-            await tour.sender("settings").send_messages(hello())
-
-    tour.run(scenario())
+    assert [each.name async for each in admin.list_subscriptions("news")] == ["east", "west"]
+    await tour.keep(tour.client.get_topic_sender("news")).send_messages(hello())
+    for name in ("east", "west"):
+        receiver = tour.keep(tour.client.get_subscription_receiver("news", name))
+        await receiver.complete_message(await receive_one(receiver))
+    queue = await admin.create_queue("settings", max_delivery_count=3)
+    queue.max_delivery_count = 4
+    await admin.update_queue(queue)
+    assert (await admin.get_queue("settings")).max_delivery_count == 4
+    assert "settings" in [each.name async for each in admin.list_queues()]
+    await admin.delete_queue("settings")
+    with pytest.raises(ResourceNotFoundError):
+        await admin.get_queue("settings")
+    with pytest.raises(MessagingEntityNotFoundError):
+        await tour.sender("settings").send_messages(hello())
 
 
-def test_strangers_are_refused(tour: AsyncTour) -> None:
-    async def scenario() -> None:
-        queue = await tour.queue()
-        wrong = tour.broker.connection_string(key="wrong")
-        async with async_client(wrong) as stranger:
-            with pytest.raises(ServiceBusAuthenticationError):
-                await stranger.get_queue_sender(queue).send_messages(hello())
-        assert await tour.waiting(queue) == 0
-
-    tour.run(scenario())
+async def test_strangers_are_refused(tour: AsyncTour) -> None:
+    queue = await tour.queue()
+    wrong = tour.broker.connection_string(key="wrong")
+    async with async_client(wrong) as stranger:
+        with pytest.raises(ServiceBusAuthenticationError):
+            await stranger.get_queue_sender(queue).send_messages(hello())
+    assert await tour.waiting(queue) == 0
 
 
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # the SDK's
-def test_the_same_port_speaks_amqp_over_websocket(tour: AsyncTour) -> None:
-    async def scenario() -> None:
-        queue = await tour.queue()
-        async with async_client(
-            tour.broker.connection_string(),
-            transport_type=TransportType.AmqpOverWebsocket,
-            custom_endpoint_address=f"sb://localhost:{tour.broker.port()}",
-        ) as over_websocket:
-            sender = over_websocket.get_queue_sender(queue)
-            receiver = over_websocket.get_queue_receiver(queue)
-            async with sender, receiver:
-                await sender.send_messages(hello())
-                await receiver.complete_message(await receive_one(receiver))
-        assert await tour.waiting(queue) == 0
-
-    tour.run(scenario())
-
-
-def test_faults_strike_and_pass(tour: AsyncTour) -> None:
-    async def scenario() -> None:
-        queue = await tour.queue()
-        sender = tour.sender(queue)
-        tour.faults.add("throttle", entity=queue, count=1)
-        with pytest.raises(ServiceBusServerBusyError):
+async def test_the_same_port_speaks_amqp_over_websocket(tour: AsyncTour) -> None:
+    queue = await tour.queue()
+    async with async_client(
+        tour.broker.connection_string(),
+        transport_type=TransportType.AmqpOverWebsocket,
+        custom_endpoint_address=f"sb://localhost:{tour.broker.port()}",
+    ) as over_websocket:
+        sender = over_websocket.get_queue_sender(queue)
+        receiver = over_websocket.get_queue_receiver(queue)
+        async with sender, receiver:
             await sender.send_messages(hello())
-        for kind, waiting in (("drop_before_commit", 0), ("drop_after_commit", 1)):
-            tour.faults.add(kind, entity=queue, count=1)
-            with pytest.raises(ServiceBusError):
-                await sender.send_messages(hello(), timeout=5)
-            assert await tour.waiting(queue) == waiting, kind
-        await sender.send_messages(hello())
-        assert await tour.waiting(queue) == 2
+            await receiver.complete_message(await receive_one(receiver))
+    assert await tour.waiting(queue) == 0
 
-    tour.run(scenario())
+
+async def test_faults_strike_and_pass(tour: AsyncTour) -> None:
+    queue = await tour.queue()
+    sender = tour.sender(queue)
+    tour.faults.add("throttle", entity=queue, count=1)
+    with pytest.raises(ServiceBusServerBusyError):
+        await sender.send_messages(hello())
+    for kind, waiting in (("drop_before_commit", 0), ("drop_after_commit", 1)):
+        tour.faults.add(kind, entity=queue, count=1)
+        with pytest.raises(ServiceBusError):
+            await sender.send_messages(hello(), timeout=5)
+        assert await tour.waiting(queue) == waiting, kind
+    await sender.send_messages(hello())
+    assert await tour.waiting(queue) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -47,53 +47,48 @@ async def paired(broker: EmbeddedBroker, **options: Any) -> AsyncIterator[Pair]:
         yield pair
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
-
-
 async def backlog_of(broker: EmbeddedBroker) -> list[Any]:
     return await drain_all(broker.connection_string("contoso-dr"), backlog_paths("contoso", 1))
 
 
 @pytest.mark.parametrize("failed_over", [False, True])
-def test_a_cancellation_at_any_moment_is_seen_and_leaves_nothing(
+async def test_a_cancellation_at_any_moment_is_seen_and_leaves_nothing(
     broker: EmbeddedBroker, failed_over: bool
 ) -> None:
     draw = random.Random(SEED)
 
-    async def scenario() -> None:
-        async with nothing_left(), paired(broker) as pair:
-            if failed_over:
-                pair.force_failover("orders")
-            sender = pair.get_queue_sender("orders")
-            await sender.send_messages(ServiceBusMessage("first", message_id="first"))
-            done = {"first"}
-            lost = 0
-            for number in range(CANCELLED_SENDS):
-                message = ServiceBusMessage("x", message_id=str(number))
-                call = asyncio.create_task(sender.send_messages(message, timeout=20))
-                await asyncio.sleep(draw.choice([0, 0.0002, 0.0005, 0.001, 0.002]))
-                asked = call.cancel()
-                await asyncio.wait({call}, timeout=5)
-                assert call.done(), "the cancellation was not seen"
-                if call.cancelled():
-                    lost += 1
-                else:
-                    assert not asked, "a cancellation was swallowed"
-                    call.result()
-                    done.add(str(number))
-            assert lost > CANCELLED_SENDS // 10
-            pools = [sender.pool, *pair._live().state._backlog_pools.values()]
-            assert not any(pool._leased for pool in pools)
-            await sender.send_messages(ServiceBusMessage("last", message_id="last"))
-        stored = {m.message_id for m in await drain(broker.connection_string("contoso"), "orders")}
-        stored |= {message.message_id for message in await backlog_of(broker)}
-        assert done | {"last"} <= stored
-
-    run(scenario())
+    async with nothing_left(), paired(broker) as pair:
+        if failed_over:
+            pair.force_failover("orders")
+        sender = pair.get_queue_sender("orders")
+        await sender.send_messages(ServiceBusMessage("first", message_id="first"))
+        done = {"first"}
+        lost = 0
+        for number in range(CANCELLED_SENDS):
+            message = ServiceBusMessage("x", message_id=str(number))
+            call = asyncio.create_task(sender.send_messages(message, timeout=20))
+            await asyncio.sleep(draw.choice([0, 0.0002, 0.0005, 0.001, 0.002]))
+            asked = call.cancel()
+            await asyncio.wait({call}, timeout=5)
+            assert call.done(), "the cancellation was not seen"
+            if call.cancelled():
+                lost += 1
+            else:
+                assert not asked, "a cancellation was swallowed"
+                call.result()
+                done.add(str(number))
+        assert lost > CANCELLED_SENDS // 10
+        pools = [sender.pool, *pair._live()._pools.values()]
+        assert not any(pool._leased for pool in pools)
+        await sender.send_messages(ServiceBusMessage("last", message_id="last"))
+    stored = {m.message_id for m in await drain(broker.connection_string("contoso"), "orders")}
+    stored |= {message.message_id for message in await backlog_of(broker)}
+    assert done | {"last"} <= stored
 
 
-def test_a_task_group_full_of_sends_ends_at_once_when_one_fails(broker: EmbeddedBroker) -> None:
+async def test_a_task_group_full_of_sends_ends_at_once_when_one_fails(
+    broker: EmbeddedBroker,
+) -> None:
     async def forever(sender: Any) -> None:
         while True:
             await sender.send_messages(ServiceBusMessage("x"))
@@ -102,21 +97,18 @@ def test_a_task_group_full_of_sends_ends_at_once_when_one_fails(broker: Embedded
         await asyncio.sleep(0.3)
         raise RuntimeError("the drill is over")
 
-    async def scenario() -> None:
-        async with nothing_left(), paired(broker) as pair:
-            sender = pair.get_queue_sender("orders")
+    async with nothing_left(), paired(broker) as pair:
+        sender = pair.get_queue_sender("orders")
 
-            async def together() -> None:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(12):
-                        group.create_task(forever(sender))
-                    group.create_task(fails())
+        async def together() -> None:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(12):
+                    group.create_task(forever(sender))
+                group.create_task(fails())
 
-            async with asyncio.timeout(10):
-                with pytest.raises(ExceptionGroup):
-                    await together()
-
-    run(scenario())
+        async with asyncio.timeout(10):
+            with pytest.raises(ExceptionGroup):
+                await together()
 
 
 def fill(batch: ServiceBusMessageBatch, body: str) -> int:
@@ -127,98 +119,88 @@ def fill(batch: ServiceBusMessageBatch, body: str) -> int:
             return len(batch)
 
 
-def test_a_healthy_send_waits_in_its_own_task(broker: EmbeddedBroker) -> None:
+async def test_a_healthy_send_waits_in_its_own_task(broker: EmbeddedBroker) -> None:
     """The SDK alone makes a task for each frame that it waits for, a tenth of what a send costs."""
 
-    async def scenario() -> None:
-        async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
-            await sender.send_messages(ServiceBusMessage("opens the link"))
-            made: list[object] = []
-            loop = asyncio.get_running_loop()
+    async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
+        await sender.send_messages(ServiceBusMessage("opens the link"))
+        made: list[object] = []
+        loop = asyncio.get_running_loop()
 
-            def make(loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> Any:
-                made.append(work)
-                return asyncio.Task(work, loop=loop, **named)
+        def make(loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> Any:
+            made.append(work)
+            return asyncio.Task(work, loop=loop, **named)
 
-            loop.set_task_factory(make)
-            for number in range(20):
-                await sender.send_messages(ServiceBusMessage(f"order {number}"))
-            loop.set_task_factory(None)
-            assert made == []
-
-    run(scenario())
+        loop.set_task_factory(make)
+        for number in range(20):
+            await sender.send_messages(ServiceBusMessage(f"order {number}"))
+        loop.set_task_factory(None)
+        assert made == []
 
 
-def test_a_batch_filled_while_healthy_is_diverted_in_one_piece(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
-            await sender.send_messages(ServiceBusMessage("warm"))
-            batch = await sender.create_message_batch(60_000)
-            count = fill(batch, "x" * 1_024)
-            brim = await sender.create_message_batch()
-            whole = fill(brim, "x" * 1_024)
-            await sender.send_messages(batch)
-            pair.force_failover("orders")
-            await sender.send_messages(brim)
-            assert pair.status().entities["orders"].diverted == whole
-        assert len(await drain(broker.connection_string("contoso"), "orders")) == count + 1
-        kept = await backlog_of(broker)
-        assert len({message.message_id for message in kept}) == whole
-        # One transfer stored them all, at one time.
-        assert len({message.enqueued_time_utc for message in kept}) == 1
+async def test_a_batch_filled_while_healthy_is_diverted_in_one_piece(
+    broker: EmbeddedBroker,
+) -> None:
+    async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
+        await sender.send_messages(ServiceBusMessage("warm"))
+        batch = await sender.create_message_batch(60_000)
+        count = fill(batch, "x" * 1_024)
+        brim = await sender.create_message_batch()
+        whole = fill(brim, "x" * 1_024)
+        await sender.send_messages(batch)
+        pair.force_failover("orders")
+        await sender.send_messages(brim)
+        assert pair.status().entities["orders"].diverted == whole
+    assert len(await drain(broker.connection_string("contoso"), "orders")) == count + 1
+    kept = await backlog_of(broker)
+    assert len({message.message_id for message in kept}) == whole
+    # One transfer stored them all, at one time.
+    assert len({message.enqueued_time_utc for message in kept}) == 1
 
-    run(scenario())
 
-
-def test_a_batch_of_the_plain_sdk_gets_ids_and_is_sent(broker: EmbeddedBroker) -> None:
+async def test_a_batch_of_the_plain_sdk_gets_ids_and_is_sent(broker: EmbeddedBroker) -> None:
     nameless = AmqpAnnotatedMessage(data_body=b"nameless")
 
-    async def scenario() -> None:
-        async with (
-            paired(broker) as pair,
-            pair.get_queue_sender("orders") as sender,
-            async_client(broker.connection_string("contoso")) as client,
-            client.get_queue_sender("orders") as plain,
-        ):
-            batch = await plain.create_message_batch()
-            batch.add_message(nameless)
-            batch.add_message(ServiceBusMessage("named", message_id="named"))
-            await sender.send_messages(batch)
-            pair.force_failover("orders")
-            await sender.send_messages(batch)
-        here = await drain(broker.connection_string("contoso"), "orders", 2)
-        there = await backlog_of(broker)
-        assert [m.message_id for m in here] == [m.message_id for m in there]
-        assert here[0].message_id
-        assert here[1].message_id == "named"
-        assert nameless.properties is None
-
-    run(scenario())
+    async with (
+        paired(broker) as pair,
+        pair.get_queue_sender("orders") as sender,
+        async_client(broker.connection_string("contoso")) as client,
+        client.get_queue_sender("orders") as plain,
+    ):
+        batch = await plain.create_message_batch()
+        batch.add_message(nameless)
+        batch.add_message(ServiceBusMessage("named", message_id="named"))
+        await sender.send_messages(batch)
+        pair.force_failover("orders")
+        await sender.send_messages(batch)
+    here = await drain(broker.connection_string("contoso"), "orders", 2)
+    there = await backlog_of(broker)
+    assert [m.message_id for m in here] == [m.message_id for m in there]
+    assert here[0].message_id
+    assert here[1].message_id == "named"
+    assert nameless.properties is None
 
 
-def test_the_limit_of_a_backlog_queue_is_asked_from_its_link(broker: EmbeddedBroker) -> None:
-    async def scenario() -> None:
-        async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
-            client = pair._live()
-            pair.force_failover("orders")
-            await sender.send_messages(ServiceBusMessage("small"))
-            limit = client.state.limits.smallest
-            assert limit is not None
-            huge = ServiceBusMessage("x" * (limit - 20), message_id="huge")
-            with pytest.raises(BacklogMessageTooLargeError) as caught:
-                await sender.send_messages(huge)
-            assert caught.value.limit_bytes == limit
-            assert caught.value.message_ids == ("huge",)
-            fits = limit - caught.value.overhead_bytes - (caught.value.size_bytes - (limit - 20))
-            await sender.send_messages(ServiceBusMessage("x" * fits, message_id="huge"))
-            pair.mark_healthy("orders")
-            await sender.send_messages(ServiceBusMessage("x" * (fits + 1), message_id="huge"))
-            assert pair.status().entities["orders"].oversize == 1
-            assert "no backlog queue would take" in str(pair.status())
-        bodies = [len(str(message)) for message in await backlog_of(broker)]
-        assert bodies == [5, fits]
-
-    run(scenario())
+async def test_the_limit_of_a_backlog_queue_is_asked_from_its_link(broker: EmbeddedBroker) -> None:
+    async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
+        client = pair._live()
+        pair.force_failover("orders")
+        await sender.send_messages(ServiceBusMessage("small"))
+        limit = client.limits.smallest
+        assert limit is not None
+        huge = ServiceBusMessage("x" * (limit - 20), message_id="huge")
+        with pytest.raises(BacklogMessageTooLargeError) as caught:
+            await sender.send_messages(huge)
+        assert caught.value.limit_bytes == limit
+        assert caught.value.message_ids == ("huge",)
+        fits = limit - caught.value.overhead_bytes - (caught.value.size_bytes - (limit - 20))
+        await sender.send_messages(ServiceBusMessage("x" * fits, message_id="huge"))
+        pair.mark_healthy("orders")
+        await sender.send_messages(ServiceBusMessage("x" * (fits + 1), message_id="huge"))
+        assert pair.status().entities["orders"].oversize == 1
+        assert "no backlog queue would take" in str(pair.status())
+    bodies = [len(str(message)) for message in await backlog_of(broker)]
+    assert bodies == [5, fits]
 
 
 ODD_BODIES = [
@@ -228,7 +210,7 @@ ODD_BODIES = [
 ]
 
 
-def test_a_body_that_cannot_be_sent_is_an_error_and_never_a_silent_success(
+async def test_a_body_that_cannot_be_sent_is_an_error_and_never_a_silent_success(
     broker: EmbeddedBroker,
 ) -> None:
     async def refused(sender: Any, odd: Any) -> None:
@@ -239,19 +221,16 @@ def test_a_body_that_cannot_be_sent_is_an_error_and_never_a_silent_success(
             assert "odd" in error.message_ids
             assert "ncode" in str(error)
 
-    async def scenario() -> None:
-        async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
-            for odd in ODD_BODIES:
-                await refused(sender, odd)
-            assert pair.status().entities["orders"].state == "healthy"
-            pair.force_failover("orders")
-            for odd in ODD_BODIES:
-                await refused(sender, odd)
-            entity = pair.status().entities["orders"]
-            assert (entity.sent, entity.diverted) == (0, 0)
-            queues = pair.status().backlog_queues.values()
-            assert {str(queue) for queue in queues} == {"in rotation"}
-        assert await drain(broker.connection_string("contoso"), "orders") == []
-        assert await backlog_of(broker) == []
-
-    run(scenario())
+    async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
+        for odd in ODD_BODIES:
+            await refused(sender, odd)
+        assert pair.status().entities["orders"].state == "healthy"
+        pair.force_failover("orders")
+        for odd in ODD_BODIES:
+            await refused(sender, odd)
+        entity = pair.status().entities["orders"]
+        assert (entity.sent, entity.diverted) == (0, 0)
+        queues = pair.status().backlog_queues.values()
+        assert {str(queue) for queue in queues} == {"in rotation"}
+    assert await drain(broker.connection_string("contoso"), "orders") == []
+    assert await backlog_of(broker) == []

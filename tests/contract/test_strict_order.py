@@ -11,7 +11,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -110,10 +110,6 @@ def strict(**changes: Any) -> SendAvailabilityOptions:
     return quick(session_order="strict", **changes)
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
-
-
 @dataclass
 class Sessions:
     """One task for each session, which sends one message after the other until told to stop."""
@@ -172,21 +168,18 @@ async def outage(two: Two, pair: Pair, load: Sessions) -> None:
     await running
 
 
-def test_sessions_are_in_order_when_the_primary_is_killed_in_mid_stream(two: Two) -> None:
+async def test_sessions_are_in_order_when_the_primary_is_killed_in_mid_stream(two: Two) -> None:
     names = [f"s{number}" for number in range(6)]
 
-    async def scenario() -> None:
-        async with nothing_left():
-            options = strict(enable_syphon=True)
-            async with pair_namespaces(*two.sides(), options) as pair:
-                load = Sessions(pair.get_queue_sender("orders"), names)
-                await outage(two, pair, load)
-            assert load.raised == []
-        received = await asyncio.to_thread(two.receive, names)
-        for name in names:
-            assert first_arrivals(received[name]) == load.sent[name]
-
-    run(scenario())
+    async with nothing_left():
+        options = strict(enable_syphon=True)
+        async with pair_namespaces(*two.sides(), options) as pair:
+            load = Sessions(pair.get_queue_sender("orders"), names)
+            await outage(two, pair, load)
+        assert load.raised == []
+    received = await asyncio.to_thread(two.receive, names)
+    for name in names:
+        assert first_arrivals(received[name]) == load.sent[name]
 
 
 WORKER = """
@@ -260,7 +253,9 @@ def test_sessions_are_in_order_when_the_syphon_is_killed_in_mid_drain(two: Two) 
 
 
 @pytest.mark.parametrize("is_strict", [True, False], ids=["strict", "a lease alone"])
-def test_of_two_syphons_one_forwards_and_the_other_takes_over(two: Two, is_strict: bool) -> None:
+async def test_of_two_syphons_one_forwards_and_the_other_takes_over(
+    two: Two, is_strict: bool
+) -> None:
     sessions = numbered(["a", "b", "c", "d"], 25)
     order = "strict" if is_strict else "relaxed"
     options = SendAvailabilityOptions(session_order=order)  # type: ignore[arg-type]
@@ -271,131 +266,115 @@ def test_of_two_syphons_one_forwards_and_the_other_takes_over(two: Two, is_stric
     def moved(syphon: SyphonHost) -> int:
         return sum(relay.pump.completed for relay in syphon.relays)
 
-    async def scenario() -> None:
-        first, second = host(), host()
-        await first.start()
-        leases = first.leases
-        assert leases is not None
-        await until(lambda: all(map(leases.holds, BACKLOG)))
-        await second.start()
-        await asyncio.to_thread(divert, two, sessions)
-        await until(lambda: moved(first) == 100)
-        assert moved(second) == 0
-        problems = {p for line in second.status().values() for p in line["problems"].values()}
-        assert {p.partition(" (")[0] for p in problems} == {"another syphon has the lease"}
-        # The lock runs for 5 s: held for longer than that, it was renewed.
-        await asyncio.sleep(LOCK.total_seconds() + 1)
-        assert all(map(leases.holds, BACKLOG))
-        await first.close()
-        await asyncio.to_thread(divert, two, sessions)
-        await until(lambda: moved(second) == 100)
-        await second.close()
-
-    run(scenario())
+    first, second = host(), host()
+    await first.start()
+    leases = first.leases
+    assert leases is not None
+    await until(lambda: all(map(leases.holds, BACKLOG)))
+    await second.start()
+    await asyncio.to_thread(divert, two, sessions)
+    await until(lambda: moved(first) == 100)
+    assert moved(second) == 0
+    problems = {p for line in second.status().values() for p in line["problems"].values()}
+    assert {p.partition(" (")[0] for p in problems} == {"another syphon has the lease"}
+    # The lock runs for 5 s: held for longer than that, it was renewed.
+    await asyncio.sleep(LOCK.total_seconds() + 1)
+    assert all(map(leases.holds, BACKLOG))
+    await first.close()
+    await asyncio.to_thread(divert, two, sessions)
+    await until(lambda: moved(second) == 100)
+    await second.close()
 
 
-def test_a_lease_whose_secondary_hangs_ends_before_its_lock_does(two: Two) -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        options = SendAvailabilityOptions(session_order="strict")
-        host = SyphonHost(*two.texts, BACKLOG[:1], options)
-        await host.start()
-        leases, relay = host.leases, host.relays[0]
-        assert leases is not None
-        await until(lambda: relay._primary is not None)
-        two.secondary.process.send_signal(signal.SIGSTOP)
-        stopped = loop.time()
-        try:
-            await until(lambda: relay._primary is None)
-            assert loop.time() - stopped < LOCK.total_seconds()
-            assert not leases.holds(BACKLOG[0])
-        finally:
-            two.secondary.process.send_signal(signal.SIGCONT)
-        await until(lambda: relay._primary is not None)
-        await host.close()
-
-    run(scenario())
+async def test_a_lease_whose_secondary_hangs_ends_before_its_lock_does(two: Two) -> None:
+    loop = asyncio.get_running_loop()
+    options = SendAvailabilityOptions(session_order="strict")
+    host = SyphonHost(*two.texts, BACKLOG[:1], options)
+    await host.start()
+    leases, relay = host.leases, host.relays[0]
+    assert leases is not None
+    await until(lambda: relay._primary is not None)
+    two.secondary.process.send_signal(signal.SIGSTOP)
+    stopped = loop.time()
+    try:
+        await until(lambda: relay._primary is None)
+        assert loop.time() - stopped < LOCK.total_seconds()
+        assert not leases.holds(BACKLOG[0])
+    finally:
+        two.secondary.process.send_signal(signal.SIGCONT)
+    await until(lambda: relay._primary is not None)
+    await host.close()
 
 
-def test_a_relay_that_wakes_up_after_its_lease_has_ended_sends_nothing(two: Two) -> None:
-    async def scenario() -> None:
-        is_held = False
-        primary, secondary = map(Endpoint.parse, two.texts)
-        relay = Relay(
-            primary,
-            secondary,
-            place_of("a"),
-            pump=StrictPump(),
-            ledger=NullLedger(),
-            lease=lambda: is_held,
-        )
-        relay.start()
-        # Its timers have not told it yet that the lease is over.
-        relay.lease_changed(True)
-        await asyncio.to_thread(divert, two, {"a": ["a-0", "a-1"]})
-        await until(lambda: not relay._leased.is_set())
-        await asyncio.sleep(1.0)
-        assert relay.pump.forwarded == 0
-        is_held = True
-        relay.lease_changed(True)
-        await until(lambda: relay.pump.completed == 2)
-        await relay.close()
-
-    run(scenario())
+async def test_a_relay_that_wakes_up_after_its_lease_has_ended_sends_nothing(two: Two) -> None:
+    is_held = False
+    primary, secondary = map(Endpoint.parse, two.texts)
+    relay = Relay(
+        primary,
+        secondary,
+        place_of("a"),
+        pump=StrictPump(),
+        ledger=NullLedger(),
+        lease=lambda: is_held,
+    )
+    relay.start()
+    # Its timers have not told it yet that the lease is over.
+    relay.lease_changed(True)
+    await asyncio.to_thread(divert, two, {"a": ["a-0", "a-1"]})
+    await until(lambda: not relay._leased.is_set())
+    await asyncio.sleep(1.0)
+    assert relay.pump.forwarded == 0
+    is_held = True
+    relay.lease_changed(True)
+    await until(lambda: relay.pump.completed == 2)
+    await relay.close()
     assert two.receive(["a"]) == {"a": ["a-0", "a-1"]}
 
 
-def test_a_session_that_an_earlier_process_left_in_the_backlog_stays_there(two: Two) -> None:
+async def test_a_session_that_an_earlier_process_left_in_the_backlog_stays_there(two: Two) -> None:
     divert(two, {"old": ["old-0"]})
 
-    async def scenario() -> None:
-        async with (
-            nothing_left(),
-            pair_namespaces(*two.sides(), strict()) as pair,
-            pair.get_queue_sender("ORDERS") as sender,
-        ):
-            for name in ("old-1", "new-0"):
-                session = name.partition("-")[0]
-                message = ServiceBusMessage("x", message_id=name, session_id=session)
-                await sender.send_messages(message, timeout=10)
-            # Of a list, those of the bound session go behind what is there, the others not.
-            both = [("old-2", "old"), ("new-1", "new"), ("old-3", "old")]
-            await sender.send_messages(
-                [ServiceBusMessage("x", message_id=i, session_id=s) for i, s in both]
-            )
-        kept = await backlog_drain(two.texts[1], place_of("old"))
-        assert [message.message_id for message in kept] == ["old-0", "old-1", "old-2", "old-3"]
-        # Looking locks nothing: each was delivered for the first time just now.
-        assert {message.delivery_count for message in kept} <= {0, None}
-
-    run(scenario())
+    async with (
+        nothing_left(),
+        pair_namespaces(*two.sides(), strict()) as pair,
+        pair.get_queue_sender("ORDERS") as sender,
+    ):
+        for name in ("old-1", "new-0"):
+            session = name.partition("-")[0]
+            message = ServiceBusMessage("x", message_id=name, session_id=session)
+            await sender.send_messages(message, timeout=10)
+        # Of a list, those of the bound session go behind what is there, the others not.
+        both = [("old-2", "old"), ("new-1", "new"), ("old-3", "old")]
+        await sender.send_messages(
+            [ServiceBusMessage("x", message_id=i, session_id=s) for i, s in both]
+        )
+    kept = await backlog_drain(two.texts[1], place_of("old"))
+    assert [message.message_id for message in kept] == ["old-0", "old-1", "old-2", "old-3"]
+    # Looking locks nothing: each was delivered for the first time just now.
+    assert {message.delivery_count for message in kept} <= {0, None}
     assert two.receive(["new", "old"]) == {"new": ["new-0", "new-1"], "old": []}
 
 
-def test_a_bound_session_raises_when_its_queue_fails_though_the_primary_is_up(two: Two) -> None:
+async def test_a_bound_session_raises_when_its_queue_fails_though_the_primary_is_up(
+    two: Two,
+) -> None:
     divert(two, {"old": ["old-0"]})
 
-    async def scenario() -> None:
-        async with pair_namespaces(*two.sides(), strict()) as pair:
-            sender = pair.get_queue_sender("orders")
-            two.secondary.kill9()
-            old = ServiceBusMessage("x", message_id="old-1", session_id="old")
-            with pytest.raises(BacklogUnavailableError) as raised:
-                await sender.send_messages(old, timeout=10)
-            assert raised.value.message_ids == ("old-1",)
-            assert list(raised.value.queue_errors) == [place_of("old")]
-            await sender.send_messages(ServiceBusMessage("x", message_id="n", session_id="new"))
-
-    run(scenario())
+    async with pair_namespaces(*two.sides(), strict()) as pair:
+        sender = pair.get_queue_sender("orders")
+        two.secondary.kill9()
+        old = ServiceBusMessage("x", message_id="old-1", session_id="old")
+        with pytest.raises(BacklogUnavailableError) as raised:
+            await sender.send_messages(old, timeout=10)
+        assert raised.value.message_ids == ("old-1",)
+        assert list(raised.value.queue_errors) == [place_of("old")]
+        await sender.send_messages(ServiceBusMessage("x", message_id="n", session_id="new"))
     two.secondary.restart()
     assert two.receive(["new", "old"]) == {"new": ["n"], "old": []}
 
 
-def test_the_right_to_look_into_the_backlog_is_asked_for_by_name(two: Two) -> None:
-    async def scenario() -> None:
-        sides = two.sides(rule="sender", key="send-key")
-        with pytest.raises(MissingRightError, match=r"strict session order .* needs the Listen"):
-            async with pair_namespaces(*sides, strict(create_backlog_queues=False)):
-                raise AssertionError
-
-    run(scenario())
+async def test_the_right_to_look_into_the_backlog_is_asked_for_by_name(two: Two) -> None:
+    sides = two.sides(rule="sender", key="send-key")
+    with pytest.raises(MissingRightError, match=r"strict session order .* needs the Listen"):
+        async with pair_namespaces(*sides, strict(create_backlog_queues=False)):
+            raise AssertionError

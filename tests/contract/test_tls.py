@@ -7,7 +7,7 @@ import json
 import logging
 import ssl
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 
 pytestmark = pytest.mark.contract
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 WEB_TOKEN = "eyJ0eXAiOiJKV1QifQ.eyJhdWQiOiJ0ZXN0In0.c2ln"
 TOKENS = (
@@ -48,10 +47,11 @@ TOKENS = (
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """Runs a test on each of the event loops."""
     factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        yield runner.run
+        yield runner
 
 
 @asynccontextmanager
@@ -84,82 +84,74 @@ async def say(port: int, *pieces: bytes, tls: ssl.SSLContext | None) -> bytes:
         await end(writer)
 
 
-def test_each_protocol_is_met_inside_tls_and_outside_on_the_same_port(run: Run) -> None:
-    async def scenario() -> None:
-        async with listening() as listener:
-            for tls in (client_context(), None):
-                assert await say(listener.port, AMQP_HEADER, tls=tls) == b"amqp:" + AMQP_HEADER
-                request = b"GET /health HTTP/1.1\r\n\r\n"
-                assert await say(listener.port, request, tls=tls) == b"http:" + request
-
-    run(scenario())
+@pytest.mark.usefixtures("runner")
+async def test_each_protocol_is_met_inside_tls_and_outside_on_the_same_port() -> None:
+    async with listening() as listener:
+        for tls in (client_context(), None):
+            assert await say(listener.port, AMQP_HEADER, tls=tls) == b"amqp:" + AMQP_HEADER
+            request = b"GET /health HTTP/1.1\r\n\r\n"
+            assert await say(listener.port, request, tls=tls) == b"http:" + request
 
 
-def test_a_stranger_inside_tls_is_closed_and_so_is_one_that_breaks_off_the_handshake(
-    run: Run, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("runner")
+async def test_a_stranger_inside_tls_is_closed_and_so_is_one_that_breaks_off_the_handshake(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    async def scenario() -> None:
-        async with listening() as listener:
-            assert await say(listener.port, b"SSH-2.0-x\r\n", tls=client_context()) == b""
-            hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"
-            await say(listener.port, hello + b"\x00" * 600, tls=None)
-            with pytest.raises(ssl.SSLError, match="certificate verify failed"):
-                await say(listener.port, AMQP_HEADER, tls=ssl.create_default_context())
-            assert await say(listener.port, AMQP_HEADER, tls=client_context()) != b""
-
-    run(scenario())
+    async with listening() as listener:
+        assert await say(listener.port, b"SSH-2.0-x\r\n", tls=client_context()) == b""
+        hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"
+        await say(listener.port, hello + b"\x00" * 600, tls=None)
+        with pytest.raises(ssl.SSLError, match="certificate verify failed"):
+            await say(listener.port, AMQP_HEADER, tls=ssl.create_default_context())
+        assert await say(listener.port, AMQP_HEADER, tls=client_context()) != b""
     assert "neither AMQP nor HTTP inside" in caplog.text
     assert "must trust the broker's certificate" in caplog.text
     assert "Traceback" not in caplog.text
 
 
-def test_silence_before_and_after_the_handshake_is_bounded_in_time_and_number(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("runner")
+async def test_silence_before_and_after_the_handshake_is_bounded_in_time_and_number(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 0.3)
     monkeypatch.setattr(listener_module, "SNIFFING_MAX", 2)
 
-    async def scenario() -> None:
-        async with listening() as listener:
-            assert await say(listener.port, tls=client_context()) == b""
-            assert await say(listener.port, b"\x16", tls=None) == b""
-            monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 3.0)
-            handshakes = []
-            for _ in range(3):
-                reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-                handshakes.append((reader, writer))
-                writer.write(b"\x16")
-                await asyncio.sleep(0.1)
-            # The third is one too many; the first two have their time.
-            with suppress(ConnectionError):
-                assert await asyncio.wait_for(handshakes[2][0].read(1), 1) == b""
-            assert not any(reader.at_eof() for reader, _ in handshakes[:2])
-            for reader, _ in handshakes[:2]:
-                assert await asyncio.wait_for(reader.read(1), 10) == b""
-            for _, writer in handshakes:
-                await end(writer)
-            assert await say(listener.port, AMQP_HEADER, tls=client_context()) != b""
-
-    run(scenario())
+    async with listening() as listener:
+        assert await say(listener.port, tls=client_context()) == b""
+        assert await say(listener.port, b"\x16", tls=None) == b""
+        monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 3.0)
+        handshakes = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            handshakes.append((reader, writer))
+            writer.write(b"\x16")
+            await asyncio.sleep(0.1)
+        # The third is one too many; the first two have their time.
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(handshakes[2][0].read(1), 1) == b""
+        assert not any(reader.at_eof() for reader, _ in handshakes[:2])
+        for reader, _ in handshakes[:2]:
+            assert await asyncio.wait_for(reader.read(1), 10) == b""
+        for _, writer in handshakes:
+            await end(writer)
+        assert await say(listener.port, AMQP_HEADER, tls=client_context()) != b""
 
 
-def test_close_ends_handshakes_and_silent_connections(run: Run) -> None:
-    async def scenario() -> None:
-        async with listening() as listener:
-            shaking, shaking_writer = await asyncio.open_connection("127.0.0.1", listener.port)
-            shaking_writer.write(b"\x16")
-            silent, silent_writer = await asyncio.open_connection(
-                "127.0.0.1", listener.port, ssl=client_context(), server_hostname="localhost"
-            )
-            await asyncio.wait_for(listener.close(), 5)
-            assert await asyncio.wait_for(shaking.read(1), 5) == b""
-            assert await asyncio.wait_for(silent.read(1), 5) == b""
-            for writer in (shaking_writer, silent_writer):
-                await end(writer)
-
-    run(scenario())
+@pytest.mark.usefixtures("runner")
+async def test_close_ends_handshakes_and_silent_connections() -> None:
+    async with listening() as listener:
+        shaking, shaking_writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        shaking_writer.write(b"\x16")
+        silent, silent_writer = await asyncio.open_connection(
+            "127.0.0.1", listener.port, ssl=client_context(), server_hostname="localhost"
+        )
+        await asyncio.wait_for(listener.close(), 5)
+        assert await asyncio.wait_for(shaking.read(1), 5) == b""
+        assert await asyncio.wait_for(silent.read(1), 5) == b""
+        for writer in (shaking_writer, silent_writer):
+            await end(writer)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -81,35 +80,30 @@ async def broker() -> AsyncIterator[tuple[Services, str, HttpHost]]:
         await http.close()
 
 
-Scenario = Callable[[aiohttp.ClientWebSocketResponse, Recorder], Coroutine[Any, Any, None]]
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[aiohttp.ClientWebSocketResponse, Recorder]]:
+    """A client and the broker's end of its connection, which the broker closes in the end."""
+    async with broker() as (services, url, _), aiohttp.ClientSession() as session:
+        async with session.ws_connect(url, protocols=[SUBPROTOCOL]) as client:
+            assert client.protocol == SUBPROTOCOL
+            peer = services.peers[0]
+            await peer.made.wait()
+            async with asyncio.timeout(20):
+                yield client, peer
+        await asyncio.wait_for(peer.lost.wait(), 5)
 
 
-def run(scenario: Scenario) -> None:
-    async def connected() -> None:
-        async with broker() as (services, url, _), aiohttp.ClientSession() as session:
-            async with session.ws_connect(url, protocols=[SUBPROTOCOL]) as client:
-                assert client.protocol == SUBPROTOCOL
-                peer = services.peers[0]
-                await peer.made.wait()
-                await asyncio.wait_for(scenario(client, peer), 20)
-            await asyncio.wait_for(peer.lost.wait(), 5)
-
-    asyncio.run(connected())
-
-
-def test_bytes_go_through_in_both_directions() -> None:
-    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+async def test_bytes_go_through_in_both_directions() -> None:
+    async with connected() as (client, peer):
         await client.send_bytes(b"AMQP")
         await client.send_bytes(b"echo")
         assert await client.receive_bytes() == b"echo"
         assert peer.received == b"AMQPecho"
         assert peer.transport.get_extra_info("peername")[0] == "127.0.0.1"
 
-    run(scenario)
 
-
-def test_a_slow_reader_pauses_the_protocol_until_it_has_read() -> None:
-    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+async def test_a_slow_reader_pauses_the_protocol_until_it_has_read() -> None:
+    async with connected() as (client, peer):
         total = 8 * 1024 * 1024
         peer.transport.write(bytes(total))
         assert peer.events == ["pause"]
@@ -122,11 +116,9 @@ def test_a_slow_reader_pauses_the_protocol_until_it_has_read() -> None:
         assert got == total
         assert peer.events == ["pause", "resume"]
 
-    run(scenario)
 
-
-def test_a_protocol_that_paused_reading_gets_nothing_until_it_resumes() -> None:
-    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+async def test_a_protocol_that_paused_reading_gets_nothing_until_it_resumes() -> None:
+    async with connected() as (client, peer):
         peer.transport.pause_reading()
         assert not peer.transport.is_reading()
         # One frame was asked for before the pause; it may still arrive.
@@ -140,11 +132,9 @@ def test_a_protocol_that_paused_reading_gets_nothing_until_it_resumes() -> None:
         assert await client.receive_bytes() == b"echo"
         assert peer.received == b"12echo"
 
-    run(scenario)
 
-
-def test_closing_the_transport_sends_what_was_written_first() -> None:
-    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+async def test_closing_the_transport_sends_what_was_written_first() -> None:
+    async with connected() as (client, peer):
         peer.transport.write(b"goodbye")
         peer.transport.close()
         assert peer.transport.is_closing()
@@ -152,29 +142,23 @@ def test_closing_the_transport_sends_what_was_written_first() -> None:
         assert await client.receive_bytes() == b"goodbye"
         assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
 
-    run(scenario)
 
-
-def test_aborting_the_transport_drops_what_was_written() -> None:
-    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+async def test_aborting_the_transport_drops_what_was_written() -> None:
+    async with connected() as (client, peer):
         peer.transport.write(b"never mind")
         peer.transport.abort()
         assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
 
-    run(scenario)
 
-
-def test_a_client_that_vanishes_is_a_lost_connection() -> None:
-    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+async def test_a_client_that_vanishes_is_a_lost_connection() -> None:
+    async with connected() as (client, peer):
         client._response.connection.transport.abort()  # type: ignore[union-attr]
         await asyncio.wait_for(peer.lost.wait(), 5)
         peer.transport.write(b"into the void")
 
-    run(scenario)
 
-
-def test_a_mistake_in_the_protocol_closes_the_connection_and_is_reported() -> None:
-    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+async def test_a_mistake_in_the_protocol_closes_the_connection_and_is_reported() -> None:
+    async with connected() as (client, peer):
         reported: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: reported.append(what))
         await client.send_bytes(b"stumble")
@@ -184,62 +168,46 @@ def test_a_mistake_in_the_protocol_closes_the_connection_and_is_reported() -> No
         assert isinstance(peer.error, RuntimeError)
         assert [str(what["exception"]) for what in reported] == ["a mistake of ours"]
 
-    run(scenario)
 
-
-def test_text_is_not_amqp() -> None:
-    async def scenario(client: aiohttp.ClientWebSocketResponse, peer: Recorder) -> None:
+async def test_text_is_not_amqp() -> None:
+    async with connected() as (client, peer):
         await client.send_str("hello")
         message = await client.receive()
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1003)
         await asyncio.wait_for(peer.lost.wait(), 5)
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("suffix", ["", "/", PATH, f"{PATH}/"])
-def test_a_path_that_the_sdk_appended_to_itself_is_the_same_path(suffix: str) -> None:
-    async def scenario() -> None:
-        async with (
-            broker() as (_, url, _),
-            aiohttp.ClientSession() as session,
-            session.ws_connect(url + suffix, protocols=[SUBPROTOCOL]) as client,
-        ):
-            await client.send_bytes(b"echo")
-            assert await client.receive_bytes() == b"echo"
-
-    asyncio.run(scenario())
+async def test_a_path_that_the_sdk_appended_to_itself_is_the_same_path(suffix: str) -> None:
+    async with (
+        broker() as (_, url, _),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url + suffix, protocols=[SUBPROTOCOL]) as client,
+    ):
+        await client.send_bytes(b"echo")
+        assert await client.receive_bytes() == b"echo"
 
 
 @pytest.mark.parametrize("path", ["/", "/orders", "/$servicebus/websockets"])
-def test_other_paths_have_no_websocket(path: str) -> None:
-    async def scenario() -> None:
-        async with broker() as (services, url, _), aiohttp.ClientSession() as session:
-            with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
-                await session.ws_connect(url.removesuffix(PATH) + path, protocols=[SUBPROTOCOL])
-            assert services.peers == []
-
-    asyncio.run(scenario())
+async def test_other_paths_have_no_websocket(path: str) -> None:
+    async with broker() as (services, url, _), aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            await session.ws_connect(url.removesuffix(PATH) + path, protocols=[SUBPROTOCOL])
+        assert services.peers == []
 
 
-def test_a_websocket_that_does_not_ask_for_amqp_is_refused() -> None:
-    async def scenario() -> None:
-        async with broker() as (services, url, _), aiohttp.ClientSession() as session:
-            with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
-                await session.ws_connect(url, protocols=["chat"])
-            assert services.peers == []
-
-    asyncio.run(scenario())
+async def test_a_websocket_that_does_not_ask_for_amqp_is_refused() -> None:
+    async with broker() as (services, url, _), aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            await session.ws_connect(url, protocols=["chat"])
+        assert services.peers == []
 
 
-def test_closing_the_host_ends_websockets_that_are_still_open() -> None:
-    async def scenario() -> None:
-        async with broker() as (services, url, http), aiohttp.ClientSession() as session:
-            async with session.ws_connect(url, protocols=[SUBPROTOCOL]) as client:
-                await services.peers[0].made.wait()
-                services.peers[0].transport.close()
-                await asyncio.wait_for(http.close(), 5)
-                assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
-            await asyncio.wait_for(services.peers[0].lost.wait(), 5)
-
-    asyncio.run(scenario())
+async def test_closing_the_host_ends_websockets_that_are_still_open() -> None:
+    async with broker() as (services, url, http), aiohttp.ClientSession() as session:
+        async with session.ws_connect(url, protocols=[SUBPROTOCOL]) as client:
+            await services.peers[0].made.wait()
+            services.peers[0].transport.close()
+            await asyncio.wait_for(http.close(), 5)
+            assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
+        await asyncio.wait_for(services.peers[0].lost.wait(), 5)

@@ -74,72 +74,57 @@ def world() -> Iterator[World]:
         yield World(broker)
 
 
-def test_w1_a_send_whose_answer_is_lost_is_diverted_too(world: World) -> None:
-    async def scenario() -> dict[str, list[str]]:
-        async with world.pair(failover_interval=0) as pair:
-            for entity in ENTITIES:
-                world.lose_an_answer("contoso", entity)
-                await send_one(pair, entity)
-                assert pair.status().entities[entity].diverted == 1
-        return await world.brought_home()
-
-    assert asyncio.run(scenario()) == TWICE_UNLESS_DETECTED
-
-
-def test_w2_a_divert_whose_answer_is_lost_goes_to_another_queue_too(world: World) -> None:
-    async def scenario() -> dict[str, list[str]]:
+async def test_w1_a_send_whose_answer_is_lost_is_diverted_too(world: World) -> None:
+    async with world.pair(failover_interval=0) as pair:
         for entity in ENTITIES:
-            async with world.pair() as pair:
-                pair.force_failover(entity)
-                world.lose_an_answer("contoso-dr", "contoso/x-servicebus-transfer/*")
-                await send_one(pair, entity)
-        return await world.brought_home()
-
-    assert asyncio.run(scenario()) == TWICE_UNLESS_DETECTED
+            world.lose_an_answer("contoso", entity)
+            await send_one(pair, entity)
+            assert pair.status().entities[entity].diverted == 1
+    assert await world.brought_home() == TWICE_UNLESS_DETECTED
 
 
-def test_w3_a_forward_whose_answer_is_lost_is_made_again(world: World) -> None:
-    async def scenario() -> dict[str, list[str]]:
+async def test_w2_a_divert_whose_answer_is_lost_goes_to_another_queue_too(world: World) -> None:
+    for entity in ENTITIES:
         async with world.pair() as pair:
-            for entity in ENTITIES:
-                pair.force_failover(entity)
-                await send_one(pair, entity)
-                world.lose_an_answer("contoso", entity)
-        return await world.brought_home()
-
-    assert asyncio.run(scenario()) == TWICE_UNLESS_DETECTED
+            pair.force_failover(entity)
+            world.lose_an_answer("contoso-dr", "contoso/x-servicebus-transfer/*")
+            await send_one(pair, entity)
+    assert await world.brought_home() == TWICE_UNLESS_DETECTED
 
 
-def test_w4_what_was_diverted_arrives_after_what_was_sent_later(world: World) -> None:
-    async def scenario() -> list[str]:
-        async with world.pair() as pair, pair.get_queue_sender(PLAIN) as sender:
-            await sender.send_messages(ServiceBusMessage("before"))
-            pair.force_failover(PLAIN)
-            await sender.send_messages(ServiceBusMessage("during"))
-            pair.mark_healthy(PLAIN)
-            await sender.send_messages(ServiceBusMessage("after"))
-        return (await world.brought_home())[PLAIN]
-
-    assert asyncio.run(scenario()) == ["before", "after", "during"]
+async def test_w3_a_forward_whose_answer_is_lost_is_made_again(world: World) -> None:
+    async with world.pair() as pair:
+        for entity in ENTITIES:
+            pair.force_failover(entity)
+            await send_one(pair, entity)
+            world.lose_an_answer("contoso", entity)
+    assert await world.brought_home() == TWICE_UNLESS_DETECTED
 
 
-def test_w5_a_replay_whose_answer_is_lost_can_be_made_again(world: World) -> None:
-    async def scenario() -> dict[str, list[str]]:
-        async with world.pair() as pair:
-            pair.force_failover(PLAIN)
-            await send_one(pair, PLAIN)
-        await _dead_letter_all(world.secondary)
-        secondary = endpoint_of(world.secondary)
-        world.lose_an_answer("contoso-dr", "contoso/x-servicebus-transfer/*")
-        with pytest.raises(SyphonError):
-            await replay(secondary, BACKLOG, DeadLetterFilter())
-        # The letter is there, locked by the replay that was cut off until its lock ends.
-        async with asyncio.timeout(PATIENCE_S):
-            while not (await replay(secondary, BACKLOG, DeadLetterFilter())).replayed:  # noqa: ASYNC110
-                await asyncio.sleep(0.5)
-        return await world.brought_home()
+async def test_w4_what_was_diverted_arrives_after_what_was_sent_later(world: World) -> None:
+    async with world.pair() as pair, pair.get_queue_sender(PLAIN) as sender:
+        await sender.send_messages(ServiceBusMessage("before"))
+        pair.force_failover(PLAIN)
+        await sender.send_messages(ServiceBusMessage("during"))
+        pair.mark_healthy(PLAIN)
+        await sender.send_messages(ServiceBusMessage("after"))
+    assert (await world.brought_home())[PLAIN] == ["before", "after", "during"]
 
-    assert asyncio.run(scenario()) == {PLAIN: ["one", "one"], DETECTING: []}
+
+async def test_w5_a_replay_whose_answer_is_lost_can_be_made_again(world: World) -> None:
+    async with world.pair() as pair:
+        pair.force_failover(PLAIN)
+        await send_one(pair, PLAIN)
+    await _dead_letter_all(world.secondary)
+    secondary = endpoint_of(world.secondary)
+    world.lose_an_answer("contoso-dr", "contoso/x-servicebus-transfer/*")
+    with pytest.raises(SyphonError):
+        await replay(secondary, BACKLOG, DeadLetterFilter())
+    # The letter is there, locked by the replay that was cut off until its lock ends.
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await replay(secondary, BACKLOG, DeadLetterFilter())).replayed:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+    assert await world.brought_home() == {PLAIN: ["one", "one"], DETECTING: []}
 
 
 async def _dead_letter_all(text: str) -> None:
@@ -150,21 +135,17 @@ async def _dead_letter_all(text: str) -> None:
                     await receiver.dead_letter_message(message, reason="by hand")
 
 
-def test_the_callers_own_retry_carries_the_same_id(world: World) -> None:
+async def test_the_callers_own_retry_carries_the_same_id(world: World) -> None:
     """W6: the first try raised, although its message was stored."""
-
-    async def scenario() -> dict[str, list[str]]:
-        # The SDK gives an id to a ServiceBusMessage as it is made; this one has none.
-        message = AmqpAnnotatedMessage(data_body=b"one")
-        async with world.pair(failover_interval=60, retry_total=0) as pair:
-            for entity in ENTITIES:
-                world.lose_an_answer("contoso", entity)
-                async with pair.get_queue_sender(entity) as sender:
-                    with pytest.raises(ServiceBusError) as raised:
-                        await sender.send_messages(message)
+    # The SDK gives an id to a ServiceBusMessage as it is made; this one has none.
+    message = AmqpAnnotatedMessage(data_body=b"one")
+    async with world.pair(failover_interval=60, retry_total=0) as pair:
+        for entity in ENTITIES:
+            world.lose_an_answer("contoso", entity)
+            async with pair.get_queue_sender(entity) as sender:
+                with pytest.raises(ServiceBusError) as raised:
                     await sender.send_messages(message)
-                assert len(raised.value.message_ids) == 1  # type: ignore[attr-defined]
-        assert message.properties is None
-        return await world.brought_home()
-
-    assert asyncio.run(scenario()) == TWICE_UNLESS_DETECTED
+                await sender.send_messages(message)
+            assert len(raised.value.message_ids) == 1  # type: ignore[attr-defined]
+    assert message.properties is None
+    assert await world.brought_home() == TWICE_UNLESS_DETECTED

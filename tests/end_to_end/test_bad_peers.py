@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 import time
@@ -184,62 +183,53 @@ def test_an_unknown_sasl_mechanism_is_refused(broker: ServedBroker) -> None:
     assert outcome.code == 1
 
 
-def test_a_wrong_key_is_told_on_cbs_and_opens_nothing(broker: ServedBroker) -> None:
-    async def scenario() -> None:
-        with pytest.raises(Refused, match="signature does not match"):
-            await RawClient.open(broker.connection_string(key="guessed"))
-
-    asyncio.run(scenario())
+async def test_a_wrong_key_is_told_on_cbs_and_opens_nothing(broker: ServedBroker) -> None:
+    with pytest.raises(Refused, match="signature does not match"):
+        await RawClient.open(broker.connection_string(key="guessed"))
     assert "refused" in broker.log()
     assert "guessed" not in broker.log()
 
 
-def test_links_without_a_token_and_to_nowhere_are_refused_with_the_condition(
+async def test_links_without_a_token_and_to_nowhere_are_refused_with_the_condition(
     broker: ServedBroker,
 ) -> None:
-    async def scenario() -> None:
-        connection = await RawClient.open(broker.connection_string())
-        for attach in (connection.sender("nowhere"), connection.receiver("nowhere", credit=1)):
-            with pytest.raises(Refused) as refused:
-                await attach
-            assert refused.value.condition == "amqp:not-found"
+    connection = await RawClient.open(broker.connection_string())
+    for attach in (connection.sender("nowhere"), connection.receiver("nowhere", credit=1)):
         with pytest.raises(Refused) as refused:
-            await connection.receiver("kept", credit=1, session="none here")
-        assert refused.value.condition == "amqp:not-allowed"
-        await connection.close()
+            await attach
+        assert refused.value.condition == "amqp:not-found"
+    with pytest.raises(Refused) as refused:
+        await connection.receiver("kept", credit=1, session="none here")
+    assert refused.value.condition == "amqp:not-allowed"
+    await connection.close()
 
-    asyncio.run(scenario())
 
-
-def test_a_message_too_large_or_malformed_is_refused_and_the_link_goes_on(
+async def test_a_message_too_large_or_malformed_is_refused_and_the_link_goes_on(
     broker: ServedBroker,
 ) -> None:
-    async def scenario() -> None:
-        connection = await RawClient.open(broker.connection_string())
-        sender = await connection.sender("other")
-        cases = {
-            message("large", b"x" * (256 * 1024 + 1)): "amqp:link:message-size-exceeded",
-            b"\xff\xff\xff": "amqp:decode-error",
-            b"\x00\x53\x73\xd0\xff\xff\xff\xff": "amqp:decode-error",
-        }
-        for payload, condition in cases.items():
-            await sender.room()
-            with pytest.raises(Refused) as refused:
-                await sender.send(payload)
-            assert refused.value.condition == condition
-        # A batch is all or nothing: one bad message in it refuses the rest.
-        with pytest.raises(Refused):
-            await sender.send(batch([message("good"), b"\xff"]), is_batch=True)
-        await sender.send(message("last"))
-        receiver = await connection.receiver("other", credit=10)
-        arrived = await receiver.receive()
-        assert arrived is not None
-        assert arrived.key == "last"
-        await receiver.complete(arrived)
-        assert await receiver.receive(0.2) is None
-        await connection.close()
-
-    asyncio.run(scenario())
+    connection = await RawClient.open(broker.connection_string())
+    sender = await connection.sender("other")
+    cases = {
+        message("large", b"x" * (256 * 1024 + 1)): "amqp:link:message-size-exceeded",
+        b"\xff\xff\xff": "amqp:decode-error",
+        b"\x00\x53\x73\xd0\xff\xff\xff\xff": "amqp:decode-error",
+    }
+    for payload, condition in cases.items():
+        await sender.room()
+        with pytest.raises(Refused) as refused:
+            await sender.send(payload)
+        assert refused.value.condition == condition
+    # A batch is all or nothing: one bad message in it refuses the rest.
+    with pytest.raises(Refused):
+        await sender.send(batch([message("good"), b"\xff"]), is_batch=True)
+    await sender.send(message("last"))
+    receiver = await connection.receiver("other", credit=10)
+    arrived = await receiver.receive()
+    assert arrived is not None
+    assert arrived.key == "last"
+    await receiver.complete(arrived)
+    assert await receiver.receive(0.2) is None
+    await connection.close()
 
 
 def ask(broker: ServedBroker, method: str, path: str, body: bytes = b"", token: str = "") -> int:

@@ -50,59 +50,50 @@ def told(directory: Path) -> list[Any]:
     return [record.get("message_id") or record.get("state") for record in read(directory)]
 
 
-def test_what_could_not_be_stored_is_not_told_of(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
-            disk = Disk(tmp_path / "data")
-            server = await served(ledger, disk)
-            send(server, "a")
-            await asyncio.sleep(0)
+async def test_what_could_not_be_stored_is_not_told_of(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+        disk = Disk(tmp_path / "data")
+        server = await served(ledger, disk)
+        send(server, "a")
+        await asyncio.sleep(0)
+        await server.commit.durable()
+        disk.is_broken = True
+        send(server, "b")
+        await asyncio.sleep(0)
+        with pytest.raises(StoreError, match="broken"):
             await server.commit.durable()
-            disk.is_broken = True
-            send(server, "b")
-            await asyncio.sleep(0)
-            with pytest.raises(StoreError, match="broken"):
-                await server.commit.durable()
-            disk.is_broken = False
-            send(server, "c")
-            await server.close()
-
-    asyncio.run(scenario())
+        disk.is_broken = False
+        send(server, "c")
+        await server.close()
     assert told(tmp_path) == ["serving", "a", "c", "stopped"]
 
 
-def test_nothing_is_told_before_it_is_on_disk(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
-            server = await served(ledger, Disk(tmp_path / "data"))
-            send(server, "a")
-            ledger.flush()
-            assert told(tmp_path) == ["serving"]
-            await asyncio.sleep(0)
-            ledger.flush()
-            assert told(tmp_path) == ["serving"], "the tick is over, its commit is not"
-            await server.commit.durable()
-            ledger.flush()
-            assert told(tmp_path) == ["serving", "a"]
-            await server.close()
-
-    asyncio.run(scenario())
+async def test_nothing_is_told_before_it_is_on_disk(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+        server = await served(ledger, Disk(tmp_path / "data"))
+        send(server, "a")
+        ledger.flush()
+        assert told(tmp_path) == ["serving"]
+        await asyncio.sleep(0)
+        ledger.flush()
+        assert told(tmp_path) == ["serving"], "the tick is over, its commit is not"
+        await server.commit.durable()
+        ledger.flush()
+        assert told(tmp_path) == ["serving", "a"]
+        await server.close()
 
 
-def test_records_that_there_is_no_room_for_are_counted(
+async def test_records_that_there_is_no_room_for_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "BUFFER_MAX", 2)
 
-    async def scenario() -> None:
-        with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
-            server = await served(ledger, Disk(tmp_path / "data"))
-            send(server, "a", "b", "c")
-            await asyncio.sleep(0)
-            await server.commit.durable()
-            assert server.ledger_unrecorded == 3
-            await server.close()
-
-    asyncio.run(scenario())
+    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+        server = await served(ledger, Disk(tmp_path / "data"))
+        send(server, "a", "b", "c")
+        await asyncio.sleep(0)
+        await server.commit.durable()
+        assert server.ledger_unrecorded == 3
+        await server.close()
     (said,) = [record for record in read(tmp_path) if "unrecorded" in record]
     assert said["unrecorded"] == 3

@@ -29,9 +29,10 @@ from twinbus.pairing.core.events import EntityState, ForceFailover, MarkHealthy
 from twinbus.pairing.core.transition_text import short_queue_list
 from twinbus.pairing.observing.listeners import Listeners
 from twinbus.pairing.sending.client import in_short
-from twinbus.testing import run_virtual
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, refuses
+
+pytestmark = pytest.mark.virtual_time
 
 QUEUE = "contoso/x-servicebus-transfer/"
 
@@ -44,236 +45,202 @@ async def rest_of(stream: Any) -> list[PairEvent]:
     return [event async for event in stream]
 
 
-def test_a_stream_tells_what_happened_since_it_was_opened_and_ends_with_the_pair() -> None:
-    async def scenario() -> None:
-        listeners = Listeners()
-        listeners.tell(ping(0))
-        stream = listeners.stream()
-        listeners.tell(ping(1))
-        reader = asyncio.create_task(rest_of(stream))
-        await asyncio.sleep(1)
-        listeners.tell(ping(2))
-        listeners.end()
-        assert await reader == [ping(1), ping(2)]
-        assert await rest_of(listeners.stream()) == []
-
-    run_virtual(scenario())
+async def test_a_stream_tells_what_happened_since_it_was_opened_and_ends_with_the_pair() -> None:
+    listeners = Listeners()
+    listeners.tell(ping(0))
+    stream = listeners.stream()
+    listeners.tell(ping(1))
+    reader = asyncio.create_task(rest_of(stream))
+    await asyncio.sleep(1)
+    listeners.tell(ping(2))
+    listeners.end()
+    assert await reader == [ping(1), ping(2)]
+    assert await rest_of(listeners.stream()) == []
 
 
-def test_a_slow_listener_loses_the_oldest_is_told_how_many_and_holds_up_nobody() -> None:
-    async def scenario() -> None:
-        listeners = Listeners()
-        slow, quick = listeners.stream(3), listeners.stream()
-        for number in range(10):
-            listeners.tell(ping(number))
-        listeners.end()
-        dropped, *kept = await rest_of(slow)
-        assert isinstance(dropped, EventsDropped)
-        assert dropped.count == 7
-        assert kept == [ping(7), ping(8), ping(9)]
-        assert len(await rest_of(quick)) == 10
-        assert listeners.dropped == 7
-
-    run_virtual(scenario())
+async def test_a_slow_listener_loses_the_oldest_is_told_how_many_and_holds_up_nobody() -> None:
+    listeners = Listeners()
+    slow, quick = listeners.stream(3), listeners.stream()
+    for number in range(10):
+        listeners.tell(ping(number))
+    listeners.end()
+    dropped, *kept = await rest_of(slow)
+    assert isinstance(dropped, EventsDropped)
+    assert dropped.count == 7
+    assert kept == [ping(7), ping(8), ping(9)]
+    assert len(await rest_of(quick)) == 10
+    assert listeners.dropped == 7
 
 
-def test_a_stream_that_its_listener_dropped_is_filled_no_more() -> None:
-    async def scenario() -> None:
-        listeners = Listeners()
-        async for _ in _with_one(listeners):
-            break
-        stream = listeners.stream(1)
-        await stream.aclose()
-        for number in range(5):
-            listeners.tell(ping(number))
-        assert listeners.dropped == 0
-        assert await rest_of(stream) == []
-
+async def test_a_stream_that_its_listener_dropped_is_filled_no_more() -> None:
     def _with_one(listeners: Listeners) -> Any:
         stream = listeners.stream(1)
         listeners.tell(ping(0))
         return stream
 
-    run_virtual(scenario())
+    listeners = Listeners()
+    async for _ in _with_one(listeners):
+        break
+    stream = listeners.stream(1)
+    await stream.aclose()
+    for number in range(5):
+        listeners.tell(ping(number))
+    assert listeners.dropped == 0
+    assert await rest_of(stream) == []
 
 
-def test_a_callback_that_fails_is_logged_and_the_others_are_told(
+async def test_a_callback_that_fails_is_logged_and_the_others_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        listeners, told = Listeners(), list[PairEvent]()
+    listeners, told = Listeners(), list[PairEvent]()
 
-        def fails(_: PairEvent) -> None:
-            raise RuntimeError("no room")
+    def fails(_: PairEvent) -> None:
+        raise RuntimeError("no room")
 
-        listeners.on_event(fails)
-        stop = listeners.on_event(told.append)
-        listeners.tell(ping(1))
-        stop()
-        stop()
-        listeners.tell(ping(2))
-        assert told == [ping(1)]
-
-    run_virtual(scenario())
+    listeners.on_event(fails)
+    stop = listeners.on_event(told.append)
+    listeners.tell(ping(1))
+    stop()
+    stop()
+    listeners.tell(ping(2))
+    assert told == [ping(1)]
     assert "a listener failed" in caplog.text
 
 
-def test_wrong_use_of_listeners_gets_one_line() -> None:
-    async def scenario() -> None:
-        with pytest.raises(ValueError, match="a number from 1; got 0"):
-            Listeners().stream(0)
-        with pytest.raises(TypeError, match=r"callable \(event\) -> None"):
-            Listeners().on_event(None)  # type: ignore[arg-type]
-
-    run_virtual(scenario())
+async def test_wrong_use_of_listeners_gets_one_line() -> None:
+    with pytest.raises(ValueError, match="a number from 1; got 0"):
+        Listeners().stream(0)
+    with pytest.raises(TypeError, match=r"callable \(event\) -> None"):
+        Listeners().on_event(None)  # type: ignore[arg-type]
 
 
-def test_an_outage_as_its_events_tell_it() -> None:
-    async def scenario() -> None:
-        world = FakePair(retry_total=0)
-        stream = world.client.listeners.stream()
-        world.primary.behaviour = refuses
-        await world.client.get_queue_sender("orders").send_messages(message(), timeout=30)
-        await asyncio.sleep(61)
-        world.primary.behaviour = accepts
-        await asyncio.sleep(60)
-        await world.client.close()
-        world.client.state.listeners.end()
-        told = await rest_of(stream)
-        changes = [(e.before, e.after, e.reason) for e in told if isinstance(e, EntityChanged)]
-        assert changes == [
-            ("healthy", "suspect", "a send failed"),
-            ("suspect", "failed over", "no success for 10 s"),
-            ("failed over", "healthy", "the ping was answered"),
-        ]
-        assert changes[0][0] is EntityState.HEALTHY
-        pings = [(e.path, e.answered, e.error) for e in told if isinstance(e, PingEnded)]
-        assert pings == [("orders", False, "ConnectionRefusedError: refused"), ("orders", True, "")]
-        assert world.client.state.counters.pings == {"answered": 1, "failed": 1, "dropped": 0}
-        assert world.client.state.counters.diverts.count == 1
-        for event in told:
-            plain = event.as_dict()
-            assert json.loads(json.dumps(plain)) == plain
-            assert plain["event"] == type(event).__name__
-
-    run_virtual(scenario())
+async def test_an_outage_as_its_events_tell_it() -> None:
+    world = FakePair(retry_total=0)
+    stream = world.client.listeners.stream()
+    world.primary.behaviour = refuses
+    await world.client.get_queue_sender("orders").send_messages(message(), timeout=30)
+    await asyncio.sleep(61)
+    world.primary.behaviour = accepts
+    await asyncio.sleep(60)
+    await world.client.close()
+    world.client.listeners.end()
+    told = await rest_of(stream)
+    changes = [(e.before, e.after, e.reason) for e in told if isinstance(e, EntityChanged)]
+    assert changes == [
+        ("healthy", "suspect", "a send failed"),
+        ("suspect", "failed over", "no success for 10 s"),
+        ("failed over", "healthy", "the ping was answered"),
+    ]
+    assert changes[0][0] is EntityState.HEALTHY
+    pings = [(e.path, e.answered, e.error) for e in told if isinstance(e, PingEnded)]
+    assert pings == [("orders", False, "ConnectionRefusedError: refused"), ("orders", True, "")]
+    assert world.client.tallies.pings == {"answered": 1, "failed": 1, "dropped": 0}
+    assert world.client.tallies.diverts.count == 1
+    for event in told:
+        plain = event.as_dict()
+        assert json.loads(json.dumps(plain)) == plain
+        assert plain["event"] == type(event).__name__
 
 
-def test_a_pulled_queue_tells_of_its_return_when_its_rest_is_over() -> None:
+async def test_a_pulled_queue_tells_of_its_return_when_its_rest_is_over() -> None:
     async def is_full(_: Any) -> None:
         raise ServiceBusQuotaExceededError(message="full")
 
-    async def scenario() -> None:
-        world = FakePair()
-        stream = world.client.listeners.stream()
-        world.secondary.by_entity[QUEUE + "0"] = is_full
-        world.client.entity("orders").tell(ForceFailover())
-        await world.client.get_queue_sender("orders").send_messages(message())
-        await asyncio.sleep(29.9)
-        status = world.client.state.rotation.pulled(world.now)
-        assert set(status) == {QUEUE + "0"}
-        await asyncio.sleep(0.2)
-        await world.client.close()
-        world.client.state.listeners.end()
-        queues = [e for e in await rest_of(stream) if not isinstance(e, EntityChanged)]
-        pulled, returned = queues
-        assert isinstance(pulled, BacklogQueuePulled)
-        assert (pulled.queue, pulled.rest_s) == (QUEUE + "0", 30.0)
-        assert "full" in pulled.reason
-        assert isinstance(returned, BacklogQueueReturned)
-        assert returned.queue == QUEUE + "0"
-
-    run_virtual(scenario())
+    world = FakePair()
+    stream = world.client.listeners.stream()
+    world.secondary.by_entity[QUEUE + "0"] = is_full
+    world.client.entity("orders").tell(ForceFailover())
+    await world.client.get_queue_sender("orders").send_messages(message())
+    await asyncio.sleep(29.9)
+    status = world.client.rotation.pulled(world.now)
+    assert set(status) == {QUEUE + "0"}
+    await asyncio.sleep(0.2)
+    await world.client.close()
+    world.client.listeners.end()
+    queues = [e for e in await rest_of(stream) if not isinstance(e, EntityChanged)]
+    pulled, returned = queues
+    assert isinstance(pulled, BacklogQueuePulled)
+    assert (pulled.queue, pulled.rest_s) == (QUEUE + "0", 30.0)
+    assert "full" in pulled.reason
+    assert isinstance(returned, BacklogQueueReturned)
+    assert returned.queue == QUEUE + "0"
 
 
-def test_a_pulled_queue_that_takes_a_late_message_returns_at_once_and_once() -> None:
-    async def scenario() -> None:
-        world = FakePair()
-        told: list[PairEvent] = []
-        world.client.state.listeners.on_event(told.append)
-        world.client.state.pull(QUEUE + "1", "busy")
-        world.client.state.pull(QUEUE + "1", "busy")
-        world.client.state.divert_succeeded(QUEUE + "1")
-        world.client.state.divert_succeeded(QUEUE + "1")
-        await asyncio.sleep(100)
-        assert [type(event) for event in told] == [BacklogQueuePulled, BacklogQueueReturned]
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_a_pulled_queue_that_takes_a_late_message_returns_at_once_and_once() -> None:
+    world = FakePair()
+    told: list[PairEvent] = []
+    world.client.listeners.on_event(told.append)
+    world.client.pull(QUEUE + "1", "busy")
+    world.client.pull(QUEUE + "1", "busy")
+    world.client.took(QUEUE + "1")
+    world.client.took(QUEUE + "1")
+    await asyncio.sleep(100)
+    assert [type(event) for event in told] == [BacklogQueuePulled, BacklogQueueReturned]
+    await world.client.close()
 
 
-def test_a_pair_that_closes_while_a_queue_rests_leaves_no_timer() -> None:
-    async def scenario() -> None:
-        world = FakePair()
-        told: list[PairEvent] = []
-        world.client.state.pull(QUEUE + "1", "busy")
-        await world.client.close()
-        world.client.state.listeners.on_event(told.append)
-        await asyncio.sleep(100)
-        assert told == []
-
-    run_virtual(scenario())
+async def test_a_pair_that_closes_while_a_queue_rests_leaves_no_timer() -> None:
+    world = FakePair()
+    told: list[PairEvent] = []
+    world.client.pull(QUEUE + "1", "busy")
+    await world.client.close()
+    world.client.listeners.on_event(told.append)
+    await asyncio.sleep(100)
+    assert told == []
 
 
-def test_a_secondary_that_is_closed_leaves_the_pair_unprotected_and_sends_use_the_primary() -> None:
-    async def scenario() -> None:
-        world = FakePair(retry_total=0)
-        world.client.check_protection("found")
-        told: list[PairEvent] = []
-        world.client.state.listeners.on_event(told.append)
-        world.client.entity("orders").tell(ForceFailover())
-        sender = world.client.get_queue_sender("orders")
-        await sender.send_messages(message(1))
-        await world.client.close_secondary("the secondary is closed")
-        lost = told[-1]
-        assert isinstance(lost, ProtectionChanged)
-        assert (lost.protected, lost.reason) == (False, "the secondary is closed")
-        await sender.send_messages(message(2))
-        world.primary.behaviour = refuses
-        with pytest.raises(ConnectionRefusedError):
-            await sender.send_messages(message(3))
-        assert [name for name, _ in world.primary.took] == ["orders"]
-        assert len(world.secondary.took) == 1
-        assert world.client.entity("orders").raised == 1
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_a_closed_secondary_leaves_the_pair_unprotected_and_sends_use_the_primary() -> None:
+    world = FakePair(retry_total=0)
+    world.client.check_protection("found")
+    told: list[PairEvent] = []
+    world.client.listeners.on_event(told.append)
+    world.client.entity("orders").tell(ForceFailover())
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(message(1))
+    await world.client.close_secondary("the secondary is closed")
+    lost = told[-1]
+    assert isinstance(lost, ProtectionChanged)
+    assert (lost.protected, lost.reason) == (False, "the secondary is closed")
+    await sender.send_messages(message(2))
+    world.primary.behaviour = refuses
+    with pytest.raises(ConnectionRefusedError):
+        await sender.send_messages(message(3))
+    assert [name for name, _ in world.primary.took] == ["orders"]
+    assert len(world.secondary.took) == 1
+    assert world.client.entity("orders").raised == 1
+    await world.client.close()
 
 
-def test_a_divert_that_waits_for_a_sender_when_the_secondary_closes_goes_another_way() -> None:
-    async def scenario() -> None:
-        world = FakePair(retry_total=0, backlog_queue_count=1)
+async def test_a_divert_that_waits_for_a_sender_when_the_secondary_closes_goes_another_way() -> (
+    None
+):
+    world = FakePair(retry_total=0, backlog_queue_count=1)
 
-        async def slow(_: Any) -> None:
-            await asyncio.sleep(1.0)
+    async def slow(_: Any) -> None:
+        await asyncio.sleep(1.0)
 
-        world.secondary.behaviour = slow
-        world.client.entity("orders").tell(ForceFailover())
-        sender = world.client.get_queue_sender("orders")
-        calls = asyncio.gather(*(sender.send_messages(message(n), timeout=20) for n in range(12)))
-        await asyncio.sleep(0.5)
-        await world.client.close_secondary("the secondary is closed")
-        await calls
-        # 2 were under way, opening a link, and may end; the others never had a sender.
-        assert (len(world.secondary.took), len(world.primary.took)) == (2, 10)
-        await world.client.close()
-
-    run_virtual(scenario())
+    world.secondary.behaviour = slow
+    world.client.entity("orders").tell(ForceFailover())
+    sender = world.client.get_queue_sender("orders")
+    calls = asyncio.gather(*(sender.send_messages(message(n), timeout=20) for n in range(12)))
+    await asyncio.sleep(0.5)
+    await world.client.close_secondary("the secondary is closed")
+    await calls
+    # 2 were under way, opening a link, and may end; the others never had a sender.
+    assert (len(world.secondary.took), len(world.primary.took)) == (2, 10)
+    await world.client.close()
 
 
-def test_calls_that_wait_carry_their_ids_when_the_pair_closes() -> None:
-    async def scenario() -> None:
-        world = FakePair(failover_interval=3600.0, retry_backoff_factor=100.0)
-        world.primary.behaviour = refuses
-        sender = world.client.get_queue_sender("orders")
-        call = asyncio.create_task(sender.send_messages(message(7)))
-        await asyncio.sleep(1)
-        await world.client.close()
-        with pytest.raises(PairClosedError, match="the pair was closed") as caught:
-            await call
-        assert caught.value.message_ids == ("7",)
-
-    run_virtual(scenario())
+async def test_calls_that_wait_carry_their_ids_when_the_pair_closes() -> None:
+    world = FakePair(failover_interval=3600.0, retry_backoff_factor=100.0)
+    world.primary.behaviour = refuses
+    sender = world.client.get_queue_sender("orders")
+    call = asyncio.create_task(sender.send_messages(message(7)))
+    await asyncio.sleep(1)
+    await world.client.close()
+    with pytest.raises(PairClosedError, match="the pair was closed") as caught:
+        await call
+    assert caught.value.message_ids == ("7",)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -284,31 +251,28 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     ]
 
 
-def test_one_line_of_the_log_for_each_change_in_a_persons_words(
+async def test_one_line_of_the_log_for_each_change_in_a_persons_words(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def is_gone(_: Any) -> None:
         raise MessagingEntityNotFoundError(message="no such queue")
 
-    async def scenario() -> None:
-        world = FakePair(retry_total=0)
-        world.primary.behaviour = refuses
-        await world.client.get_queue_sender("orders").send_messages(message(), timeout=30)
-        world.primary.behaviour = is_gone
-        await asyncio.sleep(61)
-        world.primary.behaviour = accepts
-        await asyncio.sleep(61)
-        world.client.state.pull(QUEUE + "0", "full")
-        world.client.state.pull(QUEUE + "1", "full")
-        world.client.entity("orders").tell(ForceFailover())
-        world.client.state.pull(QUEUE + "2", "full")
-        world.client.entity("news").tell(ForceFailover())
-        await asyncio.sleep(31)
-        world.client.entity("orders").tell(MarkHealthy())
-        await world.client.close()
-
     caplog.set_level(logging.DEBUG, "twinbus.pairing")
-    run_virtual(scenario())
+    world = FakePair(retry_total=0)
+    world.primary.behaviour = refuses
+    await world.client.get_queue_sender("orders").send_messages(message(), timeout=30)
+    world.primary.behaviour = is_gone
+    await asyncio.sleep(61)
+    world.primary.behaviour = accepts
+    await asyncio.sleep(61)
+    world.client.pull(QUEUE + "0", "full")
+    world.client.pull(QUEUE + "1", "full")
+    world.client.entity("orders").tell(ForceFailover())
+    world.client.pull(QUEUE + "2", "full")
+    world.client.entity("news").tell(ForceFailover())
+    await asyncio.sleep(31)
+    world.client.entity("orders").tell(MarkHealthy())
+    await world.client.close()
     assert lines(caplog) == [
         (
             "WARNING",
@@ -356,15 +320,14 @@ def test_one_line_of_the_log_for_each_change_in_a_persons_words(
     ]
 
 
-def test_an_unprotected_failover_says_where_sends_go(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        world = FakePair()
-        for path in world.client.paths:
-            world.client.rotation.leave_out(path, "not there")
-        world.client.entity("orders").tell(ForceFailover())
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_an_unprotected_failover_says_where_sends_go(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = FakePair()
+    for path in world.client.paths:
+        world.client.rotation.leave_out(path, "not there")
+    world.client.entity("orders").tell(ForceFailover())
+    await world.client.close()
     assert lines(caplog) == [
         (
             "WARNING",

@@ -17,9 +17,10 @@ from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, Reser
 from twinbus.pairing.core.events import ForceFailover
 from twinbus.pairing.sdk import guards
 from twinbus.pairing.sdk.guards import BacklogLimits, body_bytes, encoded_bytes, flaws, glance
-from twinbus.testing import run_virtual
 from twinbus.testing.fake_pair import FakePair
 from twinbus.transfer import overhead_bytes, to_backlog_message
+
+pytestmark = pytest.mark.virtual_time
 
 LIMIT = 262_144
 
@@ -38,68 +39,61 @@ FLAWED: dict[str, tuple[Callable[[], ServiceBusMessage], type[BacklogGuardError]
 
 
 @pytest.mark.parametrize("kind", FLAWED)
-def test_while_healthy_a_flaw_is_counted_and_warned_of_once_and_changes_nothing(
+async def test_while_healthy_a_flaw_is_counted_and_warned_of_once_and_changes_nothing(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        world = FakePair(message_size_limit=LIMIT)
-        sender = world.client.get_queue_sender("orders")
-        make, _ = FLAWED[kind]
-        given = make()
-        with caplog.at_level(logging.WARNING):
-            await sender.send_messages(given)
-            await sender.send_messages([make(), message()])
-            await sender.send_messages(message())
-        assert [took is given for _, took in world.primary.took] == [True, False, False]
-        assert len(caplog.records) == 1
-        assert "could not be sent" in caplog.text
-        status = world.client.entity("orders").status()
-        assert getattr(status, kind) == 2
-        assert status.oversize + status.reserved == 2
-        assert status.sent == 4
-        await world.client.close()
-
-    run_virtual(scenario())
+    world = FakePair(message_size_limit=LIMIT)
+    sender = world.client.get_queue_sender("orders")
+    make, _ = FLAWED[kind]
+    given = make()
+    with caplog.at_level(logging.WARNING):
+        await sender.send_messages(given)
+        await sender.send_messages([make(), message()])
+        await sender.send_messages(message())
+    assert [took is given for _, took in world.primary.took] == [True, False, False]
+    assert len(caplog.records) == 1
+    assert "could not be sent" in caplog.text
+    status = world.client.entity("orders").status()
+    assert getattr(status, kind) == 2
+    assert status.oversize + status.reserved == 2
+    assert status.sent == 4
+    await world.client.close()
 
 
 @pytest.mark.parametrize("kind", FLAWED)
 @pytest.mark.parametrize("strict", [False, True])
-def test_failed_over_a_flaw_is_refused_before_anything_is_tried(kind: str, strict: bool) -> None:
-    async def scenario() -> None:
-        world = FakePair(message_size_limit=LIMIT, strict_guards=strict)
-        world.client.entity("orders").tell(ForceFailover())
-        sender = world.client.get_queue_sender("orders")
-        make, error = FLAWED[kind]
-        for payload in (make(), [message(), make()]):
-            with pytest.raises(error) as caught:
-                await sender.send_messages(payload)
-            assert set(caught.value.message_ids) == {"1"}
-        assert (world.primary.took, world.secondary.took) == ([], [])
-        assert world.ledger.of("divert") == []
-        status = world.client.entity("orders").status()
-        assert (status.oversize, status.reserved) == (0, 0)
-        await sender.send_messages(message())
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_failed_over_a_flaw_is_refused_before_anything_is_tried(
+    kind: str, strict: bool
+) -> None:
+    world = FakePair(message_size_limit=LIMIT, strict_guards=strict)
+    world.client.entity("orders").tell(ForceFailover())
+    sender = world.client.get_queue_sender("orders")
+    make, error = FLAWED[kind]
+    for payload in (make(), [message(), make()]):
+        with pytest.raises(error) as caught:
+            await sender.send_messages(payload)
+        assert set(caught.value.message_ids) == {"1"}
+    assert (world.primary.took, world.secondary.took) == ([], [])
+    assert world.ledger.of("divert") == []
+    status = world.client.entity("orders").status()
+    assert (status.oversize, status.reserved) == (0, 0)
+    await sender.send_messages(message())
+    await world.client.close()
 
 
 @pytest.mark.parametrize("kind", FLAWED)
-def test_strict_guards_refuse_while_healthy_too(kind: str) -> None:
-    async def scenario() -> None:
-        world = FakePair(message_size_limit=LIMIT, strict_guards=True)
-        sender = world.client.get_queue_sender("orders")
-        make, error = FLAWED[kind]
-        for payload in (make(), [message(), make()]):
-            with pytest.raises(error) as caught:
-                await sender.send_messages(payload)
-            assert set(caught.value.message_ids) == {"1"}
-        assert world.primary.took == []
-        await sender.send_messages(message())
-        assert len(world.primary.took) == 1
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_strict_guards_refuse_while_healthy_too(kind: str) -> None:
+    world = FakePair(message_size_limit=LIMIT, strict_guards=True)
+    sender = world.client.get_queue_sender("orders")
+    make, error = FLAWED[kind]
+    for payload in (make(), [message(), make()]):
+        with pytest.raises(error) as caught:
+            await sender.send_messages(payload)
+        assert set(caught.value.message_ids) == {"1"}
+    assert world.primary.took == []
+    await sender.send_messages(message())
+    assert len(world.primary.took) == 1
+    await world.client.close()
 
 
 def test_the_error_says_size_limit_and_what_the_aliases_add() -> None:
@@ -155,24 +149,21 @@ def test_what_passes_at_a_glance_has_no_flaw(
     assert flaws([one], "orders", limit) == []
 
 
-def test_while_healthy_nothing_is_copied_and_nothing_is_sized(
+async def test_while_healthy_nothing_is_copied_and_nothing_is_sized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("a healthy send must neither copy nor size")
 
-    async def scenario() -> None:
-        world = FakePair(message_size_limit=LIMIT)
-        sender = world.client.get_queue_sender("orders")
-        monkeypatch.setattr(guards, "to_backlog_message", never)
-        monkeypatch.setattr(guards, "encoded_bytes", never)
-        for size in (0, 1_000, LIMIT - guards.PROPERTIES_MAX - guards.ALIASES_MAX):
-            await sender.send_messages(message(size, application_properties={"a": 1}))
-            await sender.send_messages([message(size), message(size)])
-        assert len(world.primary.took) == 6
-        await world.client.close()
-
-    run_virtual(scenario())
+    world = FakePair(message_size_limit=LIMIT)
+    sender = world.client.get_queue_sender("orders")
+    monkeypatch.setattr(guards, "to_backlog_message", never)
+    monkeypatch.setattr(guards, "encoded_bytes", never)
+    for size in (0, 1_000, LIMIT - guards.PROPERTIES_MAX - guards.ALIASES_MAX):
+        await sender.send_messages(message(size, application_properties={"a": 1}))
+        await sender.send_messages([message(size), message(size)])
+    assert len(world.primary.took) == 6
+    await world.client.close()
 
 
 def test_the_limit_is_learned_from_the_link_and_remembered() -> None:
@@ -193,40 +184,34 @@ def test_the_option_is_the_limit_whatever_a_link_says() -> None:
     assert {limits.smallest, limits.of("a"), limits.watched, limits.smallest_batch} == {50_000}
 
 
-def test_a_large_message_has_an_unknown_limit_asked_for() -> None:
-    async def scenario() -> None:
-        world = FakePair()
-        sender = world.client.get_queue_sender("orders")
-        await sender.send_messages(message(1_000))
-        assert world.secondary.opened == 0
-        await sender.send_messages(message(LIMIT - 50))
-        assert len(world.primary.took) == 2
-        assert world.secondary.opened == 1
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_a_large_message_has_an_unknown_limit_asked_for() -> None:
+    world = FakePair()
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(message(1_000))
+    assert world.secondary.opened == 0
+    await sender.send_messages(message(LIMIT - 50))
+    assert len(world.primary.took) == 2
+    assert world.secondary.opened == 1
+    await world.client.close()
 
 
-def test_a_queue_that_finds_one_message_too_large_is_told_apart_by_its_limit() -> None:
-    async def scenario() -> None:
-        world = FakePair()
+async def test_a_queue_that_finds_one_message_too_large_is_told_apart_by_its_limit() -> None:
+    world = FakePair()
 
-        async def too_large(sent: Any) -> None:
-            if sent is not None:
-                world.client.state.limits.learn("contoso/x-servicebus-transfer/0", LIMIT, LIMIT)
-                raise MessageSizeExceededError(message="too large")
+    async def too_large(sent: Any) -> None:
+        if sent is not None:
+            world.client.limits.learn("contoso/x-servicebus-transfer/0", LIMIT, LIMIT)
+            raise MessageSizeExceededError(message="too large")
 
-        world.client.entity("orders").tell(ForceFailover())
-        world.secondary.behaviour = too_large
-        sender = world.client.get_queue_sender("orders")
-        with pytest.raises(BacklogMessageTooLargeError, match=str(LIMIT)):
-            await sender.send_messages(message(LIMIT - 20))
-        with pytest.raises(MessageSizeExceededError):
-            await sender.send_messages(message(10))
-        assert world.client.state.rotation.absences(world.now) == {}
-        await world.client.close()
-
-    run_virtual(scenario())
+    world.client.entity("orders").tell(ForceFailover())
+    world.secondary.behaviour = too_large
+    sender = world.client.get_queue_sender("orders")
+    with pytest.raises(BacklogMessageTooLargeError, match=str(LIMIT)):
+        await sender.send_messages(message(LIMIT - 20))
+    with pytest.raises(MessageSizeExceededError):
+        await sender.send_messages(message(10))
+    assert world.client.rotation.absences(world.now) == {}
+    await world.client.close()
 
 
 class Uncloneable(AmqpAnnotatedMessage):
@@ -244,18 +229,15 @@ class Uncloneable(AmqpAnnotatedMessage):
         """Taken, never given."""
 
 
-def test_a_message_that_cannot_be_copied_is_an_error_that_says_so() -> None:
-    async def scenario() -> None:
-        world = FakePair()
-        world.client.entity("orders").tell(ForceFailover())
-        odd = Uncloneable(data_body=b"x", properties={"message_id": "odd"})
-        with pytest.raises(BacklogGuardError, match=r"cannot be copied.*no second time") as caught:
-            await world.client.get_queue_sender("orders").send_messages(odd)
-        assert caught.value.message_ids == ("odd",)
-        assert world.secondary.took == []
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_a_message_that_cannot_be_copied_is_an_error_that_says_so() -> None:
+    world = FakePair()
+    world.client.entity("orders").tell(ForceFailover())
+    odd = Uncloneable(data_body=b"x", properties={"message_id": "odd"})
+    with pytest.raises(BacklogGuardError, match=r"cannot be copied.*no second time") as caught:
+        await world.client.get_queue_sender("orders").send_messages(odd)
+    assert caught.value.message_ids == ("odd",)
+    assert world.secondary.took == []
+    await world.client.close()
 
 
 @pytest.mark.parametrize("body", [[object()], [3], [b"a", object()]])

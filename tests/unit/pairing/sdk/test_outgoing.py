@@ -19,10 +19,11 @@ from twinbus.pairing.sdk import outgoing
 from twinbus.pairing.sdk.batches import PairedMessageBatch
 from twinbus.pairing.sdk.guards import encoded_bytes, id_of
 from twinbus.pairing.sdk.outgoing import MessageIds, Outgoing
-from twinbus.testing import run_virtual
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import Behaviour, accepts, hangs, refuses
 from twinbus.transfer import to_backlog_message
+
+pytestmark = pytest.mark.virtual_time
 
 QUEUE = "contoso/x-servicebus-transfer/"
 
@@ -93,28 +94,25 @@ def fails(world: FakePair, behaviour: Behaviour = refuses) -> None:
     world.primary.behaviour = behaviour
 
 
-def test_a_mapping_keeps_its_id_for_the_callers_own_retry() -> None:
-    async def scenario() -> None:
-        world = FakePair(retry_total=0, failover_interval=3600.0)
-        sender = world.client.get_queue_sender("orders")
-        order: dict[str, Any] = {"body": "order 1"}
-        seen = []
-        fails(world)
-        for _ in range(3):
-            with pytest.raises(ConnectionRefusedError) as caught:
-                await sender.send_messages([order, {"body": "other"}])
-            seen.append(caught.value.message_ids[0])  # type: ignore[attr-defined]
-        world.primary.behaviour = accepts
-        await sender.send_messages(order)
-        seen.append(id_of(world.primary.took[-1][1]))
-        assert len(set(seen)) == 1
-        assert order == {"body": "order 1"}
-        # Sent: what it says next is another message, though the words may be the same.
-        await sender.send_messages(order)
-        assert id_of(world.primary.took[-1][1]) not in seen
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_a_mapping_keeps_its_id_for_the_callers_own_retry() -> None:
+    world = FakePair(retry_total=0, failover_interval=3600.0)
+    sender = world.client.get_queue_sender("orders")
+    order: dict[str, Any] = {"body": "order 1"}
+    seen = []
+    fails(world)
+    for _ in range(3):
+        with pytest.raises(ConnectionRefusedError) as caught:
+            await sender.send_messages([order, {"body": "other"}])
+        seen.append(caught.value.message_ids[0])  # type: ignore[attr-defined]
+    world.primary.behaviour = accepts
+    await sender.send_messages(order)
+    seen.append(id_of(world.primary.took[-1][1]))
+    assert len(set(seen)) == 1
+    assert order == {"body": "order 1"}
+    # Sent: what it says next is another message, though the words may be the same.
+    await sender.send_messages(order)
+    assert id_of(world.primary.took[-1][1]) not in seen
+    await world.client.close()
 
 
 def test_a_mapping_that_says_something_else_is_another_message() -> None:
@@ -136,20 +134,17 @@ def test_mappings_are_remembered_in_a_bounded_number(monkeypatch: pytest.MonkeyP
     assert of(forms[0], ids).ids != given[0]
 
 
-def test_ids_in_an_error_can_be_put_in_by_the_caller() -> None:
-    async def scenario() -> None:
-        world = FakePair(retry_total=0, failover_interval=3600.0)
-        sender = world.client.get_queue_sender("orders")
-        fails(world, hangs)
-        with pytest.raises(OperationTimeoutError) as caught:
-            await sender.send_messages({"body": "x"})
-        (message_id,) = caught.value.message_ids  # type: ignore[attr-defined]
-        world.primary.behaviour = accepts
-        await sender.send_messages({"body": "x", "message_id": message_id})
-        assert id_of(world.primary.took[-1][1]) == message_id
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_ids_in_an_error_can_be_put_in_by_the_caller() -> None:
+    world = FakePair(retry_total=0, failover_interval=3600.0)
+    sender = world.client.get_queue_sender("orders")
+    fails(world, hangs)
+    with pytest.raises(OperationTimeoutError) as caught:
+        await sender.send_messages({"body": "x"})
+    (message_id,) = caught.value.message_ids  # type: ignore[attr-defined]
+    world.primary.behaviour = accepts
+    await sender.send_messages({"body": "x", "message_id": message_id})
+    assert id_of(world.primary.took[-1][1]) == message_id
+    await world.client.close()
 
 
 def sdk_batch(*messages: Any, size: int = 262_144) -> ServiceBusMessageBatch:
@@ -231,22 +226,19 @@ def test_a_message_that_is_refused_leaves_the_batch_as_it_was() -> None:
     assert (len(batch), batch.size_in_bytes, batch.max_size_in_bytes) == before
 
 
-def test_a_batch_is_diverted_whole_to_one_place() -> None:
-    async def scenario() -> None:
-        world = FakePair()
-        world.client.entity("orders").tell(ForceFailover())
-        sender = world.client.get_queue_sender("orders")
-        batch = await sender.create_message_batch()
-        assert isinstance(batch, PairedMessageBatch)
-        for number in range(5):
-            batch.add_message(ServiceBusMessage(str(number)))
-        await sender.send_messages(batch)
-        ((queue, stored),) = world.secondary.took
-        assert queue == QUEUE + "0"
-        assert [id_of(message) for message in stored] == [id_of(m) for m in batch._messages]
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_a_batch_is_diverted_whole_to_one_place() -> None:
+    world = FakePair()
+    world.client.entity("orders").tell(ForceFailover())
+    sender = world.client.get_queue_sender("orders")
+    batch = await sender.create_message_batch()
+    assert isinstance(batch, PairedMessageBatch)
+    for number in range(5):
+        batch.add_message(ServiceBusMessage(str(number)))
+    await sender.send_messages(batch)
+    ((queue, stored),) = world.secondary.took
+    assert queue == QUEUE + "0"
+    assert [id_of(message) for message in stored] == [id_of(m) for m in batch._messages]
+    await world.client.close()
 
 
 IDS = ("1", "2", "2", "4")
@@ -258,88 +250,79 @@ IDS = ("1", "2", "2", "4")
     [(1, None), (2, ("1",)), (3, ("1", "2")), (4, ("1", "2", "2")), (5, IDS)],
 )
 @pytest.mark.parametrize("how", ["refused", "hangs", "message"])
-def test_a_split_batch_tells_what_is_stored_whatever_fails_when(
+async def test_a_split_batch_tells_what_is_stored_whatever_fails_when(
     fails_at: int, stored: tuple[str, ...] | None, how: str
 ) -> None:
-    async def scenario() -> None:
-        world = FakePair(retry_total=0, message_size_limit=None)
-        singles = 0
+    world = FakePair(retry_total=0, message_size_limit=None)
+    singles = 0
 
-        async def one_at_a_time(sent: Any) -> None:
-            nonlocal singles
-            if sent is None:
-                return
-            if isinstance(sent, list):
-                raise MessageSizeExceededError(message="too large")
-            singles += 1
-            if singles >= fails_at:
-                if how == "refused":
-                    raise ConnectionRefusedError("refused")
-                if how == "message":
-                    raise ValueError("a message that nobody takes")
-                await asyncio.Event().wait()
+    async def one_at_a_time(sent: Any) -> None:
+        nonlocal singles
+        if sent is None:
+            return
+        if isinstance(sent, list):
+            raise MessageSizeExceededError(message="too large")
+        singles += 1
+        if singles >= fails_at:
+            if how == "refused":
+                raise ConnectionRefusedError("refused")
+            if how == "message":
+                raise ValueError("a message that nobody takes")
+            await asyncio.Event().wait()
 
-        world.secondary.behaviour = one_at_a_time
-        world.client.entity("orders").tell(ForceFailover())
-        sender = world.client.get_queue_sender("orders")
-        messages = [ServiceBusMessage("x", message_id=name) for name in IDS]
-        if stored == IDS:
+    world.secondary.behaviour = one_at_a_time
+    world.client.entity("orders").tell(ForceFailover())
+    sender = world.client.get_queue_sender("orders")
+    messages = [ServiceBusMessage("x", message_id=name) for name in IDS]
+    if stored == IDS:
+        await sender.send_messages(messages, timeout=12)
+        assert world.client.entity("orders").diverted == len(IDS)
+    else:
+        with pytest.raises((PairingError, ValueError)) as caught:
             await sender.send_messages(messages, timeout=12)
-            assert world.client.entity("orders").diverted == len(IDS)
+        error: Any = caught.value
+        assert error.message_ids == IDS
+        if stored is None:
+            assert not isinstance(error, PartialDivertError)
         else:
-            with pytest.raises((PairingError, ValueError)) as caught:
-                await sender.send_messages(messages, timeout=12)
-            error: Any = caught.value
-            assert error.message_ids == IDS
-            if stored is None:
-                assert not isinstance(error, PartialDivertError)
-            else:
-                assert isinstance(error, PartialDivertError)
-                assert error.stored_ids == stored
-                assert error.not_stored_ids == IDS[len(stored) :]
-        assert len(world.secondary.took) == (len(stored) if stored else 0)
-        assert world.elapsed <= 12
-        await world.client.close()
-
-    run_virtual(scenario())
+            assert isinstance(error, PartialDivertError)
+            assert error.stored_ids == stored
+            assert error.not_stored_ids == IDS[len(stored) :]
+    assert len(world.secondary.took) == (len(stored) if stored else 0)
+    assert world.elapsed <= 12
+    await world.client.close()
 
 
-def test_a_split_batch_that_is_cancelled_is_cancelled() -> None:
-    async def scenario() -> None:
-        world = FakePair()
+async def test_a_split_batch_that_is_cancelled_is_cancelled() -> None:
+    world = FakePair()
 
-        async def slow_singles(sent: Any) -> None:
-            if isinstance(sent, list):
-                raise MessageSizeExceededError(message="too large")
-            if sent is not None:
-                await asyncio.sleep(1)
+    async def slow_singles(sent: Any) -> None:
+        if isinstance(sent, list):
+            raise MessageSizeExceededError(message="too large")
+        if sent is not None:
+            await asyncio.sleep(1)
 
-        world.secondary.behaviour = slow_singles
-        world.client.entity("orders").tell(ForceFailover())
-        sender = world.client.get_queue_sender("orders")
-        messages = [ServiceBusMessage("x", message_id=name) for name in "abcd"]
-        call = asyncio.create_task(sender.send_messages(messages))
-        await asyncio.sleep(2.5)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        outcomes = dict(world.ledger.of("divert", "message_id", "outcome"))
-        assert outcomes == {"a": "ok", "b": "ok", "c": "unknown", "d": "failed"}
-        await world.client.close()
-
-    run_virtual(scenario())
+    world.secondary.behaviour = slow_singles
+    world.client.entity("orders").tell(ForceFailover())
+    sender = world.client.get_queue_sender("orders")
+    messages = [ServiceBusMessage("x", message_id=name) for name in "abcd"]
+    call = asyncio.create_task(sender.send_messages(messages))
+    await asyncio.sleep(2.5)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    outcomes = dict(world.ledger.of("divert", "message_id", "outcome"))
+    assert outcomes == {"a": "ok", "b": "ok", "c": "unknown", "d": "failed"}
+    await world.client.close()
 
 
-def test_an_oversize_message_keeps_its_whole_batch_out_before_a_part_is_stored() -> None:
-    async def scenario() -> None:
-        world = FakePair(message_size_limit=2_000)
-        world.client.entity("orders").tell(ForceFailover())
-        sender = world.client.get_queue_sender("orders")
-        batch = [ServiceBusMessage("x" * size, message_id=str(size)) for size in (10, 20, 1_990)]
-        with pytest.raises(PairingError, match="2000") as caught:
-            await sender.send_messages(batch)
-        assert caught.value.message_ids == ("10", "20", "1990")
-        assert world.secondary.took == []
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_an_oversize_message_keeps_its_whole_batch_out_before_a_part_is_stored() -> None:
+    world = FakePair(message_size_limit=2_000)
+    world.client.entity("orders").tell(ForceFailover())
+    sender = world.client.get_queue_sender("orders")
+    batch = [ServiceBusMessage("x" * size, message_id=str(size)) for size in (10, 20, 1_990)]
+    with pytest.raises(PairingError, match="2000") as caught:
+        await sender.send_messages(batch)
+    assert caught.value.message_ids == ("10", "20", "1990")
+    assert world.secondary.took == []
+    await world.client.close()

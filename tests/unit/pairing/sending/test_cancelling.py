@@ -12,9 +12,10 @@ from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from twinbus.pairing.core.events import ForceFailover
 from twinbus.pairing.sdk.watchdog import LOOK_S
-from twinbus.testing import run_virtual
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import Behaviour, accepts, hangs
+
+pytestmark = pytest.mark.virtual_time
 
 MOMENTS_S = [step * 0.07 for step in range(24)]
 """From before the first attempt to past its bound and the first back-off."""
@@ -81,8 +82,10 @@ def check_nothing_is_leased(world: FakePair, sender: Any) -> None:
 @pytest.mark.parametrize(
     "behaviour", [slow, swallows, swallows_then_fails, swallows_then_hangs, hangs, is_busy]
 )
-def test_a_cancellation_is_seen_at_every_moment(behaviour: Behaviour, failed_over: bool) -> None:
-    async def scenario(moment_s: float, payload: Callable[[], Any]) -> bool:
+async def test_a_cancellation_is_seen_at_every_moment(
+    behaviour: Behaviour, failed_over: bool
+) -> None:
+    async def cancel(moment_s: float, payload: Callable[[], Any]) -> bool:
         world = FakePair(failover_interval=3600.0, retry_total=5)
         sender = world.client.get_queue_sender("orders")
         side = world.secondary if failed_over else world.primary
@@ -100,7 +103,7 @@ def test_a_cancellation_is_seen_at_every_moment(behaviour: Behaviour, failed_ove
         return seen
 
     seen = [
-        run_virtual(scenario(moment_s, payload))
+        await cancel(moment_s, payload)
         for moment_s in MOMENTS_S
         for payload in (message, lambda: [message(1), message(3)])
     ]
@@ -108,8 +111,8 @@ def test_a_cancellation_is_seen_at_every_moment(behaviour: Behaviour, failed_ove
 
 
 @pytest.mark.parametrize("behaviour", [slow, swallows, hangs])
-def test_a_cancellation_while_a_link_is_opened_is_seen(behaviour: Behaviour) -> None:
-    async def scenario(moment_s: float) -> None:
+async def test_a_cancellation_while_a_link_is_opened_is_seen(behaviour: Behaviour) -> None:
+    async def cancel(moment_s: float) -> None:
         world = FakePair(failover_interval=3600.0)
         world.primary.behaviour = behaviour
         sender = world.client.get_queue_sender("orders")
@@ -119,125 +122,110 @@ def test_a_cancellation_while_a_link_is_opened_is_seen(behaviour: Behaviour) -> 
         assert world.primary.closed == world.primary.opened
 
     for moment_s in MOMENTS_S:
-        run_virtual(scenario(moment_s))
+        await cancel(moment_s)
 
 
-def test_a_swallowed_cancellation_of_a_stored_message_is_recorded_as_stored() -> None:
-    async def scenario() -> None:
-        world = FakePair()
-        sender = world.client.get_queue_sender("orders")
-        await sender.send_messages(message(0))
+async def test_a_swallowed_cancellation_of_a_stored_message_is_recorded_as_stored() -> None:
+    world = FakePair()
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(message(0))
 
-        async def eats_one(_: Any) -> None:
-            try:
-                await asyncio.sleep(0.1)
-            except asyncio.CancelledError:
-                return
+    async def eats_one(_: Any) -> None:
+        try:
+            await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            return
 
-        for side, payload in ((world.primary, message(1)), (world.primary, [message(2)])):
-            side.behaviour = eats_one
-            assert await cancelled_at(world, 0.05, sender, payload)
-            side.behaviour = accepts
-        world.client.entity("orders").tell(ForceFailover())
-        await sender.send_messages(message(3))
-        world.secondary.behaviour = eats_one
-        assert await cancelled_at(world, 0.05, sender, message(4))
-        sent = world.ledger.of("send", "message_id", "outcome")
-        assert sent == [("0", "ok"), ("1", "ok"), ("2", "ok")]
-        assert world.ledger.of("divert", "message_id", "outcome") == [("3", "ok"), ("4", "ok")]
-        status = world.client.entity("orders").status()
-        assert (status.sent, status.diverted) == (3, 2)
-        await world.client.close()
-
-    run_virtual(scenario())
+    for side, payload in ((world.primary, message(1)), (world.primary, [message(2)])):
+        side.behaviour = eats_one
+        assert await cancelled_at(world, 0.05, sender, payload)
+        side.behaviour = accepts
+    world.client.entity("orders").tell(ForceFailover())
+    await sender.send_messages(message(3))
+    world.secondary.behaviour = eats_one
+    assert await cancelled_at(world, 0.05, sender, message(4))
+    sent = world.ledger.of("send", "message_id", "outcome")
+    assert sent == [("0", "ok"), ("1", "ok"), ("2", "ok")]
+    assert world.ledger.of("divert", "message_id", "outcome") == [("3", "ok"), ("4", "ok")]
+    status = world.client.entity("orders").status()
+    assert (status.sent, status.diverted) == (3, 2)
+    await world.client.close()
 
 
-def test_the_callers_own_timeout_block_gets_its_timeout() -> None:
-    async def scenario() -> None:
-        world = FakePair()
-        sender = world.client.get_queue_sender("orders")
-        await sender.send_messages(message())
-        for behaviour in (slow, swallows, hangs):
-            world.primary.behaviour = behaviour
-            began = world.now
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.33):
-                    await sender.send_messages(message())
-            assert world.now - began <= 0.33 + 1.0
-        task = asyncio.current_task()
-        assert task is not None
-        assert task.cancelling() == 0
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_the_callers_own_timeout_block_gets_its_timeout() -> None:
+    world = FakePair()
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(message())
+    for behaviour in (slow, swallows, hangs):
+        world.primary.behaviour = behaviour
+        began = world.now
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.33):
+                await sender.send_messages(message())
+        assert world.now - began <= 0.33 + 1.0
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await world.client.close()
 
 
-def test_a_task_that_was_cancelled_and_lives_on_may_still_send() -> None:
-    async def scenario() -> None:
-        world = FakePair()
-        sender = world.client.get_queue_sender("orders")
+async def test_a_task_that_was_cancelled_and_lives_on_may_still_send() -> None:
+    world = FakePair()
+    sender = world.client.get_queue_sender("orders")
 
-        async def says_goodbye() -> None:
-            try:
-                await asyncio.sleep(10)
-            except asyncio.CancelledError:
-                await sender.send_messages(message(1))
-                await sender.send_messages([message(2)])
-                raise
+    async def says_goodbye() -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            await sender.send_messages(message(1))
+            await sender.send_messages([message(2)])
+            raise
 
-        task = asyncio.create_task(says_goodbye())
-        await asyncio.sleep(1)
-        task.cancel()
-        await asyncio.wait({task})
-        assert len(world.primary.took) == 2
-        assert task.cancelled()
-        await world.client.close()
-
-    run_virtual(scenario())
+    task = asyncio.create_task(says_goodbye())
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.wait({task})
+    assert len(world.primary.took) == 2
+    assert task.cancelled()
+    await world.client.close()
 
 
-def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
-    async def scenario() -> None:
-        world = FakePair(attempt_timeout=60.0)
-        sender = world.client.get_queue_sender("orders")
-        await sender.send_messages(message())
-        world.primary.behaviour = swallows_then_hangs
-        call = asyncio.create_task(sender.send_messages(message()))
-        await asyncio.sleep(0.3)
-        asked = world.now
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert world.now - asked <= CHECK_INTERVAL_S + 0.001
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
+    world = FakePair(attempt_timeout=60.0)
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(message())
+    world.primary.behaviour = swallows_then_hangs
+    call = asyncio.create_task(sender.send_messages(message()))
+    await asyncio.sleep(0.3)
+    asked = world.now
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert world.now - asked <= LOOK_S + 0.001
+    await world.client.close()
 
 
-def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_time() -> None:
-    async def scenario() -> None:
-        world = FakePair(retry_total=0, failover_interval=3600.0)
-        sender = world.client.get_queue_sender("orders")
-        world.primary.behaviour = slow
-        await asyncio.gather(*(sender.send_messages(message(n)) for n in range(6)))
-        world.primary.behaviour = hangs
-        ended: dict[float, float] = {}
+async def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_time() -> None:
+    world = FakePair(retry_total=0, failover_interval=3600.0)
+    sender = world.client.get_queue_sender("orders")
+    world.primary.behaviour = slow
+    await asyncio.gather(*(sender.send_messages(message(n)) for n in range(6)))
+    world.primary.behaviour = hangs
+    ended: dict[float, float] = {}
 
-        async def send(timeout_s: float) -> None:
-            began = world.now
-            with pytest.raises(Exception, match="did not answer within"):
-                await sender.send_messages(message(), timeout=timeout_s)
-            ended[timeout_s] = round(world.now - began, 6)
+    async def send(timeout_s: float) -> None:
+        began = world.now
+        with pytest.raises(Exception, match="did not answer within"):
+            await sender.send_messages(message(), timeout=timeout_s)
+        ended[timeout_s] = round(world.now - began, 6)
 
-        bounds = [4.0, 0.5, 2.25, 0.013, 5.0, 3.999]
-        loop: Any = asyncio.get_running_loop()
-        sends = [asyncio.create_task(send(bound)) for bound in bounds]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        timers = [timer for timer in loop._scheduled if not timer.cancelled()]
-        assert len([t for t in timers if "_check" in repr(t)]) == 1
-        await asyncio.gather(*sends)
-        assert ended == {bound: bound for bound in bounds}
-        await world.client.close()
-
-    run_virtual(scenario())
+    bounds = [4.0, 0.5, 2.25, 0.013, 5.0, 3.999]
+    loop: Any = asyncio.get_running_loop()
+    sends = [asyncio.create_task(send(bound)) for bound in bounds]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    timers = [timer for timer in loop._scheduled if not timer.cancelled()]
+    assert len([t for t in timers if "_look" in repr(t)]) == 1
+    await asyncio.gather(*sends)
+    assert ended == {bound: bound for bound in bounds}
+    await world.client.close()

@@ -10,9 +10,10 @@ from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from twinbus.options import Verdict
 from twinbus.pairing.core.classify import classify, judge
-from twinbus.testing import run_virtual
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import refuses
+
+pytestmark = pytest.mark.virtual_time
 
 
 def busy_counts(error: BaseException) -> Verdict:
@@ -71,35 +72,29 @@ def test_what_ends_the_program_is_not_taken_for_a_mistake() -> None:
 
 
 @pytest.mark.parametrize("own", [raises, says_yes, says_nothing])
-def test_a_mistake_in_it_costs_neither_the_failover_nor_the_sends_own_error(
+async def test_a_mistake_in_it_costs_neither_the_failover_nor_the_sends_own_error(
     own: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        world = FakePair(classify=own, retry_total=0)
-        world.primary.behaviour = refuses
-        sender = world.client.get_queue_sender("orders")
-        with pytest.raises(ConnectionRefusedError, match="refused") as caught:
-            await sender.send_messages(ServiceBusMessage("x", message_id="hasty"), timeout=1)
-        assert caught.value.message_ids == ("hasty",)  # type: ignore[attr-defined]
-        await sender.send_messages(ServiceBusMessage("x"), timeout=60)
-        assert world.state() == "failed over"
-        assert len(world.secondary.took) == 1
-        await world.client.close()
-
-    run_virtual(scenario())
+    world = FakePair(classify=own, retry_total=0)
+    world.primary.behaviour = refuses
+    sender = world.client.get_queue_sender("orders")
+    with pytest.raises(ConnectionRefusedError, match="refused") as caught:
+        await sender.send_messages(ServiceBusMessage("x", message_id="hasty"), timeout=1)
+    assert caught.value.message_ids == ("hasty",)  # type: ignore[attr-defined]
+    await sender.send_messages(ServiceBusMessage("x"), timeout=60)
+    assert world.state() == "failed over"
+    assert len(world.secondary.took) == 1
+    await world.client.close()
     assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
         judge(ConnectionRefusedError("refused"), own)[1]
     ]
 
 
-def test_ones_own_judgement_decides_over_the_failover() -> None:
-    async def scenario() -> None:
-        world = FakePair(classify=nothing_counts, retry_total=0)
-        world.primary.behaviour = refuses
-        sender = world.client.get_queue_sender("orders")
-        with pytest.raises(ConnectionRefusedError):
-            await sender.send_messages(ServiceBusMessage("x"), timeout=60)
-        assert world.state() == "healthy"
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_ones_own_judgement_decides_over_the_failover() -> None:
+    world = FakePair(classify=nothing_counts, retry_total=0)
+    world.primary.behaviour = refuses
+    sender = world.client.get_queue_sender("orders")
+    with pytest.raises(ConnectionRefusedError):
+        await sender.send_messages(ServiceBusMessage("x"), timeout=60)
+    assert world.state() == "healthy"
+    await world.client.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from twinbus.errors import BacklogUnavailableError, PartialDivertError, ReservedPropertyError
 from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.core.events import ForceFailover, MarkHealthy
-from twinbus.testing import run_virtual
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses
+
+pytestmark = pytest.mark.virtual_time
 
 
 def message(name: str, session: str | None = "a", **properties: Any) -> ServiceBusMessage:
@@ -53,18 +56,17 @@ class StrictWorld(FakePair):
         self.secondary.drained = len(self.secondary.took)
 
 
-def strict(scenario: Any, **options: Any) -> None:
-    async def whole() -> None:
-        world = StrictWorld(session_order="strict", **options)
-        await world.start()
-        await scenario(world)
-        await world.client.close()
+@asynccontextmanager
+async def strict_world(**options: Any) -> AsyncIterator[StrictWorld]:
+    """A pair under strict session order, started; closed at the end."""
+    world = StrictWorld(session_order="strict", **options)
+    await world.start()
+    yield world
+    await world.client.close()
 
-    run_virtual(whole())
 
-
-def test_a_session_stays_in_the_backlog_until_it_is_drained_and_others_do_not() -> None:
-    async def scenario(world: StrictWorld) -> None:
+async def test_a_session_stays_in_the_backlog_until_it_is_drained_and_others_do_not() -> None:
+    async with strict_world() as world:
         world.fail_over()
         await world.sender.send_messages(message("a1"))
         world.come_back()
@@ -82,11 +84,9 @@ def test_a_session_stays_in_the_backlog_until_it_is_drained_and_others_do_not() 
         await world.sender.send_messages(message("a4"))
         assert world.ids("primary")[-1] == ("orders", ["a4"])
 
-    strict(scenario)
 
-
-def test_nothing_is_looked_at_while_no_session_is_bound_or_the_entity_is_not_back() -> None:
-    async def scenario(world: StrictWorld) -> None:
+async def test_nothing_is_looked_at_while_no_session_is_bound_or_the_entity_is_not_back() -> None:
+    async with strict_world() as world:
         at_start = world.secondary.peeks
         assert at_start == 3, "one look at each queue"
         await world.sender.send_messages(message("a1"))
@@ -101,11 +101,9 @@ def test_nothing_is_looked_at_while_no_session_is_bound_or_the_entity_is_not_bac
         # Each look is two peeks: what is there, and that nothing more is.
         assert 40 < looks < 80, looks
 
-    strict(scenario)
 
-
-def test_a_send_in_a_short_backlog_waits_a_moment_and_returns_to_the_primary() -> None:
-    async def scenario(world: StrictWorld) -> None:
+async def test_a_send_in_a_short_backlog_waits_a_moment_and_returns_to_the_primary() -> None:
+    async with strict_world() as world:
         world.fail_over()
         await world.sender.send_messages(message("a1"))
         world.come_back()
@@ -114,11 +112,9 @@ def test_a_send_in_a_short_backlog_waits_a_moment_and_returns_to_the_primary() -
         assert world.ids("primary") == [("orders", ["a2"])]
         assert 0.5 <= world.elapsed <= 1.0
 
-    strict(scenario)
 
-
-def test_a_send_that_timed_out_on_the_primary_is_diverted_and_so_is_the_next() -> None:
-    async def scenario(world: StrictWorld) -> None:
+async def test_a_send_that_timed_out_on_the_primary_is_diverted_and_so_is_the_next() -> None:
+    async with strict_world() as world:
         world.primary.behaviour = hangs
         await world.sender.send_messages(message("a1"), timeout=60)
         # Somebody's late success heals the entity: what is in the backlog must not be overtaken.
@@ -129,16 +125,14 @@ def test_a_send_that_timed_out_on_the_primary_is_diverted_and_so_is_the_next() -
         assert world.ids("secondary") == [(world.queue("a"), ["a1"]), (world.queue("a"), ["a2"])]
         assert world.primary.took == []
 
-    strict(scenario)
-
 
 @pytest.mark.parametrize(
     ("behaviour", "is_bound"), [(hangs, True), (refuses, False)], ids=["in doubt", "refused"]
 )
-def test_a_divert_that_fails_raises_and_binds_only_if_it_may_have_arrived(
+async def test_a_divert_that_fails_raises_and_binds_only_if_it_may_have_arrived(
     behaviour: Any, is_bound: bool
 ) -> None:
-    async def scenario(world: StrictWorld) -> None:
+    async with strict_world() as world:
         world.fail_over()
         world.secondary.by_entity[world.queue("a")] = behaviour
         with pytest.raises(BacklogUnavailableError) as raised:
@@ -155,11 +149,9 @@ def test_a_divert_that_fails_raises_and_binds_only_if_it_may_have_arrived(
             await world.sender.send_messages(message("a2"))
             assert world.ids("primary") == [("orders", ["a2"])]
 
-    strict(scenario)
 
-
-def test_a_cancelled_divert_binds() -> None:
-    async def scenario(world: StrictWorld) -> None:
+async def test_a_cancelled_divert_binds() -> None:
+    async with strict_world() as world:
         world.fail_over()
         world.secondary.behaviour = hangs
         with pytest.raises(TimeoutError):
@@ -170,22 +162,19 @@ def test_a_cancelled_divert_binds() -> None:
         await world.sender.send_messages(message("a2"))
         assert world.ids("secondary") == [(world.queue("a"), ["a2"])]
 
-    strict(scenario)
 
-
-def test_a_message_that_cannot_be_diverted_binds_nothing() -> None:
-    async def scenario(world: StrictWorld) -> None:
+async def test_a_message_that_cannot_be_diverted_binds_nothing() -> None:
+    async with strict_world() as world:
         world.fail_over()
         bad = message("a1", application_properties={"x-ms-path": "mine"})
         with pytest.raises(ReservedPropertyError):
             await world.sender.send_messages(bad)
         assert len(world.order) == 0
 
-    strict(scenario)
 
+async def test_a_list_goes_whole_to_the_primary_and_to_the_backlog_session_by_session() -> None:
+    async with strict_world() as world:
 
-def test_a_list_goes_whole_to_the_primary_and_to_the_backlog_session_by_session() -> None:
-    async def scenario(world: StrictWorld) -> None:
         def mixed() -> list[ServiceBusMessage]:
             return [message("a1"), message("b1", "b"), message("n1", None), message("a2")]
 
@@ -200,11 +189,9 @@ def test_a_list_goes_whole_to_the_primary_and_to_the_backlog_session_by_session(
             (kept, ["n1"]),
         ]
 
-    strict(scenario)
 
-
-def test_a_part_that_fails_after_another_was_stored_is_told_by_the_ids() -> None:
-    async def scenario(world: StrictWorld) -> None:
+async def test_a_part_that_fails_after_another_was_stored_is_told_by_the_ids() -> None:
+    async with strict_world() as world:
         sessions = ["a", *(s for s in "bcdefgh" if world.queue(s) != world.queue("a"))][:2]
         world.fail_over()
         world.secondary.by_entity[world.queue(sessions[1])] = refuses
@@ -217,24 +204,19 @@ def test_a_part_that_fails_after_another_was_stored_is_told_by_the_ids() -> None
         assert raised.value.stored_ids == ("a1", "a2")
         assert raised.value.not_stored_ids == (sessions[1] + "1", sessions[1] + "2")
 
-    strict(scenario)
 
-
-def test_a_backlog_that_cannot_be_looked_into_at_the_start_is_looked_into_later() -> None:
-    async def scenario() -> None:
-        world = StrictWorld(session_order="strict")
-        world.secondary.took.append((world.queue("a"), _left("a0")))
-        world.secondary.behaviour = refuses
-        await world.start()
-        await world.sender.send_messages(message("a1"))
-        assert world.ids("primary") == [("orders", ["a1"])]
-        world.secondary.behaviour = accepts
-        await asyncio.sleep(30.0)
-        await world.sender.send_messages(message("a2"))
-        assert world.ids("secondary")[-1] == (world.queue("a"), ["a2"])
-        await world.client.close()
-
-    run_virtual(scenario())
+async def test_a_backlog_that_cannot_be_looked_into_at_the_start_is_looked_into_later() -> None:
+    world = StrictWorld(session_order="strict")
+    world.secondary.took.append((world.queue("a"), _left("a0")))
+    world.secondary.behaviour = refuses
+    await world.start()
+    await world.sender.send_messages(message("a1"))
+    assert world.ids("primary") == [("orders", ["a1"])]
+    world.secondary.behaviour = accepts
+    await asyncio.sleep(30.0)
+    await world.sender.send_messages(message("a2"))
+    assert world.ids("secondary")[-1] == (world.queue("a"), ["a2"])
+    await world.client.close()
 
 
 def _properties(given: Any) -> Any:

@@ -43,7 +43,7 @@ class FakeLine:
         """Nothing."""
 
 
-def attach(
+async def attach(
     authorize: Callable[[], bool],
     *,
     heard_s_later: float | None = None,
@@ -54,22 +54,18 @@ def attach(
 
     `heard_s_later`: the primary answered for another destination meanwhile.
     """
-
-    async def scenario() -> tuple[list[Action], list[str]]:
-        world = running(grace_s=grace_s)
-        world.store("orders")
-        world.deliver()
-        if heard_s_later is not None:
-            world.pump.attached("letters", 0, world.now + heard_s_later)
-        wanted: list[Action] = []
-        books = Bookkeeper(NoLedger(), "contoso", "second", "queue")
-        outbound = DestinationLinks(world.pump, books, wanted.extend)
-        line: Any = FakeLine(authorize, is_lost=is_lost)
-        outbound.line = line
-        await outbound.attach("orders")
-        return wanted, line.asked
-
-    return asyncio.run(scenario())
+    world = running(grace_s=grace_s)
+    world.store("orders")
+    world.deliver()
+    if heard_s_later is not None:
+        world.pump.attached("letters", 0, world.now + heard_s_later)
+    wanted: list[Action] = []
+    books = Bookkeeper(NoLedger(), "contoso", "second", "queue")
+    outbound = DestinationLinks(world.pump, books, wanted.extend)
+    line: Any = FakeLine(authorize, is_lost=is_lost)
+    outbound.line = line
+    await outbound.attach("orders")
+    return wanted, line.asked
 
 
 def refused(status: int) -> Callable[[], bool]:
@@ -83,35 +79,35 @@ def no_answer() -> bool:
     raise ConnectionLost("$cbs of contoso did not answer for 15 s")
 
 
-def test_a_token_that_is_not_answered_ends_the_line_if_nobody_else_is_answered() -> None:
-    wanted, asked = attach(no_answer)
+async def test_a_token_that_is_not_answered_ends_the_line_if_nobody_else_is_answered() -> None:
+    wanted, asked = await attach(no_answer)
     assert Reconnect("primary", "$cbs of contoso did not answer for 15 s") in wanted
     assert asked == []
 
 
-def test_a_token_that_is_not_answered_holds_its_destination_if_others_are() -> None:
-    wanted, _ = attach(no_answer, heard_s_later=1.0)
+async def test_a_token_that_is_not_answered_holds_its_destination_if_others_are() -> None:
+    wanted, _ = await attach(no_answer, heard_s_later=1.0)
     assert CloseDestination("orders") in wanted
     assert not any(isinstance(action, Reconnect) for action in wanted)
 
 
-def test_a_token_for_a_missing_entity_says_that_it_is_missing() -> None:
-    wanted, asked = attach(refused(404), grace_s=0.0)
+async def test_a_token_for_a_missing_entity_says_that_it_is_missing() -> None:
+    wanted, asked = await attach(refused(404), grace_s=0.0)
     assert [a.reason for a in wanted if isinstance(a, DeadLetter)] == ["DestinationNotFound"]
     assert asked == []
 
 
 @pytest.mark.parametrize("status", [0, 401, 403, 500, 503])
-def test_any_other_refusal_of_a_token_holds_the_destination(status: int) -> None:
-    wanted, asked = attach(refused(status), grace_s=0.0)
+async def test_any_other_refusal_of_a_token_holds_the_destination(status: int) -> None:
+    wanted, asked = await attach(refused(status), grace_s=0.0)
     assert not any(isinstance(action, DeadLetter) for action in wanted)
     assert GrantCredit(0) in wanted
     assert asked == []
 
 
-def test_a_line_that_is_lost_meanwhile_is_no_fault_of_the_destination() -> None:
-    assert attach(no_answer, is_lost=True) == ([], [])
+async def test_a_line_that_is_lost_meanwhile_is_no_fault_of_the_destination() -> None:
+    assert await attach(no_answer, is_lost=True) == ([], [])
 
 
-def test_a_link_is_asked_for_once_it_is_allowed() -> None:
-    assert attach(lambda: True) == ([], ["orders"])
+async def test_a_link_is_asked_for_once_it_is_allowed() -> None:
+    assert await attach(lambda: True) == ([], ["orders"])

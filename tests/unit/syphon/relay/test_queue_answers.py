@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import warnings
 
@@ -16,16 +15,13 @@ class NoLedger:
         """Nothing."""
 
 
-def test_an_errand_that_is_cancelled_before_its_first_turn_is_not_warned_of() -> None:
-    async def scenario() -> None:
+async def test_an_errand_that_is_cancelled_before_its_first_turn_is_not_warned_of() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         text = "Endpoint=sb://contoso;SharedAccessKeyName=a;SharedAccessKey=b"
         place = endpoint_of(text)
         relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
         relay._errand(relay._errands.look())
         await relay.close()
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        asyncio.run(scenario())
         gc.collect()
     assert [str(one.message) for one in caught] == []

@@ -40,25 +40,21 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_host_that_can_be_none_is_told_of_on_both_sides() -> None:
-    async def scenario() -> dict[str, str]:
-        place = endpoint_of(TYPO)
-        relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
-        relay.start()
-        await until(lambda: len(relay.problems) == 2)
-        await relay.close()
-        return relay.problems
-
-    problems = asyncio.run(scenario())
-    assert "contoso cannot be reached" in problems["primary"]
-    assert "contoso cannot be reached" in problems["secondary"]
+async def test_a_host_that_can_be_none_is_told_of_on_both_sides() -> None:
+    place = endpoint_of(TYPO)
+    relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+    relay.start()
+    await until(lambda: len(relay.problems) == 2)
+    await relay.close()
+    assert "contoso cannot be reached" in relay.problems["primary"]
+    assert "contoso cannot be reached" in relay.problems["secondary"]
 
 
-def test_a_host_that_can_be_none_has_no_counts_and_no_queues() -> None:
+async def test_a_host_that_can_be_none_has_no_counts_and_no_queues() -> None:
     with pytest.raises(CountsUnavailable, match="contoso does not answer"):
-        asyncio.run(counts_of(endpoint_of(TYPO), "queue"))
+        await counts_of(endpoint_of(TYPO), "queue")
     with pytest.raises(SyphonError, match="contoso cannot be reached"):
-        asyncio.run(backlog_queues_of(endpoint_of(TYPO)))
+        await backlog_queues_of(endpoint_of(TYPO))
 
 
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[None]:
@@ -73,37 +69,29 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return tries
 
 
-def test_a_side_that_fails_unexpectedly_is_told_of_and_tried_again(
+async def test_a_side_that_fails_unexpectedly_is_told_of_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries = broken(monkeypatch)
-
-    async def scenario() -> dict[str, str]:
-        place = endpoint_of(TYPO)
-        relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+    place = endpoint_of(TYPO)
+    relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+    with caplog.at_level(logging.ERROR, "twinbus.syphon"):
         relay.start()
         await until(lambda: len(tries) >= 4)
         await relay.close()
-        return relay.problems
-
-    with caplog.at_level(logging.ERROR, "twinbus.syphon"):
-        problems = asyncio.run(scenario())
-    assert set(problems) == {"primary", "secondary"}
-    assert "nobody expects this" in problems["primary"]
+    assert set(relay.problems) == {"primary", "secondary"}
+    assert "nobody expects this" in relay.problems["primary"]
     assert any(record.exc_info for record in caplog.records), "with its traceback"
 
 
-def test_leases_that_fail_unexpectedly_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leases_that_fail_unexpectedly_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
     queue = "contoso/x-servicebus-transfer/0"
 
-    async def scenario() -> None:
-        leases = Leases(endpoint_of(TYPO), [queue], lambda *_: None)
-        leases.start()
-        await until(lambda: "nobody expects this" in (leases.problem(queue) or ""))
-        await leases.close()
-
-    asyncio.run(scenario())
+    leases = Leases(endpoint_of(TYPO), [queue], lambda *_: None)
+    leases.start()
+    await until(lambda: "nobody expects this" in (leases.problem(queue) or ""))
+    await leases.close()
 
 
 class FailingPump(Pump):
@@ -113,27 +101,25 @@ class FailingPump(Pump):
         raise AssertionError("a mistake of ours")
 
 
-def test_a_drain_whose_pump_fails_ends_with_words() -> None:
-    async def scenario() -> None:
-        place = nobody_there()
-        async with asyncio.timeout(PATIENCE_S):
+async def test_a_drain_whose_pump_fails_ends_with_words() -> None:
+    place = nobody_there()
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(
+            SyphonError, match=r"queue: the syphon itself failed.*a mistake of ours"
+        ):
             await drain(place, place, ["queue"], pump_factory=FailingPump, idle_s=0.1)
 
-    with pytest.raises(SyphonError, match=r"queue: the syphon itself failed.*a mistake of ours"):
-        asyncio.run(scenario())
 
-
-def test_an_errand_that_fails_unexpectedly_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_errand_that_fails_unexpectedly_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def fail() -> None:
         raise RuntimeError("nobody expects this")
 
-    async def scenario() -> None:
+    with caplog.at_level(logging.ERROR, "twinbus.syphon"):
         place = endpoint_of(TYPO)
         relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
         relay._errand(fail())
         await until(lambda: bool(caplog.records))
         await relay.close()
-
-    with caplog.at_level(logging.ERROR, "twinbus.syphon"):
-        asyncio.run(scenario())
     assert "queue: an errand failed" in caplog.text
