@@ -78,7 +78,7 @@ async def test_a_cancellation_at_any_moment_is_seen_and_leaves_nothing(
                 call.result()
                 done.add(str(number))
         assert lost > CANCELLED_SENDS // 10
-        pools = [sender.pool, *pair._live()._pools.values()]
+        pools = [sender.pool, *pair._live().state._backlog_pools.values()]
         assert not any(pool._leased for pool in pools)
         await sender.send_messages(ServiceBusMessage("last", message_id="last"))
     stored = {m.message_id for m in await drain(broker.connection_string("contoso"), "orders")}
@@ -186,7 +186,7 @@ async def test_the_limit_of_a_backlog_queue_is_asked_from_its_link(broker: Embed
         client = pair._live()
         pair.force_failover("orders")
         await sender.send_messages(ServiceBusMessage("small"))
-        limit = client.limits.smallest
+        limit = client.state.limits.smallest
         assert limit is not None
         huge = ServiceBusMessage("x" * (limit - 20), message_id="huge")
         with pytest.raises(BacklogMessageTooLargeError) as caught:

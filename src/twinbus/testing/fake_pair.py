@@ -78,8 +78,8 @@ class FakePair:
             Recorder(self.ledger, *sides),
             pick=lambda queues: queues[0],
         )
-        for path in self.client.paths:
-            self.client.rotation.add(path)
+        for path in self.client.state.paths:
+            self.client.state.rotation.add(path)
         self._began = self.now
 
     @property

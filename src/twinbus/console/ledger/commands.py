@@ -11,9 +11,9 @@ from twinbus.console.ledger.text import Document
 from twinbus.console.namespaces import run_to_its_end
 from twinbus.console.terminal.live_line import live_line
 from twinbus.console.terminal.output import print_json
-from twinbus.pipeline.store import upkeep
 from twinbus.pipeline.spark import session
 from twinbus.pipeline.spark.failure_text import spark_in_words
+from twinbus.pipeline.store import upkeep
 from twinbus.pipeline.store.upkeep import TablesTask
 
 __all__ = ["run"]

@@ -17,8 +17,8 @@ from twinbus.console.options import (
     SettlementOption,
     SizeOption,
 )
-from twinbus.console.terminal.help_text import epilog
 from twinbus.console.plan.output import PlanOutput
+from twinbus.console.terminal.help_text import epilog
 
 __all__ = ["add_to"]
 

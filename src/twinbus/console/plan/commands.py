@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from twinbus.console.cost.price_books import book_of
 from twinbus.console.plan.output import PlanOutput
 from twinbus.console.plan.request import PlanInput, PlanRequest, read
-from twinbus.console.terminal.live_line import live_line
 from twinbus.console.plan.sheet import plan_sheet
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
+from twinbus.console.terminal.live_line import live_line
 from twinbus.console.terminal.output import WrongUse, print_json
 from twinbus.planning.plan import Plan, plan_of
 

@@ -28,7 +28,6 @@ from twinbus.pairing.core.announcements import (
 from twinbus.pairing.core.events import EntityState, ForceFailover, MarkHealthy
 from twinbus.pairing.core.transition_text import short_queue_list
 from twinbus.pairing.observing.listeners import Listeners
-from twinbus.pairing.sending.client import in_short
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, refuses
 
@@ -116,14 +115,14 @@ async def test_wrong_use_of_listeners_gets_one_line() -> None:
 
 async def test_an_outage_as_its_events_tell_it() -> None:
     world = FakePair(retry_total=0)
-    stream = world.client.listeners.stream()
+    stream = world.client.state.listeners.stream()
     world.primary.behaviour = refuses
     await world.client.get_queue_sender("orders").send_messages(message(), timeout=30)
     await asyncio.sleep(61)
     world.primary.behaviour = accepts
     await asyncio.sleep(60)
     await world.client.close()
-    world.client.listeners.end()
+    world.client.state.listeners.end()
     told = await rest_of(stream)
     changes = [(e.before, e.after, e.reason) for e in told if isinstance(e, EntityChanged)]
     assert changes == [
@@ -134,8 +133,8 @@ async def test_an_outage_as_its_events_tell_it() -> None:
     assert changes[0][0] is EntityState.HEALTHY
     pings = [(e.path, e.answered, e.error) for e in told if isinstance(e, PingEnded)]
     assert pings == [("orders", False, "ConnectionRefusedError: refused"), ("orders", True, "")]
-    assert world.client.tallies.pings == {"answered": 1, "failed": 1, "dropped": 0}
-    assert world.client.tallies.diverts.count == 1
+    assert world.client.state.counters.pings == {"answered": 1, "failed": 1, "dropped": 0}
+    assert world.client.state.counters.diverts.count == 1
     for event in told:
         plain = event.as_dict()
         assert json.loads(json.dumps(plain)) == plain
@@ -147,16 +146,16 @@ async def test_a_pulled_queue_tells_of_its_return_when_its_rest_is_over() -> Non
         raise ServiceBusQuotaExceededError(message="full")
 
     world = FakePair()
-    stream = world.client.listeners.stream()
+    stream = world.client.state.listeners.stream()
     world.secondary.by_entity[QUEUE + "0"] = is_full
     world.client.entity("orders").tell(ForceFailover())
     await world.client.get_queue_sender("orders").send_messages(message())
     await asyncio.sleep(29.9)
-    status = world.client.rotation.pulled(world.now)
+    status = world.client.state.rotation.pulled(world.now)
     assert set(status) == {QUEUE + "0"}
     await asyncio.sleep(0.2)
     await world.client.close()
-    world.client.listeners.end()
+    world.client.state.listeners.end()
     queues = [e for e in await rest_of(stream) if not isinstance(e, EntityChanged)]
     pulled, returned = queues
     assert isinstance(pulled, BacklogQueuePulled)
@@ -169,7 +168,7 @@ async def test_a_pulled_queue_tells_of_its_return_when_its_rest_is_over() -> Non
 async def test_a_pulled_queue_that_takes_a_late_message_returns_at_once_and_once() -> None:
     world = FakePair()
     told: list[PairEvent] = []
-    world.client.listeners.on_event(told.append)
+    world.client.state.listeners.on_event(told.append)
     world.client.pull(QUEUE + "1", "busy")
     world.client.pull(QUEUE + "1", "busy")
     world.client.took(QUEUE + "1")
@@ -184,7 +183,7 @@ async def test_a_pair_that_closes_while_a_queue_rests_leaves_no_timer() -> None:
     told: list[PairEvent] = []
     world.client.pull(QUEUE + "1", "busy")
     await world.client.close()
-    world.client.listeners.on_event(told.append)
+    world.client.state.listeners.on_event(told.append)
     await asyncio.sleep(100)
     assert told == []
 
@@ -193,7 +192,7 @@ async def test_a_closed_secondary_leaves_the_pair_unprotected_and_sends_use_the_
     world = FakePair(retry_total=0)
     world.client.check_protection("found")
     told: list[PairEvent] = []
-    world.client.listeners.on_event(told.append)
+    world.client.state.listeners.on_event(told.append)
     world.client.entity("orders").tell(ForceFailover())
     sender = world.client.get_queue_sender("orders")
     await sender.send_messages(message(1))
@@ -324,8 +323,8 @@ async def test_an_unprotected_failover_says_where_sends_go(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = FakePair()
-    for path in world.client.paths:
-        world.client.rotation.leave_out(path, "not there")
+    for path in world.client.state.paths:
+        world.client.state.rotation.leave_out(path, "not there")
     world.client.entity("orders").tell(ForceFailover())
     await world.client.close()
     assert lines(caplog) == [

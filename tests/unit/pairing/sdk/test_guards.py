@@ -200,7 +200,7 @@ async def test_a_queue_that_finds_one_message_too_large_is_told_apart_by_its_lim
 
     async def too_large(sent: Any) -> None:
         if sent is not None:
-            world.client.limits.learn("contoso/x-servicebus-transfer/0", LIMIT, LIMIT)
+            world.client.state.limits.learn("contoso/x-servicebus-transfer/0", LIMIT, LIMIT)
             raise MessageSizeExceededError(message="too large")
 
     world.client.entity("orders").tell(ForceFailover())
@@ -210,7 +210,7 @@ async def test_a_queue_that_finds_one_message_too_large_is_told_apart_by_its_lim
         await sender.send_messages(message(LIMIT - 20))
     with pytest.raises(MessageSizeExceededError):
         await sender.send_messages(message(10))
-    assert world.client.rotation.absences(world.now) == {}
+    assert world.client.state.rotation.absences(world.now) == {}
     await world.client.close()
 
 

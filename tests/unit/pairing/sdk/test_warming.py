@@ -101,11 +101,11 @@ async def test_a_slow_divert_does_not_pull_a_queue_that_answers_others() -> None
     await asyncio.sleep(1.0)
     await sender.send_messages(ServiceBusMessage("x", message_id="2"))
     await first
-    assert world.client.rotation.absences(world.now) == {}
+    assert world.client.state.rotation.absences(world.now) == {}
     # Nobody else was answered meanwhile: this time it is the queue.
     slow.add("3")
     await sender.send_messages(ServiceBusMessage("x", message_id="3"))
-    assert len(world.client.rotation.absences(world.now)) == 1
+    assert len(world.client.state.rotation.absences(world.now)) == 1
     await world.client.close()
 
 

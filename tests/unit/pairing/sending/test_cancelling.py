@@ -11,7 +11,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from twinbus.pairing.core.events import ForceFailover
-from twinbus.pairing.sdk.watchdog import LOOK_S
+from twinbus.pairing.sdk.watchdog import CHECK_INTERVAL_S
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import Behaviour, accepts, hangs
 
@@ -201,7 +201,7 @@ async def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert world.now - asked <= LOOK_S + 0.001
+    assert world.now - asked <= CHECK_INTERVAL_S + 0.001
     await world.client.close()
 
 

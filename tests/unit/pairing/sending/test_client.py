@@ -199,9 +199,9 @@ async def test_a_bad_backlog_queue_is_pulled_for_all_senders_and_another_takes_t
         ("ok", "1"),
         ("ok", "2"),
     ]
-    assert "full" in world.client.rotation.absences(world.now)[QUEUE + "0"]
+    assert "full" in world.client.state.rotation.absences(world.now)[QUEUE + "0"]
     await asyncio.sleep(31)
-    assert world.client.rotation.absences(world.now) == {}
+    assert world.client.state.rotation.absences(world.now) == {}
     await world.client.close()
 
 
@@ -213,7 +213,7 @@ async def test_when_no_queue_takes_it_the_error_has_every_reason() -> None:
     error = caught.value
     assert isinstance(error.primary_error, ConnectionRefusedError)
     assert error.__cause__ is error.primary_error
-    assert set(error.queue_errors) == set(world.client.paths)
+    assert set(error.queue_errors) == set(world.client.state.paths)
     assert error.message_ids == ("1",)
     await world.client.close()
 
@@ -347,8 +347,8 @@ async def test_a_sender_of_the_sdk_that_swallows_a_cancellation_is_still_left_in
 
 async def test_unprotected_sends_use_the_primary_whatever_its_state() -> None:
     world = FakePair(failover_interval=0.0, retry_total=1)
-    for path in world.client.paths:
-        world.client.rotation.leave_out(path, "not found yet")
+    for path in world.client.state.paths:
+        world.client.state.rotation.leave_out(path, "not found yet")
     world.primary.behaviour = refuses
     sender = world.client.get_queue_sender("orders")
     with pytest.raises(ConnectionRefusedError):
