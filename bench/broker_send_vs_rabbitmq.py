@@ -22,7 +22,7 @@ from bench.pipelined_client import PipelinedSender
 from bench.processes import TWINBUS, serve, wait_until
 from bench.rabbitmq import RabbitMQ, rabbitmq
 from twinbus.amqp.message import Header, Properties, encode_message
-from twinbus.broker.sas import sign
+from twinbus.namespace.signatures import sign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,10 +32,11 @@ from twinbus.broker import descriptions
 from twinbus.broker.admin.api import AdminRequest, BrokerServices, respond
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.engine.namespace import BrokerNamespace
-from twinbus.broker.sas import AccessPolicy, sign
+from twinbus.broker.sas import AccessPolicy
 from twinbus.broker.storage.store import MemoryStore
 from twinbus.broker.tokens import LockTokens
 from twinbus.errors import StoreFull
+from twinbus.namespace.signatures import sign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

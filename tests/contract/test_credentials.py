@@ -28,8 +28,9 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
-from twinbus.broker.sas import AcceptedToken, sign
+from twinbus.broker.sas import AcceptedToken
 from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.signatures import sign
 from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.syphon.connection import line as line_module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import ssl
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import MemoryStore, Store
 from twinbus.errors import BrokerStartError
 from twinbus.ledger import LedgerWriter
+from twinbus.namespace.address import is_loopback
 
 DEFAULT_RULE_NAME = "RootManageSharedAccessKey"
 DEFAULT_KEY = "SAS_KEY_VALUE"
@@ -102,7 +102,7 @@ class BrokerHost:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BrokerStartError(f"the namespace {twice!r} is named twice; name each once")
-        if key == DEFAULT_KEY and not _is_loopback(host):
+        if key == DEFAULT_KEY and not is_loopback(host.lower()):
             raise BrokerStartError(
                 f"the default key is known to everyone, so {host!r} would be open to the network; "
                 "give a key of your own (--key), or listen on localhost"
@@ -192,12 +192,3 @@ class BrokerHost:
 
     def _open_store(self, name: str) -> Store:
         return MemoryStore() if self._data is None else LmdbStore(self._data / name)
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from urllib.parse import quote_plus, unquote, unquote_plus, urlsplit
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.refusals import Unauthorized
+from twinbus.namespace.signatures import SCHEME, signature_digest, utc_text
 
 LISTEN, SEND, MANAGE = "Listen", "Send", "Manage"
 ALL_RIGHTS = frozenset({LISTEN, SEND, MANAGE})
@@ -28,7 +27,6 @@ TOKEN_LENGTH_MAX = 8192
 NEVER_S = 253_402_300_800.0
 """The year 10,000, for a token that does not say when it ends."""
 
-_SCHEME = "SharedAccessSignature "
 _BEARER = "Bearer "
 _FIELDS = ("sr", "sig", "se", "skn")
 _EXPIRY_DIGITS_MAX = 15
@@ -116,7 +114,7 @@ class AccessPolicy:
             )
         if now_s >= expires_at_s:
             raise Unauthorized(
-                f"The token of rule {name!r} expired at {_utc(expires_at_s)}, "
+                f"The token of rule {name!r} expired at {utc_text(expires_at_s)}, "
                 f"{now_s - expires_at_s:.0f} s ago; present a new one (or check the clocks)."
             )
         rights = ALL_RIGHTS if MANAGE in rule.rights else rule.rights
@@ -149,26 +147,16 @@ class AccessPolicy:
             yield from self._entity_rules("/".join(parts[:length]))
 
 
-def sign(audience: str, rule_name: str, key: str, expires_at_s: int) -> str:
-    """A token for `audience` (a URI such as sb://localhost/orders), valid until `expires_at_s`."""
-    resource = quote_plus(audience)
-    signature = base64.b64encode(_digest(key, resource, str(expires_at_s))).decode("ascii")
-    return (
-        f"{_SCHEME}sr={resource}&sig={quote_plus(signature)}"
-        f"&se={expires_at_s}&skn={quote_plus(rule_name)}"
-    )
-
-
 def _parse(token: str) -> dict[str, str]:
     """The four fields of a token, still url-encoded."""
     if len(token) > TOKEN_LENGTH_MAX:
         raise Unauthorized(
             f"The token has {len(token)} characters, the limit is {TOKEN_LENGTH_MAX}."
         )
-    if not token.startswith(_SCHEME):
+    if not token.startswith(SCHEME):
         raise Unauthorized(_not_a_signature(token))
     fields: dict[str, str] = {}
-    for pair in token[len(_SCHEME) :].strip().split("&"):
+    for pair in token[len(SCHEME) :].strip().split("&"):
         key, _, value = pair.partition("=")
         if key in fields:
             raise Unauthorized(f"The shared access signature has the field {key!r} twice.")
@@ -231,15 +219,8 @@ def _signed_by(rule: AuthorizationRule, fields: dict[str, str], signature: bytes
     matched = False
     for key in (rule.primary_key, rule.secondary_key):
         for resource in resources:
-            if key and hmac.compare_digest(_digest(key, resource, fields["se"]), signature):
+            if key and hmac.compare_digest(
+                signature_digest(key, resource, fields["se"]), signature
+            ):
                 matched = True
     return matched
-
-
-def _digest(key: str, resource: str, expiry: str) -> bytes:
-    text = f"{resource}\n{expiry}".encode()
-    return hmac.new(key.encode(), text, hashlib.sha256).digest()
-
-
-def _utc(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

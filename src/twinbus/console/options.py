@@ -166,11 +166,11 @@ def secondary_of(text: str | None) -> Namespace:
 def label_of(primary: str | None, label: str | None) -> str | None:
     """Return --label, else the label of --primary; None if neither is given."""
     from twinbus.console.namespaces import parse_side
-    from twinbus.pairing.core.backlog import backlog_label
+    from twinbus.namespace.address import namespace_label
 
     if label is not None:
         try:
-            return backlog_label("", 0, label)
+            return namespace_label("", 0, label)
         except ValueError as error:
             raise WrongUse(str(error).replace("name must", "--label must", 1)) from None
     return parse_side(primary, "primary").label if primary else None

@@ -10,15 +10,9 @@ from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSa
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.sas import AccessPolicy
-from twinbus.namespace.endpoint import (
-    SAS_TOKEN,
-    TOKEN_LIFE_S,
-    WEB_TOKEN,
-    Endpoint,
-    NamespaceToken,
-    endpoint_of,
-)
+from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace
+from twinbus.namespace.tokens import SAS_TOKEN, TOKEN_LIFE_S, WEB_TOKEN, NamespaceToken
 
 AZURE = (
     "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=Root;SharedAccessKey=a+b/c="
@@ -55,9 +49,10 @@ def test_a_key_is_never_shown() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "needs Endpoint=sb://"),
+        ("", "is empty"),
+        ("SharedAccessKeyName=Root", "needs Endpoint=sb://"),
         ("Endpoint=https://contoso/", "needs Endpoint=sb://"),
-        ("Endpoint=sb://contoso/;SharedAccessKeyName=Root", "lacks SharedAccessKey"),
+        ("Endpoint=sb://contoso/;SharedAccessKeyName=Root", "neither SharedAccessKeyName"),
     ],
 )
 def test_what_is_no_connection_string_is_refused_in_one_line(text: str, complaint: str) -> None:
@@ -69,7 +64,7 @@ def test_a_side_may_be_an_object_that_holds_a_connection_string_and_a_name() -> 
     side = SimpleNamespace(connection_string=AZURE, label="mine")
     assert endpoint_of(side).label == "mine"
     assert endpoint_of(AZURE) == Endpoint.parse(AZURE)
-    with pytest.raises(TypeError, match="connection string, or a Namespace"):
+    with pytest.raises(TypeError, match="connection string or as a Namespace"):
         endpoint_of(SimpleNamespace(connection_string=None))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
-from ipaddress import ip_address
 from typing import Final
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "Drift",
     "KeptChoice",
     "Rotation",
-    "backlog_label",
     "backlog_paths",
     "drift_of",
     "lease_path",
@@ -32,12 +30,6 @@ LEASE_MARK: Final = "x-twinbus-lease"
 LEASE_LOCK_S: Final = 30.0
 """Lock duration of the lease queue: how long a pump that died blocks others."""
 
-LABEL_CHARACTERS: Final = frozenset("-._") | frozenset(
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-)
-LABEL_LENGTH_MAX = 200
-"""Leaves room for the mark and an index within the 260 characters of an entity path."""
-
 FOREVER_MS: Final = 922_337_203_685_477
 """The largest duration Service Bus knows (10,675,199 days): never."""
 
@@ -45,29 +37,6 @@ FIRST_PULL_S: Final = 30.0
 LONGEST_PULL_S: Final = 600.0
 """A queue that failed is pulled for the first; each failure right after its return doubles that, up
 to the second (SPEC 3)."""
-
-
-def backlog_label(host: str, port: int, name: str | None = None) -> str:
-    """The label of the primary, with which the paths of its backlog queues begin (SPEC 2.2)."""
-    if name is not None:
-        if not 0 < len(name) <= LABEL_LENGTH_MAX or not LABEL_CHARACTERS.issuperset(name):
-            raise ValueError(
-                f"name must be 1 to {LABEL_LENGTH_MAX} letters, digits, '-', '.' or '_', "
-                f"because the paths of backlog queues begin with it; got {name!r}"
-            )
-        return name
-    host = host.strip("[]").lower()
-    if host == "localhost" or _is_address(host):
-        return f"localhost-{port}"
-    return host.partition(".")[0]
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def backlog_paths(label: str, count: int) -> tuple[str, ...]:

@@ -15,7 +15,16 @@ from typing import Final
 from twinbus.errors import error_text
 from twinbus.options import Verdict
 
-__all__ = ["CONDITIONS", "TABLE", "FailureMeaning", "FailureRow", "classify", "judge", "meaning_of"]
+__all__ = [
+    "CONDITIONS",
+    "TABLE",
+    "FailureMeaning",
+    "FailureRow",
+    "classify",
+    "judge",
+    "meaning_of",
+    "refused_token",
+]
 
 
 class FailureMeaning(Enum):
@@ -213,6 +222,19 @@ def meaning_of(error: BaseException) -> FailureMeaning:
             return meaning
         error = wrapped
     return OTHER
+
+
+def refused_token(error: BaseException) -> str | None:
+    """Return the namespace's reason for refusing a token; None if the error is another one.
+
+    The SDK says "Service Bus has encountered an error" and keeps the reason inside.
+    """
+    inside = getattr(error, "inner_exception", None)
+    if type(inside).__name__ not in TOKEN_REFUSALS:
+        return None
+    said = getattr(inside, "status_description", None) or getattr(inside, "description", None)
+    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said or "refused")
+    return f"the token was not accepted: {' '.join(text.split())}"
 
 
 def _meaning_with_condition(name: str, condition: str) -> FailureMeaning:

@@ -29,8 +29,9 @@ from azure.core.exceptions import (
 
 from twinbus.errors import MissingRightError
 from twinbus.namespace.administration_client import administration_client
-from twinbus.namespace.credentials import expiry_of, refused_token, utc
+from twinbus.namespace.signatures import expiry_of, utc_text
 from twinbus.pairing.core.backlog import LEASE_LOCK_S, WANTED, BacklogDescription, Drift, drift_of
+from twinbus.pairing.core.classify import refused_token
 
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
@@ -214,7 +215,7 @@ class BacklogAdministration:
         """The service's text, or ours for an expired signature, which the service just refuses."""
         ends = expiry_of(self._namespace.signature or "")
         if ends is not None and ends <= time.time():
-            return f"its shared access signature expired at {utc(ends)}, give a new one"
+            return f"its shared access signature expired at {utc_text(ends)}, give a new one"
         return first_line(error)
 
 

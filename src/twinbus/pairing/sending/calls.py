@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusAuthenticationError
 
 from twinbus.errors import EntityUnusableError, PairingError, error_text
-from twinbus.namespace.credentials import refused_token
 from twinbus.pairing.core.attempts import (
     BacklogChoice,
     CallEnding,
@@ -29,7 +28,7 @@ from twinbus.pairing.core.attempts import (
     WaitEnded,
     WaitForRetry,
 )
-from twinbus.pairing.core.classify import meaning_of
+from twinbus.pairing.core.classify import meaning_of, refused_token
 from twinbus.pairing.core.events import SendFailed
 from twinbus.pairing.sdk.sender_pool import PooledSender, SenderPool, was_carried_out
 

@@ -6,7 +6,8 @@ import http.client
 import ssl
 from typing import Final
 
-from twinbus.namespace.endpoint import Endpoint, NamespaceToken
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.tokens import NamespaceToken
 
 __all__ = ["ANSWER_S", "NotAnswered", "asked"]
 

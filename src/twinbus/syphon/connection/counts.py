@@ -14,7 +14,8 @@ from typing import Final
 from urllib.parse import quote
 
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import Endpoint, NamespaceToken
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, asked
 
 __all__ = ["CountsUnavailable", "QueueCounts", "counts_of"]

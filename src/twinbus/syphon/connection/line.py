@@ -24,7 +24,8 @@ from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Disposed, Ended,
 from twinbus.amqp.sasl import ClientSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
-from twinbus.namespace.endpoint import Endpoint, NamespaceToken
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.node import ConnectionLost, RequestNode, RequestRefused
 
 __all__ = ["ANSWER_S", "ConnectionLost", "NamespaceConnection", "RequestRefused", "despite_loss"]

@@ -14,7 +14,8 @@ from xml.sax.saxutils import unescape
 from twinbus.amqp.events import Event
 from twinbus.amqp.types import Int
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import Endpoint, NamespaceToken
+from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, asked
 from twinbus.syphon.connection.line import ConnectionLost, NamespaceConnection, RequestRefused
 from twinbus.syphon.connection.peeked_message import PeekedMessage, read_peeked

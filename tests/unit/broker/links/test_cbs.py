@@ -16,7 +16,8 @@ from twinbus.amqp.types import ULong
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.links.cbs import CbsAnswer, handle
 from twinbus.broker.refusals import MalformedMessage, Unauthorized
-from twinbus.broker.sas import AccessPolicy, sign
+from twinbus.broker.sas import AccessPolicy
+from twinbus.namespace.signatures import sign
 
 NOW_S = 1_700_000_000.0
 LATER_S = int(NOW_S) + 3600

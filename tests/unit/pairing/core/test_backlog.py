@@ -13,7 +13,6 @@ from twinbus.pairing.core.backlog import (
     BacklogDescription,
     KeptChoice,
     Rotation,
-    backlog_label,
     backlog_paths,
     drift_of,
     parse_backlog_path,
@@ -28,33 +27,6 @@ PINNED = [0, 0, 0, 1, 1, 0, 2, 2, 2, 0]
 
 def last(queues: Sequence[str]) -> str:
     return queues[-1]
-
-
-@pytest.mark.parametrize(
-    ("host", "port", "name", "label"),
-    [
-        ("contoso.servicebus.windows.net", 5671, None, "contoso"),
-        ("Contoso.servicebus.windows.net", 5671, None, "contoso"),
-        ("broker", 5671, None, "broker"),
-        ("localhost", 5672, None, "localhost-5672"),
-        ("LOCALHOST", 7000, None, "localhost-7000"),
-        ("127.0.0.1", 7000, None, "localhost-7000"),
-        ("10.1.2.3", 7000, None, "localhost-7000"),
-        ("::1", 7000, None, "localhost-7000"),
-        ("[::1]", 7000, None, "localhost-7000"),
-        ("localhost", 5672, "shop-1.eu_2", "shop-1.eu_2"),
-    ],
-)
-def test_the_label_comes_from_the_primary(
-    host: str, port: int, name: str | None, label: str
-) -> None:
-    assert backlog_label(host, port, name) == label
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "ü", "x" * 201])
-def test_a_name_that_no_queue_can_have_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="name must be"):
-        backlog_label("localhost", 5672, name)
 
 
 def test_paths_are_the_documented_ones_and_can_be_read_back() -> None:
