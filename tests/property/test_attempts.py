@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinbus.clock import TimerFired
 from twinbus.pairing.core.attempts import (
     CallEnding,
     DivertFailed,
@@ -37,6 +36,7 @@ from twinbus.pairing.core.events import (
     Unfreeze,
 )
 from twinbus.pairing.core.failover import EntityFailover
+from twinbus.timers import TimerFired
 
 QUEUES = backlog_paths("contoso", 3)
 TOLERANCE_S = 1e-6

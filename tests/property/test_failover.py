@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinbus.clock import TimerFired
 from twinbus.pairing.core.events import (
     EntityState,
     Event,
@@ -26,6 +25,7 @@ from twinbus.pairing.core.events import (
 )
 from twinbus.pairing.core.failover import EntityFailover
 from twinbus.testing import VirtualClock
+from twinbus.timers import TimerFired
 
 LEGAL = {
     (EntityState.HEALTHY, EntityState.SUSPECT),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -16,90 +17,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
     from pathlib import Path
 
-PURE_UNITS = frozenset(
-    """amqp broker control cost errors options pairing planning syphon transfer""".split()
+PURE_FOLDERS = frozenset(
+    """amqp broker.engine broker.filters broker.messages control cost namespace
+    pipeline.tables planning transfer""".split()
 )
-"""Units whose modules decide and do nothing else, except those in SHELLS."""
+"""Folders whose modules are pure although they are not called `core`."""
+
+PURE_MODULES = frozenset({"errors", "options"})
 
 SHELLS: Mapping[str, str] = {
     "twinbus.amqp.transport": "moves bytes between a socket and the sans-IO connection",
-    "twinbus.broker.admin.api": "answers HTTP requests",
-    "twinbus.broker.storage.commit": "owns the writer thread",
-    "twinbus.broker.storage.data_directory": "makes and locks directories, asks for free space",
-    "twinbus.broker.links.dispatch": "hands what a connection says to the link it is for",
-    "twinbus.broker.embedded": "runs the broker inside a program",
-    "twinbus.broker.host": "starts and stops the namespaces of one process",
-    "twinbus.broker.http": "hosts the HTTP application on a connection",
-    "twinbus.broker.listener": "accepts and sniffs sockets",
-    "twinbus.broker.storage.lmdb_environment": "opens the disk",
-    "twinbus.broker.storage.lmdb_store": "the disk",
-    "twinbus.broker.ledger_view": "writes the broker's view into the ledger",
-    "twinbus.broker.links.peer": "one client's connection on the loop",
-    "twinbus.broker.links.receiving": "writes deliveries as a receiver's credit allows",
-    "twinbus.broker.links.requests": "answers $cbs and $management on a connection",
-    "twinbus.broker.links.sending": "stores what a sender's link brings",
-    "twinbus.broker.server": "one namespace on its loop: clock, timers, connections",
-    "twinbus.broker.storage.store": "what the disk must do, and the store in memory",
-    "twinbus.broker.tls": "reads certificates, and gives connections inside TLS away",
-    "twinbus.broker.tokens": "draws lock tokens and message ids",
-    "twinbus.broker.websocket": "AMQP inside a WebSocket",
     "twinbus.control.client": "asks running pairs over their sockets",
     "twinbus.control.run_directory": "makes directories and sockets",
     "twinbus.control.server": "answers on a socket",
-    "twinbus.pairing.lifecycle.administration": "administration calls over HTTP",
     "twinbus.namespace.administration_client": "administration calls over HTTP",
-    "twinbus.pairing.sdk.batches": "a batch of the SDK, filled by applications",
-    "twinbus.pairing.sending.calls": "performs one call with senders of the SDK",
-    "twinbus.pairing.sending.session_scan": "peeks into backlog queues, also in the background",
-    "twinbus.pairing.sending.client": "makes the senders of a pair and closes them",
-    "twinbus.pairing.sending.pinger": "pings entities with senders of the SDK",
-    "twinbus.pairing.sending.send_calls": "performs one send with senders of the SDK",
-    "twinbus.pairing.sending.shared_state": "what the senders of a pair share, with timers",
-    "twinbus.pairing.lifecycle.closing": "the timer of two sides, and the tasks that close them",
     "twinbus.namespace.credentials": "fetches tokens, on a thread where it must",
-    "twinbus.pairing.lifecycle.discovery": "looks for backlog queues, also in the background",
-    "twinbus.pairing.sending.watched_entity": "an entity's timer and ping task",
-    "twinbus.pairing.sdk.guards": "looks at message objects of the SDK",
-    "twinbus.pairing.observing.listeners": "streams of events, on the loop",
-    "twinbus.pairing.observing.metrics": "numbers for Prometheus, whose ages need the time",
     "twinbus.namespace.namespace": "makes clients of the SDK",
-    "twinbus.pairing.sdk.outgoing": "message objects of the SDK; draws message ids",
-    "twinbus.pairing.sdk.sender_pool": "keeps senders of the SDK open, and closes them",
-    "twinbus.pairing.sending.recording": "writes to the ledger",
-    "twinbus.pairing.sdk.sdk_cleanup": "ends tasks and sockets that the SDK leaves behind",
-    "twinbus.pairing.sending.schedule_calls": "performs calls that need sequence numbers",
-    "twinbus.pairing.sending.sender": "the sender that applications use",
-    "twinbus.pairing.observing.backlog_depth": "asks how deep the backlog is",
-    "twinbus.pairing.observing.tracing": "spans, where the application set up traces",
-    "twinbus.pairing.sending.session_routing": "routes a call by its sessions, waits for one",
-    "twinbus.pairing.sdk.warming": "opens links to backlog queues ahead of time",
-    "twinbus.pairing.sdk.watchdog": "the timer that bounds attempts",
-    "twinbus.syphon.connection.counts": "asks the administration API",
-    "twinbus.syphon.connection.administration_request": "asks over HTTP",
-    "twinbus.syphon.relay.queue_answers": "waits for a backlog queue's answers",
-    "twinbus.syphon.relay.outbound": "attaches links to the primary",
-    "twinbus.syphon.host": "starts and stops the relays",
-    "twinbus.syphon.relay.lease": "holds session locks on a connection of its own",
-    "twinbus.syphon.connection.line": "one signed-in connection",
-    "twinbus.syphon.connection.peeking": "asks queues what they hold",
-    "twinbus.syphon.replaying": "moves dead letters back, on a connection",
-    "twinbus.syphon.connection.node": "requests on a connection and their answers",
-    "twinbus.syphon.relay.relay": "moves messages between two connections",
-    "twinbus.syphon.connection.selection": "peeks for messages of some destinations",
-    "twinbus.syphon.relay.queue_requests": "requests to a backlog queue",
 }
-"""Modules of pure units that may do I/O, each with its reason. Any other module there is pure."""
+"""Modules of pure folders that do I/O, each with its reason."""
 
 IMPURE_IMPORTS = frozenset(
     """asyncio azure lmdb os pyspark random secrets select selectors shutil signal socket ssl
     starlette structlog subprocess tempfile threading time uvicorn uvloop""".split()
 )
+TABLE_LIBRARIES = frozenset({"pyspark"})
+"""What `pipeline.tables` may import: its functions go from DataFrame to DataFrame."""
+
 IMPURE_CALLS = frozenset({"datetime.now", "datetime.utcnow", "date.today", "uuid.uuid4", "uuid4"})
 """Ways to ask for the time or for chance that an import alone does not show."""
 
 ARROWS: Mapping[str, Set[str]] = {
     "errors": set(),
-    "clock": set(),
+    "timers": set(),
     "loops": set(),
     "options": {"errors"},
     "amqp": set(),
@@ -107,24 +56,17 @@ ARROWS: Mapping[str, Set[str]] = {
     "cost": {"errors"},
     "planning": {"cost", "errors", "options"},
     "transfer": {"amqp", "errors"},
-    "broker": {"amqp", "errors"},
-    "namespace": {"errors", "pairing"},
-    "pairing": {"clock", "errors", "namespace", "options", "transfer"},
-    "syphon": {"amqp", "clock", "errors", "namespace", "options", "transfer"},
+    "broker": {"amqp", "errors", "namespace"},
+    "namespace": {"errors"},
+    "pairing": {"errors", "namespace", "options", "timers", "transfer"},
+    "syphon": {"amqp", "errors", "namespace", "options", "transfer"},
     "control": {"errors"},
-    "pair": {"clock", "control", "errors", "namespace", "options", "pairing", "syphon"},
+    "pair": {"control", "errors", "namespace", "options", "pairing", "syphon"},
     "blocking": {"errors", "namespace", "options", "pair", "pairing"},
     "pipeline": {"cost", "errors", "ledger", "loops", "namespace", "options", "planning", "syphon"},
     "testing": {
-        "broker",
-        "clock",
-        "errors",
-        "ledger",
-        "namespace",
-        "options",
-        "pair",
-        "pairing",
-    },  # fmt: skip
+        *("broker", "errors", "ledger", "namespace", "options", "pair", "pairing", "timers")
+    },
 }
 """Which unit may know which. `console` and the public door may know all; a shell may also write to
 the ledger. Nothing points back: `broker` above all never knows pairing."""
@@ -143,6 +85,7 @@ FOREIGN_HOMES: Mapping[str, Set[str]] = {
 """Units that may import a heavy or foreign library at all."""
 
 LINES_MAX = 500
+FILES_MAX = 20
 FORBIDDEN_WORDS = frozenset({"base", "common", "helper", "helpers", "manager", "util", "utils"})
 
 
@@ -161,8 +104,18 @@ class Module:
         return parts[1] if len(parts) > 1 else "__init__"
 
     @property
-    def is_shell(self) -> bool:
-        return self.name in SHELLS
+    def folder(self) -> str:
+        """The package that holds the module, as `broker.engine`."""
+        parts = self.name.split(".")[1:]
+        return ".".join(parts if self.path.name == "__init__.py" else parts[:-1])
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the path says that the module decides and does no I/O."""
+        if self.name in SHELLS:
+            return False
+        in_core = "core" in self.folder.split(".")
+        return in_core or self.folder in PURE_FOLDERS or self.name.split(".")[-1] in PURE_MODULES
 
     def imports(self) -> Iterator[tuple[int, str]]:
         """Line and full name of every import, wherever it stands; type-only ones count too."""
@@ -194,24 +147,47 @@ def modules(source: Path) -> list[Module]:
 
 
 def impure_cores(source: Path) -> list[str]:
-    """Pure modules that reach for I/O, time or chance, or lean on a shell that does."""
+    """Pure modules that reach for I/O, time or chance, or import a module that does."""
+    found = {module.name: module for module in modules(source)}
+    shells = _impure_modules(found)
     broken = []
-    for module in modules(source):
-        if module.unit not in PURE_UNITS or module.is_shell:
+    for module in found.values():
+        if not module.is_pure:
             continue
-        for line, name in module.imports():
-            if name.split(".")[0] in IMPURE_IMPORTS:
-                broken.append(f"{module.name}:{line} is pure and must not import {name}")
-            if any(name == shell or name.startswith(f"{shell}.") for shell in SHELLS):
-                broken.append(f"{module.name}:{line} is pure and must not lean on the shell {name}")
+        broken += _impurities(module)
         broken += [
-            f"{module.name}:{node.lineno} is pure and must not call {called}"
-            for node in ast.walk(module.tree)
-            if isinstance(node, ast.Call)
-            if (called := ast.unparse(node.func)).removeprefix("datetime.") in IMPURE_CALLS
-            or called in IMPURE_CALLS
+            f"{module.name} is pure and must not lean on {name}"
+            for name in sorted(_imported(module, found.keys()) & shells)
         ]
     return broken
+
+
+def _impurities(module: Module) -> list[str]:
+    """What the module itself does that a pure one must not."""
+    allowed = TABLE_LIBRARIES if module.folder == "pipeline.tables" else frozenset()
+    imports = [
+        f"{module.name}:{line} is pure and must not import {name}"
+        for line, name in module.imports()
+        if name.split(".")[0] in IMPURE_IMPORTS - allowed
+    ]
+    return imports + [
+        f"{module.name}:{node.lineno} is pure and must not call {called}"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        if (called := ast.unparse(node.func)).removeprefix("datetime.") in IMPURE_CALLS
+        or called in IMPURE_CALLS
+    ]
+
+
+def _impure_modules(found: Mapping[str, Module]) -> set[str]:
+    """Modules outside the core that do I/O, and those that import one of them."""
+    others = [module for module in found.values() if not module.is_pure]
+    impure = {module.name for module in others if _impurities(module)}
+    while True:
+        more = {one.name for one in others if _imported(one, found.keys()) & impure} - impure
+        if not more:
+            return impure
+        impure |= more
 
 
 def missing_shells(source: Path) -> list[str]:
@@ -238,9 +214,77 @@ def backward_arrows(source: Path) -> list[str]:
             target = parts[1] if len(parts) > 1 and parts[1] in units else "__init__"
             if target == module.unit or target in allowed:
                 continue
-            if not (target == "ledger" and module.is_shell):
+            if not (target == "ledger" and not module.is_pure):
                 broken.append(f"{module.name}:{line} must not know {name}")
     return broken
+
+
+def import_circles(source: Path) -> list[str]:
+    """Files that import each other, directly or through others; type-only imports count too."""
+    found = {module.name: module for module in modules(source)}
+    arrows = {name: _imported(module, found.keys()) for name, module in found.items()}
+    return [" -> ".join([*circle, circle[0]]) for circle in _circles(arrows)]
+
+
+def _imported(module: Module, known: Set[str]) -> set[str]:
+    targets = set()
+    for _, name in module.imports():
+        while name and name not in known:
+            name = name.rpartition(".")[0]  # noqa: PLW2901
+        if name and name != module.name:
+            targets.add(name)
+    return targets
+
+
+def _circles(arrows: Mapping[str, Set[str]]) -> Iterator[list[str]]:
+    """One way round for each module that can reach itself, each circle once."""
+    seen: set[frozenset[str]] = set()
+    for start in sorted(arrows):
+        road = _road_back(start, arrows)
+        if road and not seen & {frozenset(road)}:
+            seen.add(frozenset(road))
+            yield road
+
+
+def _road_back(start: str, arrows: Mapping[str, Set[str]]) -> list[str]:
+    """The shortest way from a module to itself; empty: there is none."""
+    came_from: dict[str, str] = {}
+    waiting = [start]
+    for here in waiting:
+        for target in sorted(arrows[here]):
+            if target == start:
+                road = [here]
+                while road[-1] != start:
+                    road.append(came_from[road[-1]])
+                return road[::-1]
+            if target not in came_from:
+                came_from[target] = here
+                waiting.append(target)
+    return []
+
+
+def doubled_classes(source: Path) -> list[str]:
+    """Class names with two meanings; `blocking` has the same names as the pair, on purpose."""
+    homes: dict[str, list[str]] = {}
+    for module in modules(source):
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and module.unit != "blocking":
+                homes.setdefault(node.name, []).append(module.name)
+    return [
+        f"class {name} is in {' and in '.join(found)}"
+        for name, found in sorted(homes.items())
+        if len(found) > 1
+    ]
+
+
+def crowded_folders(source: Path) -> list[str]:
+    """Folders with more files than a reader takes in."""
+    counts = Counter(path.parent for path in source.rglob("*.py"))
+    return [
+        f"{folder} has {count} files, at most {FILES_MAX}"
+        for folder, count in sorted(counts.items())
+        if count > FILES_MAX
+    ]
 
 
 def strayed_libraries(source: Path) -> list[str]:

@@ -71,7 +71,15 @@ PUBLIC_NAMES = [
 
 @pytest.mark.parametrize(
     "rule",
-    [rules.impure_cores, rules.missing_shells, rules.backward_arrows, rules.strayed_libraries],
+    [
+        rules.impure_cores,
+        rules.missing_shells,
+        rules.backward_arrows,
+        rules.import_circles,
+        rules.doubled_classes,
+        rules.crowded_folders,
+        rules.strayed_libraries,
+    ],
 )
 def test_the_package_keeps_its_shape(rule: Callable[[Path], list[str]]) -> None:
     assert rule(SOURCE) == []
@@ -140,20 +148,22 @@ def made_up(root: Path, **files: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("broker__queue", "import asyncio", "asyncio"),
-        ("broker__queue", "def f():\n    from time import time", "time.time"),
+        ("pairing__core__pump", "import asyncio", "asyncio"),
+        ("pairing__core__deep__er", "import socket", "socket"),
+        ("gateway__core__routes", "open_file = __import__\nimport os", "os"),
+        ("broker__engine__queue", "def f():\n    from time import time", "time.time"),
         ("amqp__types", "import os.path", "os.path"),
-        ("broker__queue", "from twinbus.broker.server import x", "shell twinbus.broker.server"),
-        ("broker__queue", "from . import server", "shell twinbus.broker.server"),
-        ("broker__queue", "from .server import x", "shell twinbus.broker.server"),
-        ("broker__deep__er", "from ..server import x", "shell twinbus.broker.server"),
-        ("broker__queue", "import datetime\ndatetime.datetime.now()", "datetime.now"),
-        ("broker__queue", "import uuid\nuuid.uuid4()", "uuid4"),
+        ("broker__engine__queue", "from twinbus.broker.server import x", "twinbus.broker.server"),
+        ("broker__engine__queue", "from .. import server", "twinbus.broker.server"),
+        ("broker__engine__queue", "from ..server import x", "twinbus.broker.server"),
+        ("broker__engine__queue", "import datetime\ndatetime.datetime.now()", "datetime.now"),
+        ("broker__engine__queue", "import uuid\nuuid.uuid4()", "uuid4"),
+        ("pipeline__tables__gold", "import subprocess", "subprocess"),
         ("errors", "import azure.servicebus", "azure"),
     ],
 )
 def test_an_impure_core_is_found(tmp_path: Path, name: str, text: str, complaint: str) -> None:
-    found = rules.impure_cores(made_up(tmp_path, **{name: text}))
+    found = rules.impure_cores(made_up(tmp_path, broker__server="import asyncio", **{name: text}))
     assert len(found) == 1
     assert complaint in found[0]
 
@@ -161,16 +171,74 @@ def test_an_impure_core_is_found(tmp_path: Path, name: str, text: str, complaint
 def test_shells_and_other_imports_are_left_alone(tmp_path: Path) -> None:
     tree = made_up(
         tmp_path,
+        amqp__transport="import asyncio, time",
         broker__server="import asyncio, time",
-        broker__queue="from twinbus.broker.lane import Lane\nimport heapq\nfrom uuid import UUID",
+        broker__engine__lane="",
+        broker__engine__queue=(
+            "from twinbus.broker.engine.lane import Lane\nimport heapq\nfrom uuid import UUID"
+        ),
+        pipeline__tables__gold="import pyspark",
     )
     assert rules.impure_cores(tree) == []
 
 
 def test_a_shell_that_is_gone_is_found(tmp_path: Path) -> None:
-    found = rules.missing_shells(made_up(tmp_path, broker__server="x = 1"))
+    found = rules.missing_shells(made_up(tmp_path, amqp__transport="x = 1"))
     assert len(found) == len(rules.SHELLS) - 1
-    assert not any("broker.server " in line for line in found)
+    assert not any("amqp.transport " in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("files", "circle"),
+    [
+        (
+            {"a__one": "from twinbus.a.two import x", "a__two": "import twinbus.a.one"},
+            "twinbus.a.one -> twinbus.a.two -> twinbus.a.one",
+        ),
+        (
+            {
+                "a__one": "from twinbus.a import two",
+                "a__two": "def f():\n    from twinbus.b.three import x",
+                "b__three": (
+                    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+                    "    from twinbus.a.one import y"
+                ),
+            },
+            "twinbus.a.one -> twinbus.a.two -> twinbus.b.three -> twinbus.a.one",
+        ),
+    ],
+)
+def test_an_import_circle_is_found(tmp_path: Path, files: dict[str, str], circle: str) -> None:
+    assert rules.import_circles(made_up(tmp_path, **files)) == [circle]
+
+
+def test_files_that_import_no_way_back_are_no_circle(tmp_path: Path) -> None:
+    tree = made_up(
+        tmp_path,
+        a__one="from twinbus.a.two import x\nfrom twinbus.a import three",
+        a__two="from twinbus.a.three import x",
+        a__three="import os",
+    )
+    assert rules.import_circles(tree) == []
+
+
+def test_a_class_name_with_two_meanings_is_found(tmp_path: Path) -> None:
+    tree = made_up(
+        tmp_path,
+        pairing__core__lane="class Lane: pass\nclass Other: pass",
+        syphon__lanes="class Lane: pass",
+        blocking__lanes="class Other: pass",
+    )
+    assert rules.doubled_classes(tree) == [
+        "class Lane is in twinbus.pairing.core.lane and in twinbus.syphon.lanes"
+    ]
+
+
+def test_a_crowded_folder_is_found(tmp_path: Path) -> None:
+    files = {f"attic__box_{number}": "" for number in range(rules.FILES_MAX)}
+    assert rules.crowded_folders(made_up(tmp_path, **files)) == []
+    found = rules.crowded_folders(made_up(tmp_path, attic__one_more=""))
+    assert [line.split("/")[-1] for line in found] == ["attic has 21 files, at most 20"]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +247,7 @@ def test_a_shell_that_is_gone_is_found(tmp_path: Path) -> None:
         ("broker__server", "from twinbus.pairing import ping", "must not know twinbus.pairing"),
         ("amqp__types", "from twinbus import broker", "must not know twinbus.broker"),
         ("amqp__types", "from .. import broker", "must not know twinbus.broker"),
-        ("broker__queue", "import twinbus.ledger", "must not know twinbus.ledger"),
+        ("broker__engine__queue", "import twinbus.ledger", "must not know twinbus.ledger"),
         ("broker__queue", "from twinbus import EmbeddedBroker", "twinbus.EmbeddedBroker"),
         ("attic__chest", "x = 1", "does not draw"),
     ],

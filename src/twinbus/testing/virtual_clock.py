@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from twinbus.clock import TimerFired
+from twinbus.timers import TimerFired
 
 __all__ = ["Machine", "VirtualClock"]
 

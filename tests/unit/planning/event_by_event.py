@@ -10,7 +10,6 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from twinbus.clock import TimerFired
 from twinbus.pairing.core.attempts import RetryPolicy, backoff_s
 from twinbus.pairing.core.events import (
     EntityState,
@@ -22,6 +21,7 @@ from twinbus.pairing.core.events import (
 )
 from twinbus.pairing.core.failover import EntityFailover
 from twinbus.planning.model import Setting, Traffic
+from twinbus.timers import TimerFired
 
 RETRIES = 3
 POLICY = RetryPolicy(

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 
 from twinbus import errors
-from twinbus.clock import TimerFired
 from twinbus.testing import VirtualClock
+from twinbus.timers import TimerFired
 
 
 class Ticker:

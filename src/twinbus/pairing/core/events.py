@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import ClassVar, Final
 
-from twinbus.clock import TimerFired
+from twinbus.timers import TimerFired
 
 __all__ = [
     "ROUTES",

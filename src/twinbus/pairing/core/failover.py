@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from twinbus.clock import TimerFired
 from twinbus.pairing.core.events import (
     ROUTES,
     Action,
@@ -40,6 +39,7 @@ from twinbus.pairing.core.events import (
     Transition,
     Unfreeze,
 )
+from twinbus.timers import TimerFired
 
 __all__ = ["EntityFailover"]
 

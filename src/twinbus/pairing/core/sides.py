@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Final
 
-from twinbus.clock import TimerFired
 from twinbus.errors import PairClosedError, PairFaultedError, PairingError
+from twinbus.timers import TimerFired
 
 __all__ = [
     "FOLLOW_S",

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from twinbus.clock import TimerFired
 from twinbus.pairing.core.sides import (
     Announce,
     CloseSide,
@@ -23,6 +22,7 @@ from twinbus.pairing.core.sides import (
     SideChange,
     SideState,
 )
+from twinbus.timers import TimerFired
 
 __all__ = ["PairSide", "SideKeeper"]
 

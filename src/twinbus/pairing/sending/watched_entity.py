@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from twinbus.clock import TimerFired
 from twinbus.errors import (
     BacklogGuardError,
     BacklogMessageTooLargeError,
@@ -37,6 +36,7 @@ from twinbus.pairing.core.events import (
 )
 from twinbus.pairing.core.failover import EntityFailover
 from twinbus.pairing.core.status import EntityStatus
+from twinbus.timers import TimerFired
 
 __all__ = ["WatchedEntity"]
 

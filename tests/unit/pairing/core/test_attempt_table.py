@@ -18,7 +18,6 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.pairing.send_world import QUEUES, REFUSED, World
-from twinbus.clock import TimerFired
 from twinbus.pairing.core.attempts import (
     DivertTo,
     PullQueue,
@@ -30,6 +29,7 @@ from twinbus.pairing.core.attempts import (
 )
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import Freeze, MarkHealthy, PingFailed, SendSucceeded
+from twinbus.timers import TimerFired
 
 MEANINGS = {
     "down": FailureMeaning.UNREACHABLE,

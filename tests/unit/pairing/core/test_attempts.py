@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.unit.pairing.send_world import BUSY, POLICY, QUEUES, REFUSED, World
-from twinbus.clock import TimerFired
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.attempts import (
     CallEnding,
@@ -22,6 +21,7 @@ from twinbus.pairing.core.attempts import (
 )
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import Freeze, PingFailed, SendFailed, SendSucceeded
+from twinbus.timers import TimerFired
 
 
 @pytest.mark.parametrize(("retry", "seconds"), [(1, 1.6), (2, 3.2), (3, 6.4), (7, 102.4), (8, 120)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.clock import TimerFired
 from twinbus.pairing.core.events import (
     EntityState,
     Event,
@@ -26,6 +25,7 @@ from twinbus.pairing.core.events import (
 )
 from twinbus.pairing.core.failover import LATE_AND_HARMLESS, EntityFailover
 from twinbus.testing import VirtualClock
+from twinbus.timers import TimerFired
 
 FAILED = SendFailed(counts=True, error="connection refused")
 MINE = SendFailed(counts=False, error="too large")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.pairing.core.failures_page import PAGE, state_tables, written
-from twinbus.clock import TimerFired
 from twinbus.pairing.core.events import (
     EntityState,
     Event,
@@ -26,6 +25,7 @@ from twinbus.pairing.core.events import (
     Unfreeze,
 )
 from twinbus.pairing.core.failover import EntityFailover
+from twinbus.timers import TimerFired
 
 FAILOVER_S, PING_S = 10.0, 60.0
 QUIET_AT = 500.0

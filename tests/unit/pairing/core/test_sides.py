@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.clock import TimerFired
 from twinbus.errors import PairClosedError, PairFaultedError
 from twinbus.pairing.core.sides import (
     FOLLOW_S,
@@ -22,6 +21,7 @@ from twinbus.pairing.core.sides import (
     SideState,
 )
 from twinbus.testing import VirtualClock
+from twinbus.timers import TimerFired
 
 PRIMARY, SECONDARY = Side.PRIMARY, Side.SECONDARY
 BROKEN = RuntimeError("the key was stolen")
