@@ -186,7 +186,7 @@ def test_work_that_came_too_late_for_the_loop_is_told_when_the_thread_ends(
     loop_thread.run(nothing)
     # As if it had been handed in between the loop's last turn and its end.
     late = _Work(nothing)
-    loop_thread._works.add(late)
+    loop_thread._items.add(late)
     loop_thread.stop()
     with pytest.raises(PairingError, match="closed"):
-        late.answer.result(0)
+        late.result.result(0)
