@@ -38,7 +38,7 @@ def test_what_waits_and_what_is_set_aside_is_seen_and_stays() -> None:
         looking = BacklogScan(text)
         for _ in range(2):
             asyncio.run(looking.peek())
-            assert sorted(looking.seen()) == [
+            assert sorted(looking.sightings()) == [
                 Sighting("Orders", "o-0", "dead_lettered"),
                 Sighting("Orders", "o-1", "waiting"),
                 Sighting("Orders", "o-2", "waiting"),

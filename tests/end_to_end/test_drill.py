@@ -16,7 +16,7 @@ from typing import IO, Any
 import pytest
 
 from tests.processes import ENTRY
-from twinbus.console.drill.traffic import PATIENCE_S
+from twinbus.console.drill.traffic import TIMEOUT_MARGIN_S
 from twinbus.console.drill.world import ENTITIES
 from twinbus.planning.model import Traffic, effect_of
 
@@ -113,7 +113,7 @@ def agrees_with_the_planner(found: dict[str, Any]) -> None:
         rate_per_s=rate,
         size_bytes=500,
         entities=len(ENTITIES),
-        patience_s=failover_s + PATIENCE_S,
+        patience_s=failover_s + TIMEOUT_MARGIN_S,
     )
     effect = effect_of(down_s, failover_s, ping_s, traffic)
     diverted = effect.diverted_s * rate

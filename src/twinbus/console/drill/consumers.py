@@ -1,7 +1,7 @@
 """The drill's receivers: plain clients of the SDK that know nothing of Twinbus.
 
-They take everything that is in the primary and write down each message that they got. What was
-sent is judged by these records, not by what the senders believe.
+They empty the primary and record each message that they receive. The drill judges by these
+records, not by what the senders report.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ RECEIVERS: Final = 2
 """At each entity without sessions; one with sessions has a receiver for each session."""
 BATCH: Final = 200
 WAIT_S: Final = 0.5
-"""How long a receiver waits for a message before it asks whether there are any left."""
+"""How long a receiver waits for a message before it asks whether any are left."""
 STALL_S: Final = 20.0
-"""Without a new message for so long, what is still there does not come out, and is reported."""
+"""After this time without a message the receivers stop; the report names what is left."""
 
 PATH_ALIAS: Final = b"x-ms-path"
 
@@ -50,7 +50,7 @@ class Consumers:
         self._admin: ServiceBusAdministrationClient
 
     async def run(self) -> int:
-        """Receive everything; the number of messages that came, each copy counted."""
+        """Receive everything; return the number of messages, each copy counted."""
         self._last_at = asyncio.get_running_loop().time()
         async with (
             ServiceBusClient.from_connection_string(self._connection_string) as client,
@@ -63,7 +63,7 @@ class Consumers:
         return self._count
 
     async def in_primary(self) -> int:
-        """Messages that are there to be received."""
+        """Number of messages in the primary."""
         async with administration(self._connection_string) as self._admin:
             return sum([await self._left(entity) for entity in ENTITIES])
 
@@ -133,7 +133,7 @@ async def backlog_count(connection_string: str, queues: Iterable[str]) -> int:
 
 
 async def left_in_backlog(connection_string: str, queues: Iterable[str]) -> list[Sighting]:
-    """What a peek sees in backlog queues and their dead-letter queues: where the rest is."""
+    """Messages that a peek finds in backlog queues and their dead-letter queues."""
     seen: list[Sighting] = []
     async with ServiceBusClient.from_connection_string(connection_string) as client:
         for found in await _counts(connection_string, queues):

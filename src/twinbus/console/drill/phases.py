@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Drill"]
 
-LOOK_S: Final = 0.25
-"""Between two looks at something that is waited for: often enough for a progress bar."""
+POLL_S: Final = 0.25
+"""Between two checks of something awaited: often enough for a progress bar."""
 
 HEAL_LIMIT_S: Final = 30.0
-"""Past the ping interval; a primary that is back and does not answer a ping by then never will."""
+"""After the ping interval: a primary that has not answered a ping by then never will."""
 
 DRAIN_TRIES: Final = 3
-"""A task that died is run again by whoever watches over the job; here that is the drill."""
+"""The drill restarts a drain whose task died, as a scheduler would."""
 
 DRAIN_STALL_S: Final = 75.0
-"""Without a message less in the backlog for so long the drain is given up, and the report says so.
-Longer than a lock of the backlog: what a dead task had locked comes free in between."""
+"""The drill stops a drain that moved no message for this time, and the report says so. Longer than
+a lock of the backlog: the messages that a dead task had locked come free meanwhile."""
 
-WHY_LENGTH: Final = 200
-"""Of an error of Spark that is shown: it may go on for pages."""
+ERROR_LENGTH_MAX: Final = 200
+"""Of the text of a Spark error, which can be pages long."""
 
 LOST_IDS_MAX: Final = 10_000
-"""A drill names what it lost; past this many ids they are no help any more."""
+"""Limit of the lost messages that a drill names."""
 
 BACKOFF_S: Final = 0.2
 RETRIES: Final = 1_000
-"""The callers of a drill are patient: time ends their calls (`drill_traffic`), not a count."""
+"""Effectively unlimited: time ends the calls of a drill (`traffic`), not a count."""
 
 
 class Drill:
-    """One drill in a world of its own."""
+    """One drill in its own world."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Drill:
         screen: DrillScreen,
         pump_factory: str | None = None,
     ) -> None:
-        """`pump_factory` names another pump for the syphon, so that tests can plant a bad one."""
+        """`pump_factory` names another pump for the syphon: tests use a faulty one."""
         self._plan = plan
         self._world = world
         self._spark = spark
@@ -78,7 +78,7 @@ class Drill:
         self._began_ms = self._killed_ms = self._back_ms = 0
 
     async def run(self) -> DrillResult:
-        """Everything, in order; what came of it."""
+        """Run all phases in order; return the result."""
         sent = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._get_spark_ready(sent))
@@ -90,39 +90,37 @@ class Drill:
         return await self._count()
 
     async def _get_spark_ready(self, sent: asyncio.Event) -> None:
-        """Start Spark while messages are sent, and have it practise if there is time left."""
+        """Start Spark while messages are sent, and warm it up if there is time."""
         with self._screen.phase("Spark", "starting Spark") as phase:
             ready = self._spark.submit(start_worker)
             while not await _is_done(ready):
                 phase.say(self._spark.announcement or "starting Spark")
             ready.result()
             if not sent.is_set():
-                phase.say("Spark runs, and warms up meanwhile")
-                practice = self._spark.submit(
+                phase.say("Spark is running and warms up")
+                warm_up = self._spark.submit(
                     lambda session: warm_up_reports(session, self._world.ledger)
                 )
-                while not await _is_done(practice):
+                while not await _is_done(warm_up):
                     pass
             phase.say("Spark is ready")
 
     async def _start(self) -> None:
         primary, secondary = self._world.primary, self._world.secondary
-        with self._screen.phase("start", "two namespaces, each a process of its own") as phase:
+        with self._screen.phase("start", "two namespaces, each in its own process") as phase:
             async with asyncio.TaskGroup() as group:
                 for namespace in (primary, secondary):
                     group.create_task(asyncio.to_thread(namespace.start))
             await create_entities(primary.connection_string)
-            phase.say(f"{_place(primary)}, {_place(secondary)}")
+            phase.say(f"{_address(primary)}, {_address(secondary)}")
 
     async def _send(self) -> None:
         primary, secondary = _side(self._world.primary), _side(self._world.secondary)
         async with pair_namespaces(primary, secondary, self._options()) as pair:
             self._queues = pair.backlog_queues
             plan = self._plan
-            words = (
-                f"{plan.messages:,} messages, {rate_text(plan)} a second, {plan.senders} senders"
-            )
-            with self._screen.phase("send", words, plan.messages) as phase:
+            note = f"{plan.messages:,} messages, {rate_text(plan)} a second, {plan.senders} senders"
+            with self._screen.phase("send", note, plan.messages) as phase:
                 traffic = DrillTraffic(plan, pair, phase.reach)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(traffic.run())
@@ -144,11 +142,11 @@ class Drill:
     async def _lose_primary(self, pair: Pair) -> None:
         plan, primary = self._plan, self._world.primary
         await asyncio.sleep(plan.kill_after_s)
-        words = f"{primary.name} killed with SIGKILL (process {primary.pid})"
-        with self._screen.phase("outage", words, plan.outage_s) as phase:
+        note = f"{primary.name} killed with SIGKILL (process {primary.pid})"
+        with self._screen.phase("outage", note, plan.outage_s) as phase:
             self._killed_ms = _now_ms()
             primary.kill()
-            await self._wait(plan.outage_s, lambda gone_s: self._outage_line(phase, pair, gone_s))
+            await self._wait(plan.outage_s, lambda down_s: self._outage_line(phase, pair, down_s))
             await asyncio.to_thread(primary.start)
             self._back_ms = _now_ms()
             down_s = (self._back_ms - self._killed_ms) / 1000
@@ -157,10 +155,10 @@ class Drill:
             limit_s = plan.ping_interval_s + HEAL_LIMIT_S
             await self._wait(limit_s, lambda _: self._ping_line(phase, pair))
 
-    def _outage_line(self, phase: PhaseLine, pair: Pair, gone_s: float) -> bool:
+    def _outage_line(self, phase: PhaseLine, pair: Pair, elapsed_s: float) -> bool:
         entities = pair.status().entities.values()
         states = sorted({entity.state for entity in entities})
-        phase.reach(gone_s, f"{self._world.primary.name} is down; {', '.join(states)}")
+        phase.reach(elapsed_s, f"{self._world.primary.name} is down; {', '.join(states)}")
         return False
 
     def _ping_line(self, phase: PhaseLine, pair: Pair) -> bool:
@@ -169,30 +167,30 @@ class Drill:
         phase.reach(len(healthy), f"healthy: {', '.join(sorted(healthy)) or 'none yet'}")
         return len(healthy) == len(entities)
 
-    async def _wait(self, limit_s: float, look: Callable[[float], bool]) -> None:
-        """Look from time to time until the look says True, or the time is over."""
+    async def _wait(self, limit_s: float, check: Callable[[float], bool]) -> None:
+        """Check repeatedly until the check returns True or the time is over."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while (gone_s := loop.time() - began) < limit_s:
-            if look(gone_s):
+        while (elapsed_s := loop.time() - began) < limit_s:
+            if check(elapsed_s):
                 return
-            await asyncio.sleep(min(LOOK_S, limit_s - gone_s))
+            await asyncio.sleep(min(POLL_S, limit_s - elapsed_s))
 
     async def _drain(self) -> None:
         waiting = await self._in_backlog()
-        words = f"{waiting:,} messages; the Spark syphon brings them home"
-        with self._screen.phase("drain", words, waiting) as phase:
+        note = f"{waiting:,} messages; the Spark syphon moves them home"
+        with self._screen.phase("drain", note, waiting) as phase:
             for _ in range(DRAIN_TRIES):
-                error = await self._drained(phase, waiting)
+                error = await self._drain_once(phase, waiting)
                 left = await self._in_backlog()
                 phase.say(f"Spark brought {waiting - left:,} home, {left:,} are left")
                 if error is None:
                     return
-                why = str(error).strip().partition("\n")[0][:WHY_LENGTH]
+                why = str(error).strip().partition("\n")[0][:ERROR_LENGTH_MAX]
                 phase.say(f"the drain ended early, {left:,} messages are left: {why}")
 
-    async def _drained(self, phase: PhaseLine, waiting: int) -> BaseException | None:
-        """Drain once; what ended it early, if something did."""
+    async def _drain_once(self, phase: PhaseLine, waiting: int) -> BaseException | None:
+        """Drain once; return the error that ended it early, or None."""
         work = self._spark.submit(
             lambda session: drain.drain(
                 session,
@@ -264,9 +262,9 @@ class Drill:
 
 
 async def _is_done(work: Future[Any]) -> bool:
-    """Whether the work has ended, waiting a moment for it."""
+    """Whether the work has ended; waits a moment if it has not."""
     if not work.done():
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return work.done()
 
 
@@ -274,7 +272,7 @@ def _side(namespace: NamespaceProcess) -> Namespace:
     return Namespace.from_connection_string(namespace.connection_string, name=namespace.name)
 
 
-def _place(namespace: NamespaceProcess) -> str:
+def _address(namespace: NamespaceProcess) -> str:
     return f"{namespace.name} at :{namespace.port}"
 
 

@@ -1,7 +1,6 @@
-"""What a person sees while a drill runs: one live line for each phase, on stderr.
+"""The progress of a drill on stderr: a live line for each phase, several at once.
 
-Where nobody looks at a terminal (a log of CI, a pipe) each phase gets a line when it begins and one
-when it has ended.
+Without a terminal (a CI log, a pipe) each phase prints a line when it begins and one when it ends.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class DrillScreen:
                 TextColumn("[bold]{task.description}"),
                 BarColumn(BAR_WIDTH, pulse_style="bar.back"),
                 _Took(),
-                # What a note says may be any text, an error's too: no markup, and one line.
+                # A note can be any text, also an error's: no markup, and one line.
                 TextColumn(
                     "{task.fields[note]}",
                     markup=False,
@@ -68,7 +67,7 @@ class DrillScreen:
 
     @contextmanager
     def phase(self, name: str, note: str, total: float | None = None) -> Iterator[PhaseLine]:
-        """A line for the `with` block; `total` is what its bar is full at."""
+        """A line for the `with` block; `total` is the value of a full bar."""
         phase = PhaseLine(self._console, self._progress, name, note, total)
         began = time.monotonic()
         try:
@@ -89,7 +88,7 @@ class _Took(ProgressColumn):
 
 
 class PhaseLine:
-    """One line: a name, a bar, and words that change."""
+    """One line: a name, a bar, and a note."""
 
     def __init__(
         self,
@@ -115,23 +114,23 @@ class PhaseLine:
         return f"{time.monotonic() - self._began:5.1f} s"
 
     def say(self, note: str) -> None:
-        """Other words on the line."""
+        """Replace the note."""
         self._note = note
         self._update()
 
     def expect(self, total: float) -> None:
-        """What the bar is full at, when it was not known before."""
+        """Set the value of a full bar, if it was unknown before."""
         if self._progress is not None:
             self._progress.update(self._task, total=total)
 
     def reach(self, done: float, note: str | None = None) -> None:
-        """How far it is, in the unit of its total."""
+        """Set the progress, in the unit of the total."""
         if note is not None:
             self._note = note
         self._update(done)
 
     def end(self, note: str | None = None, *, is_done: bool = True) -> None:
-        """The last words; the bar is full if it is done."""
+        """End the line; the bar is full if the phase is done."""
         if note is not None:
             self._note = note
         if self._progress is None:

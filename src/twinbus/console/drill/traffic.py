@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 __all__ = ["DrillTraffic"]
 
-PATIENCE_S: Final = 30.0
-"""How much longer than the failover interval a caller waits: no outage of a drill needs more."""
+TIMEOUT_MARGIN_S: Final = 30.0
+"""A caller's timeout beyond the failover interval: no outage of a drill needs more."""
 
 PADDING: Final = "x" * 400
 """Makes a message of half a KB: the size of a small order."""
 
 
 class DrillTraffic:
-    """All messages of the plan on their way; `run` ends when the last send has ended."""
+    """Sends all messages of the plan; `run` ends when the last send has ended."""
 
     def __init__(self, plan: DrillPlan, pair: Any, sent: Callable[[int], None]) -> None:
-        """`sent` is told how many sends have ended, for the progress bar only."""
+        """`sent` gets the number of sends that have ended, for the progress bar."""
         self.sends_returned = 0
-        """Messages whose send returned: no number of the report, but a check of its ledger."""
+        """Messages whose send returned: only a check of the ledger."""
         self.began_ms = 0
         self._plan = plan
         self._pair = pair
@@ -42,7 +42,7 @@ class DrillTraffic:
         self._ended = 0
 
     async def run(self) -> None:
-        """Send everything; errors are the callers' and are counted by the ledger."""
+        """Send everything; the ledger counts the sends that raise."""
         began = asyncio.get_running_loop().time()
         self.began_ms = time.time_ns() // 1_000_000
         async with asyncio.TaskGroup() as group:
@@ -55,15 +55,15 @@ class DrillTraffic:
 
     async def _send_to(self, entity: Entity, numbers: range, began: float) -> None:
         loop = asyncio.get_running_loop()
-        patience_s = self._plan.failover_interval_s + PATIENCE_S
+        timeout_s = self._plan.failover_interval_s + TIMEOUT_MARGIN_S
         async with self._sender(entity) as sender:
             for number in numbers:
                 due = began + number / self._plan.rate
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 try:
-                    await sender.send_messages(_message(entity, number), timeout=patience_s)
+                    await sender.send_messages(_message(entity, number), timeout=timeout_s)
                 except (TwinbusError, ServiceBusError):
-                    # The caller knows, so that nothing is lost; the ledger has it too.
+                    # The caller knows, so nothing is lost; the ledger records it.
                     pass
                 else:
                     self.sends_returned += 1

@@ -1,7 +1,7 @@
-"""The drill's world: two namespaces, each a process of its own with its data on disk.
+"""The drill's world: two namespaces, each in its own process with its data on disk.
 
-They are started as a user would start them, with `twinbus serve`, so that SIGKILL means to them
-what a power cut means. Their data is gone when the drill ends, however it ends.
+`twinbus serve` starts them, as a user would, so that SIGKILL acts like a power cut. Their data is
+removed when the drill ends, however it ends.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PRIMARY: Final = "contoso"
 SECONDARY: Final = "contoso-dr"
 
 START_LIMIT_S: Final = 30.0
-"""A namespace is up within a second; a machine that needs more than this cannot hold a drill."""
+"""A namespace is up within a second; a machine that needs more than this cannot run a drill."""
 STOP_LIMIT_S: Final = 5.0
-"""What a namespace gets to end by itself before it is killed: its data is of no use any more."""
+"""Time for a namespace to end before it is killed: nobody needs its data any more."""
 
 SESSIONS: Final = tuple(f"customer-{number}" for number in range(8))
 SUBSCRIPTION: Final = "audit"
@@ -38,12 +38,12 @@ _ENTRY: Final = "from twinbus.console.cli import main; main()"
 
 
 class DrillError(TwinbusError):
-    """The drill itself cannot go on, which says nothing of any message; the text says why."""
+    """The drill cannot go on, which says nothing about any message; the text says why."""
 
 
 @dataclass(frozen=True)
 class Entity:
-    """Something that the drill sends to."""
+    """A queue or topic that the drill sends to."""
 
     path: str
     is_topic: bool = False

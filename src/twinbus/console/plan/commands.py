@@ -1,4 +1,4 @@
-"""`twinbus plan`: the question to Spark, and the answer to a person, a program or a file."""
+"""`twinbus plan`: simulate with Spark and print the plan as text, JSON or a page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(
 
 
 def _simulated(asked: PlanInput, book: PriceBook, master: str | None) -> Plan:
-    # Late, because Spark takes a moment to load and what was asked for wrongly needs none of it.
+    # Imported late: Spark takes a moment to load, and a usage error needs none of it.
     from twinbus.pipeline.planner import simulate
     from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START, spark_session
 
@@ -81,7 +81,7 @@ def _simulated(asked: PlanInput, book: PriceBook, master: str | None) -> Plan:
 
 
 def _writable(to: Path | None) -> None:
-    """Found out before the minutes of a simulation, not after them."""
+    """Raise WrongUse if the file cannot be written: before the simulation, not after it."""
     if to is None:
         return
     try:

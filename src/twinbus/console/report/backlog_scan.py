@@ -1,4 +1,4 @@
-"""A look into every backlog queue of a secondary, for `report conservation`: nothing is touched."""
+"""Peeks into every backlog queue of a secondary, for `report conservation`; changes nothing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["BacklogScan"]
 
 PLACES: Final = {False: "waiting", True: "dead_lettered"}
-"""What a message is called by whether it lies among dead letters."""
+"""`Sighting.place` by whether the message is a dead letter."""
 
 
 class BacklogScan:
-    """What was seen, in a file until Spark reads it: a backlog can be longer than memory.
+    """The messages that were found, in a file until Spark reads it: they may not fit in memory.
 
-    Tables must be read after the look: what was sent before it is then in them.
+    Read the tables after the peek, so that they have what was sent before it.
     """
 
     def __init__(self, secondary: str) -> None:
@@ -39,7 +39,7 @@ class BacklogScan:
         self._began_ms = 0
 
     async def peek(self) -> None:
-        """Look into every backlog queue and its dead letters; SyphonError, in one line, if not."""
+        """Peek into every backlog queue and its dead letters; SyphonError if that fails."""
         self._began_ms = int(time.time() * 1000)
         queues = await backlog_queues_of(self._endpoint, None)
         with self._file.open("w") as file:
@@ -53,23 +53,23 @@ class BacklogScan:
                                     row = Sighting(message.path or "", message.message_id, place)
                                     file.write(json.dumps(row._asdict()) + "\n")
 
-    def seen(self) -> Iterator[Sighting]:
-        """Each message that was seen."""
+    def sightings(self) -> Iterator[Sighting]:
+        """Each message that was found."""
         with self._file.open() as file:
             for line in file:
                 yield Sighting(**json.loads(line))
 
-    def look(self, spark: SparkSession) -> BacklogSnapshot:
-        """What was seen, for Spark."""
+    def snapshot(self, spark: SparkSession) -> BacklogSnapshot:
+        """The messages that were found, for Spark."""
         from twinbus.pipeline.reports.conservation import BacklogSnapshot
         from twinbus.pipeline.tables.schemas import SIGHTINGS
 
         if (spark.sparkContext.master or "").startswith("local"):
-            seen = spark.read.json(f"file:{self._file}", schema=SIGHTINGS)
+            found = spark.read.json(f"file:{self._file}", schema=SIGHTINGS)
         else:
             # Executors on other machines do not see the file.
-            seen = spark.createDataFrame(list(self.seen()), SIGHTINGS)
-        return BacklogSnapshot(seen, self._began_ms)
+            found = spark.createDataFrame(list(self.sightings()), SIGHTINGS)
+        return BacklogSnapshot(found, self._began_ms)
 
     def close(self) -> None:
         """Remove the file."""

@@ -34,7 +34,7 @@ app = typer.Typer(
 
 
 class ReportOutput(StrEnum):
-    """What a report is printed as."""
+    """The value of `--output`."""
 
     TEXT = "text"
     JSON = "json"
@@ -47,8 +47,8 @@ TablesOption = Annotated[
     typer.Option(
         "--tables",
         metavar="DIR",
-        help="Where its tables are kept; unset: in _tables inside the ledger. `none`: keep none,"
-        " work everything out from all records.",
+        help="Location of its tables; unset: _tables inside the ledger. `none`: keep no tables and"
+        " read all records.",
         show_default=False,
     ),
 ]
@@ -57,7 +57,7 @@ UntilOption = Annotated[
     typer.Option(
         "--until",
         metavar="TIME",
-        help="Up to this time; a day counts whole.",
+        help="End, exclusive; a day counts whole.",
         show_default=False,
     ),
 ]
@@ -150,8 +150,8 @@ def conservation(
             "--peek",
             envvar="TWINBUS_SECONDARY",
             metavar="STRING",
-            help="Connection string of the secondary: look into its backlog queues, touching"
-            " nothing. `none`: do not look.",
+            help="Connection string of the secondary: peek into its backlog queues, which changes"
+            " nothing. `none`: do not peek.",
             show_default=False,
         ),
     ] = None,
@@ -160,7 +160,7 @@ def conservation(
         typer.Option(
             "--detection-window",
             metavar="TIME",
-            help="How long the destinations remember ids for duplicate detection.",
+            help="Duplicate detection window of the destinations.",
         ),
     ] = "10min",
     output: OutputOption = ReportOutput.TEXT,
@@ -176,9 +176,9 @@ def conservation(
     from twinbus.console.report import commands as report_run
 
     plan = _plan(ledger, tables, since, until, entity, output, to, master)
-    looking = None if peek in {None, "", "none"} else peek
+    secondary = None if peek in {None, "", "none"} else peek
     detection_s = report_run.detection_s(detection_window)
-    raise typer.Exit(report_run.conservation(plan, looking, detection_s))
+    raise typer.Exit(report_run.conservation(plan, secondary, detection_s))
 
 
 @app.command(
@@ -215,7 +215,7 @@ def _plan(
     to: Path | None,
     master: str | None,
 ) -> ReportPlan:
-    """What was asked for; WrongUse, in one line and before Spark starts, where it cannot be."""
+    """The checked request. WrongUse, in one line and before Spark starts, if it is invalid."""
     from twinbus.console.report.commands import ReportPlan
     from twinbus.console.terminal.time_window import window_of
 

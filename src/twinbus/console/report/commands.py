@@ -1,4 +1,4 @@
-"""`twinbus report`: start Spark, have the report made, show it in the form that was asked for."""
+"""`twinbus report`: make a report with Spark and print it as text, JSON, CSV or a page."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ __all__ = [
 NO_TABLES: Final = "none"
 
 LONG_BYTES: Final = 500 << 20
-"""From this size of a ledger on Spark gets all of its compiler: a slower start, a faster run."""
+"""For larger ledgers Spark compiles fully: a slower start, a faster run."""
 
 DETECTION_MAX_S: Final = 7 * 86_400
-"""The longest window of duplicate detection that Service Bus has."""
+"""The longest duplicate detection window of Service Bus."""
 
 SETTLE_S: Final = 1.0
-"""Writers flush their ledger five times a second: what was done before a look is on disk then."""
+"""Writers flush five times a second: after this pause what preceded the peek is on disk."""
 
 _STATUS: Final = {
     ReportVerdict.GOOD: 0,
@@ -70,7 +70,7 @@ Making = Callable[["SparkSession", "LedgerTables"], "LedgerReport"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReportPlan:
-    """What was asked for, whatever the report."""
+    """The options that all reports share."""
 
     ledger: str
     tables: str | None = None
@@ -82,17 +82,17 @@ class ReportPlan:
     master: str | None = None
 
     @property
-    def asked(self) -> ReportRequest:
+    def request(self) -> ReportRequest:
         return ReportRequest(since_ms=self.since_ms, until_ms=self.until_ms, entity=self.entity)
 
 
 def charges(plan: ReportPlan, book: PriceBook, rule: CountingRule) -> int:
-    """Show the charges; the exit status."""
+    """Show the charges report; return the exit status."""
 
     def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
         from twinbus.pipeline.reports.charges import charges_report
 
-        report = charges_report(tables, plan.asked, book, rule)
+        report = charges_report(tables, plan.request, book, rule)
         old = book.warnings(datetime.now(UTC).date())
         return replace(report, assumed=(*report.assumed, *old))
 
@@ -100,57 +100,57 @@ def charges(plan: ReportPlan, book: PriceBook, rule: CountingRule) -> int:
 
 
 def availability(plan: ReportPlan) -> int:
-    """Show the availability; the exit status."""
+    """Show the availability report; return the exit status."""
 
     def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
         from twinbus.pipeline.reports.availability import availability_report
 
-        return availability_report(tables, plan.asked)
+        return availability_report(tables, plan.request)
 
     return _run(plan, make)
 
 
 def conservation(plan: ReportPlan, secondary: str | None, detection_window_s: int) -> int:
-    """Show what became of every message, after a look into the backlog if one is asked for."""
-    looking = None if secondary is None else _looking(secondary)
+    """Show the conservation report, after a peek into the backlog of a given secondary."""
+    scan = None if secondary is None else _backlog_scan(secondary)
 
     def make(spark: SparkSession, tables: LedgerTables) -> LedgerReport:
         from twinbus.pipeline.reports.conservation import conservation_report
 
-        look = None if looking is None else looking.look(spark)
-        return conservation_report(tables, plan.asked, look, detection_s=detection_window_s)
+        snapshot = None if scan is None else scan.snapshot(spark)
+        return conservation_report(tables, plan.request, snapshot, detection_s=detection_window_s)
 
-    return _run(plan, make, looking)
+    return _run(plan, make, scan)
 
 
 def reconciliation(plan: ReportPlan) -> int:
-    """Show both views beside each other; the exit status."""
+    """Show the reconciliation report; return the exit status."""
 
     def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
         from twinbus.pipeline.reports.reconciliation import reconciliation_report
 
-        return reconciliation_report(tables, plan.asked)
+        return reconciliation_report(tables, plan.request)
 
     return _run(plan, make)
 
 
 def detection_s(text: str) -> int:
-    """The window of duplicate detection, in seconds; WrongUse where there is no such window."""
+    """The duplicate detection window in seconds; WrongUse if Service Bus has no such window."""
     try:
         return int(parse_duration(text, "--detection-window", most=DETECTION_MAX_S))
     except QuantityError as error:
         raise WrongUse(str(error)) from None
 
 
-def _looking(secondary: str) -> BacklogScan:
+def _backlog_scan(secondary: str) -> BacklogScan:
     from twinbus.console.report.backlog_scan import BacklogScan
 
     return BacklogScan(secondary)
 
 
-def _run(plan: ReportPlan, make: Making, looking: BacklogScan | None = None) -> int:
-    """Check what can be checked without Spark, make the report, show it; the exit status."""
-    _require_place(plan)
+def _run(plan: ReportPlan, make: Making, scan: BacklogScan | None = None) -> int:
+    """Check what needs no Spark, make and show the report; return the exit status."""
+    _require_writable(plan)
     require_spark()
     _require_ledger(plan)
     find_java()
@@ -162,12 +162,12 @@ def _run(plan: ReportPlan, make: Making, looking: BacklogScan | None = None) -> 
             with SparkThread(master=plan.master or LOCAL_MASTER, settings=settings) as spark:
                 try:
                     await asyncio.wrap_future(spark.submit(lambda session: None))
-                    if looking is not None:
-                        line.say("looking into the backlog queues")
-                        await looking.peek()
+                    if scan is not None:
+                        line.say("peeking into the backlog queues")
+                        await scan.peek()
                         await asyncio.sleep(SETTLE_S)
                     line.say("reading the ledger")
-                    made = spark.submit(lambda session: _made(session, plan, make, line))
+                    made = spark.submit(lambda session: _make_report(session, plan, make, line))
                     report = await asyncio.wrap_future(made)
                 except asyncio.CancelledError:
                     spark.stop()
@@ -178,11 +178,13 @@ def _run(plan: ReportPlan, make: Making, looking: BacklogScan | None = None) -> 
     try:
         return run_to_its_end(work)
     finally:
-        if looking is not None:
-            looking.close()
+        if scan is not None:
+            scan.close()
 
 
-def _made(spark: SparkSession, plan: ReportPlan, make: Making, line: LiveLine) -> LedgerReport:
+def _make_report(
+    spark: SparkSession, plan: ReportPlan, make: Making, line: LiveLine
+) -> LedgerReport:
     from twinbus.pipeline.reports import ledger_tables as reporting
 
     try:
@@ -194,19 +196,19 @@ def _made(spark: SparkSession, plan: ReportPlan, make: Making, line: LiveLine) -
                 else reporting.stored_tables(spark, plan.ledger, plan.tables)
             ) as tables,
         ):
-            line.say("working out the report")
-            reporting.require_entity(tables, plan.asked)
+            line.say("making the report")
+            reporting.require_entity(tables, plan.request)
             return make(spark, tables)
     except reporting.UnknownEntityError as error:
         raise WrongUse(str(error)) from None
 
 
 class ReportFailed(TwinbusError):
-    """The report was made and cannot be shown where it was asked for."""
+    """The report was made and its file cannot be written."""
 
 
-def _require_place(plan: ReportPlan) -> None:
-    """WrongUse where the answer could not be shown: better now than after a minute's work."""
+def _require_writable(plan: ReportPlan) -> None:
+    """Raise WrongUse if the report could not be written: before the work, not after it."""
     if plan.to is None:
         if plan.output == "html" and sys.stdout.isatty():
             raise WrongUse("--output html makes a file: say --to report.html")
@@ -217,7 +219,7 @@ def _require_place(plan: ReportPlan) -> None:
 
 
 def _require_ledger(plan: ReportPlan) -> None:
-    """WrongUse where there is no ledger to read, or no place for its tables."""
+    """Raise WrongUse if there is no ledger, or no place for its tables."""
     ledger = plan.ledger
     if "://" in ledger:
         return

@@ -125,10 +125,14 @@ class BatchTables:
     ) -> None:
         self.ledger = str(ledger)
         self.bucket_s = bucket_s
-        session = _session_for(spark, ledger)
+        size_bytes = _size_bytes(ledger)
+        self._is_small = size_bytes is not None and size_bytes <= SMALL_BYTES
+        session = _session_for(spark, size_bytes)
         # Kept before they are counted: a query of a few columns does not see a damaged line.
-        self._lines = bronze.read_ledger(session, ledger).cache()
-        self._fates = judged(partial_journeys(self.every_record())).cache()
+        self._lines = self._kept(bronze.read_ledger(session, ledger))
+        records = bronze.records_of(self._lines)
+        self._records = self._kept(records) if self._is_small else records
+        self._fates = self._kept(judged(partial_journeys(self._records)))
         self._gold = {table.name: table for table in gold_tables(bucket_s)}
         self._tables: dict[str, DataFrame] = {}
         self._set_aside: dict[str, int] | None = None
@@ -146,11 +150,11 @@ class BatchTables:
         if name not in self._tables:
             gold = self._gold[name]
             if gold.of_records is not None:
-                made = gold.of_records(self.every_record())
+                made = gold.of_records(self._records)
             else:
                 assert gold.of_journeys is not None, name
                 made = gold.of_journeys(self._fates)
-            self._tables[name] = made.cache()
+            self._tables[name] = self._kept(made)
         return self._tables[name]
 
     def notable(self) -> DataFrame:
@@ -165,10 +169,18 @@ class BatchTables:
 
     def every_record(self) -> DataFrame:
         """Every record."""
-        return bronze.records_of(self._lines)
+        return self._records
+
+    def _kept(self, rows: DataFrame) -> DataFrame:
+        """Rows that several queries read.
+
+        Spark plans a query anew down to its files, also if it finds the rows in its cache. Of a
+        small ledger that takes most of the time, so the plan is cut off.
+        """
+        return rows.localCheckpoint() if self._is_small else rows.cache()
 
     def close(self) -> None:
-        """Let go of what Spark keeps."""
+        """Let Spark drop the kept rows."""
         for kept in (*self._tables.values(), self._fates, self._lines):
             kept.unpersist()
 
@@ -183,11 +195,17 @@ def batch_tables(spark: SparkSession, ledger: Path | str) -> Iterator[BatchTable
         tables.close()
 
 
-def _session_for(spark: SparkSession, ledger: Path | str) -> SparkSession:
-    """What suits the ledger's size, if it is a directory; a cluster has settings of its own."""
+def _size_bytes(ledger: Path | str) -> int | None:
+    """The size of a ledger in a directory; None: it is at a URL."""
     if "://" in str(ledger):
+        return None
+    return sum(path.stat().st_size for path in Path(ledger).glob("*.jsonl*"))
+
+
+def _session_for(spark: SparkSession, size_bytes: int | None) -> SparkSession:
+    """A session that suits the ledger's size; a cluster has settings of its own."""
+    if size_bytes is None:
         return spark
-    size_bytes = sum(path.stat().st_size for path in Path(ledger).glob("*.jsonl*"))
     if size_bytes <= SMALL_BYTES:
         return session_for_few(spark)
     return session_for_many(spark, size_bytes // LINE_BYTES)
