@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["availability_report"]
 
 POINTS_MAX: Final = 600
-"""Points of a time series: more than a chart has room for. Longer windows get wider buckets."""
+"""Maximum points of a time series. Longer windows get wider buckets."""
 
 ROWS_MAX: Final = 10_000
-"""Entities and failovers that a report names."""
+"""Maximum entities and failovers in a report."""
 
 
 def availability_report(
@@ -88,7 +88,7 @@ def _report(
 
 
 def _windows(tables: LedgerTables, asked: ReportRequest) -> DataFrame:
-    """Windows that overlap with the one that is asked for."""
+    """The failover windows that overlap the requested one."""
     found = failover_windows(
         of_entity(tables.table("states"), asked, "entity"),
         of_entity(tables.table("diversions"), asked, "entity"),
@@ -106,7 +106,7 @@ def _windows(tables: LedgerTables, asked: ReportRequest) -> DataFrame:
 def _entities(
     tables: LedgerTables, asked: ReportRequest, scope: ReportScope, windows: DataFrame
 ) -> tuple[EntityAvailability, ...]:
-    """What each entity went through; those that were sent to and never failed over too."""
+    """Each entity with its failovers, also those that never failed over."""
     traffic = _in_scope(tables, asked, "traffic", "entity").where("entity <> ''")
     saved = traffic.groupBy("entity").agg(F.sum("diverted").alias("saved"))
     raised = (
@@ -146,7 +146,7 @@ def _in_scope(tables: LedgerTables, asked: ReportRequest, name: str, column: str
 
 
 def _bucket_s(tables: LedgerTables, scope: ReportScope) -> int:
-    """The width of a point in the report: a multiple of that in the tables."""
+    """The bucket width of the report: a multiple of that of the tables."""
     if scope.first_ms is None or scope.last_ms is None:
         return tables.bucket_s
     points = (scope.last_ms - scope.first_ms) // (1000 * tables.bucket_s)
@@ -170,7 +170,7 @@ def _backlog(tables: LedgerTables, asked: ReportRequest, bucket_s: int) -> tuple
     if asked.until_ms is not None:
         stays = stays.where(F.col("entered_s") * 1000 < asked.until_ms)
     if asked.since_ms is not None:
-        # Of what was gone before nothing is left to see.
+        # Messages that left before the window do not matter.
         there = (F.col("left_s") + tables.bucket_s) * 1000 > asked.since_ms
         stays = stays.where(F.col("left_s").isNull() | there)
     points = by_time(backlog_over_time(stays, bucket_s=bucket_s, by=()), asked, bucket_s)
@@ -179,7 +179,7 @@ def _backlog(tables: LedgerTables, asked: ReportRequest, bucket_s: int) -> tuple
 
 
 def _drained(tables: LedgerTables, asked: ReportRequest) -> tuple[int, int]:
-    """How much came out of the backlog, and in how many seconds (of whole buckets)."""
+    """Messages that left the backlog, and the seconds (whole buckets) in which they did."""
     left = by_time(of_entity(tables.table("stays"), asked), asked, tables.bucket_s, "left_s")
     whole = left.withColumn("destination", F.lit(""))
     rows = drains(whole, bucket_s=tables.bucket_s).select("drained", "drain_s").collect()

@@ -32,23 +32,23 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """What the operations cost, by one price book."""
+    """The cost of operations by one price book."""
 
     price_book: str
     currency: str
     units: int
-    """Units that are charged, by the counting rule in force."""
+    """Charged units, by the counting rule in force."""
     settlement_units: int
     """Those of complete, defer and dead-letter: in `units` only if `settlement_counted`."""
     settlement_counted: bool
     amount: Decimal | None
-    """Were these all operations of their months: most often nothing, for the first are free."""
+    """If these were all operations of their months: often 0, because the first are free."""
     amount_past_free: Decimal | None
-    """The same with the month's free operations used up by other work."""
+    """If other work has used up the free operations of the month."""
     bytes_in: int
     bytes_out: int
     egress_amount: Decimal | None
-    """None: the book has no price for traffic out of the region."""
+    """None: the book has no price for egress."""
 
 
 class Charge(NamedTuple):
@@ -86,7 +86,7 @@ def charges_by_kind(sums: Sequence[MonthlySum]) -> tuple[Charge, ...]:
 
 
 class MonthQuantities(NamedTuple):
-    """What one month is charged for: everything that a price of any tier needs."""
+    """The charged quantities of one month, for a price of any tier."""
 
     month: str
     units: int
@@ -119,7 +119,7 @@ def _month(month: str, sums: Sequence[MonthlySum], rule: CountingRule) -> MonthQ
 
 
 def bill(sums: Sequence[MonthlySum], prices: PriceBook, rule: CountingRule) -> Bill:
-    """What the sums cost: each month's units by the tiers of a month."""
+    """The bill of the sums: the units of each month by the tiers of a month."""
     months = quantities(sums, rule)
     units = sum(month.units for month in months)
     meter = prices.meter("operations")
@@ -147,7 +147,7 @@ class Modelled(NamedTuple):
 
 
 def idle_model(polls: int, *, queue_count: int, poll_s: float, period_s: float) -> Modelled:
-    """Polls that found nothing, beside those of a syphon that is idle for the whole period."""
+    """Empty polls beside those of a syphon that is idle for the whole period."""
     model = idle_syphon_operations(queue_count=queue_count, poll_s=poll_s, period_s=period_s)
     note = f"one for each of {queue_count} backlog queues every {poll_s:g} s, for {period_s:g} s"
     return Modelled("poll", polls, model, note)

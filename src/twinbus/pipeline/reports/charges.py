@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
@@ -40,16 +41,16 @@ if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
-__all__ = ["charges_report"]
+__all__ = ["charges_report", "charges_summary"]
 
 LINES_MAX: Final = 100_000
-"""Rows of the table of charges that a report has: some tens of MB of CSV. Sums are of all rows."""
+"""Maximum rows of charges in a report: some tens of MB of CSV. Sums include all rows."""
 
 ENTITIES_MAX: Final = 10_000
 
 POLL_S: Final = 900
-"""Of an idle syphon, as documented; where the application says another `syphon_poll`, the fact
-beside the model shows it."""
+"""The documented poll interval of an idle syphon. With another `syphon_poll` the ledger's figure
+differs from the model's."""
 
 _STAGE_NAMES: Final = {
     "send_backlog": "send to the backlog",
@@ -60,42 +61,72 @@ _STAGE_NAMES: Final = {
 
 
 def charges_report(
-    tables: LedgerTables,
-    asked: ReportRequest,
-    prices: PriceBook,
-    rule: CountingRule,
-    scope: ReportScope | None = None,
+    tables: LedgerTables, asked: ReportRequest, prices: PriceBook, rule: CountingRule
 ) -> ChargesReport:
-    """The operations of the requested days and their cost. `scope` is read if it is not given."""
-    scope = scope or scope_of(tables, asked, lines_of(tables, asked))
-    deliveries = by_day(of_entity(tables.table("deliveries"), asked), asked)
-    recorded = by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
-    table = with_receives(recorded, deliveries).cache()
+    """The operations of the requested days and their cost."""
+    scope = scope_of(tables, asked, lines_of(tables, asked))
+    counted, deliveries = _counted(tables, asked)
+    table = counted.cache()
     try:
         sums = [MonthlySum(*row) for row in monthly(table).collect()]
         lines, left_out = _lines(table)
         entities, entity_count = _entities(table)
-        money = bill(sums, prices, rule)
-        return ChargesReport(
-            scope=scope,
-            operations=sum(row.operations for row in sums),
-            units=sum(row.units for row in sums),
-            bytes_in=sum(row.bytes_in for row in sums),
-            bytes_out=sum(row.bytes_out for row in sums),
-            by_kind=charges_by_kind(sums),
+        return replace(
+            _summary(sums, asked, prices, rule, scope),
             by_day=_days(table, rule),
             by_entity=entities,
             entities=entity_count,
             lines=lines,
             lines_left_out=left_out,
-            bill=money,
             prices=tuple(_prices(quantities(sums, rule), prices)),
             model=tuple(_model(table, deliveries, _polled_s(tables, asked))),
-            unknown=tuple(_unknown(scope, money)),
-            assumed=(*whole_days(asked), *_assumed(sums, prices)),
         )
     finally:
         table.unpersist()
+
+
+def charges_summary(
+    tables: LedgerTables,
+    asked: ReportRequest,
+    prices: PriceBook,
+    rule: CountingRule,
+    scope: ReportScope,
+) -> ChargesReport:
+    """The report's sums and bill, without its lines, entities, days, prices and model."""
+    rows = monthly(_counted(tables, asked)[0]).collect()
+    return _summary([MonthlySum(*row) for row in rows], asked, prices, rule, scope)
+
+
+def _counted(tables: LedgerTables, asked: ReportRequest) -> tuple[DataFrame, DataFrame]:
+    """The charges in scope, with receives, and the deliveries."""
+    deliveries = by_day(of_entity(tables.table("deliveries"), asked), asked)
+    recorded = by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
+    return with_receives(recorded, deliveries), deliveries
+
+
+def _summary(
+    sums: Sequence[MonthlySum],
+    asked: ReportRequest,
+    prices: PriceBook,
+    rule: CountingRule,
+    scope: ReportScope,
+) -> ChargesReport:
+    money = bill(sums, prices, rule)
+    return ChargesReport(
+        scope=scope,
+        operations=sum(row.operations for row in sums),
+        units=sum(row.units for row in sums),
+        bytes_in=sum(row.bytes_in for row in sums),
+        bytes_out=sum(row.bytes_out for row in sums),
+        by_kind=charges_by_kind(sums),
+        by_day=(),
+        by_entity=(),
+        entities=0,
+        lines=(),
+        bill=money,
+        unknown=tuple(_unknown(scope, money)),
+        assumed=(*whole_days(asked), *_assumed(sums, prices)),
+    )
 
 
 def _lines(table: DataFrame) -> tuple[tuple[ChargeLine, ...], int]:
@@ -126,7 +157,7 @@ def _days(table: DataFrame, rule: CountingRule) -> tuple[DayUnits, ...]:
 
 
 def _prices(months: Sequence[MonthQuantities], prices: PriceBook) -> Iterator[PriceLine]:
-    """What the same months cost in each tier; what is not in a ledger is not in the bill."""
+    """The cost of the months in each tier, of what the ledger records."""
     for tier in ServiceTier:
         sums: dict[tuple[str, str, str], tuple[int, Decimal | None]] = {}
         for month in months:
@@ -143,11 +174,11 @@ def _prices(months: Sequence[MonthQuantities], prices: PriceBook) -> Iterator[Pr
 
 
 def _polled_s(tables: LedgerTables, asked: ReportRequest) -> int:
-    """From the beginning of the first poll that found nothing to the end of the last one."""
+    """From the start of the first empty poll to the end of the last one."""
     polled = tables.table("traffic").where("polls > 0")
     days = polled.withColumn("day", day_of(F.col("at_s") * 1000))
     row = by_day(days, asked).agg(F.min("at_s"), F.max("at_s")).collect()[0]
-    # A poll is recorded when it is over.
+    # A poll is recorded at its end.
     return 0 if row[0] is None else row[1] - row[0] + POLL_S
 
 

@@ -1,7 +1,7 @@
-"""What the reports are made of: the gold tables of one ledger, and the part of them that is asked.
+"""The gold tables of one ledger, and the part of them that a report requests.
 
-Rows kept by day answer for whole days, those over time for whole buckets: a window that begins or
-ends inside one takes all of it, and the report says so.
+Tables by day answer for whole days, tables over time for whole buckets. A window that begins or
+ends inside one includes all of it, and the report says so.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ __all__ = [
 
 NAMES_SHOWN: Final = 5
 NAMES_MAX: Final = 1_000
-"""Entities that are looked through for one that may have been meant."""
+"""Entities that are compared with a misspelt name."""
 
 SMALL_BYTES: Final = 20_000_000
-"""Of a ledger that is worked out faster without compiling anything for it."""
+"""Below this size of a ledger, compiling queries takes longer than it saves."""
 
 LINE_BYTES: Final = 250
-"""Of one record, about."""
+"""Approximate size of one record."""
 
 
 class UnknownEntityError(TwinbusError):
-    """The ledger has no record of an entity that was asked for; the text names some that it has."""
+    """The ledger has no record of the requested entity; the text names some that it has."""
 
 
 class LedgerTables(Protocol):
-    """The gold tables of one ledger, however they came to be. DataFrames end when it is closed."""
+    """The gold tables of one ledger, stored or computed. DataFrames end when it is closed."""
 
     bucket_s: int
     """The width of a point in the tables over time."""
@@ -78,11 +78,11 @@ class LedgerTables(Protocol):
         """Messages that a report may have to name, as `schemas.FATES`."""
 
     def every_record(self) -> DataFrame:
-        """For what no sums can tell: as expensive as the ledger is long."""
+        """Every record, for what sums cannot answer: the cost grows with the ledger."""
 
 
 class StoredTables:
-    """The tables as they are kept, and what has come since: a report costs what is new."""
+    """The stored tables and the records since: a report pays only for new records."""
 
     bucket_s = BUCKET_S
 
@@ -112,13 +112,13 @@ class StoredTables:
 def stored_tables(
     spark: SparkSession, ledger: Path | str, tables: Path | str | None = None
 ) -> Iterator[StoredTables]:
-    """The tables that are kept of a ledger, brought up to date, for a `with` block."""
+    """The stored tables of a ledger, updated, for a `with` block."""
     with current_tables(spark, ledger, tables) as current:
         yield StoredTables(ledger, current)
 
 
 class BatchTables:
-    """The tables worked out from all records at once, for a ledger that is not to be written to."""
+    """The tables computed from all records, for a ledger that must not be written to."""
 
     def __init__(
         self, spark: SparkSession, ledger: Path | str, *, bucket_s: int = BUCKET_S
@@ -128,13 +128,12 @@ class BatchTables:
         size_bytes = _size_bytes(ledger)
         self._is_small = size_bytes is not None and size_bytes <= SMALL_BYTES
         session = _session_for(spark, size_bytes)
-        # Kept before they are counted: a query of a few columns does not see a damaged line.
+        # Kept before counting: a query of a few columns does not see a damaged line.
         self._lines = self._kept(bronze.read_ledger(session, ledger))
         records = bronze.records_of(self._lines)
         self._records = self._kept(records) if self._is_small else records
         self._fates = self._kept(judged(partial_journeys(self._records)))
-        self._gold = {table.name: table for table in gold_tables(bucket_s)}
-        self._tables: dict[str, DataFrame] = {}
+        self._tables = {table.name: table for table in gold_tables(bucket_s)}
         self._set_aside: dict[str, int] | None = None
 
     @property
@@ -146,16 +145,12 @@ class BatchTables:
         return self._set_aside
 
     def table(self, name: str) -> DataFrame:
-        """One of the gold tables, kept for the next query: reports read some of them often."""
-        if name not in self._tables:
-            gold = self._gold[name]
-            if gold.of_records is not None:
-                made = gold.of_records(self._records)
-            else:
-                assert gold.of_journeys is not None, name
-                made = gold.of_journeys(self._fates)
-            self._tables[name] = self._kept(made)
-        return self._tables[name]
+        """One of the gold tables."""
+        table = self._tables[name]
+        if table.of_records is not None:
+            return table.of_records(self._records)
+        assert table.of_journeys is not None, name
+        return table.of_journeys(self._fates)
 
     def notable(self) -> DataFrame:
         """Messages that a report may have to name."""
@@ -174,20 +169,20 @@ class BatchTables:
     def _kept(self, rows: DataFrame) -> DataFrame:
         """Rows that several queries read.
 
-        Spark plans a query anew down to its files, also if it finds the rows in its cache. Of a
-        small ledger that takes most of the time, so the plan is cut off.
+        Spark plans each query down to the files, also if the rows are in its cache. With a small
+        ledger planning takes most of the time, so a checkpoint cuts the plan.
         """
         return rows.localCheckpoint() if self._is_small else rows.cache()
 
     def close(self) -> None:
         """Let Spark drop the kept rows."""
-        for kept in (*self._tables.values(), self._fates, self._lines):
-            kept.unpersist()
+        self._fates.unpersist()
+        self._lines.unpersist()
 
 
 @contextmanager
 def batch_tables(spark: SparkSession, ledger: Path | str) -> Iterator[BatchTables]:
-    """The tables of all records at once, for a `with` block."""
+    """The tables computed from all records, for a `with` block."""
     tables = BatchTables(spark, ledger)
     try:
         yield tables
@@ -212,7 +207,7 @@ def _session_for(spark: SparkSession, size_bytes: int | None) -> SparkSession:
 
 
 def by_day(table: DataFrame, asked: ReportRequest) -> DataFrame:
-    """The rows of the days that a window touches; the column is `day`."""
+    """The rows of the days that the window overlaps; the column is `day`."""
     if asked.first_day is not None:
         table = table.where(F.col("day") >= F.lit(asked.first_day))
     if asked.last_day is not None:
@@ -223,7 +218,7 @@ def by_day(table: DataFrame, asked: ReportRequest) -> DataFrame:
 def by_time(
     table: DataFrame, asked: ReportRequest, bucket_s: int, column: str = "at_s"
 ) -> DataFrame:
-    """The rows of the buckets that a window touches."""
+    """The rows of the buckets that the window overlaps."""
     if asked.since_ms is not None:
         table = table.where((F.col(column) + bucket_s) * 1000 > asked.since_ms)
     if asked.until_ms is not None:
@@ -232,14 +227,14 @@ def by_time(
 
 
 def of_entity(table: DataFrame, asked: ReportRequest, column: str = "destination") -> DataFrame:
-    """The rows of the entity that is asked for: of a queue, or a topic with its subscriptions."""
+    """The rows of the requested entity: a queue, or a topic with its subscriptions."""
     if asked.entity is None:
         return table
     return table.where(destination_of(F.col(column)) == destination_of(F.lit(asked.entity)))
 
 
 def require_entity(tables: LedgerTables, asked: ReportRequest) -> None:
-    """UnknownEntityError where the ledger never speaks of the entity."""
+    """Raise UnknownEntityError if the ledger has no record of the entity."""
     if asked.entity is None:
         return
     called = tables.table("charges").select(destination_of(F.col("entity")).alias("entity"))
@@ -261,18 +256,18 @@ def require_entity(tables: LedgerTables, asked: ReportRequest) -> None:
 
 
 class Lines(NamedTuple):
-    """What the ledger says of itself, in scope."""
+    """Counts of records in scope."""
 
     records: int
     nameless: int
     """Accepted messages without an id or an entity."""
     unrecorded: int
     broker_records: int
-    """Over the whole ledger: whether the broker's view is there."""
+    """Of the whole ledger: 0 if the broker kept no view."""
 
 
 def lines_of(tables: LedgerTables, asked: ReportRequest) -> Lines:
-    """One pass over a small table: a row for each day and view."""
+    """The counts of the requested days."""
     table = tables.table("lines")
     is_asked = F.lit(True)
     if asked.first_day is not None:
@@ -292,12 +287,12 @@ def lines_of(tables: LedgerTables, asked: ReportRequest) -> Lines:
 
 
 def scope_of(tables: LedgerTables, asked: ReportRequest, lines: Lines) -> ReportScope:
-    """What the tables say they were made of, inside what was asked."""
+    """The scope of a report: what was requested, and which records are in it."""
     at_s = F.col("at_s")
     traffic = by_time(tables.table("traffic"), asked, tables.bucket_s).select(
         (at_s * 1000).alias("first_ms"), ((at_s + tables.bucket_s) * 1000).alias("last_ms")
     )
-    # A change of state has its own moment, not only a bucket.
+    # A change of state has a time, not only a bucket.
     states = tables.table("states").withColumn("at_s", F.floor(F.col("at_ms") / 1000))
     changes = by_time(states, asked, 1).select(F.col("at_ms"), F.col("at_ms"))
     row = traffic.union(changes).agg(F.min("first_ms"), F.max("last_ms")).collect()[0]
@@ -315,7 +310,7 @@ def scope_of(tables: LedgerTables, asked: ReportRequest, lines: Lines) -> Report
 
 
 def whole_days(asked: ReportRequest) -> tuple[str, ...]:
-    """A sentence where a window does not begin or end at midnight."""
+    """A sentence if the window does not begin and end at midnight."""
     if asked.is_of_whole_days:
         return ()
     first, last = asked.first_day, asked.last_day

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.pipeline.reports.availability import availability_report
-from twinbus.pipeline.reports.charges import charges_report
+from twinbus.pipeline.reports.charges import charges_summary
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
 from twinbus.pipeline.reports.documents import (
     AvailabilityReport,
@@ -74,7 +74,7 @@ def outage_report(
         conservation = conservation_report(tables, WHOLE_LEDGER, snapshot, ids_max=ids_max)
         scope = conservation.scope
         # Most of the time of a small query is planning, which several threads can do at once.
-        charges = pool.submit(charges_report, tables, WHOLE_LEDGER, prices, CountingRule(), scope)
+        charges = pool.submit(charges_summary, tables, WHOLE_LEDGER, prices, CountingRule(), scope)
         availability = pool.submit(availability_report, tables, WHOLE_LEDGER, scope)
         drain = _drain_times(tables)
         all_came = all((row.received or 0) == row.accepted for row in conservation.entities)
