@@ -46,7 +46,7 @@ def test_every_planted_fault_is_named_and_nothing_else(
 ) -> None:
     looking = BacklogScan(planted.secondary)
     asyncio.run(looking.peek())
-    report = conservation_report(tables, ReportRequest(), looking.look(spark))
+    report = conservation_report(tables, ReportRequest(), looking.snapshot(spark))
     looking.close()
 
     found = defaultdict(set)

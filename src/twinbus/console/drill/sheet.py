@@ -87,10 +87,9 @@ def outage_timeline(result: DrillResult) -> chart.Timeline:
         markers.append(chart.Marker(after(healthy_ms), "ping answered"))
     if result.report.drain_began_ms is not None:
         markers.append(chart.Marker(after(result.report.drain_began_ms), "drain by Spark"))
-    ends = [
-        after((point.at_s + bucket_s) * 1000)
-        for point in (*availability.sends, *availability.backlog)
-    ]
+    starts = [point.at_s for point in availability.sends]
+    starts += [point.at_s for point in availability.backlog]
+    ends = [after((at_s + bucket_s) * 1000) for at_s in starts]
     return chart.Timeline(
         bucket_s=bucket_s,
         bars=[
@@ -238,16 +237,15 @@ def _bill(result: DrillResult) -> Table:
 
 
 def _run(result: DrillResult) -> Iterator[str]:
-    plan, reports = result.plan, result.report
+    plan = result.plan
     yield (
         f"twinbus drill --messages {plan.messages} --senders {plan.senders}"
         f" --outage {plan.outage_s:g} --failover-interval {plan.failover_interval_s:g}"
         f" --ping-interval {plan.ping_interval_s:g} --queues {plan.backlog_queues}"
     )
     took = ", ".join(f"{step.phase} {step.seconds:.1f} s" for step in result.took)
-    records = reports.conservation.scope.records
+    records = result.report.conservation.scope.records
     yield f"Twinbus {result.version}; {records:,} records in the ledger; {took}"
-    yield from reports.conservation.unknown
 
 
 def _seconds(value: float | None) -> str:
