@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import shutil
@@ -13,7 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +35,6 @@ from twinbus.control.run_directory import (
 )
 from twinbus.control.server import CLIENTS_MAX, ControlServer
 from twinbus.errors import ControlError, PairingError
-
-
-def on_a_loop(scenario: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
-    """The scenario as a test that brings its own loop."""
-
-    @functools.wraps(scenario)
-    def test(*args: object, **fixtures: object) -> None:
-        asyncio.run(scenario(*args, **fixtures))
-
-    return test
 
 
 @pytest.fixture
@@ -98,7 +87,6 @@ async def asked(at: Path, verb: str, **arguments: str) -> Any:
     return await asyncio.to_thread(ask, at, verb, arguments)
 
 
-@on_a_loop
 async def test_a_socket_is_its_users_alone_and_goes_with_its_server(run_directory: Path) -> None:
     async with running() as (control, path):
         assert stat.S_IMODE(run_directory.stat().st_mode) == 0o700
@@ -126,7 +114,6 @@ class running:  # noqa: N801
         await self.server.close()
 
 
-@on_a_loop
 async def test_verbs_are_carried_out_and_refused(
     run_directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,7 +132,6 @@ async def test_verbs_are_carried_out_and_refused(
         assert await asked(path, "later") == "later"
 
 
-@on_a_loop
 async def test_nonsense_gets_an_answer_and_silence_gets_none(run_directory: Path) -> None:
     async with running() as (_, path):
         assert (await said(path, b"GET / HTTP/1.1\r\n\r\n")).error_kind == "bad-request"
@@ -156,7 +142,6 @@ async def test_nonsense_gets_an_answer_and_silence_gets_none(run_directory: Path
         assert await said(path, b"", close=True) is None
 
 
-@on_a_loop
 async def test_a_slow_client_holds_up_nobody_and_is_let_go(
     run_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +161,6 @@ async def test_a_slow_client_holds_up_nobody_and_is_let_go(
             writer.close()
 
 
-@on_a_loop
 async def test_there_is_a_bound_to_clients_and_past_it_an_answer(run_directory: Path) -> None:
     async with running() as (_, path):
         idle = [await asyncio.open_unix_connection(str(path)) for _ in range(CLIENTS_MAX)]
@@ -186,7 +170,6 @@ async def test_there_is_a_bound_to_clients_and_past_it_an_answer(run_directory: 
             writer.close()
 
 
-@on_a_loop
 async def test_closing_lets_every_client_go(run_directory: Path) -> None:
     async with running() as (_, path):
         reader, writer = await asyncio.open_unix_connection(str(path))
@@ -195,7 +178,6 @@ async def test_closing_lets_every_client_go(run_directory: Path) -> None:
     writer.close()
 
 
-@on_a_loop
 async def test_two_pairs_of_one_name_in_one_process(run_directory: Path) -> None:
     async with running() as (_, first), running() as (_, second):
         assert first != second
@@ -203,7 +185,6 @@ async def test_two_pairs_of_one_name_in_one_process(run_directory: Path) -> None
         assert len(hosts) == 2
 
 
-@on_a_loop
 async def test_what_the_dead_left_behind_is_removed_and_nothing_else(run_directory: Path) -> None:
     run_directory.mkdir(mode=0o700)
     stale, foreign = run_directory / "contoso.1.abc.sock", run_directory / "notes.txt"
@@ -222,7 +203,6 @@ async def test_what_the_dead_left_behind_is_removed_and_nothing_else(run_directo
     assert foreign.read_text() == "mine"
 
 
-@on_a_loop
 async def test_a_host_that_does_not_answer_is_told_of(
     run_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +217,6 @@ async def test_a_host_that_does_not_answer_is_told_of(
 
 
 @pytest.mark.parametrize("obstacle", ["file", "writable", "long", "unmakeable"])
-@on_a_loop
 async def test_an_unusable_directory_is_one_warning(
     run_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -262,7 +241,6 @@ async def test_an_unusable_directory_is_one_warning(
     await control.close()
 
 
-@on_a_loop
 async def test_a_long_label_is_cut_in_the_path_only(
     run_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import Batch, MemoryStore, StoreError, StoreFull
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -63,22 +62,11 @@ class DiskByHand(MemoryStore):
         return b"+".join(batch.records).decode()
 
 
-def on_a_loop(scenario: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
-    """The scenario as a test that brings its own loop."""
-
-    @functools.wraps(scenario)
-    def test(*args: object, **fixtures: object) -> None:
-        asyncio.run(scenario(*args, **fixtures))
-
-    return test
-
-
 async def ticks(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-@on_a_loop
 async def test_what_has_nothing_to_write_runs_at_the_end_of_the_tick() -> None:
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -90,7 +78,6 @@ async def test_what_has_nothing_to_write_runs_at_the_end_of_the_tick() -> None:
     await commit.close()
 
 
-@on_a_loop
 async def test_one_tick_is_one_batch_and_what_comes_meanwhile_is_the_next() -> None:
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -120,7 +107,6 @@ async def test_one_tick_is_one_batch_and_what_comes_meanwhile_is_the_next() -> N
     await commit.close()
 
 
-@on_a_loop
 async def test_the_loop_runs_on_while_the_disk_is_waited_for() -> None:
     disk = DiskByHand()
     loop = asyncio.get_running_loop()
@@ -137,7 +123,6 @@ async def test_the_loop_runs_on_while_the_disk_is_waited_for() -> None:
     assert disk.diary == ["the loop runs on", "write a", "finish a", "acknowledge a"]
 
 
-@on_a_loop
 async def test_a_function_without_a_write_of_its_own_waits_for_the_batch_in_flight() -> None:
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -153,7 +138,6 @@ async def test_a_function_without_a_write_of_its_own_waits_for_the_batch_in_flig
     await commit.close()
 
 
-@on_a_loop
 async def test_what_nobody_waits_for_is_committed_when_scheduled() -> None:
     disk = DiskByHand(free=True)
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -166,7 +150,6 @@ async def test_what_nobody_waits_for_is_committed_when_scheduled() -> None:
     await commit.close()
 
 
-@on_a_loop
 async def test_what_a_function_notes_in_its_turn_is_the_next_batch() -> None:
     disk = DiskByHand(free=True)
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -187,7 +170,6 @@ async def test_what_a_function_notes_in_its_turn_is_the_next_batch() -> None:
     await commit.close()
 
 
-@on_a_loop
 async def test_a_failed_batch_drops_all_that_waited_and_tells_once() -> None:
     disk = DiskByHand()
     failures: list[Exception] = []
@@ -226,7 +208,6 @@ async def test_a_failed_batch_drops_all_that_waited_and_tells_once() -> None:
     await commit.close()
 
 
-@on_a_loop
 async def test_without_anyone_to_rebuild_a_failure_is_for_ever() -> None:
     disk = DiskByHand(free=True)
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -244,7 +225,6 @@ async def test_without_anyone_to_rebuild_a_failure_is_for_ever() -> None:
     assert disk.diary == ["discard"]
 
 
-@on_a_loop
 async def test_a_function_that_fails_does_not_take_the_others_with_it() -> None:
     disk = DiskByHand(free=True)
     loop = asyncio.get_running_loop()
@@ -265,7 +245,6 @@ async def test_a_function_that_fails_does_not_take_the_others_with_it() -> None:
     await commit.close()
 
 
-@on_a_loop
 async def test_closing_waits_for_what_is_in_flight_and_commits_the_rest() -> None:
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -297,7 +276,6 @@ async def test_closing_waits_for_what_is_in_flight_and_commits_the_rest() -> Non
         await commit.durable()
 
 
-@on_a_loop
 async def test_nothing_is_left_to_do_when_closing_returns() -> None:
     disk = DiskByHand(free=True)
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -321,7 +299,6 @@ async def test_nothing_is_left_to_do_when_closing_returns() -> None:
     ]
 
 
-@on_a_loop
 async def test_closing_that_is_cancelled_still_ends_the_writer_after_its_commit() -> None:
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -337,7 +314,6 @@ async def test_closing_that_is_cancelled_still_ends_the_writer_after_its_commit(
     assert disk.diary == ["write a", "finish a", "acknowledge"]
 
 
-@on_a_loop
 async def test_closing_says_what_could_not_be_stored() -> None:
     disk = DiskByHand(free=True)
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -361,7 +337,6 @@ def test_a_loop_that_is_gone_ends_the_writer() -> None:
     assert disk.diary == ["write a"]
 
 
-@on_a_loop
 async def test_a_cancelled_wait_leaves_the_others_alone() -> None:
     disk = DiskByHand()
     commit = GroupCommit(disk, asyncio.get_running_loop())
@@ -375,7 +350,6 @@ async def test_a_cancelled_wait_leaves_the_others_alone() -> None:
     await commit.close()
 
 
-@on_a_loop
 async def test_a_store_in_memory_needs_no_commit() -> None:
     store = MemoryStore()
     commit = GroupCommit(store, asyncio.get_running_loop())
@@ -385,7 +359,6 @@ async def test_a_store_in_memory_needs_no_commit() -> None:
     await commit.close()
 
 
-@on_a_loop
 async def test_a_dropped_entity_is_swept_though_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,9 +210,7 @@ async def test_a_closed_secondary_leaves_the_pair_unprotected_and_sends_use_the_
     await world.client.close()
 
 
-async def test_a_divert_that_waits_for_a_sender_when_the_secondary_closes_goes_another_way() -> (
-    None
-):
+async def test_a_divert_that_waits_for_a_sender_is_rerouted_when_the_secondary_closes() -> None:
     world = FakePair(retry_total=0, backlog_queue_count=1)
 
     async def slow(_: Any) -> None:

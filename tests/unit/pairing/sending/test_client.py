@@ -73,9 +73,7 @@ async def test_no_call_outlives_its_timeout_however_many_wait_for_a_sender() -> 
     await world.client.close()
 
 
-async def test_those_who_wait_for_a_sender_are_diverted_at_once_when_the_entity_fails_over() -> (
-    None
-):
+async def test_callers_that_wait_for_a_sender_are_diverted_when_the_entity_fails_over() -> None:
     world = FakePair(failover_interval=6.0)
     sender = world.client.get_queue_sender("orders")
     world.primary.behaviour = hangs
@@ -166,9 +164,7 @@ async def test_an_entity_that_is_gone_is_unusable_until_a_ping_is_answered() -> 
     await world.client.close()
 
 
-async def test_a_ping_that_hangs_is_bounded_and_dropped_when_a_person_vouches_for_the_entity() -> (
-    None
-):
+async def test_a_ping_that_hangs_is_bounded_and_dropped_when_the_entity_is_marked_healthy() -> None:
     world = FakePair(failover_interval=0.0)
     world.primary.behaviour = hangs
     entity = world.client.entity("orders")
@@ -181,9 +177,7 @@ async def test_a_ping_that_hangs_is_bounded_and_dropped_when_a_person_vouches_fo
     await world.client.close()
 
 
-async def test_a_bad_backlog_queue_is_pulled_for_all_senders_and_another_takes_the_message() -> (
-    None
-):
+async def test_a_bad_backlog_queue_is_pulled_for_all_senders_and_another_is_used() -> None:
     async def is_full(_: Any) -> None:
         raise ServiceBusQuotaExceededError(message="full")
 

@@ -8,9 +8,11 @@ from itertools import count
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from twinbus.testing import VirtualLoop, run_virtual
+from twinbus.testing import VirtualLoop
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import Behaviour, accepts, hangs, refuses
+
+pytestmark = pytest.mark.virtual_time
 
 FAILOVER_S, ATTEMPT_S, PING_S = 10.0, 5.0, 60.0
 SENDERS, TASKS = 5, 20
@@ -45,60 +47,54 @@ async def traffic(pair: FakePair, until_s: float) -> None:
     ],
     ids=["hangs", "hangs, interval 0", "refuses", "refuses, interval 0"],
 )
-def test_callers_are_diverted_in_time_and_all_return_after_the_ping(
+async def test_callers_are_diverted_in_time_and_all_return_after_the_ping(
     behaviour: Behaviour, failover_s: float, limit_s: float
 ) -> None:
     outage_s = 1.0
 
-    async def work() -> None:
-        pair = FakePair(
-            failover_interval=failover_s, attempt_timeout=ATTEMPT_S, ping_primary_interval=PING_S
-        )
-        diverted_at: list[float] = []
+    pair = FakePair(
+        failover_interval=failover_s, attempt_timeout=ATTEMPT_S, ping_primary_interval=PING_S
+    )
+    diverted_at: list[float] = []
 
-        async def stores(payload: object) -> None:
-            if payload is not None:
-                diverted_at.append(pair.elapsed)
+    async def stores(payload: object) -> None:
+        if payload is not None:
+            diverted_at.append(pair.elapsed)
 
-        pair.secondary.behaviour = stores
-        running = asyncio.create_task(traffic(pair, until_s=100))
-        await asyncio.sleep(outage_s)
-        pair.primary.behaviour = behaviour
-        # The first attempt that fails begins within one pace of the outage.
-        await asyncio.sleep(PACE_S + limit_s + INSTANT_S)
-        assert diverted_at, "nothing is diverted in time"
-        assert diverted_at[0] >= outage_s + min(failover_s, limit_s)
-        await asyncio.sleep(PING_S / 2)
-        pair.primary.behaviour = accepts
-        await running
-        lines = pair.ledger.lines
-        healthy = max(n for n, line in enumerate(lines) if line.get("state") == "healthy")
-        after = lines[healthy:]
-        assert [line for line in after if line["operation"] == "divert"] == []
-        back = {line["message_id"].partition("-")[0] for line in after if "message_id" in line}
-        assert back == {str(task) for task in range(TASKS)}
-        await pair.client.close()
-
-    run_virtual(work())
+    pair.secondary.behaviour = stores
+    running = asyncio.create_task(traffic(pair, until_s=100))
+    await asyncio.sleep(outage_s)
+    pair.primary.behaviour = behaviour
+    # The first attempt that fails begins within one pace of the outage.
+    await asyncio.sleep(PACE_S + limit_s + INSTANT_S)
+    assert diverted_at, "nothing is diverted in time"
+    assert diverted_at[0] >= outage_s + min(failover_s, limit_s)
+    await asyncio.sleep(PING_S / 2)
+    pair.primary.behaviour = accepts
+    await running
+    lines = pair.ledger.lines
+    healthy = max(n for n, line in enumerate(lines) if line.get("state") == "healthy")
+    after = lines[healthy:]
+    assert [line for line in after if line["operation"] == "divert"] == []
+    back = {line["message_id"].partition("-")[0] for line in after if "message_id" in line}
+    assert back == {str(task) for task in range(TASKS)}
+    await pair.client.close()
 
 
-def test_a_pair_of_many_entities_sleeps_while_nothing_is_sent() -> None:
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        pair = FakePair(failover_interval=1.0, ping_primary_interval=PING_S)
-        pair.primary.behaviour = refuses
-        senders = [pair.client.get_queue_sender(f"entity-{n}") for n in range(ENTITIES)]
-        began = loop.time()
-        sends = (one.send_messages(ServiceBusMessage("x"), timeout=60) for one in senders[:DOWN])
-        await asyncio.gather(*sends)
-        assert sum(pair.state(f"entity-{n}") == "failed over" for n in range(DOWN)) == DOWN
-        # Before the first ping: nobody polls, so time moves a few times in most of a minute.
-        await asyncio.sleep(5)
-        jumps, ends = loop.jumps, began + PING_S - 1
-        await asyncio.sleep(ends - loop.time())
-        assert loop.jumps - jumps < 10
-        assert len(asyncio.all_tasks()) < 10
-        await pair.client.close()
-
-    run_virtual(work())
+async def test_a_pair_of_many_entities_sleeps_while_nothing_is_sent() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    pair = FakePair(failover_interval=1.0, ping_primary_interval=PING_S)
+    pair.primary.behaviour = refuses
+    senders = [pair.client.get_queue_sender(f"entity-{n}") for n in range(ENTITIES)]
+    began = loop.time()
+    sends = (one.send_messages(ServiceBusMessage("x"), timeout=60) for one in senders[:DOWN])
+    await asyncio.gather(*sends)
+    assert sum(pair.state(f"entity-{n}") == "failed over" for n in range(DOWN)) == DOWN
+    # Before the first ping: nobody polls, so time moves a few times in most of a minute.
+    await asyncio.sleep(5)
+    jumps, ends = loop.jumps, began + PING_S - 1
+    await asyncio.sleep(ends - loop.time())
+    assert loop.jumps - jumps < 10
+    assert len(asyncio.all_tasks()) < 10
+    await pair.client.close()
