@@ -62,8 +62,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     work = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
     if pyfuncitem.get_closest_marker("virtual_time"):
         run_virtual(work)
-    elif "runner" in pyfuncitem.funcargs:
-        pyfuncitem.funcargs["runner"].run(work)
+    elif isinstance(runner := pyfuncitem.funcargs.get("runner"), asyncio.Runner):
+        runner.run(work)
     else:
         asyncio.run(work)
     return True

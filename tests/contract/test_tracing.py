@@ -60,10 +60,10 @@ class Traced:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = provider.get_tracer("application")
-        client = pair._started()
+        state = pair._started().state
         # As if the application had set this provider before it paired: that can be done only once
         # in a process, and the test above does it in one of its own.
-        client.tracing = Tracing(provider.get_tracer("twinbus"), client.primary)
+        state.tracing = Tracing(provider.get_tracer("twinbus"), pair._primary)
 
     def spans(self, name: str) -> list[ReadableSpan]:
         return [span for span in self._exporter.get_finished_spans() if span.name == name]

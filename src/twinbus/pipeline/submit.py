@@ -55,7 +55,7 @@ class WrongArguments(Exception):
     """The command line is not one of a job; nothing was done."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _SubmitParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise WrongArguments(f"{message}; --help shows all")
 
@@ -166,14 +166,14 @@ def _drain(asked: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = _SubmitParser(
         prog="submit",
         description="Run a Twinbus job on Spark.",
         epilog="Example: submit retain hdfs://host/ledger --days 90",
         allow_abbrev=False,
     )
     parser.add_argument("--where", action="store_true", help="print the path of this script")
-    jobs = parser.add_subparsers(dest="job", metavar="JOB", parser_class=_Parser)
+    jobs = parser.add_subparsers(dest="job", metavar="JOB", parser_class=_SubmitParser)
     _add_drain(jobs.add_parser("drain", help="drain backlog queues", allow_abbrev=False))
     for verb, help_text in (
         ("update", "add the ledger's closed files to the tables"),

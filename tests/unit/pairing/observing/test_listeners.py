@@ -169,10 +169,10 @@ async def test_a_pulled_queue_that_takes_a_late_message_returns_at_once_and_once
     world = FakePair()
     told: list[PairEvent] = []
     world.client.state.listeners.on_event(told.append)
-    world.client.pull(QUEUE + "1", "busy")
-    world.client.pull(QUEUE + "1", "busy")
-    world.client.took(QUEUE + "1")
-    world.client.took(QUEUE + "1")
+    world.client.state.pull(QUEUE + "1", "busy")
+    world.client.state.pull(QUEUE + "1", "busy")
+    world.client.state.divert_succeeded(QUEUE + "1")
+    world.client.state.divert_succeeded(QUEUE + "1")
     await asyncio.sleep(100)
     assert [type(event) for event in told] == [BacklogQueuePulled, BacklogQueueReturned]
     await world.client.close()
@@ -181,7 +181,7 @@ async def test_a_pulled_queue_that_takes_a_late_message_returns_at_once_and_once
 async def test_a_pair_that_closes_while_a_queue_rests_leaves_no_timer() -> None:
     world = FakePair()
     told: list[PairEvent] = []
-    world.client.pull(QUEUE + "1", "busy")
+    world.client.state.pull(QUEUE + "1", "busy")
     await world.client.close()
     world.client.state.listeners.on_event(told.append)
     await asyncio.sleep(100)
@@ -190,7 +190,7 @@ async def test_a_pair_that_closes_while_a_queue_rests_leaves_no_timer() -> None:
 
 async def test_a_closed_secondary_leaves_the_pair_unprotected_and_sends_use_the_primary() -> None:
     world = FakePair(retry_total=0)
-    world.client.check_protection("found")
+    world.client.state.check_protection("found")
     told: list[PairEvent] = []
     world.client.state.listeners.on_event(told.append)
     world.client.entity("orders").tell(ForceFailover())
@@ -262,10 +262,10 @@ async def test_one_line_of_the_log_for_each_change_in_a_persons_words(
     await asyncio.sleep(61)
     world.primary.behaviour = accepts
     await asyncio.sleep(61)
-    world.client.pull(QUEUE + "0", "full")
-    world.client.pull(QUEUE + "1", "full")
+    world.client.state.pull(QUEUE + "0", "full")
+    world.client.state.pull(QUEUE + "1", "full")
     world.client.entity("orders").tell(ForceFailover())
-    world.client.pull(QUEUE + "2", "full")
+    world.client.state.pull(QUEUE + "2", "full")
     world.client.entity("news").tell(ForceFailover())
     await asyncio.sleep(31)
     world.client.entity("orders").tell(MarkHealthy())

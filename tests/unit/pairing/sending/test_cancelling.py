@@ -73,7 +73,7 @@ async def cancelled_at(world: FakePair, moment_s: float, sender: Any, payload: A
 
 
 def check_nothing_is_leased(world: FakePair, sender: Any) -> None:
-    pools = [sender.pool, *world.client._pools.values()]
+    pools = [sender.pool, *world.client.state._backlog_pools.values()]
     assert [len(pool._leased) for pool in pools] == [0] * len(pools)
     assert not sender.pool.watchdog._watched
 

@@ -296,7 +296,7 @@ async def test_a_pair_that_is_closed_while_failed_over_says_so_once() -> None:
         await orders.send_messages(message())
     async with world.client.get_queue_sender("news") as news:
         await news.send_messages(message())
-    await world.client.rest()
+    await world.client.stop_watching()
     await world.client.close()
     assert world.ledger.of("state", "entity", "state", "error") == [
         ("orders", "failed over", "a send failed"),

@@ -119,7 +119,7 @@ async def test_a_send_that_timed_out_on_the_primary_is_diverted_and_so_is_the_ne
         await world.sender.send_messages(message("a1"), timeout=60)
         # Somebody's late success heals the entity: what is in the backlog must not be overtaken.
         world.primary.behaviour = accepts
-        world.client.succeeded("orders")
+        world.client.forwarded("orders")
         assert world.state() == "healthy"
         await world.sender.send_messages(message("a2"))
         assert world.ids("secondary") == [(world.queue("a"), ["a1"]), (world.queue("a"), ["a2"])]
