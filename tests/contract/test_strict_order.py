@@ -186,10 +186,10 @@ WORKER = """
 import asyncio, json, sys
 from twinbus import SendAvailabilityOptions
 from twinbus.syphon.host import drain
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.pump import IntakeLimits
 given = json.loads(sys.argv[1])
 asyncio.run(drain(given["primary"], given["secondary"], given["queues"],
-    options=SendAvailabilityOptions(session_order="strict"), limits=Limits(messages=100),
+    options=SendAvailabilityOptions(session_order="strict"), limits=IntakeLimits(messages=100),
     on_progress=lambda p: print(p.forwarded, flush=True), idle_s=0.02))
 """
 
