@@ -303,7 +303,7 @@ def test_a_timer_that_was_moved_is_harmless_when_it_fires_early() -> None:
 
 
 def test_what_is_no_event_is_a_bug_and_says_so() -> None:
-    with pytest.raises(AssertionError, match="no event of a failover"):
+    with pytest.raises(AssertionError, match="not an event of a failover"):
         entity().handle("success", 0.0)  # type: ignore[arg-type]
 
 
