@@ -107,8 +107,6 @@ def test_the_outage_is_told_by_the_second(spark: SparkSession, tmp_path: Path) -
     (window,) = availability.windows
     assert (window.entity, window.process) == ("orders", "test")
     assert (window.failed_over_ms, window.recovered_ms) == (EPOCH_MS + 1_500, EPOCH_MS + 3_000)
-    (entity,) = availability.entities
-    assert (entity.sends_saved, entity.sends_raised) == (2, 1)
     assert availability.bucket_s == 1
     assert availability.sends == (
         Sends(SECOND, 1, 0), Sends(SECOND + 1, 1, 0), Sends(SECOND + 2, 0, 2),

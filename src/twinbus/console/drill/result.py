@@ -132,7 +132,7 @@ class DrillResult:
     @property
     def diverted(self) -> int:
         """Messages that went to the backlog."""
-        return sum(row.sends_saved for row in self.report.availability.entities)
+        return sum(point.to_backlog for point in self.report.availability.sends)
 
     @property
     def caller_errors(self) -> int:
@@ -183,9 +183,8 @@ class DrillResult:
         return self.report.forwarded / self.drain_s if self.drain_s else None
 
     def as_json(self) -> dict[str, Any]:
-        """The result for `json.dumps`; `tables` has the whole reports."""
+        """The result for `json.dumps`."""
         charges = self.report.charges.as_json()
-        reports = (self.report.conservation, self.report.availability)
         return {
             "passed": self.passed,
             "accepted": self.total.accepted,
@@ -210,7 +209,40 @@ class DrillResult:
             "moments": vars(self.moments),
             "took_s": {phase.phase: _rounded(phase.seconds) for phase in self.took},
             "version": self.version,
-            "tables": {"charges": charges, **{one.kind: one.as_json() for one in reports}},
+            "tables": self._tables(),
+        }
+
+    def _tables(self) -> dict[str, Any]:
+        """What the reports say of the ledger."""
+        conservation = self.report.conservation.as_json()
+        charges = self.report.charges.as_json()
+        over_time = self.report.availability.as_json()
+        scope = conservation["scope"]
+        return {
+            **{name: value for name, value in conservation["total"].items() if name != "entity"},
+            "received": self.received,
+            "not_received": self.not_received,
+            "not_received_ids": list(self.report.not_received_ids),
+            "lost_at_least": conservation["lost_at_least"],
+            "lost_ids": [
+                one.message_id for one in self.report.conservation.messages if one.fate == "lost"
+            ],
+            "duplicates": self.duplicates,
+            "duplicate_windows": conservation["duplicate_windows"],
+            "duplicate_ids": conservation["duplicates"],
+            "diverted": self.diverted,
+            "charges": charges["by_kind"],
+            "operations_by_cause": self.operations_by_cause,
+            "bill": charges["bill"],
+            "drain_began_ms": self.report.drain_began_ms,
+            "drain_ended_ms": self.report.drain_ended_ms,
+            "forwarded": self.report.forwarded,
+            **{name: over_time[name] for name in ("windows", "bucket_s", "sends", "backlog")},
+            "records": scope["records"],
+            "set_aside": sum(scope["set_aside"].values()),
+            "unrecorded": scope["unrecorded"],
+            "unknown": conservation["unknown"],
+            "assumed": charges["assumed"],
         }
 
     @property

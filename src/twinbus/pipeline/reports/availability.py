@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
-__all__ = ["availability_report"]
+__all__ = ["availability_report", "failovers_over_time"]
 
 POINTS_MAX: Final = 600
 """Maximum points of a time series. Longer windows get wider buckets."""
@@ -35,31 +36,46 @@ ROWS_MAX: Final = 10_000
 """Maximum entities and failovers in a report."""
 
 
-def availability_report(
-    tables: LedgerTables, asked: ReportRequest, scope: ReportScope | None = None
-) -> AvailabilityReport:
-    """Failovers, what they saved, and the backlog over time. `scope` is read if it is not given."""
-    scope = scope or scope_of(tables, asked, lines_of(tables, asked))
+def availability_report(tables: LedgerTables, asked: ReportRequest) -> AvailabilityReport:
+    """Failovers, what they saved, and the backlog over time."""
+    scope = scope_of(tables, asked, lines_of(tables, asked))
     windows = _windows(tables, asked).cache()
     try:
-        return _report(tables, asked, scope, windows)
+        found = _over_time(tables, asked, scope, windows)
+        took = {
+            row["measure"]: Percentiles(*row[2:])
+            for row in percentiles(windows).collect()
+            if found.windows
+        }
+        drained, drain_s = _drained(tables, asked)
+        return replace(
+            found,
+            entities=_entities(tables, asked, scope, windows),
+            detect=took.get("detect"),
+            recover=took.get("recover"),
+            drained=drained,
+            drain_ms=drain_s * 1000 if drained else None,
+        )
     finally:
         windows.unpersist()
 
 
-def _report(
+def failovers_over_time(
+    tables: LedgerTables, asked: ReportRequest, scope: ReportScope
+) -> AvailabilityReport:
+    """The report's failovers, sends and backlog, without its sums and percentiles."""
+    return _over_time(tables, asked, scope, _windows(tables, asked))
+
+
+def _over_time(
     tables: LedgerTables, asked: ReportRequest, scope: ReportScope, windows: DataFrame
 ) -> AvailabilityReport:
     bucket_s = _bucket_s(tables, scope)
     found = windows.orderBy("failed_over_ms", "entity", "process").limit(ROWS_MAX + 1).collect()
-    took = {
-        row["measure"]: Percentiles(*row[2:]) for row in percentiles(windows).collect() if found
-    }
-    drained, drain_s = _drained(tables, asked)
     backlog = _backlog(tables, asked, bucket_s)
     return AvailabilityReport(
         scope=scope,
-        entities=_entities(tables, asked, scope, windows),
+        entities=(),
         windows=tuple(
             FailoverWindow(
                 entity=row["entity"],
@@ -75,13 +91,13 @@ def _report(
             for row in found[:ROWS_MAX]
         ),
         windows_left_out=windows.count() - ROWS_MAX if len(found) > ROWS_MAX else 0,
-        detect=took.get("detect"),
-        recover=took.get("recover"),
+        detect=None,
+        recover=None,
         bucket_s=bucket_s,
         sends=_sends(tables, asked, bucket_s),
         backlog=backlog,
-        drained=drained,
-        drain_ms=drain_s * 1000 if drained else None,
+        drained=0,
+        drain_ms=None,
         unknown=tuple(_unknown(scope, backlog)),
         assumed=tuple(_assumed(tables, asked)),
     )

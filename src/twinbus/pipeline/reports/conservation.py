@@ -73,8 +73,12 @@ def conservation_report(
     *,
     detection_s: int = DETECTION_S,
     ids_max: int = IDS_MAX,
+    in_brief: bool = False,
 ) -> ConservationReport:
-    """What became of every accepted message. `look` must be older than the tables, or None."""
+    """What became of every accepted message. `look` must be older than the tables, or None.
+
+    `in_brief` leaves out the age of the backlog and the checks of clocks and of several primaries.
+    """
     lines = lines_of(tables, asked)
     scope = scope_of(tables, asked, lines)
     has_broker = lines.broker_records > 0
@@ -93,14 +97,18 @@ def conservation_report(
             messages_left_out=left_out,
             duplicate_windows=_duplicate_windows(notable) if twice else {},
             duplicates=_duplicates(notable, ids_max) if twice else (),
-            aged=_aged(tables, asked, detection_s),
+            aged=() if in_brief else _aged(tables, asked, detection_s),
             peeked_ms=None if look is None else look.began_ms,
             nameless=lines.nameless,
             unknown=(
                 *_unknown(scope, sums, counted, lines.nameless),
-                *_of_several_pairs(tables, asked),
+                *(() if in_brief else _of_several_pairs(tables, asked)),
             ),
-            assumed=(*whole_days(asked), *_assumed(detection_s), *_skewed(tables, asked)),
+            assumed=(
+                *whole_days(asked),
+                *_assumed(detection_s),
+                *(() if in_brief else _skewed(tables, asked)),
+            ),
         )
     finally:
         notable.unpersist()

@@ -1,4 +1,4 @@
-"""The reports of one short ledger at once, for a drill: its balance, charges and availability."""
+"""The reports of one short ledger for a drill, in as few queries as it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import CountingRule
-from twinbus.pipeline.reports.availability import availability_report
+from twinbus.pipeline.reports.availability import failovers_over_time
 from twinbus.pipeline.reports.charges import charges_summary
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
 from twinbus.pipeline.reports.documents import (
@@ -39,7 +39,7 @@ BUCKET_S: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class OutageReport:
-    """The three reports, and what only the records of a short ledger tell."""
+    """What a drill needs of the three reports, and what only records tell."""
 
     conservation: ConservationReport
     charges: ChargesReport
@@ -71,11 +71,13 @@ def outage_report(
         ThreadPoolExecutor() as pool,
     ):
         snapshot = BacklogSnapshot(spark.createDataFrame(list(sightings), SIGHTINGS), peeked_ms)
-        conservation = conservation_report(tables, WHOLE_LEDGER, snapshot, ids_max=ids_max)
+        conservation = conservation_report(
+            tables, WHOLE_LEDGER, snapshot, ids_max=ids_max, in_brief=True
+        )
         scope = conservation.scope
         # Most of the time of a small query is planning, which several threads can do at once.
         charges = pool.submit(charges_summary, tables, WHOLE_LEDGER, prices, CountingRule(), scope)
-        availability = pool.submit(availability_report, tables, WHOLE_LEDGER, scope)
+        availability = pool.submit(failovers_over_time, tables, WHOLE_LEDGER, scope)
         drain = _drain_times(tables)
         all_came = all((row.received or 0) == row.accepted for row in conservation.entities)
         return OutageReport(

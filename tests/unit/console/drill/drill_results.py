@@ -14,7 +14,6 @@ from twinbus.pipeline.reports.documents import (
     Balance,
     ChargesReport,
     ConservationReport,
-    EntityAvailability,
     FailoverWindow,
     ReportScope,
     Sends,
@@ -111,14 +110,14 @@ REPORT = OutageReport(
     ),
     availability=AvailabilityReport(
         scope=SCOPE,
-        entities=tuple(EntityAvailability(name, 1, 7_300, False, 500, 0) for name in ENTITIES),
+        entities=(),
         windows=WINDOWS,
         detect=None,
         recover=None,
         bucket_s=1,
         sends=(
             *(Sends(BEGAN_S + second, 188, 0) for second in range(3)),
-            Sends(BEGAN_S + 5, 0, 560),
+            Sends(BEGAN_S + 5, 0, 558),
             *(Sends(BEGAN_S + second, 0, 157) for second in range(6, 12)),
             *(Sends(BEGAN_S + second, 188, 0) for second in range(12, 17)),
         ),
@@ -166,10 +165,8 @@ def drilled(**changes: Any) -> DrillResult:
     scope = {key: changes.pop(key) for key in ("set_aside", "unrecorded") & changes.keys()}
     if "windows" in changes:
         availability = replace(availability, windows=changes.pop("windows"))
-    if "diverted" in changes:
-        diverted = changes.pop("diverted")
-        entities = (EntityAvailability("orders", 1, 7_300, False, diverted, 0),)
-        availability = replace(availability, entities=entities)
+    if "sends" in changes:
+        availability = replace(availability, sends=changes.pop("sends"))
     if "by_kind" in changes:
         charges = replace(charges, by_kind=changes.pop("by_kind"))
     conservation = replace(

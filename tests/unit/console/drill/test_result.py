@@ -71,7 +71,7 @@ def test_times_run_to_the_last_entity_and_leave_out_what_was_before() -> None:
 
 
 def test_without_a_failover_there_are_no_times() -> None:
-    result = drilled(windows=(), drain_began_ms=None, drain_ended_ms=None, diverted=0, forwarded=0)
+    result = drilled(windows=(), drain_began_ms=None, drain_ended_ms=None, sends=(), forwarded=0)
     times = result.failover_s, result.recover_s, result.drain_s, result.drain_rate
     assert times == (None, None, None, None)
     assert result.passed

@@ -63,7 +63,7 @@ def test_a_doubt_is_said_and_no_proof_claimed() -> None:
 
 
 def test_an_outage_too_short_to_fail_over_is_told_so() -> None:
-    result = drilled(windows=(), drain_began_ms=None, drain_ended_ms=None, diverted=0, forwarded=0)
+    result = drilled(windows=(), drain_began_ms=None, drain_ended_ms=None, sends=(), forwarded=0)
     story = " ".join(drill_sheet(result).story)
     assert "No entity failed over" in story
     assert "Spark brought" not in story
