@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -62,7 +63,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     work = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
     if pyfuncitem.get_closest_marker("virtual_time"):
         run_virtual(work)
-    elif isinstance(runner := pyfuncitem.funcargs.get("runner"), asyncio.Runner):
+    elif "runner" in pyfuncitem.funcargs:
+        runner: Any = pyfuncitem.funcargs["runner"]
         runner.run(work)
     else:
         asyncio.run(work)

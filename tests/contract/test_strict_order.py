@@ -186,7 +186,7 @@ WORKER = """
 import asyncio, json, sys
 from twinbus import SendAvailabilityOptions
 from twinbus.syphon.host import drain
-from twinbus.syphon.core.pump import IntakeLimits
+from twinbus.syphon.core.intake import IntakeLimits
 given = json.loads(sys.argv[1])
 asyncio.run(drain(given["primary"], given["secondary"], given["queues"],
     options=SendAvailabilityOptions(session_order="strict"), limits=IntakeLimits(messages=100),

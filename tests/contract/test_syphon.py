@@ -387,10 +387,10 @@ def test_a_lost_secondary_costs_no_duplicates(namespaces: Namespaces) -> None:
 WORKER = """
 import asyncio, json, sys
 from twinbus.syphon.host import drain
-from twinbus.syphon.core.pump import Limits
+from twinbus.syphon.core.intake import IntakeLimits
 given = json.loads(sys.argv[1])
 asyncio.run(drain(given["primary"], given["secondary"], given["queues"],
-    limits=Limits(messages=given["window"]), pump_factory=given.get("pump_factory"),
+    limits=IntakeLimits(messages=given["window"]), pump_factory=given.get("pump_factory"),
     on_progress=lambda p: print(p.forwarded, flush=True), idle_s=0.02))
 """
 

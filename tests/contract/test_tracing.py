@@ -63,7 +63,7 @@ class Traced:
         state = pair._started().state
         # As if the application had set this provider before it paired: that can be done only once
         # in a process, and the test above does it in one of its own.
-        client.state.tracing = Tracing(provider.get_tracer("twinbus"), client.state.primary)
+        state.tracing = Tracing(provider.get_tracer("twinbus"), state.primary)
 
     def spans(self, name: str) -> list[ReadableSpan]:
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
