@@ -15,6 +15,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from twinbus.amqp import encoding
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.message import (
     APPLICATION_PROPERTIES,
     DATA,
@@ -44,7 +45,6 @@ from twinbus.amqp.types import (
     UInt,
     ULong,
     UShort,
-    encode,
 )
 
 GUID = UUID("00112233-4455-6677-8899-aabbccddeeff")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from twinbus.amqp import performatives
 from twinbus.amqp.composites import read_composite
-from twinbus.amqp.decoding import MALFORMED
+from twinbus.amqp.decoding import MALFORMED, decode
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.performatives import (
     Accepted,
     Disposition,
@@ -25,6 +26,7 @@ from twinbus.amqp.performatives import (
     decode_performative,
     encode_frame,
 )
+from twinbus.amqp.skipping import skip
 from twinbus.amqp.types import (
     Array,
     Byte,
@@ -41,9 +43,6 @@ from twinbus.amqp.types import (
     UInt,
     ULong,
     UShort,
-    decode,
-    encode,
-    skip,
 )
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.broker.fakes import FakeJournal
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.message import (
     Header,
     Properties,
@@ -20,16 +21,7 @@ from twinbus.amqp.message import (
     join,
     split,
 )
-from twinbus.amqp.types import (
-    DecodeError,
-    Described,
-    Int,
-    Symbol,
-    Timestamp,
-    UInt,
-    ULong,
-    encode,
-)
+from twinbus.amqp.types import DecodeError, Described, Int, Symbol, Timestamp, UInt, ULong
 from twinbus.broker.descriptions import TIME_MAX_MS, TIME_MIN_MS, QueueDescription
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.journal import MessageState, StoredMessage

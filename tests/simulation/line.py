@@ -17,6 +17,7 @@ from tests.simulation.machine import PROCESS
 from tests.simulation.namespace import Consumer
 from tests.simulation.network import Wire, WireRefused, reject, resolve
 from tests.simulation.truth import Deed
+from twinbus.amqp.decoding import decode
 from twinbus.amqp.events import (
     Attached,
     CreditChanged,
@@ -35,7 +36,7 @@ from twinbus.amqp.performatives import (
     Source,
     Target,
 )
-from twinbus.amqp.types import Symbol, decode
+from twinbus.amqp.types import Symbol
 from twinbus.broker.engine.queue import Delivery, Queue, SettlementOutcome
 from twinbus.broker.messages.incoming import render
 from twinbus.broker.refusals import EntityNotFound, Refusal

@@ -16,7 +16,7 @@ from twinbus.amqp import encoding
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.fields import NULL, FieldType
 from twinbus.amqp.skipping import Wire
-from twinbus.amqp.values import DecodeError, Described
+from twinbus.amqp.types import DecodeError, Described
 
 _U32 = struct.Struct(">I").unpack_from
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from twinbus.amqp.skipping import Wire, unknown_code
-from twinbus.amqp.values import (
+from twinbus.amqp.types import (
     Array,
     Byte,
     Char,

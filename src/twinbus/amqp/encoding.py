@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp.values import (
+from twinbus.amqp.types import (
     Array,
     Byte,
     Char,

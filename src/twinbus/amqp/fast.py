@@ -18,7 +18,7 @@ from twinbus.amqp.decoding import MALFORMED
 from twinbus.amqp.frames import Disposition, Flow, Transfer
 from twinbus.amqp.skipping import Wire
 from twinbus.amqp.states import STATE, Accepted, DeliveryState, Modified, Released
-from twinbus.amqp.values import DecodeError
+from twinbus.amqp.types import DecodeError
 
 _U32 = struct.Struct(">I").unpack_from
 

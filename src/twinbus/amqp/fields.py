@@ -14,7 +14,7 @@ from typing import Any, Final
 from twinbus.amqp import encoding
 from twinbus.amqp.decoding import READERS
 from twinbus.amqp.skipping import Wire
-from twinbus.amqp.values import Array, DecodeError, EncodeError
+from twinbus.amqp.types import Array, DecodeError, EncodeError
 
 NULL: Final = b"\x40"
 

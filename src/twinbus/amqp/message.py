@@ -16,7 +16,7 @@ from twinbus.amqp import encoding, fields
 from twinbus.amqp.composites import define, read_composite, write_composite
 from twinbus.amqp.decoding import MALFORMED, decode, malformed
 from twinbus.amqp.skipping import Wire, skip
-from twinbus.amqp.values import DecodeError, Described, Symbol, ULong
+from twinbus.amqp.types import DecodeError, Described, Symbol, ULong
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71

@@ -46,7 +46,7 @@ from twinbus.amqp.states import (
     Source,
     Target,
 )
-from twinbus.amqp.values import DecodeError
+from twinbus.amqp.types import DecodeError
 
 __all__ = [
     "ACCEPTED_BYTES",

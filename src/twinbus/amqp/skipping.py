@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from twinbus.amqp.values import DecodeError
+from twinbus.amqp.types import DecodeError
 
 Wire = bytes | memoryview
 

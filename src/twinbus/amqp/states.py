@@ -7,7 +7,7 @@ from typing import Any
 
 from twinbus.amqp import fields
 from twinbus.amqp.composites import Nested, define
-from twinbus.amqp.values import Described
+from twinbus.amqp.types import Described
 
 
 @dataclass(frozen=True, slots=True)

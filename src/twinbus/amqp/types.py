@@ -1,51 +1,157 @@
-"""The AMQP 1.0 type system: values that keep their type, and the two ways across the wire."""
+"""Python values that keep their AMQP type, and what goes wrong between the two.
+
+Plain Python stands for the common types: None null, bool boolean, int long, float double, str
+string, bytes binary, uuid.UUID uuid, list list, dict map. The classes here are the other types;
+each behaves as the plain value it extends: `UInt(5) == 5`, a `Symbol` is found in a dict of str.
+
+    AmqpError
+     +- DecodeError   the peer sent bytes that are not AMQP 1.0
+     '- EncodeError   our own value has no AMQP form
+"""
 
 from __future__ import annotations
 
-from twinbus.amqp.decoding import NESTING_MAX, ZERO_WIDTH_COUNT_MAX, decode
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.skipping import skip
-from twinbus.amqp.values import (
-    AmqpError,
-    Array,
-    Byte,
-    Char,
-    Decimal,
-    DecodeError,
-    Described,
-    EncodeError,
-    Float32,
-    Int,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-)
+from collections.abc import Iterable
 
-__all__ = [
-    "NESTING_MAX",
-    "ZERO_WIDTH_COUNT_MAX",
-    "AmqpError",
-    "Array",
-    "Byte",
-    "Char",
-    "Decimal",
-    "DecodeError",
-    "Described",
-    "EncodeError",
-    "Float32",
-    "Int",
-    "Short",
-    "Symbol",
-    "Timestamp",
-    "UByte",
-    "UInt",
-    "ULong",
-    "UShort",
-    "decode",
-    "encode",
-    "skip",
-]
+
+class AmqpError(Exception):
+    """Something that is not AMQP 1.0."""
+
+
+class DecodeError(AmqpError):
+    """Bytes of the peer that are not a valid encoding; one line says where and why."""
+
+
+class EncodeError(AmqpError):
+    """A value of ours that AMQP cannot carry, for its type or its range."""
+
+
+class UByte(int):
+    """Unsigned, 8 bits."""
+
+    __slots__ = ()
+
+
+class UShort(int):
+    """Unsigned, 16 bits."""
+
+    __slots__ = ()
+
+
+class UInt(int):
+    """Unsigned, 32 bits."""
+
+    __slots__ = ()
+
+
+class ULong(int):
+    """Unsigned, 64 bits."""
+
+    __slots__ = ()
+
+
+class Byte(int):
+    """Signed, 8 bits."""
+
+    __slots__ = ()
+
+
+class Short(int):
+    """Signed, 16 bits."""
+
+    __slots__ = ()
+
+
+class Int(int):
+    """Signed, 32 bits."""
+
+    __slots__ = ()
+
+
+class Timestamp(int):
+    """Milliseconds since the unix epoch, signed."""
+
+    __slots__ = ()
+
+
+class Float32(float):
+    """A float of 32 bits."""
+
+    __slots__ = ()
+
+
+class Char(str):
+    """One Unicode character."""
+
+    __slots__ = ()
+
+
+class Symbol(str):
+    """A name from a constrained domain."""
+
+    __slots__ = ()
+
+
+class Decimal:
+    """A decimal number that nothing here computes with: its format code and its bytes as sent."""
+
+    __slots__ = ("code", "data")
+
+    def __init__(self, code: int, data: bytes) -> None:
+        self.code = code
+        self.data = data
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Decimal):
+            return NotImplemented
+        return self.code == other.code and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash((self.code, self.data))
+
+    def __repr__(self) -> str:
+        return f"Decimal(0x{self.code:02x}, {self.data!r})"
+
+
+class Described:
+    """A value with a descriptor that gives it a further meaning."""
+
+    __slots__ = ("descriptor", "value")
+
+    def __init__(self, descriptor: object, value: object) -> None:
+        self.descriptor = descriptor
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Described):
+            return NotImplemented
+        return bool(self.descriptor == other.descriptor and self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.descriptor, self.value))
+
+    def __repr__(self) -> str:
+        return f"Described({self.descriptor!r}, {self.value!r})"
+
+
+class Array(list[object]):
+    """A list whose elements share one AMQP type, named by `code`, and one `descriptor` if any.
+
+    `code` is the widest format code of that type (0x81 for long, 0xb3 for symbol). Left out, it
+    follows from the first element; an array without elements needs it, or it is one of nulls.
+    Equal to a list of equal elements.
+    """
+
+    __slots__ = ("code", "descriptor")
+
+    def __init__(
+        self, items: Iterable[object] = (), code: int | None = None, descriptor: object = None
+    ) -> None:
+        super().__init__(items)
+        self.code = code
+        self.descriptor = descriptor
+
+    def __repr__(self) -> str:
+        code = "" if self.code is None else f", 0x{self.code:02x}"
+        descriptor = "" if self.descriptor is None else f", {self.descriptor!r}"
+        return f"Array({list.__repr__(self)}{code}{descriptor})"

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.amqp.encoding import string
-from twinbus.amqp.types import Described, Symbol, Timestamp, encode
+from twinbus.amqp.encoding import encode, string
+from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.errors import (
     AliasTypeError,
     AliasValueError,

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from twinbus.amqp.encoding import string, symbol, uint
+from twinbus.amqp.decoding import decode
+from twinbus.amqp.encoding import encode, string, symbol, uint
 from twinbus.amqp.message import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -23,7 +24,7 @@ from twinbus.amqp.message import (
     PROPERTIES,
     Sections,
 )
-from twinbus.amqp.types import Timestamp, decode, encode
+from twinbus.amqp.types import Timestamp
 from twinbus.errors import ReservedPropertyError
 from twinbus.transfer.aliases import DATE_MAX_MS, RESERVED_NAMES, Aliases
 from twinbus.transfer.splice import (

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import compound
 from twinbus.amqp.message import section_at
-from twinbus.amqp.types import DecodeError, decode, skip
+from twinbus.amqp.skipping import skip
+from twinbus.amqp.types import DecodeError
 
 __all__ = [
     "NULL",

@@ -10,6 +10,7 @@ from azure.servicebus._pyamqp import _decode as pyamqp_decode
 from azure.servicebus._pyamqp import _encode as pyamqp_encode
 from azure.servicebus._pyamqp import message as pyamqp
 
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.message import (
     APPLICATION_PROPERTIES,
     MESSAGE_ANNOTATIONS,
@@ -28,16 +29,7 @@ from twinbus.amqp.message import (
     join,
     split,
 )
-from twinbus.amqp.types import (
-    DecodeError,
-    Described,
-    Int,
-    Symbol,
-    Timestamp,
-    UInt,
-    ULong,
-    encode,
-)
+from twinbus.amqp.types import DecodeError, Described, Int, Symbol, Timestamp, UInt, ULong
 
 UUID_1 = UUID("00112233-4455-6677-8899-aabbccddeeff")
 

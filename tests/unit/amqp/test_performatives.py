@@ -13,6 +13,7 @@ from azure.servicebus._pyamqp import outcomes as pyamqp_outcomes
 from azure.servicebus._pyamqp import performatives as pyamqp
 
 from twinbus.amqp.composites import read_composite
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.performatives import (
     ACCEPTED_BYTES,
     RELEASED_BYTES,
@@ -44,15 +45,7 @@ from twinbus.amqp.performatives import (
     encode_state,
     encode_transfer_frame,
 )
-from twinbus.amqp.types import (
-    DecodeError,
-    Described,
-    EncodeError,
-    Symbol,
-    UByte,
-    ULong,
-    encode,
-)
+from twinbus.amqp.types import DecodeError, Described, EncodeError, Symbol, UByte, ULong
 
 
 def as_bytes(text: str) -> bytes:

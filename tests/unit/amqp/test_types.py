@@ -12,9 +12,10 @@ from azure.servicebus._pyamqp import _decode as pyamqp_decode
 from azure.servicebus._pyamqp import _encode as pyamqp_encode
 from azure.servicebus._pyamqp.types import TYPE, VALUE, AMQPTypes
 
+from twinbus.amqp.decoding import NESTING_MAX, ZERO_WIDTH_COUNT_MAX, decode
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.skipping import skip
 from twinbus.amqp.types import (
-    NESTING_MAX,
-    ZERO_WIDTH_COUNT_MAX,
     Array,
     Byte,
     Char,
@@ -31,9 +32,6 @@ from twinbus.amqp.types import (
     UInt,
     ULong,
     UShort,
-    decode,
-    encode,
-    skip,
 )
 
 UUID_1 = UUID("00112233-4455-6677-8899-aabbccddeeff")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from twinbus.amqp.types import decode, encode
+from twinbus.amqp.decoding import decode
+from twinbus.amqp.encoding import encode
 from twinbus.broker.descriptions import (
     AuthorizationRule,
     CorrelationFilter,

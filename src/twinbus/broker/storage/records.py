@@ -23,7 +23,8 @@ import json
 import struct
 from hashlib import blake2b
 
-from twinbus.amqp.types import decode, encode
+from twinbus.amqp.decoding import decode
+from twinbus.amqp.encoding import encode
 from twinbus.broker.journal import MessageState, SessionState, StoredMessage
 
 FORMAT_VERSION = 1

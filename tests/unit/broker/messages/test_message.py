@@ -10,6 +10,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus._pyamqp import _encode as pyamqp_encode
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.message import (
     APPLICATION_PROPERTIES,
     MESSAGE_ANNOTATIONS,
@@ -26,7 +27,7 @@ from twinbus.amqp.message import (
     encode_properties,
     split,
 )
-from twinbus.amqp.types import Int, Symbol, Timestamp, UInt, ULong, encode
+from twinbus.amqp.types import Int, Symbol, Timestamp, UInt, ULong
 from twinbus.broker.journal import MessageState, StoredMessage
 from twinbus.broker.messages.incoming import PING_CONTENT_TYPE, Incoming, parse, render
 from twinbus.broker.refusals import MalformedMessage

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.message import (
     DELIVERY_ANNOTATIONS,
     MESSAGE_ANNOTATIONS,
@@ -22,7 +23,7 @@ from twinbus.amqp.message import (
     join,
     split,
 )
-from twinbus.amqp.types import Described, Float32, Int, Symbol, Timestamp, ULong, encode
+from twinbus.amqp.types import Described, Float32, Int, Symbol, Timestamp, ULong
 from twinbus.console.backlog.dead_letter_commands import filter_of
 from twinbus.console.terminal.output import WrongUse
 from twinbus.syphon.connection.amqp_json import as_json
