@@ -3,8 +3,8 @@
     header --> [sasl --> header] --> open --> sessions and links --> close
 
 The same class serves both ends. The owner feeds `receive` with what the socket brought, acts on the
-returned events, and writes what `take_output` returns. A peer that breaks the protocol is answered
-with a CLOSE that says what was wrong, and the owner gets `Closed`.
+returned events, and writes what `take_output` returns. A peer that breaks the protocol gets a CLOSE
+that says what was wrong, and the owner gets `Closed`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from enum import Enum
 from struct import Struct
 
 from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Ended, Event, Opened
+from twinbus.amqp.link import LinkSession
+from twinbus.amqp.output import SMALLEST_MAX_FRAME_BYTES, FrameOutput, ProtocolViolation
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
@@ -28,10 +30,10 @@ from twinbus.amqp.performatives import (
     decode_performative,
     encode_frame,
 )
-from twinbus.amqp.runs import SHAPES_MAX, TransferShape
 from twinbus.amqp.sasl import SASL_FRAME, ClientSasl, SaslFailed, ServerSasl
 from twinbus.amqp.session import Session
-from twinbus.amqp.types import AmqpError, DecodeError, Symbol, UInt, UShort
+from twinbus.amqp.transfer_shapes import SHAPES_MAX, TransferShape
+from twinbus.amqp.types import DecodeError, Symbol, UInt, UShort
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
@@ -39,15 +41,12 @@ EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 """A frame without a performative: the keep-alive."""
 
 MAX_FRAME_BYTES = 65_536
-SMALLEST_MAX_FRAME_BYTES = 512
-"""AMQP 1.0 part 2.8.7: no peer may ask for less."""
-
 CHANNEL_MAX = 4_999
 IDLE_TIMEOUT_MS = 240_000
 FRAME_TYPE_AMQP = 0
 
 SESSION_FRAMES = frozenset({Transfer, Disposition, Flow, Attach, Detach})
-"""What a session takes for itself and its links."""
+"""Frames that a session takes, for itself or its links."""
 
 TRANSFER_CODE = b"\x14"
 _FRAME_START = Struct(">IBBH")
@@ -64,16 +63,8 @@ class ConnectionPhase(Enum):
     CLOSED = "closed"
 
 
-# Looking a member up costs more than the comparison that it is for.
+# Module globals: looking up an enum member costs more than the comparison.
 HEADER, OPEN, CLOSED = ConnectionPhase.HEADER, ConnectionPhase.OPEN, ConnectionPhase.CLOSED
-
-
-class ProtocolViolation(AmqpError):
-    """The peer broke the protocol; the text says how, the condition goes into the CLOSE."""
-
-    def __init__(self, description: str, condition: str = "amqp:connection:framing-error") -> None:
-        super().__init__(description)
-        self.condition = condition
 
 
 class Connection:
@@ -91,7 +82,6 @@ class Connection:
     ) -> None:
         self.container_id = container_id
         self.phase = ConnectionPhase.HEADER
-        self.remote_max_frame_size = SMALLEST_MAX_FRAME_BYTES
         self.remote_container_id = ""
         self.sessions: dict[int, Session] = {}
         """Live sessions by our channel."""
@@ -104,16 +94,14 @@ class Connection:
         self._heard_ms = 0
         self._spoke_ms = 0
         self._by_remote_channel: dict[int, Session] = {}
-        self._output: list[bytes] = []
-        self.output_bytes = 0
-        """Bytes of frames that wait to be taken; an owner that delivers looks at it."""
+        self.output = FrameOutput()
         self._buffer = b""
         self._shapes: dict[bytes, TransferShape] = {}
-        """How the transfers of busy links look, by what stands before their delivery ids."""
+        """Shapes of the transfers of busy links, by the bytes before their delivery ids."""
         self._head_size = 0
-        self._lessons = SHAPES_MAX
+        self._shapes_left = SHAPES_MAX
         if not server:
-            self._output.append(SASL_HEADER if sasl else AMQP_HEADER)
+            self.output.put(SASL_HEADER if sasl else AMQP_HEADER)
 
     def __repr__(self) -> str:
         peer = self.remote_container_id or "a peer"
@@ -143,30 +131,15 @@ class Connection:
         """Everything to send since the last call."""
         for session in self.sessions.values():
             session.flush()
-        if not self._output:
-            return b""
-        data = b"".join(self._output)
-        self._output.clear()
-        self.output_bytes = 0
-        self._spoke_ms = now_ms
+        data = self.output.take()
+        if data:
+            self._spoke_ms = now_ms
         return data
-
-    def put(self, frame: bytes) -> None:
-        """Queue one encoded frame (for sessions); nothing follows a CLOSE."""
-        if self.phase is not ConnectionPhase.CLOSED:
-            self._output.append(frame)
-            self.output_bytes += len(frame)
-
-    def put_two(self, start: bytes, rest: bytes) -> None:
-        """Queue one frame in two pieces, which are joined with all the others."""
-        if self.phase is not CLOSED:
-            self._output += (start, rest)
-            self.output_bytes += len(start) + len(rest)
 
     # Time
 
     def next_deadline_ms(self) -> int:
-        """When `run_timers` is next worth calling; 0: never."""
+        """When to call `run_timers` next; 0: never."""
         deadlines = []
         if self._idle_timeout_ms and self._heard_ms:
             deadlines.append(self._heard_ms + self._idle_timeout_ms)
@@ -175,23 +148,23 @@ class Connection:
         return min(deadlines, default=0)
 
     def run_timers(self, now_ms: int) -> list[Event]:
-        """Send a keep-alive that is due; give up on a peer that was silent for too long."""
+        """Send a keep-alive that is due; close on a peer that was silent too long."""
         events: list[Event] = []
         if self.phase is ConnectionPhase.CLOSED:
             return events
         if self._idle_timeout_ms and now_ms >= self._heard_ms + self._idle_timeout_ms:
-            text = f"nothing was heard for {self._idle_timeout_ms // 1000} s"
+            text = f"the peer sent nothing for {self._idle_timeout_ms // 1000} s"
             self._fail("amqp:resource-limit-exceeded", text, events)
         elif 0 < self._remote_idle_timeout_ms // 2 <= now_ms - self._spoke_ms:
-            self._output.append(EMPTY_FRAME)
+            self.output.put(EMPTY_FRAME)
         return events
 
-    # What the owner does
+    # Calls of the owner
 
     def begin(self) -> Session:
         """Begin a session; it is usable once `Begun` says so."""
         session = self._new_session()
-        self._output.append(encode_frame(session.channel, session.begin()))
+        self.output.put(encode_frame(session.channel, session.begin()))
         return session
 
     def close(self, condition: str | None = None, description: str | None = None) -> None:
@@ -201,17 +174,14 @@ class Connection:
         for session in self.sessions.values():
             session.flush()
         error = Error(condition=Symbol(condition), description=description) if condition else None
-        self._output.append(encode_frame(0, Close(error=error)))
+        self.output.put(encode_frame(0, Close(error=error)))
         self.phase = ConnectionPhase.CLOSING
 
-    def end_session(self, session: Session, error: Error | None) -> None:
-        """Send END for a session of ours (for `Session.end`)."""
+    def end_session(self, session: LinkSession) -> None:
+        """Send END for a session, unless it has ended."""
+        session.flush()
         if self.sessions.pop(session.channel, None) is not None:
-            self._output.append(encode_frame(session.channel, End(error=error)))
-
-    def violation(self, description: str) -> ProtocolViolation:
-        """The error to raise for a peer that broke the protocol (for sessions)."""
-        return ProtocolViolation(description, "amqp:session:errant-link")
+            self.output.put(encode_frame(session.channel, End()))
 
     # Frames
 
@@ -247,27 +217,26 @@ class Connection:
     def _take_header(self, header: bytes) -> None:
         if self._server and header == SASL_HEADER and isinstance(self._sasl, ServerSasl):
             self.phase = ConnectionPhase.SASL
-            self._output += [SASL_HEADER, self._sasl.start()]
+            self.output.put_two(SASL_HEADER, self._sasl.start())
         elif header == SASL_HEADER and not self._server and self._sasl is not None:
             self.phase = ConnectionPhase.SASL
         elif header == AMQP_HEADER:
             self.phase = ConnectionPhase.OPENING
             if self._server:
-                self._output.append(AMQP_HEADER)
+                self.output.put(AMQP_HEADER)
             else:
-                self._output.append(encode_frame(0, self._open()))
+                self.output.put(encode_frame(0, self._open()))
         else:
             # AMQP 1.0 part 2.2: answer an unknown header with one we speak, then hang up.
-            self._output.append(AMQP_HEADER)
-            self.phase = ConnectionPhase.CLOSED
+            self.output.put(AMQP_HEADER)
             raise ProtocolViolation(f"an unknown protocol header {header!r}")
 
     def _take_frame(self, kind: int, channel: int, body: bytes, events: list[Event]) -> None:
-        # Nearly every frame is a transfer of one whole delivery: it gets by with less.
+        # Nearly every frame is a transfer of one whole delivery, which has a faster decoder.
         if body[2:3] == TRANSFER_CODE and kind == FRAME_TYPE_AMQP and self.phase is OPEN:
             session = self._by_remote_channel.get(channel)
             if session is not None and session.take_delivery(body, events):
-                if self._lessons:
+                if self._shapes_left:
                     self._learn(session, channel, body, events[-1])
                 return
         performative, start = decode_performative(body)
@@ -292,15 +261,15 @@ class Connection:
             # Anything else is for a channel that is gone: pyamqp detaches after END.
 
     def _learn(self, session: Session, channel: int, body: bytes, event: Event) -> None:
-        """Remember how a transfer looks that was read the general way."""
+        """Remember the shape of a transfer that the general decoder read."""
         if type(event) is not DeliveryArrived:
             return  # It was too large, and its link is closed.
         found = TransferShape.of(session, channel, body, event)
         if found is None:
             return
         head, shape = found
-        self._lessons -= 1
-        # One length for all: the head is looked up before anything else is known of a frame.
+        self._shapes_left -= 1
+        # One length for all heads: the lookup comes before anything else is known of a frame.
         self._head_size = self._head_size or len(head)
         if len(head) == self._head_size:
             self._shapes[head] = shape
@@ -311,13 +280,13 @@ class Connection:
             raise ProtocolViolation(f"a frame of type {kind} during the sasl exchange")
         reply, done = self._sasl.handle(performative)
         if reply:
-            self._output.append(reply)
+            self.output.put(reply)
         if isinstance(performative, SaslInit) and not done:
             raise SaslFailed(f"the mechanism {performative.mechanism} is not offered")
         if done:
             self.phase = ConnectionPhase.HEADER
             if not self._server:
-                self._output.append(AMQP_HEADER)
+                self.output.put(AMQP_HEADER)
 
     def _take_open(self, remote: Open, events: list[Event]) -> None:
         if self.phase is not ConnectionPhase.OPENING:
@@ -326,12 +295,12 @@ class Connection:
         self.remote_container_id = remote.container_id or ""
         asked = remote.max_frame_size
         if asked is not None:
-            self.remote_max_frame_size = max(asked, SMALLEST_MAX_FRAME_BYTES)
+            self.output.max_frame_size = max(asked, SMALLEST_MAX_FRAME_BYTES)
         else:
-            self.remote_max_frame_size = self._max_frame_size
+            self.output.max_frame_size = self._max_frame_size
         self._remote_idle_timeout_ms = remote.idle_time_out or 0
         if self._server:
-            self._output.append(encode_frame(0, self._open()))
+            self.output.put(encode_frame(0, self._open()))
         events.append(Opened(remote))
 
     def _open(self) -> Open:
@@ -351,7 +320,7 @@ class Connection:
         if session is None:
             session = self._new_session()
             session.take_begin(begin, channel)
-            self._output.append(encode_frame(session.channel, session.begin()))
+            self.output.put(encode_frame(session.channel, session.begin()))
         else:
             session.take_begin(begin, channel)
         self._by_remote_channel[channel] = session
@@ -361,29 +330,32 @@ class Connection:
         session = self._by_remote_channel.pop(channel, None)
         if session is None:
             return
-        session.flush()
         self._shapes.clear()
         if session.channel in self.sessions:
-            self.end_session(session, None)
+            self.end_session(session)
             events.append(Ended(session, end.error))
 
     def _take_close(self, close: Close, events: list[Event]) -> None:
         self.close()
-        self.phase = ConnectionPhase.CLOSED
+        self._end()
         events.append(Closed(close.error))
 
     def _new_session(self) -> Session:
         channel = next(n for n in range(CHANNEL_MAX + 2) if n not in self.sessions)
         if channel > CHANNEL_MAX:
             raise ProtocolViolation(f"more than {CHANNEL_MAX} sessions on one connection")
-        session = self.sessions[channel] = Session(self, channel)
+        session = self.sessions[channel] = Session(self.output, channel)
         return session
 
     def _fail(self, condition: str, description: str, events: list[Event]) -> None:
         if self.phase in (ConnectionPhase.OPENING, ConnectionPhase.OPEN):
             if self.phase is ConnectionPhase.OPENING and self._server:
                 # CLOSE may only follow OPEN.
-                self._output.append(encode_frame(0, self._open()))
+                self.output.put(encode_frame(0, self._open()))
             self.close(condition, description)
-        self.phase = ConnectionPhase.CLOSED
+        self._end()
         events.append(Closed(Error(condition=Symbol(condition), description=description)))
+
+    def _end(self) -> None:
+        self.phase = ConnectionPhase.CLOSED
+        self.output.is_closed = True

@@ -1,17 +1,14 @@
-"""What a connection tells its owner: each event names the object it happened to.
+"""Events that a connection returns to its owner; each names the link or session it is about.
 
-Events are plain values returned by `Connection.receive`, in the order in which their frames came.
+`Connection.receive` returns them in the order in which their frames came.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from twinbus.amqp.link import Link, ReceiverLink, SenderLink
-    from twinbus.amqp.performatives import Error, Open
-    from twinbus.amqp.session import Session
+from twinbus.amqp.link import Link, LinkSession, ReceiverLink, SenderLink
+from twinbus.amqp.performatives import Error, Open
 
 
 @dataclass(slots=True)
@@ -23,7 +20,7 @@ class Opened:
 
 @dataclass(slots=True)
 class Closed:
-    """The connection is over: the peer closed it, or broke the protocol and was told so."""
+    """The connection is over: the peer closed it or broke the protocol."""
 
     error: Error | None
 
@@ -32,14 +29,14 @@ class Closed:
 class Begun:
     """A session is usable: the peer began one, or answered ours."""
 
-    session: Session
+    session: LinkSession
 
 
 @dataclass(slots=True)
 class Ended:
     """The peer ended a session; its links are gone."""
 
-    session: Session
+    session: LinkSession
     error: Error | None
 
 
@@ -52,7 +49,7 @@ class Attached:
 
 @dataclass(slots=True)
 class Detached:
-    """The peer detached a link; what it refused or failed with is in `error`."""
+    """The peer detached a link; `error` says why, if it failed."""
 
     link: Link
     error: Error | None
@@ -91,14 +88,14 @@ class DeliveryArrived:
 class Disposed:
     """The peer's DISPOSITION: a state for the deliveries `first` to `last` of one session.
 
-    `by_receiver` tells whose deliveries it speaks of: true for those we sent.
+    `by_receiver`: true for deliveries that this end sent.
     """
 
     __slots__ = ("by_receiver", "first", "last", "session", "settled", "state")
 
     def __init__(
         self,
-        session: Session,
+        session: LinkSession,
         by_receiver: bool,
         first: int,
         last: int,

@@ -1,8 +1,8 @@
 """Shortcuts for the frames that come and go with every message.
 
 The readers know the shapes that pyamqp, rhea and our own writers give these three frames, and
-return None for any other, which then takes the general way. What follows the numbers of such a
-frame (flags and the delivery state) is one of a handful of byte strings: read once, remembered.
+return None for any other, which the general decoder then reads. What follows the numbers of such a
+frame (flags and the delivery state) is one of a few byte strings: read once and cached.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from twinbus.amqp.types import DecodeError
 _U32 = struct.Struct(">I").unpack_from
 
 _TAIL_BYTES_MAX: Final = 32
-"""Longest remembered rest of a frame. Flags and a state without an error need at most 20."""
+"""Longest cached rest of a frame. Flags and a state without an error need at most 20."""
 
-_TAILS_REMEMBERED: Final = 256
+_TAILS_CACHED: Final = 256
 
 
 def _wide_head(body: Wire) -> tuple[int, int, int]:
@@ -191,14 +191,14 @@ def decode_flow(body: Wire) -> tuple[Flow, int] | None:
     return Flow(*numbers, *flags), end
 
 
-def _remembering(cls: type, known: int) -> Callable[[bytes, int], tuple[Any, ...] | None]:
-    """A reader of the fields of `cls` behind the first `known`, which remembers what it read.
+def _cached_reader(cls: type, known: int) -> Callable[[bytes, int], tuple[Any, ...] | None]:
+    """A cached reader of the fields of `cls` after the first `known`.
 
-    It answers None where anything is wrong with the tail: the general way knows how to complain.
+    It returns None for a malformed tail: the general decoder reports the error.
     """
     fields = LAYOUTS[cls].fields
 
-    @lru_cache(maxsize=_TAILS_REMEMBERED)
+    @lru_cache(maxsize=_TAILS_CACHED)
     def read(tail: bytes, count: int) -> tuple[Any, ...] | None:
         values: list[Any] = []
         offset = 0
@@ -223,9 +223,9 @@ def _is_mutable(value: object) -> bool:
     )
 
 
-_transfer_tail: Final = _remembering(Transfer, 3)
-_disposition_tail: Final = _remembering(Disposition, 3)
-_flow_tail: Final = _remembering(Flow, 8)
+_transfer_tail: Final = _cached_reader(Transfer, 3)
+_disposition_tail: Final = _cached_reader(Disposition, 3)
+_flow_tail: Final = _cached_reader(Flow, 8)
 
 
 def encode_state(state: DeliveryState) -> bytes:
@@ -282,6 +282,40 @@ def encode_transfer_frame(
             payload,
         )
     )
+
+
+class TransferPrefix:
+    """The start of a link's outgoing transfers, each of them a whole delivery in one frame."""
+
+    __slots__ = ("_flags", "_head", "_mark", "_pack", "_size")
+
+    def __init__(
+        self, channel: int, handle: int, tag_size: int, settled: bool, message_format: int
+    ) -> None:
+        form = struct.pack(">BI", 0x70, message_format) if message_format else b"\x43"
+        self._flags = form + TRANSFER_FLAGS[settled, False]
+        layout = struct.Struct(f">I16sI2s{tag_size}s{len(self._flags)}s")
+        self._pack: Callable[..., bytes] = layout.pack
+        self._size = layout.size
+        self._mark = bytes((0xA0, tag_size))
+        self._head = struct.pack(
+            ">BBH4sBBBIB",
+            2,
+            0,
+            channel,
+            b"\x00\x53\x14\xc0",
+            layout.size - 13,
+            11,
+            0x70,
+            handle,
+            0x70,
+        )
+
+    def before(self, payload_size: int, delivery_id: int, tag: bytes) -> bytes:
+        """The frame up to its payload."""
+        return self._pack(
+            self._size + payload_size, self._head, delivery_id, self._mark, tag, self._flags
+        )
 
 
 _DISPOSITION: Final = struct.Struct(">IBBH4sBBBBIBIB").pack

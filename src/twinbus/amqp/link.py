@@ -9,14 +9,11 @@ A link writes its frames through its session; only the session knows channels an
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from twinbus.amqp.fast import TransferPrefix
 from twinbus.amqp.performatives import Attach, Coordinator, Detach, Error, Flow, Source, Target
 from twinbus.amqp.types import Symbol, UInt, ULong
-
-if TYPE_CHECKING:
-    from twinbus.amqp.runs import TransferPrefix
-    from twinbus.amqp.session import Session
 
 SERIAL_MASK = 0xFFFF_FFFF
 """Delivery ids and counts are 32-bit serial numbers that wrap."""
@@ -28,8 +25,30 @@ MAX_MESSAGE_BYTES = 100 * 1024 * 1024
 """Largest delivery joined from frames unless the owner sets less; Azure Premium's own limit."""
 
 
+class LinkSession(Protocol):
+    """What a link and its owner use of their session; `twinbus.amqp.session` has the methods."""
+
+    channel: int
+    links: dict[int, Link]
+
+    @property
+    def is_blocked(self) -> bool: ...
+    def write(self, performative: Attach | Detach) -> None: ...
+    def write_flow(
+        self, *, handle: int, delivery_count: int, link_credit: int, drain: bool
+    ) -> None: ...
+    def send_transfer(
+        self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, message_format: int
+    ) -> int: ...
+    def count_incoming(self, count: int) -> None: ...
+    def settle(self, first: int, last: int, state: bytes, *, as_receiver: bool) -> None: ...
+    def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]: ...
+    def flush(self) -> None: ...
+    def forget(self, link: Link) -> None: ...
+
+
 class LinkState(Enum):
-    """Where a link stands."""
+    """The states of a link."""
 
     ATTACHING = "attaching"
     OFFERED = "offered"
@@ -38,12 +57,12 @@ class LinkState(Enum):
 
 
 class Link:
-    """What both directions share: name, handles, termini, and the way to attach and detach."""
+    """A link of either direction: name, handle, termini, attach and detach."""
 
     sends = False
     """True for a link on which this end is the sender."""
 
-    def __init__(self, session: Session, name: str, handle: int) -> None:
+    def __init__(self, session: LinkSession, name: str, handle: int) -> None:
         self.session = session
         self.name = name
         self.handle = handle
@@ -56,14 +75,14 @@ class Link:
         self.max_message_size = 0
         """The peer's limit; 0: none."""
         self.owner: object = None
-        """Whatever the application ties to this link; the engine never looks at it."""
+        """The application's object for this link; this package does not use it."""
 
     def __repr__(self) -> str:
         direction = "to" if self.sends else "from"
         return f"<{self.state.value} link {self.name!r} {direction} the peer, handle {self.handle}>"
 
     def remember(self, attach: Attach) -> None:
-        """Take over what the peer's ATTACH says."""
+        """Copy the fields of the peer's ATTACH."""
         self.source = attach.source
         self.target = attach.target
         if attach.snd_settle_mode is not None:
@@ -86,9 +105,9 @@ class Link:
         self._attach(source or self.source, self.target, max_message_size, properties)
 
     def refuse(self, condition: str, description: str) -> None:
-        """Turn the peer's attach down: an ATTACH with a null terminus, then a closing DETACH.
+        """Refuse the peer's attach: an ATTACH with a null terminus, then a closing DETACH.
 
-        With a non-null terminus the Python SDK believes that it is attached (AMQP.md 2.2).
+        With a non-null terminus the Python SDK takes the link as attached (AMQP.md 2.2).
         """
         assert self.state is LinkState.OFFERED, self
         source = None if self.sends else self.source
@@ -130,18 +149,18 @@ class Link:
 
 
 class SenderLink(Link):
-    """A link on which this end sends, as far as the peer's credit goes."""
+    """A link on which this end sends, within the peer's credit."""
 
     sends = True
 
-    def __init__(self, session: Session, name: str, handle: int) -> None:
+    def __init__(self, session: LinkSession, name: str, handle: int) -> None:
         super().__init__(session, name, handle)
         self.delivery_count = 0
         self.credit = 0
         self.drain = False
-        """The peer asked to be sent what is ready and then to have its credit taken back."""
-        self.leads: dict[tuple[int, bool, int], TransferPrefix] = {}
-        """What its transfers begin with, by size of the tag, settled, and message format."""
+        """The peer asked for what is ready; the rest of its credit is to be given back."""
+        self.prefixes: dict[tuple[int, bool, int], TransferPrefix] = {}
+        """Prefixes of its transfers, by size of the tag, settled, and message format."""
 
     def take_flow(self, flow: Flow) -> None:
         """Take the peer's credit. `max`: pyamqp lowers its credit with a stale count."""
@@ -160,7 +179,7 @@ class SenderLink(Link):
         return self.session.send_transfer(self, payload, tag, settled, message_format)
 
     def drained(self) -> None:
-        """Give back the credit that is left, as a draining peer waits for."""
+        """Give back the rest of the credit; a draining peer waits for this."""
         self.delivery_count = (self.delivery_count + self.credit) & SERIAL_MASK
         self.credit = 0
         self.drain = False
@@ -172,20 +191,20 @@ class SenderLink(Link):
 class ReceiverLink(Link):
     """A link on which the peer sends; this end grants credit and joins frames to deliveries."""
 
-    def __init__(self, session: Session, name: str, handle: int) -> None:
+    def __init__(self, session: LinkSession, name: str, handle: int) -> None:
         super().__init__(session, name, handle)
         self.delivery_count = 0
         self.credit = 0
         self.is_draining = False
-        """The peer was asked to drain and has not answered: what it had sent may be on its way."""
+        """The peer was asked to drain and has not answered; deliveries may still come."""
         self.limit_bytes = MAX_MESSAGE_BYTES
         self.partial: list[bytes] = []
         self.partial_bytes = 0
         self.partial_start: tuple[int, bytes, int, bool] | None = None
         """Delivery id, tag, format and settled of a delivery whose frames are still coming."""
 
-    def took(self, count: int) -> None:
-        """So many deliveries came."""
+    def count_incoming(self, count: int) -> None:
+        """Count `count` deliveries that came."""
         self.delivery_count = (self.delivery_count + count) & SERIAL_MASK
         self.credit -= count
 

@@ -1,15 +1,13 @@
 """A session: the windows of one channel, its links, and the settlement of what they carry.
 
 Transfers that the peer's window does not yet allow wait here in order. Dispositions of consecutive
-deliveries are joined into ranges, because a client that sends a thousand messages reads one range
-faster than a thousand frames.
+deliveries are joined into ranges: a client reads one range faster than a thousand frames.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from twinbus.amqp.decoding import MALFORMED
 from twinbus.amqp.events import (
@@ -20,14 +18,14 @@ from twinbus.amqp.events import (
     Disposed,
     Event,
 )
-from twinbus.amqp.fast import transfer_fields
+from twinbus.amqp.fast import TransferPrefix, transfer_fields
 from twinbus.amqp.link import SERIAL_MASK, Link, LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.output import ERRANT_LINK, FrameOutput, ProtocolViolation
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
     Detach,
     Disposition,
-    Error,
     Flow,
     Source,
     Target,
@@ -36,11 +34,7 @@ from twinbus.amqp.performatives import (
     encode_frame,
     encode_transfer_frame,
 )
-from twinbus.amqp.runs import TransferPrefix
-from twinbus.amqp.types import Symbol, UInt
-
-if TYPE_CHECKING:
-    from twinbus.amqp.connection import Connection
+from twinbus.amqp.types import UInt
 
 INCOMING_WINDOW = 65_535
 """Transfers the peer may send before we renew the window; renewed when half is used."""
@@ -53,7 +47,7 @@ TRANSFER_OVERHEAD = 64
 """Bytes of a frame that a transfer's own performative may take; the rest carries payload."""
 
 TAG_BYTES_MAX = 16
-"""Longest tag for which the lead of a transfer is remembered: a lock token."""
+"""Longest tag for which the prefix of a transfer is remembered: a lock token."""
 
 HALF_SERIAL = 1 << 31
 ULONG_DESCRIPTOR = b"\x00\x53"
@@ -63,8 +57,8 @@ OPEN = LinkState.OPEN
 class Session:
     """One session of a connection, ours or the peer's."""
 
-    def __init__(self, connection: Connection, channel: int) -> None:
-        self.connection = connection
+    def __init__(self, output: FrameOutput, channel: int) -> None:
+        self._output = output
         self.channel = channel
         self.remote_channel: int | None = None
         self.begun = False
@@ -94,7 +88,7 @@ class Session:
     def __repr__(self) -> str:
         return f"<session on channel {self.channel}, {len(self.links)} links>"
 
-    # What the owner does
+    # Calls of the owner
 
     def attach_sender(
         self,
@@ -143,11 +137,11 @@ class Session:
         self._pending = (as_receiver, first, last, state)
 
     def dispose(self, first: int, last: int, state: bytes) -> None:
-        """As a receiver, tell an outcome without settling: the peer's settlement confirms it."""
+        """As a receiver, send an outcome without settling: the peer's settlement confirms it."""
         self._put(encode_disposition_frame(self.channel, True, first, last, False, state))
 
     def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
-        """Deliveries we sent in that range and have not settled: id, link and tag, taken out."""
+        """Remove our unsettled deliveries in that range; return id, link and tag of each."""
         unsettled = self._unsettled
         span = (last - first) & SERIAL_MASK
         ids: list[int]
@@ -162,14 +156,8 @@ class Session:
                 taken.append((delivery_id, entry[0], entry[1]))
         return taken
 
-    def end(self, condition: str | None = None, description: str | None = None) -> None:
-        """End the session, with an error if one is named."""
-        self.flush()
-        error = Error(condition=Symbol(condition), description=description) if condition else None
-        self.connection.end_session(self, error)
-
     def flush(self) -> None:
-        """Write the range of dispositions that is still being joined."""
+        """Write the disposition that is still being joined."""
         if self._pending is not None:
             role, first, last, state = self._pending
             self._pending = None
@@ -177,10 +165,10 @@ class Session:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether transfers wait for the peer's window: what is sent now only adds to them."""
+        """Whether transfers wait for the peer's window; a new one would wait behind them."""
         return bool(self._blocked)
 
-    # What links do
+    # Calls of links
 
     def write(self, performative: Attach | Detach) -> None:
         """Write a link's frame."""
@@ -195,7 +183,7 @@ class Session:
         link_credit: int | None = None,
         drain: bool = False,
     ) -> None:
-        """Write a FLOW; without a handle it speaks of the session alone."""
+        """Write a FLOW; without a handle it is about the session alone."""
         self._incoming_window = INCOMING_WINDOW
         flow = Flow(
             next_incoming_id=UInt(self._next_incoming_id) if self.begun else None,
@@ -213,12 +201,12 @@ class Session:
     def send_transfer(
         self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, message_format: int
     ) -> int:
-        """Write one delivery as as many frames as the peer's frame size asks for."""
+        """Write one delivery in frames of at most the peer's frame size; return its delivery id."""
         delivery_id = self._next_delivery_id
         self._next_delivery_id = (delivery_id + 1) & SERIAL_MASK
         if not settled:
             self._unsettled[delivery_id] = (link, tag)
-        room = self.connection.remote_max_frame_size - TRANSFER_OVERHEAD
+        room = self._output.max_frame_size - TRANSFER_OVERHEAD
         start, size = 0, len(payload)
         # The common case: one frame, and nothing waits before it.
         tag_size = len(tag)
@@ -228,13 +216,13 @@ class Session:
             and not self._blocked
             and tag_size <= TAG_BYTES_MAX
         ):
-            kind = (tag_size, settled, message_format)
-            lead = link.leads.get(kind)
-            if lead is None:
-                lead = link.leads[kind] = TransferPrefix(self.channel, link.handle, *kind)
+            shape = (tag_size, settled, message_format)
+            prefix = link.prefixes.get(shape)
+            if prefix is None:
+                prefix = link.prefixes[shape] = TransferPrefix(self.channel, link.handle, *shape)
             self._remote_incoming_window -= 1
             self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL_MASK
-            self.connection.put_two(lead.before(size, delivery_id, tag), payload)
+            self._output.put_two(prefix.before(size, delivery_id, tag), payload)
             return delivery_id
         while True:
             more = size - start > room
@@ -255,7 +243,7 @@ class Session:
         if link.sends:
             self._unsettled = {n: e for n, e in self._unsettled.items() if e[0] is not link}
 
-    # What the connection does
+    # Calls of the connection
 
     def take_begin(self, begin: Begin, remote_channel: int) -> None:
         """Take the peer's BEGIN."""
@@ -278,17 +266,17 @@ class Session:
         """Take one frame of this channel."""
         handler = self._handlers.get(type(performative))
         if handler is None:
-            raise self.connection.violation(f"unexpected {type(performative).__name__} frame")
+            raise ProtocolViolation(f"unexpected {type(performative).__name__} frame", ERRANT_LINK)
         handler(performative, payload, events)
 
     def take_delivery(self, body: bytes, events: list[Event]) -> bool:
-        """Take a transfer that is one whole delivery of a known shape; false: it is another."""
+        """Take a transfer that is one whole delivery; false: it is not, and nothing was done."""
         if body[:2] != ULONG_DESCRIPTOR:
             return False
         try:
             fields = transfer_fields(body)
         except MALFORMED:
-            return False  # The general way has the words for it.
+            return False  # The general decoder reports the error.
         if fields is None:
             return False
         handle, delivery_id, tag, flags, end = fields
@@ -298,28 +286,30 @@ class Session:
             return False
         if link.partial_start is not None or link.state is not OPEN:
             return False
-        self.took(1)
+        self.count_incoming(1)
         self._deliver(
             link, delivery_id, tag or b"", message_format or 0, settled, body[end:], events
         )
         return True
 
-    def took(self, count: int) -> None:
-        """So many transfers came; the window is renewed when half is used."""
+    def count_incoming(self, count: int) -> None:
+        """Count `count` transfers that came; renew the window when half is used."""
         self._next_incoming_id = (self._next_incoming_id + count) & SERIAL_MASK
         self._incoming_window -= count
         if self._incoming_window < RENEW_BELOW:
             self.write_flow()
 
     def _on_transfer(self, transfer: Transfer, payload: bytes, events: list[Event]) -> None:
-        self.took(1)
+        self.count_incoming(1)
         link = self._by_remote_handle.get(transfer.handle)
         # A link we have closed may still get what the peer sent before it read our DETACH.
         if not isinstance(link, ReceiverLink) or link.state is LinkState.CLOSED:
             return
         if link.partial_start is None:
             if transfer.delivery_id is None:
-                raise self.connection.violation("a delivery's first transfer has no delivery-id")
+                raise ProtocolViolation(
+                    "a delivery's first transfer has no delivery-id", ERRANT_LINK
+                )
             if not transfer.more:  # The common case: one frame, one delivery.
                 if not transfer.aborted:
                     self._deliver(
@@ -372,7 +362,7 @@ class Session:
             )
             events.append(Detached(link, None, True))
             return
-        link.took(1)
+        link.count_incoming(1)
         events.append(DeliveryArrived(link, delivery_id, tag, message_format, settled, payload))
 
     def _on_disposition(
@@ -380,10 +370,10 @@ class Session:
     ) -> None:
         first = disposition.first
         if first is None:
-            raise self.connection.violation("a disposition without 'first'")
+            raise ProtocolViolation("a disposition without 'first'", ERRANT_LINK)
         last = disposition.last if disposition.last is not None else first
         if (last - first) & SERIAL_MASK >= HALF_SERIAL:
-            raise self.connection.violation(f"a disposition from {first} back to {last}")
+            raise ProtocolViolation(f"a disposition from {first} back to {last}", ERRANT_LINK)
         events.append(
             Disposed(
                 self,
@@ -401,7 +391,7 @@ class Session:
         self._remote_incoming_window = window if window < HALF_SERIAL else 0
         if self._blocked:
             self._release_blocked()
-            # Whoever stopped sending for the window's sake may go on, on any link.
+            # Senders that waited for the window may continue, on any link.
             senders = [link for link in self.links.values() if isinstance(link, SenderLink)]
             events.extend(CreditChanged(link) for link in senders)
         if flow.handle is not None:
@@ -418,8 +408,8 @@ class Session:
         # The peer's role names its own end: a peer that receives makes us the sender.
         link = self._attaching.pop((attach.name, bool(attach.role)), None)
         if link is not None and link.state is LinkState.CLOSED:
-            # Given up before this answer came. Its handle may be another link's by now, so that
-            # nothing more is said about it: the peer answers the DETACH that it was sent.
+            # Closed before this answer came. Another link may have its handle by now, so nothing
+            # more is written for it: the peer answers the DETACH that it was sent.
             self._by_remote_handle[attach.handle] = link
             return
         if link is not None:
@@ -460,7 +450,7 @@ class Session:
             return self._free_handles.pop()
         self._next_handle += 1
         if self._next_handle > HANDLE_MAX:
-            raise self.connection.violation(f"more than {HANDLE_MAX} links on one session")
+            raise ProtocolViolation(f"more than {HANDLE_MAX} links on one session", ERRANT_LINK)
         return self._next_handle - 1
 
     def _put_transfer(self, frame: bytes) -> None:
@@ -474,4 +464,4 @@ class Session:
             self._put(self._blocked.popleft())
 
     def _put(self, frame: bytes) -> None:
-        self.connection.put(frame)
+        self._output.put(frame)

@@ -132,7 +132,7 @@ class Peer(asyncio.Protocol):
     @property
     def takes_more(self) -> bool:
         """Whether to render another delivery: credit alone would let a client fill our memory."""
-        waiting_bytes = self.connection.output_bytes + self._unwritten_bytes
+        waiting_bytes = self.connection.output.size_bytes + self._unwritten_bytes
         return self._is_writable and waiting_bytes < OUTPUT_BYTES_MAX
 
     def touch(self) -> None:

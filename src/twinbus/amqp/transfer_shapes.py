@@ -1,30 +1,20 @@
-"""Transfers that look alike, read and written without taking each apart.
+"""Incoming transfers that look alike, read without decoding each.
 
-Nearly all frames of a busy link differ only in size, delivery id, tag and message. `TransferShape`
-keeps what a link's incoming transfers have in common and reads a run of them with one struct each.
-`TransferPrefix` does the same for the transfers that a link sends. Frames of another shape go to
-the general decoder, which also reports errors.
+Nearly all frames of a busy link differ only in size, delivery id, tag and payload. `TransferShape`
+keeps what a link's transfers have in common and reads a run of them with one struct each. Frames of
+another shape go to the general decoder, which also reports errors.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from twinbus.amqp.events import DeliveryArrived, Event
-from twinbus.amqp.fast import TRANSFER_FLAGS
-from twinbus.amqp.link import LinkState, ReceiverLink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from twinbus.amqp.session import Session
-
-__all__ = ["SHAPES_MAX", "TransferPrefix", "TransferShape"]
+from twinbus.amqp.link import LinkSession, LinkState, ReceiverLink
 
 SHAPES_MAX: Final = 256
-"""Shapes that one connection may learn in all: a peer whose transfers never look alike is not
-studied for ever."""
+"""Shapes that one connection may remember: a bound for peers whose transfers never look alike."""
 
 OPEN: Final = LinkState.OPEN
 _FRAME: Final = struct.Struct(">BBH").pack
@@ -35,12 +25,12 @@ _SHORT_LIST: Final = 0xC0
 
 
 class TransferShape:
-    """How the transfers of one incoming link begin, each of them a whole delivery."""
+    """The start of one link's incoming transfers, each of them a whole delivery."""
 
     __slots__ = ("_format", "_link", "_mark", "_session", "_settled", "_size", "_tail", "_unpack")
 
     def __init__(
-        self, session: Session, link: ReceiverLink, tag_size: int, tail: bytes, head_size: int
+        self, session: LinkSession, link: ReceiverLink, tag_size: int, tail: bytes, head_size: int
     ) -> None:
         self._session = session
         self._link = link
@@ -54,11 +44,11 @@ class TransferShape:
 
     @classmethod
     def of(
-        cls, session: Session, channel: int, body: bytes, delivery: DeliveryArrived
+        cls, session: LinkSession, channel: int, body: bytes, delivery: DeliveryArrived
     ) -> tuple[bytes, TransferShape] | None:
-        """The shape of a transfer that was read the general way, and the head to know it by.
+        """The shape of a transfer that the general decoder read, and the head that identifies it.
 
-        The head is what stands between a frame's size and its delivery id. None if the frame has
+        The head is the bytes between a frame's size and its delivery id. None if the frame has
         no sizes of one byte, or a delivery id that is not written in full.
         """
         if body[3] != _SHORT_LIST:
@@ -77,7 +67,7 @@ class TransferShape:
     def take_run(
         self, data: bytes, position: int, head: bytes, most_bytes: int, events: list[Event]
     ) -> int:
-        """Read the frames from `position` on that have this shape; where the first other begins.
+        """Read the frames from `position` on that have this shape; return where the run ends.
 
         `most_bytes` is the largest frame that is taken.
         """
@@ -101,40 +91,6 @@ class TransferShape:
             position = stop
         count = len(events) - before
         if count:
-            link.took(count)
-            self._session.took(count)
+            link.count_incoming(count)
+            self._session.count_incoming(count)
         return position
-
-
-class TransferPrefix:
-    """What a link's outgoing transfers begin with, each of them a whole delivery."""
-
-    __slots__ = ("_flags", "_head", "_mark", "_pack", "_size")
-
-    def __init__(
-        self, channel: int, handle: int, tag_size: int, settled: bool, message_format: int
-    ) -> None:
-        form = struct.pack(">BI", _UINT, message_format) if message_format else b"\x43"
-        self._flags = form + TRANSFER_FLAGS[settled, False]
-        layout = struct.Struct(f">I16sI2s{tag_size}s{len(self._flags)}s")
-        self._pack: Callable[..., bytes] = layout.pack
-        self._size = layout.size
-        self._mark = bytes((_SHORT_BINARY, tag_size))
-        self._head = struct.pack(
-            ">BBH4sBBBIB",
-            2,
-            0,
-            channel,
-            b"\x00\x53\x14\xc0",
-            layout.size - 13,
-            11,
-            _UINT,
-            handle,
-            _UINT,
-        )
-
-    def before(self, payload_size: int, delivery_id: int, tag: bytes) -> bytes:
-        """The frame up to its message."""
-        return self._pack(
-            self._size + payload_size, self._head, delivery_id, self._mark, tag, self._flags
-        )

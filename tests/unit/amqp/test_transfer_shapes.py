@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.unit.amqp.test_connection import Pair
 from twinbus.amqp.events import Attached, DeliveryArrived, Event
+from twinbus.amqp.fast import TransferPrefix
 from twinbus.amqp.link import ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Source, Target
-from twinbus.amqp.runs import TransferPrefix
 from twinbus.amqp.session import Session
 
 LIMIT_BYTES = 1_000
@@ -36,7 +36,7 @@ class Receiver:
         self.pair = Pair(chunk=chunk)
         self.pair.exchange()
         if not learns:
-            self.pair.server._lessons = 0
+            self.pair.server._shapes_left = 0
         ours, self.session = self.pair.session()
         self.outgoing = [self._attach(ours, f"link-{n}") for n in range(LINKS)]
 
@@ -84,24 +84,24 @@ def test_a_run_is_read_as_its_frames_are_read_one_by_one(
 
 
 def test_what_was_learned_is_used() -> None:
-    """Or the comparison above would compare the general way with itself."""
+    """Or the comparison above would compare the general decoder with itself."""
     receiver = Receiver(1 << 20, learns=True)
     receiver.take([(0, b"first", b"0123456789abcdef", False, 0)])
-    lessons = receiver.pair.server._lessons
+    left = receiver.pair.server._shapes_left
     receiver.session.take_delivery = None  # type: ignore[assignment, method-assign]
     found = receiver.take([(0, b"m", b"0123456789abcdef", False, 0)] * 5)
     assert [each[5] for each in found] == [b"m"] * 5
-    assert receiver.pair.server._lessons == lessons
+    assert receiver.pair.server._shapes_left == left
 
 
-def test_a_lead_writes_the_frame_that_the_encoder_writes() -> None:
+def test_a_prefix_writes_the_frame_that_the_encoder_writes() -> None:
     from twinbus.amqp.performatives import encode_transfer_frame
 
     for tag in (b"", b"t", b"0123456789abcdef"):
         for settled in (False, True):
             for message_format in (0, 0x80013700):
-                lead = TransferPrefix(7, 300, len(tag), settled, message_format)
+                prefix = TransferPrefix(7, 300, len(tag), settled, message_format)
                 whole = encode_transfer_frame(
                     7, 300, 2**32 - 1, tag, message_format, settled, b"body"
                 )
-                assert lead.before(4, 2**32 - 1, tag) + b"body" == whole
+                assert prefix.before(4, 2**32 - 1, tag) + b"body" == whole

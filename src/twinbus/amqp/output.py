@@ -1,0 +1,56 @@
+"""The frames that one end of a connection has to send.
+
+Sessions and links write here; the connection takes everything at once. Also the two facts that
+writers need: the largest frame that the peer takes, and whether CLOSE was sent.
+"""
+
+from __future__ import annotations
+
+from twinbus.amqp.types import AmqpError
+
+SMALLEST_MAX_FRAME_BYTES = 512
+"""AMQP 1.0 part 2.8.7: no peer may ask for less."""
+
+ERRANT_LINK = "amqp:session:errant-link"
+
+
+class ProtocolViolation(AmqpError):
+    """The peer broke the protocol; the text says how, the condition goes into the CLOSE."""
+
+    def __init__(self, description: str, condition: str = "amqp:connection:framing-error") -> None:
+        super().__init__(description)
+        self.condition = condition
+
+
+class FrameOutput:
+    """Encoded frames that wait to be written."""
+
+    __slots__ = ("_frames", "is_closed", "max_frame_size", "size_bytes")
+
+    def __init__(self) -> None:
+        self._frames: list[bytes] = []
+        self.size_bytes = 0
+        """Bytes that wait; an owner that delivers limits it."""
+        self.max_frame_size = SMALLEST_MAX_FRAME_BYTES
+        """The largest frame that the peer takes."""
+        self.is_closed = False
+        """The connection is over: frames are dropped."""
+
+    def put(self, frame: bytes) -> None:
+        """Add one encoded frame."""
+        if not self.is_closed:
+            self._frames.append(frame)
+            self.size_bytes += len(frame)
+
+    def put_two(self, start: bytes, rest: bytes) -> None:
+        """Add one frame in two pieces, which `take` joins."""
+        if not self.is_closed:
+            self._frames += (start, rest)
+            self.size_bytes += len(start) + len(rest)
+
+    def take(self) -> bytes:
+        """Remove and return everything that waits."""
+        data = b"".join(self._frames)
+        self._frames.clear()
+        self.size_bytes = 0
+        return data
