@@ -1,8 +1,8 @@
-"""One namespace, served: the engine, its store, its clients, and the order in which things leave.
+"""The running broker of one namespace: engine, store, client connections, and the order of output.
 
-Each loop tick: peers act on what arrived, the dispatcher hands out messages, then everything the
-peers have to say waits for one group commit of all that the tick changed. So an acknowledgement is
-never on the wire before its message is on disk, whoever sends it.
+Each loop tick: peers act on what arrived, the dispatcher delivers messages, then the output of all
+peers waits for one group commit of everything that the tick changed. So no acknowledgement is on
+the wire before its message is on disk.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.ledger_view import BrokerView
+from twinbus.broker.links.context import BrokerContext
 from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, Refusal
@@ -34,7 +35,7 @@ log = logging.getLogger("twinbus.broker")
 PENDING_BYTES_MAX = 32 * 1024 * 1024
 """Bytes that may wait for the disk before the broker stops reading from its clients."""
 
-UNKNOWN = "not asked yet"
+UNKNOWN = "not checked yet"
 
 TIMER_FLOOR_S = 0.001
 """Timers fire at most this often; deadlines are whole milliseconds."""
@@ -55,7 +56,6 @@ class BrokerServer:
     ) -> None:
         self.name = name
         self.view = None if ledger is None else BrokerView(ledger, name)
-        self.witness = None if ledger is None else EngineLog()
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.peers: set[Peer] = set()
@@ -63,20 +63,38 @@ class BrokerServer:
         self.faults = FaultPlan(random.Random(fault_seed).random)  # noqa: S311
         self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
         self.policy = AccessPolicy(rules, self._entity_rules, tokens)
-        self.dispatcher = Dispatcher(self.wake)
+        self._engine_log = None if ledger is None else EngineLog()
         self.engine_failures = 0
         """Unexpected errors that the engine contained; each is in the log."""
         self._to_collect: dict[Peer, None] = {}
         self._tick_scheduled = False
         self._reading_paused = False
         self._no_space: str | None = UNKNOWN
-        """Why the disk takes no more sends; asked once a tick."""
+        """Why the disk takes no more sends; checked once a tick."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
-        self.namespace = self._restore()
+        dispatcher = Dispatcher(self.wake)
+        self._context = BrokerContext(
+            name=name,
+            loop=self.loop,
+            store=store,
+            policy=self.policy,
+            faults=self.faults,
+            engine_log=self._engine_log,
+            dispatcher=dispatcher,
+            namespace=self._restore(dispatcher),
+            now_ms=self.now_ms,
+            wake=self.wake,
+            require_space=self.require_space,
+        )
         self._arm_timer()
         if self.view is not None:
             self.view.opened()
+
+    @property
+    def namespace(self) -> BrokerNamespace:
+        """The engine; a failed commit replaces it."""
+        return self._context.namespace
 
     @property
     def connections(self) -> int:
@@ -89,12 +107,12 @@ class BrokerServer:
         return None if self.view is None else self.view.unrecorded
 
     def now_ms(self) -> int:
-        """The time, as the whole broker sees it."""
+        """The time of the whole broker."""
         return time.time_ns() // 1_000_000
 
     def peer(self) -> Peer:
         """A protocol for a new AMQP connection."""
-        return Peer(self)
+        return Peer(self._context, self)
 
     def collect(self, peer: Peer) -> None:
         """Collect this peer's output at the end of the tick."""
@@ -102,23 +120,23 @@ class BrokerServer:
         self.wake()
 
     def wake(self) -> None:
-        """Have a tick at the end of this loop iteration."""
+        """Schedule a tick at the end of this loop iteration."""
         if not self._tick_scheduled:
             self._tick_scheduled = True
             self.loop.call_soon(self._tick)
 
     def require_space(self) -> None:
-        """Refuse a send while the disk is nearly full: even taking messages out needs some room."""
+        """Raise `QuotaExceeded` while the disk is nearly full: even removing messages needs space."""
         if self._no_space is UNKNOWN:
             self._no_space = self.store.low_on_space()
         if self._no_space is not None:
             raise QuotaExceeded(self._no_space)
 
     async def close(self) -> None:
-        """Commit what is under way, say goodbye to the clients, close the store."""
+        """Commit what is pending, close the connections, close the store."""
         if self._timer is not None:
             self._timer.cancel()
-        self._seal()
+        self._record_operations()
         try:
             await self.commit.close()
             if self.view is not None:
@@ -134,27 +152,27 @@ class BrokerServer:
         self._tick_scheduled = False
         self._no_space = UNKNOWN
         now_ms = self.now_ms()
-        self.dispatcher.run(now_ms)
-        if self.witness is not None:
-            self._seal()
+        self._context.dispatcher.run(now_ms)
+        if self._engine_log is not None:
+            self._record_operations()
         peers, self._to_collect = self._to_collect, {}
         for peer in peers:
             action = peer.collect_output(now_ms)
             if action is not None:
                 self.commit.after_commit(action)
-        # Timers and settled deliveries change the store too, though nobody waits to be told.
+        # Timers and settled deliveries change the store too, though no client waits for an answer.
         self.commit.schedule()
-        self._hold_back()
+        self._limit_pending()
         self._arm_timer()
 
-    def _seal(self) -> None:
-        """Record what this tick did, as soon as it is on disk; ahead of what clients are told."""
-        if self.witness is not None and self.view is not None:
-            sights = self.witness.take()
-            if sights:
-                self.commit.after_commit(partial(self.view.write, sights))
+    def _record_operations(self) -> None:
+        """Write this tick's operations to the ledger once they are on disk, before any answer."""
+        if self._engine_log is not None and self.view is not None:
+            operations = self._engine_log.take()
+            if operations:
+                self.commit.after_commit(partial(self.view.write, operations))
 
-    def _hold_back(self) -> None:
+    def _limit_pending(self) -> None:
         if self._reading_paused or self.commit.pending_bytes < PENDING_BYTES_MAX:
             return
         self._reading_paused = True
@@ -185,15 +203,15 @@ class BrokerServer:
 
     # The engine
 
-    def _restore(self) -> BrokerNamespace:
+    def _restore(self, dispatcher: Dispatcher) -> BrokerNamespace:
         namespace = BrokerNamespace(
             self.name,
             self.store,
             LockTokens(),
-            notify=self.dispatcher.ready,
+            notify=dispatcher.ready,
             deleted=self._on_deleted,
             in_use=self._in_use,
-            witness=self.witness,
+            witness=self._engine_log,
             failed=self._on_engine_failure,
         )
         namespace.restore(self.store.recover())
@@ -220,9 +238,9 @@ class BrokerServer:
         return getattr(description, "authorization_rules", ())
 
     def _on_commit_failure(self, error: Exception) -> None:
-        """Nothing since the last commit was stored: tell every client, start again from the disk.
+        """Close every connection and restore the engine from disk: the last changes were not stored.
 
-        Memory ran ahead of the disk, but no client saw it do so: acknowledgements wait for commits.
+        No client saw them: acknowledgements wait for commits.
         """
         log.error("%s: %s; clients are cut off, nothing acknowledged is lost", self.name, error)
         for peer in list(self.peers):
@@ -231,14 +249,14 @@ class BrokerServer:
                 "amqp:resource-limit-exceeded",
                 f"what is not acknowledged may not be stored: {error}",
             )
-        self.dispatcher = Dispatcher(self.wake)
-        if self.witness is not None:
-            # It tells of what was never stored.
-            self.witness.take()
+        if self._engine_log is not None:
+            # Its operations were never stored.
+            self._engine_log.take()
         self._to_collect.clear()
         self._read_again()
+        self._context.dispatcher = Dispatcher(self.wake)
         try:
-            self.namespace = self._restore()
+            self._context.namespace = self._restore(self._context.dispatcher)
         except StoreError:
             log.exception("%s: cannot go on; free some space and start it again", self.name)
             raise

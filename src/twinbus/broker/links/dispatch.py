@@ -1,6 +1,6 @@
-"""Who gets the next message: a queue's consumers in turn, and receivers that wait for a session.
+"""Delivers a queue's messages to its consumers in turn, and free sessions to those that wait.
 
-The engine says which queues have something to give; at the end of each loop tick `run` hands it to
+The engine reports queues that have ready messages. At the end of each loop tick `run` gives them to
 the links that have credit, a few messages to each in turn, so that no consumer starves another.
 """
 
@@ -9,12 +9,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from twinbus.broker.engine.queue import Queue
-
-if TYPE_CHECKING:
-    from twinbus.broker.links.receiving import ReceivingLink
 
 log = logging.getLogger("twinbus.broker")
 
@@ -22,31 +19,43 @@ TURN = 32
 """Messages one consumer gets before the next has its turn."""
 
 
+class Consumer(Protocol):
+    """A receiver of one queue, as the dispatcher uses it."""
+
+    queue: Queue
+
+    def take_next_session(self, now_ms: int) -> bool:
+        """Try to lock the next free session; true when the consumer no longer waits for one."""
+
+    def deliver(self, limit: int, now_ms: int) -> int:
+        """Send up to `limit` messages; returns how many."""
+
+
 class Dispatcher:
-    """The consumers of a namespace's queues."""
+    """Delivers messages to the consumers of a namespace's queues."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._consumers: dict[Queue, deque[ReceivingLink]] = {}
-        self._waiting: dict[Queue, deque[ReceivingLink]] = {}
+        self._consumers: dict[Queue, deque[Consumer]] = {}
+        self._waiting: dict[Queue, deque[Consumer]] = {}
         self._ready: dict[Queue, None] = {}
 
     def ready(self, queue: Queue) -> None:
-        """Note that a queue may have something to give."""
+        """Note that a queue may have ready messages or free sessions."""
         if queue not in self._ready:
             self._ready[queue] = None
             self._wake()
 
-    def add(self, link: ReceivingLink) -> None:
-        """Let a link take part in its queue's deliveries."""
+    def add(self, link: Consumer) -> None:
+        """Add a consumer of its queue."""
         self._consumers.setdefault(link.queue, deque()).append(link)
 
-    def wait_for_session(self, link: ReceivingLink) -> None:
-        """Let a link wait for the next session of its queue that is free."""
+    def wait_for_session(self, link: Consumer) -> None:
+        """Let a link wait for the next free session of its queue."""
         self._waiting.setdefault(link.queue, deque()).append(link)
 
-    def remove(self, link: ReceivingLink) -> None:
-        """Forget a link, wherever it stands."""
+    def remove(self, link: Consumer) -> None:
+        """Remove a link, consuming or waiting."""
         for table in (self._consumers, self._waiting):
             links = table.get(link.queue)
             if links is not None and link in links:
@@ -55,7 +64,7 @@ class Dispatcher:
                     del table[link.queue]
 
     def run(self, now_ms: int) -> None:
-        """Deliver from every queue that has something to give, as far as credit goes."""
+        """Deliver from every ready queue, within the credit of its consumers."""
         while self._ready:
             queue, _ = self._ready.popitem()
             try:
@@ -80,5 +89,5 @@ class Dispatcher:
         while consumers and idle < len(consumers):
             link = consumers[0]
             consumers.rotate(-1)
-            # A full turn may mean that there is more; less, that there is not, or no credit.
+            # A full turn may mean that there is more; less means no message or no credit left.
             idle = 0 if link.deliver(TURN, now_ms) == TURN else idle + 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from twinbus.amqp.connection import Connection, ConnectionPhase
 from twinbus.amqp.events import (
@@ -24,42 +24,46 @@ from twinbus.amqp.events import (
     Event,
     Opened,
 )
-from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.link import Link, LinkSession, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected, encode_state
 from twinbus.amqp.sasl import ServerSasl
-from twinbus.amqp.session import Session
+from twinbus.broker.links.context import BrokerContext
+from twinbus.broker.links.grants import ConnectionGrants
 from twinbus.broker.links.receiving import ReceivingLink
 from twinbus.broker.links.requests import ReplyLink, RequestLink
 from twinbus.broker.links.sending import SendingLink
 from twinbus.broker.links.wire import CBS, MANAGEMENT_SUFFIX, entity_address
-from twinbus.broker.refusals import Refusal, Unauthorized
-from twinbus.broker.sas import LISTEN, SEND, Grant, covers
-
-if TYPE_CHECKING:
-    from twinbus.broker.server import BrokerServer
+from twinbus.broker.refusals import Refusal
+from twinbus.broker.sas import LISTEN, SEND, covers
 
 log = logging.getLogger("twinbus.broker")
 
 OUTPUT_BYTES_MAX = 1024 * 1024
 """Bytes rendered for one client and not yet written; a turn's deliveries may exceed it once."""
 
-GRANTS_MAX = 5_000
-"""Tokens remembered for one connection; a client needs one for each entity it talks to."""
+
+class PeerOwner(Protocol):
+    """The server, as a connection uses it."""
+
+    peers: set[Peer]
+
+    def collect(self, peer: Peer) -> None:
+        """Collect this peer's output at the end of the tick."""
 
 
 class Peer(asyncio.Protocol):
     """One client connection."""
 
-    def __init__(self, server: BrokerServer) -> None:
-        self.server = server
-        self.connection = Connection(server.name, server=True, sasl=ServerSasl())
+    def __init__(self, context: BrokerContext, owner: PeerOwner) -> None:
+        self._context = context
+        self._owner = owner
+        self.grants = ConnectionGrants()
+        self.connection = Connection(context.name, server=True, sasl=ServerSasl())
         self._is_writable = True
         self._unwritten_bytes = 0
         """Collected, and waiting for its commit."""
         self.address = "?"
         self._transport: asyncio.Transport | None = None
-        self._grants: dict[str, Grant] = {}
-        """By the audience that the client put the token under."""
         self._doomed = False
         self._hanging = False
         self._timer: asyncio.TimerHandle | None = None
@@ -71,8 +75,8 @@ class Peer(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local client"
-        self.server.peers.add(self)
-        fault = self.server.faults.decide("connect", "", self.server.now_ms())
+        self._owner.peers.add(self)
+        fault = self._context.faults.decide("connect", "", self._context.now_ms())
         if fault is not None and fault.kind == "hang":
             self._hanging = True
         elif fault is not None:
@@ -83,7 +87,7 @@ class Peer(asyncio.Protocol):
         """Act on what the client sent."""
         if self._hanging:
             return
-        now_ms = self.server.now_ms()
+        now_ms = self._context.now_ms()
         run: list[DeliveryArrived] = []
         for event in self.connection.receive(data, now_ms):
             if type(event) is DeliveryArrived:
@@ -104,14 +108,14 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client; its message locks run on until they expire."""
         self._transport = None
-        self.server.peers.discard(self)
+        self._owner.peers.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        now_ms = self.server.now_ms()
+        now_ms = self._context.now_ms()
         for session in list(self.connection.sessions.values()):
             self._close_links(session, now_ms)
-        self.server.wake()
-        log.info("%s: connection from %s closed", self.server.name, self.address)
+        self._context.wake()
+        log.info("%s: connection from %s closed", self._context.name, self.address)
 
     def pause_writing(self) -> None:
         """Deliver nothing more while the client does not read."""
@@ -125,7 +129,7 @@ class Peer(asyncio.Protocol):
     def _deliver_again(self) -> None:
         for owner in self.owners():
             if isinstance(owner, ReceivingLink):
-                self.server.dispatcher.ready(owner.queue)
+                self._context.dispatcher.ready(owner.queue)
 
     # What links ask of their peer
 
@@ -137,18 +141,7 @@ class Peer(asyncio.Protocol):
 
     def touch(self) -> None:
         """Have the server collect this peer's output at the end of the tick."""
-        self.server.collect(self)
-
-    def require(self, address: str, right: str, now_ms: int) -> int:
-        """Until when (ms) a token put here grants `right`; `Unauthorized` if none does."""
-        now_s = now_ms / 1000
-        lapsed = ""
-        for grant in self._grants.values():
-            if grant.allows(address, right):
-                if not grant.is_expired(now_s):
-                    return int(grant.expires_at_s * 1000)
-                lapsed = f" (the token of rule {grant.rule_name!r} for it has expired)"
-        raise Unauthorized(f"{right} on {address!r} is not granted to this connection{lapsed}")
+        self._owner.collect(self)
 
     def holder(self, link_name: str) -> ReceivingLink | None:
         """The receiver behind the client's link of that name: who holds its locks."""
@@ -156,13 +149,6 @@ class Peer(asyncio.Protocol):
             if isinstance(owner, ReceivingLink) and owner.link.name == link_name:
                 return owner
         return None
-
-    def put_grant(self, audience: str, grant: Grant) -> None:
-        """Remember what a token allows; a newer one for the same audience replaces it."""
-        self._grants.pop(audience, None)
-        if len(self._grants) >= GRANTS_MAX:
-            self._grants.pop(next(iter(self._grants)))
-        self._grants[audience] = grant
 
     def refuse(self, link: Link, address: str, refusal: Refusal) -> None:
         """Turn an attach down and log why."""
@@ -173,7 +159,7 @@ class Peer(asyncio.Protocol):
     def detach(self, link: Link, refusal: Refusal) -> None:
         """Close an open link with an error."""
         self.log_refusal(f"a link to {getattr(link.owner, 'address', '')!r}", refusal)
-        self._close_owner(link, self.server.now_ms())
+        self._close_owner(link, self._context.now_ms())
         if link.state is LinkState.OFFERED:
             link.refuse(refusal.condition, refusal.description)
         else:
@@ -184,7 +170,7 @@ class Peer(asyncio.Protocol):
         """One line for a person: who was refused what, and why."""
         log.warning(
             "%s: refused %s for %s: %s (%s)",
-            self.server.name,
+            self._context.name,
             what,
             self.address,
             refusal.description,
@@ -198,7 +184,7 @@ class Peer(asyncio.Protocol):
             if self._transport is not None and not self._transport.is_closing():
                 action()
 
-        self.server.loop.call_later(delay_ms / 1000, act)
+        self._context.loop.call_later(delay_ms / 1000, act)
 
     def drop(self) -> None:
         """Cut the connection now, without a word."""
@@ -244,9 +230,9 @@ class Peer(asyncio.Protocol):
 
     def close(self, condition: str, description: str) -> None:
         """Say goodbye with a reason and hang up; nothing that waits for a commit is sent."""
-        self.connection.take_output(self.server.now_ms())
+        self.connection.take_output(self._context.now_ms())
         self.connection.close(condition, description)
-        self._write(self.connection.take_output(self.server.now_ms()), True)
+        self._write(self.connection.take_output(self._context.now_ms()), True)
 
     def abandon_links(self) -> None:
         """Cut every link off its entity, which is of an engine that is given up."""
@@ -293,12 +279,12 @@ class Peer(asyncio.Protocol):
             case Ended():
                 self._close_links(event.session, now_ms)
             case Opened():
-                log.info("%s: connection from %s", self.server.name, self.address)
+                log.info("%s: connection from %s", self._context.name, self.address)
             case Closed():
                 if event.error is not None:
                     log.warning(
                         "%s: connection from %s broke off: %s",
-                        self.server.name,
+                        self._context.name,
                         self.address,
                         event.error.description,
                     )
@@ -306,7 +292,7 @@ class Peer(asyncio.Protocol):
     def _take_all(self, run: list[DeliveryArrived], now_ms: int) -> None:
         """Take deliveries of one link."""
         owner = run[0].link.owner
-        if type(owner) is SendingLink and not self.server.faults:
+        if type(owner) is SendingLink and not self._context.faults:
             owner.take_all(run, now_ms)
             return
         for event in run:
@@ -321,7 +307,7 @@ class Peer(asyncio.Protocol):
     def _attach(self, link: Link, now_ms: int) -> None:
         terminus = link.source if link.sends else link.target
         address = entity_address(str(getattr(terminus, "address", None) or ""))
-        fault = self.server.faults.decide("attach", address, now_ms)
+        fault = self._context.faults.decide("attach", address, now_ms)
         if fault is None:
             self._open(link, address, now_ms)
         elif fault.kind == "refuse_attach":
@@ -331,7 +317,7 @@ class Peer(asyncio.Protocol):
 
     def _open_late(self, link: Link, address: str) -> None:
         if link.state is LinkState.OFFERED:
-            self._open(link, address, self.server.now_ms())
+            self._open(link, address, self._context.now_ms())
             self.touch()
 
     def _open(self, link: Link, address: str, now_ms: int) -> None:
@@ -348,31 +334,31 @@ class Peer(asyncio.Protocol):
 
     def _open_node(self, link: Link, address: str) -> None:
         if isinstance(link, SenderLink):
-            link.owner = ReplyLink(self, link, address)
+            link.owner = ReplyLink(link, address)
             link.accept()
         elif isinstance(link, ReceiverLink):
-            node = RequestLink(self, link, address)
+            node = RequestLink(self._context, self, link, address)
             link.owner = node
             node.attach()
 
     def _open_receiving(self, link: SenderLink, address: str, now_ms: int) -> None:
-        granted_until_ms = self.require(address, LISTEN, now_ms)
-        queue = self.server.namespace.receive_source(address)
-        receiving = ReceivingLink(self, link, queue, address, granted_until_ms)
+        granted_until_ms = self.grants.require(address, LISTEN, now_ms)
+        queue = self._context.namespace.receive_source(address)
+        receiving = ReceivingLink(self._context, self, link, queue, address, granted_until_ms)
         link.owner = receiving
         receiving.attach(now_ms)
 
     def _open_sending(self, link: ReceiverLink, address: str, now_ms: int) -> None:
-        granted_until_ms = self.require(address, SEND, now_ms)
-        entity = self.server.namespace.send_target(address)
-        sending = SendingLink(self, link, entity, address, granted_until_ms)
+        granted_until_ms = self.grants.require(address, SEND, now_ms)
+        entity = self._context.namespace.send_target(address)
+        sending = SendingLink(self._context, self, link, entity, address, granted_until_ms)
         link.owner = sending
         sending.attach()
 
     def _on_credit(self, link: SenderLink) -> None:
         owner = link.owner
         if isinstance(owner, ReceivingLink):
-            self.server.dispatcher.ready(owner.queue)
+            self._context.dispatcher.ready(owner.queue)
             if link.drain and link.credit == 0:
                 link.drained()
         elif isinstance(owner, ReplyLink):
@@ -399,7 +385,7 @@ class Peer(asyncio.Protocol):
 
     def _complete_all(
         self,
-        session: Session,
+        session: LinkSession,
         taken: list[tuple[int, SenderLink, bytes]],
         answer: bytes,
         now_ms: int,
@@ -424,7 +410,7 @@ class Peer(asyncio.Protocol):
         if isinstance(owner, ReceivingLink):
             owner.close(now_ms)
 
-    def _close_links(self, session: Session, now_ms: int) -> None:
+    def _close_links(self, session: LinkSession, now_ms: int) -> None:
         for link in list(session.links.values()):
             self._close_owner(link, now_ms)
 
@@ -441,12 +427,12 @@ class Peer(asyncio.Protocol):
     def _arm(self) -> None:
         deadline_ms = self.connection.next_deadline_ms()
         if deadline_ms and self._transport is not None:
-            wait_s = max(0.0, (deadline_ms - self.server.now_ms()) / 1000)
-            self._timer = self.server.loop.call_later(wait_s, self._on_timer)
+            wait_s = max(0.0, (deadline_ms - self._context.now_ms()) / 1000)
+            self._timer = self._context.loop.call_later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        now_ms = self.server.now_ms()
+        now_ms = self._context.now_ms()
         for event in self.connection.run_timers(now_ms):
             self._act(event, now_ms)
         self.touch()

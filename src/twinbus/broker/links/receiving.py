@@ -7,12 +7,12 @@ next free one whenever there is one, within the time the client gave.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from twinbus.amqp.link import SETTLED, LinkState, SenderLink
 from twinbus.amqp.performatives import Modified, Rejected, Released, Source, encode_state
 from twinbus.amqp.types import Described, Symbol
 from twinbus.broker.engine.queue import Delivery, Queue, SettlementOutcome
+from twinbus.broker.links.context import BrokerContext, LinkClient
 from twinbus.broker.links.wire import TICKS_PER_MS, UNIX_EPOCH_TICKS, rejected
 from twinbus.broker.messages.incoming import render
 from twinbus.broker.refusals import (
@@ -25,9 +25,6 @@ from twinbus.broker.refusals import (
 )
 from twinbus.broker.sas import LISTEN
 
-if TYPE_CHECKING:
-    from twinbus.broker.links.peer import Peer
-
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
 SESSION_WAIT = Symbol("com.microsoft:timeout")
 LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
@@ -39,9 +36,16 @@ class ReceivingLink:
     """One receiver of a queue, subscription or dead-letter queue."""
 
     def __init__(
-        self, peer: Peer, link: SenderLink, queue: Queue, address: str, granted_until_ms: int
+        self,
+        context: BrokerContext,
+        client: LinkClient,
+        link: SenderLink,
+        queue: Queue,
+        address: str,
+        granted_until_ms: int,
     ) -> None:
-        self.peer = peer
+        self._context = context
+        self._client = client
         self.link = link
         self.queue = queue
         self.address = address
@@ -77,7 +81,7 @@ class ReceivingLink:
             granted = self.queue.accept_session(None, self, now_ms)
         except Refusal as refusal:
             self.stop_waiting()
-            self.peer.refuse(self.link, self.address, refusal)
+            self._client.refuse(self.link, self.address, refusal)
             return True
         if granted is None:
             return False
@@ -90,28 +94,30 @@ class ReceivingLink:
         link = self.link
         if not self._may_receive(now_ms):
             return 0
-        takes_more = self.peer.takes_more and not link.session.is_blocked
+        takes_more = self._client.takes_more and not link.session.is_blocked
         limit = min(limit, link.credit) if takes_more else 0
         sent = self._deliver(limit, now_ms) if limit > 0 else 0
         if link.drain and (link.credit == 0 or sent < limit):
             link.drained()
-            self.peer.touch()
+            self._client.touch()
         return sent
 
     def _may_receive(self, now_ms: int) -> bool:
         """Whether the link may be served now; one whose token expired is detached."""
-        server = self.peer.server
+        context = self._context
         if now_ms >= self._granted_until_ms:
             try:
-                self._granted_until_ms = self.peer.require(self.address, LISTEN, now_ms)
+                self._granted_until_ms = self._client.grants.require(self.address, LISTEN, now_ms)
             except Unauthorized as refusal:
-                self.peer.detach(self.link, refusal)
+                self._client.detach(self.link, refusal)
                 return False
-        fault = server.faults.decide("receive", self.queue.path, now_ms) if server.faults else None
+        fault = (
+            context.faults.decide("receive", self.queue.path, now_ms) if context.faults else None
+        )
         if fault is None:
             return True
         if fault.kind == "delay":
-            self.peer.later(fault.delay_ms, lambda: server.dispatcher.ready(self.queue))
+            self._client.later(fault.delay_ms, lambda: context.dispatcher.ready(self.queue))
         return False
 
     def _deliver(self, limit: int, now_ms: int) -> int:
@@ -120,10 +126,10 @@ class ReceivingLink:
         except Refusal as refusal:
             # A client that drains is about to close the link: an error would come too late for it.
             if not self.link.drain:
-                self.peer.detach(self.link, refusal)
+                self._client.detach(self.link, refusal)
             return 0
         numbers = [delivery.message.sequence_number for delivery in batch]
-        payloads = self.peer.server.store.payloads(self.queue.entity_id, numbers)
+        payloads = self._context.store.payloads(self.queue.entity_id, numbers)
         send = self.link.send
         if self.settles:
             for (message, token, until_ms, _), payload in zip(batch, payloads, strict=True):
@@ -134,7 +140,7 @@ class ReceivingLink:
                 self.queue.settle(token, SettlementOutcome.COMPLETE, now_ms)
                 send(wire, token, settled=True)
         if batch:
-            self.peer.touch()
+            self._client.touch()
         return len(batch)
 
     def _acquire(self, limit: int, now_ms: int) -> list[Delivery]:
@@ -198,7 +204,7 @@ class ReceivingLink:
     def close(self, now_ms: int) -> None:
         """Give up the session, if there is one; message locks run on until they expire."""
         self.stop_waiting()
-        self.peer.server.dispatcher.remove(self)
+        self._context.dispatcher.remove(self)
         if not self.queue.is_deleted:
             self.queue.release_holder(self, now_ms)
 
@@ -222,24 +228,24 @@ class ReceivingLink:
         self._start()
 
     def _start(self) -> None:
-        dispatcher = self.peer.server.dispatcher
+        dispatcher = self._context.dispatcher
         dispatcher.add(self)
         dispatcher.ready(self.queue)
-        self.peer.touch()
+        self._client.touch()
 
     def _wait_for_session(self) -> None:
         asked = self.link.properties.get(SESSION_WAIT)
         wait_ms = asked if isinstance(asked, int) else SESSION_WAIT_DEFAULT_MS
-        self._wait = self.peer.server.loop.call_later(
+        self._wait = self._context.loop.call_later(
             min(wait_ms, SESSION_WAIT_MAX_MS) / 1000, self._give_up
         )
-        self.peer.server.dispatcher.wait_for_session(self)
+        self._context.dispatcher.wait_for_session(self)
 
     def _give_up(self) -> None:
         if self.link.state is LinkState.OFFERED:
-            self.peer.server.dispatcher.remove(self)
+            self._context.dispatcher.remove(self)
             text = f"no session of {self.queue.path!r} became free in the time given"
-            self.peer.refuse(self.link, self.address, OperationTimedOut(text))
+            self._client.refuse(self.link, self.address, OperationTimedOut(text))
 
 
 def _plain(value: object) -> str | None:

@@ -7,7 +7,6 @@ response goes to the link whose target is the request's reply-to, else to the on
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from twinbus.amqp.events import DeliveryArrived
 from twinbus.amqp.link import ReceiverLink, SenderLink
@@ -16,14 +15,12 @@ from twinbus.amqp.performatives import ACCEPTED_BYTES, Target, encode_state
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.faults import Fault, Stage
 from twinbus.broker.links import cbs, management
+from twinbus.broker.links.context import BrokerContext, LinkClient
 from twinbus.broker.links.management_request import correlation_id, failure
 from twinbus.broker.links.wire import CBS, MANAGEMENT_SUFFIX, rejected
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal
 from twinbus.broker.sas import SEND
 from twinbus.broker.tokens import new_message_id
-
-if TYPE_CHECKING:
-    from twinbus.broker.links.peer import Peer
 
 CREDIT = 100
 SCHEDULE = "com.microsoft:schedule-message"
@@ -37,8 +34,7 @@ TAG = b"\0"
 class ReplyLink:
     """The link on which a client reads responses of one node."""
 
-    def __init__(self, peer: Peer, link: SenderLink, address: str) -> None:
-        self.peer = peer
+    def __init__(self, link: SenderLink, address: str) -> None:
         self.link = link
         self.address = address.lower()
         self._waiting: deque[bytes] = deque()
@@ -68,8 +64,11 @@ class ReplyLink:
 class RequestLink:
     """The link on which a client sends requests to one node."""
 
-    def __init__(self, peer: Peer, link: ReceiverLink, address: str) -> None:
-        self.peer = peer
+    def __init__(
+        self, context: BrokerContext, client: LinkClient, link: ReceiverLink, address: str
+    ) -> None:
+        self._context = context
+        self._client = client
         self.link = link
         self.address = address.lower()
         self._entity_path = self.address.removesuffix(MANAGEMENT_SUFFIX)
@@ -81,7 +80,7 @@ class RequestLink:
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
         """Carry out a request, or misbehave as the faults in force say."""
-        faults = self.peer.server.faults
+        faults = self._context.faults
         fault = None
         if faults and self.address != CBS:
             fault = faults.decide(_stage(event.payload), self._entity_path, now_ms)
@@ -90,18 +89,18 @@ class RequestLink:
                 self._carry_out(event, now_ms, fault)
             case "delay":
                 assert fault is not None
-                self.peer.later(fault.delay_ms, lambda: self._carry_out_late(event))
+                self._client.later(fault.delay_ms, lambda: self._carry_out_late(event))
             case "drop_before_commit":
-                self.peer.drop()
+                self._client.drop()
             case "drop_after_commit":
-                self.peer.drop_after_commit()
+                self._client.drop_after_commit()
                 self._carry_out(event, now_ms, None)
             case kind:
                 assert kind == "hang", kind
 
     def _carry_out_late(self, event: DeliveryArrived) -> None:
-        self._carry_out(event, self.peer.server.now_ms(), None)
-        self.peer.touch()
+        self._carry_out(event, self._context.now_ms(), None)
+        self._client.touch()
 
     def _carry_out(self, event: DeliveryArrived, now_ms: int, fault: Fault | None) -> None:
         """Answer a request; the response leaves when what it changed is on disk."""
@@ -114,7 +113,7 @@ class RequestLink:
             else:
                 reply.send(failure(correlation_id(request), _Struck(fault)))
         except Refusal as refusal:
-            self.peer.log_refusal(f"a request to {self.address!r}", refusal)
+            self._client.log_refusal(f"a request to {self.address!r}", refusal)
             state = encode_state(rejected(refusal))
         if not event.settled:
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
@@ -124,29 +123,29 @@ class RequestLink:
     def _respond(self, request: Sections, now_ms: int) -> bytes:
         if self.address == CBS:
             return self._put_token(request, now_ms)
-        peer = self.peer
+        broker = self._context
         context = management.ManagementContext(
-            namespace=peer.server.namespace,
+            namespace=broker.namespace,
             address=self._entity_path,
             require=lambda right: self._require(right, now_ms),
-            holder=peer.holder,
-            payload=peer.server.store.payload,
+            holder=self._client.holder,
+            payload=broker.store.payload,
             new_message_id=new_message_id,
         )
         return management.handle(request, context, now_ms)
 
     def _require(self, right: str, now_ms: int) -> None:
         # On the node itself: some SDKs put their token for it, others for the whole entity.
-        self.peer.require(self.address, right, now_ms)
+        self._client.grants.require(self.address, right, now_ms)
         if right == SEND:
-            self.peer.server.require_space()
+            self._context.require_space()
 
     def _put_token(self, request: Sections, now_ms: int) -> bytes:
-        answer = cbs.handle(request, self.peer.server.policy, now_ms / 1000)
+        answer = cbs.handle(request, self._context.policy, now_ms / 1000)
         if answer.grant is not None:
-            self.peer.put_grant(answer.audience, answer.grant)
+            self._client.grants.put(answer.audience, answer.grant)
         if answer.refusal is not None:
-            self.peer.log_refusal("a token", answer.refusal)
+            self._client.log_refusal("a token", answer.refusal)
         return answer.response
 
     def _reply_link(self, request: Sections) -> ReplyLink:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from twinbus.amqp.events import DeliveryArrived
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.message import BATCH_FORMAT, data_sections, split
@@ -12,14 +10,12 @@ from twinbus.amqp.types import DecodeError
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.faults import Fault
+from twinbus.broker.links.context import BrokerContext, LinkClient
 from twinbus.broker.links.wire import rejected, rejected_with
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import MalformedMessage, Refusal
 from twinbus.broker.sas import SEND
 from twinbus.broker.tokens import new_message_id
-
-if TYPE_CHECKING:
-    from twinbus.broker.links.peer import Peer
 
 CREDIT = 1000
 """Deliveries a client may have under way; topped up when half is used."""
@@ -33,13 +29,15 @@ class SendingLink:
 
     def __init__(
         self,
-        peer: Peer,
+        context: BrokerContext,
+        client: LinkClient,
         link: ReceiverLink,
         entity: Queue | Topic,
         address: str,
         granted_until_ms: int,
     ) -> None:
-        self.peer = peer
+        self._context = context
+        self._client = client
         self.link = link
         self.entity = entity
         self.address = address
@@ -54,7 +52,7 @@ class SendingLink:
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
         """Store a delivery, and acknowledge or reject it; what leaves waits for the commit."""
-        faults = self.peer.server.faults
+        faults = self._context.faults
         if faults:
             fault = faults.decide("send", self.entity.path, now_ms)
             if fault is not None and not self._misbehave(fault, event, now_ms):
@@ -63,7 +61,7 @@ class SendingLink:
 
     def take_all(self, events: list[DeliveryArrived], now_ms: int) -> None:
         """Store deliveries that came together; as `take` does, while no fault is planned."""
-        settle, send = self.link.session.settle, self.peer.server.namespace.send
+        settle, send = self.link.session.settle, self._context.namespace.send
         first = last = -1  # The accepted ones that are not yet told, always neighbours.
         try:
             self._require(now_ms)
@@ -92,26 +90,26 @@ class SendingLink:
         self._top_up()
 
     def _refused(self, event: DeliveryArrived, refusal: Refusal, now_ms: int) -> bytes:
-        self.peer.log_refusal(f"a message to {self.entity.path!r}", refusal)
+        self._client.log_refusal(f"a message to {self.entity.path!r}", refusal)
         self._note_refused(event, refusal.condition, refusal.description, now_ms)
         return encode_state(rejected(refusal))
 
     def _note_refused(self, event: DeliveryArrived, condition: str, text: str, now_ms: int) -> None:
-        witness = self.peer.server.witness
-        if witness is None:
+        engine_log = self._context.engine_log
+        if engine_log is None:
             return
         try:
             batch = self._parse(event)
         except Refusal:
             batch = []
-        witness.refused(self.entity.path, batch, f"{condition}: {text}", now_ms)
+        engine_log.refused(self.entity.path, batch, f"{condition}: {text}", now_ms)
 
     def _store(self, event: DeliveryArrived, now_ms: int) -> None:
         state = ACCEPTED_BYTES
         try:
             self._require(now_ms)
             batch = self._parse(event)
-            self.peer.server.namespace.send(self.entity, batch, now_ms)
+            self._context.namespace.send(self.entity, batch, now_ms)
         except Refusal as refusal:
             state = self._refused(event, refusal, now_ms)
         if not event.settled:
@@ -121,8 +119,8 @@ class SendingLink:
     def _require(self, now_ms: int) -> None:
         """Raise unless the link may still send now: tokens expire, and disks fill up."""
         if now_ms >= self._granted_until_ms:
-            self._granted_until_ms = self.peer.require(self.address, SEND, now_ms)
-        self.peer.server.require_space()
+            self._granted_until_ms = self._client.grants.require(self.address, SEND, now_ms)
+        self._context.require_space()
 
     def _parse(self, event: DeliveryArrived) -> list[Incoming]:
         if event.message_format != BATCH_FORMAT:
@@ -150,16 +148,16 @@ class SendingLink:
                 self._note_refused(event, fault.condition, fault.description, now_ms)
                 self._top_up()
             case "delay":
-                self.peer.later(fault.delay_ms, lambda: self._store_late(event))
+                self._client.later(fault.delay_ms, lambda: self._store_late(event))
             case "drop_before_commit":
-                self.peer.drop()
+                self._client.drop()
             case "drop_after_commit":
-                self.peer.drop_after_commit()
+                self._client.drop_after_commit()
                 return True
             case _:
                 assert fault.kind == "hang", fault
         return False
 
     def _store_late(self, event: DeliveryArrived) -> None:
-        self._store(event, self.peer.server.now_ms())
-        self.peer.touch()
+        self._store(event, self._context.now_ms())
+        self._client.touch()

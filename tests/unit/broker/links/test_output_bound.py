@@ -50,7 +50,7 @@ async def drain_with_huge_credit() -> tuple[int, int]:
     peer, wire, client = server.peer(), Wire(), Connection("c")
     peer.connection_made(wire)  # type: ignore[arg-type]
     everything = Grant(path="", rights=ALL_RIGHTS, expires_at_s=1e12, rule_name="r")
-    peer.put_grant("all", everything)
+    peer.grants.put("all", everything)
     arrived = 0
 
     async def exchange(ticks: int) -> None:

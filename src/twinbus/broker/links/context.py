@@ -1,0 +1,60 @@
+"""What connections and links may use of their broker.
+
+The server owns one `BrokerContext` and gives it to each connection, which gives it to its links.
+`LinkClient` is what a link may use of its own connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from twinbus.amqp.link import Link
+from twinbus.broker.engine.engine_log import EngineLog
+from twinbus.broker.engine.namespace import BrokerNamespace
+from twinbus.broker.faults import FaultPlan
+from twinbus.broker.links.dispatch import Dispatcher
+from twinbus.broker.links.grants import ConnectionGrants
+from twinbus.broker.refusals import Refusal
+from twinbus.broker.sas import AccessPolicy
+from twinbus.broker.storage.store import Store
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class BrokerContext:
+    """What the connections of one namespace share."""
+
+    name: str
+    loop: asyncio.AbstractEventLoop
+    store: Store
+    policy: AccessPolicy
+    faults: FaultPlan
+    engine_log: EngineLog | None
+    """Present if the broker writes a ledger."""
+    dispatcher: Dispatcher
+    namespace: BrokerNamespace
+    """This and the dispatcher are replaced after a failed commit."""
+    now_ms: Callable[[], int]
+    wake: Callable[[], None]
+    """Schedules a tick at the end of this loop iteration."""
+    require_space: Callable[[], None]
+    """Raises `QuotaExceeded` while the disk is nearly full."""
+
+
+class LinkClient(Protocol):
+    """The connection of a link; `twinbus.broker.links.peer` describes the methods."""
+
+    grants: ConnectionGrants
+
+    @property
+    def takes_more(self) -> bool: ...
+    def touch(self) -> None: ...
+    def holder(self, link_name: str) -> object | None: ...
+    def refuse(self, link: Link, address: str, refusal: Refusal) -> None: ...
+    def detach(self, link: Link, refusal: Refusal) -> None: ...
+    def log_refusal(self, what: str, refusal: Refusal) -> None: ...
+    def later(self, delay_ms: int, action: Callable[[], None]) -> None: ...
+    def drop(self) -> None: ...
+    def drop_after_commit(self) -> None: ...
