@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinbus.amqp import types
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.message import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -133,10 +134,10 @@ def messages(draw: st.DrawFn) -> Sections:
             st.just(b""),
             st.lists(st.binary(max_size=300), min_size=1, max_size=3).map(
                 lambda parts: b"".join(
-                    types.encode(types.Described(types.ULong(0x75), part)) for part in parts
+                    encode(types.Described(types.ULong(0x75), part)) for part in parts
                 )
             ),
-            VALUES.map(lambda value: types.encode(types.Described(types.ULong(0x77), value))),
+            VALUES.map(lambda value: encode(types.Described(types.ULong(0x77), value))),
         )
     )
     header = draw(st.one_of(st.none(), HEADERS))

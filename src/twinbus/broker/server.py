@@ -126,7 +126,7 @@ class BrokerServer:
             self.loop.call_soon(self._tick)
 
     def require_space(self) -> None:
-        """Raise `QuotaExceeded` while the disk is nearly full: even removing messages needs space."""
+        """Raise `QuotaExceeded` while the disk is nearly full: even removals need some space."""
         if self._no_space is UNKNOWN:
             self._no_space = self.store.low_on_space()
         if self._no_space is not None:
@@ -238,7 +238,7 @@ class BrokerServer:
         return getattr(description, "authorization_rules", ())
 
     def _on_commit_failure(self, error: Exception) -> None:
-        """Close every connection and restore the engine from disk: the last changes were not stored.
+        """Close every connection and restore the engine: the last changes were not stored.
 
         No client saw them: acknowledgements wait for commits.
         """

@@ -111,9 +111,8 @@ class ReceivingLink:
             except Unauthorized as refusal:
                 self._client.detach(self.link, refusal)
                 return False
-        fault = (
-            context.faults.decide("receive", self.queue.path, now_ms) if context.faults else None
-        )
+        faults = context.faults
+        fault = faults.decide("receive", self.queue.path, now_ms) if faults else None
         if fault is None:
             return True
         if fault.kind == "delay":
