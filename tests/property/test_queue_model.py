@@ -240,7 +240,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def accept(self, session: str | None, holder: object) -> None:
         refusal, granted = self._try(
-            lambda: self.queue.accept_session(session, holder, self.now_ms)
+            lambda: self.queue.sessions.accept(session, holder, self.now_ms)
         )
         self.model.catch_up(self.now_ms)
         if session is None and not self.model.available():
@@ -255,8 +255,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     def use_session(self, session: str, holder: object, state: bytes | None) -> None:
         for attempt in (
-            lambda: self.queue.renew_session(session, holder, self.now_ms),
-            lambda: self.queue.set_session_state(session, state, self.now_ms, holder=holder),
+            lambda: self.queue.sessions.renew(session, holder, self.now_ms),
+            lambda: self.queue.sessions.set_state(session, state, self.now_ms, holder=holder),
         ):
             refusal, _ = self._try(attempt)
             self.model.catch_up(self.now_ms)
@@ -268,7 +268,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self.model.states[session] = state
 
     def leave(self, holder: object) -> None:
-        self.queue.release_holder(holder, self.now_ms)
+        self.queue.sessions.release_holder(holder, self.now_ms)
         self.model.catch_up(self.now_ms)
         for session_id, (who, _) in list(self.model.held.items()):
             if who is holder:
@@ -373,7 +373,7 @@ class QueueMachine(RuleBasedStateMachine):
             for each in queue.dead_letter.peek(0, 10_000, self.now_ms)
         )  # fmt: skip
         if model.has_sessions:
-            assert {name: queue.session_state(name) for name in model.states} == model.states
+            assert {name: queue.sessions.state(name) for name in model.states} == model.states
 
 
 def _seen(message: Any) -> tuple[object, ...]:

@@ -165,7 +165,7 @@ class SimLine:
                     queue.renew(token, now_ms)
                 return {}
             case "renew-session-lock":
-                queue.renew_session(body["session-id"], self.session.holder(link_name), now_ms)
+                queue.sessions.renew(body["session-id"], self.session.holder(link_name), now_ms)
                 return {}
             case "update-disposition":
                 return self._update(queue, body, now_ms)
@@ -341,7 +341,7 @@ class SimSession:
             consumer = Consumer(queue, deliver, partial(self._detach, link))
             session_id = (source.filter or {}).get(SESSION_FILTER)
             if session_id is not None:
-                queue.accept_session(str(session_id), consumer, namespace.now_ms())
+                queue.sessions.accept(str(session_id), consumer, namespace.now_ms())
         except Refusal as refusal:
             self._detach(link, refusal)
             return
@@ -358,7 +358,7 @@ class SimSession:
     def _release(self, consumer: Consumer) -> None:
         namespace = self._line.namespace
         if namespace.is_up and not consumer.queue.is_deleted:
-            consumer.queue.release_holder(consumer, namespace.now_ms())
+            consumer.queue.sessions.release_holder(consumer, namespace.now_ms())
 
     def _deliver(self, link: ReceiverLink, queue: Queue, delivery: Delivery, wire: bytes) -> None:
         number = next(self._received)

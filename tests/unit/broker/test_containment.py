@@ -196,7 +196,7 @@ class TestTimers:
         queues = [world.queue(name, QueueDescription()) for name in ("a", "b", "c")]
         for queue in queues:
             queue.enqueue(incoming(message_id=queue.path, scheduled_for_ms=100), 0)
-        monkeypatch.setattr(queues[0], "activate", breaks)
+        monkeypatch.setattr(queues[0].states, "activate", breaks)
         world.namespace.run_timers(100)
         assert [queue.active_count for queue in queues] == [0, 1, 1]
         assert [path for path, _, _ in world.failures] == ["a"]
@@ -224,9 +224,8 @@ class TestTimers:
         world.namespace.run_timers(60_000)
         assert queue.active_count == 3
         assert [path for path, _, _ in world.failures] == ["q", "q"]
-        assert [each.message_id for each in world.restarted().namespace.get_queue("q").ready()] == [
-            "locked", "expired", "scheduled",
-        ]  # fmt: skip
+        ready = world.restarted().namespace.get_queue("q").states.ready()
+        assert [each.message_id for each in ready] == ["locked", "expired", "scheduled"]
         unread.clear()
         world.namespace.run_timers(60_000 + FAILED_RETRY_MS)
         assert ids(queue.dead_letter, 70_000) == ["expired"]
@@ -239,12 +238,12 @@ class TestTimers:
         settings = QueueDescription(requires_session=True, max_delivery_count=1)
         queue = world.queue("q", settings)
         queue.enqueue(incoming(message_id="1", session_id="s"), 0)
-        queue.accept_session("s", ME, 0)
+        queue.sessions.accept("s", ME, 0)
         assert len(queue.acquire(ME, 1, 0, session_id="s")) == 1
         world.journal.unreadable = {(queue.entity_id, 1)}
         world.namespace.run_timers(60_000)
         assert [path for path, _, _ in world.failures] == ["q"]
-        assert queue.accept_session("s", object(), 60_000) is not None
+        assert queue.sessions.accept("s", object(), 60_000) is not None
 
     def test_an_idle_entity_that_cannot_be_deleted_does_not_keep_others(
         self, monkeypatch: pytest.MonkeyPatch
@@ -321,7 +320,7 @@ class TestServer:
         queues = [server.namespace.create_queue(name, QueueDescription(), now_ms) for name in "ab"]
         for queue in queues:
             queue.enqueue(incoming(scheduled_for_ms=now_ms + 20), now_ms)
-        queues[0].activate = breaks  # type: ignore[method-assign]
+        queues[0].states.activate = breaks
         server.now_ms = lambda: now_ms + 20  # type: ignore[method-assign]
         server._on_timer()
         await server.close()

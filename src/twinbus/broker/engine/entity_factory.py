@@ -13,7 +13,7 @@ from twinbus.broker.engine.description_records import read_description, read_rul
 from twinbus.broker.engine.directory import Entity
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.forwarding import Resolve
-from twinbus.broker.engine.message_states import Failed, MessageStates
+from twinbus.broker.engine.message_states import Failed
 from twinbus.broker.engine.names import address_key, dead_letter_path, subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import dead_letter_description
@@ -32,7 +32,7 @@ class EntityFactory:
         tokens: Callable[[], bytes],
         notify: Callable[[Queue], None],
         *,
-        arm: Callable[[MessageStates, int], None],
+        arm: Callable[[Queue, int], None],
         resolve: Resolve,
         witness: EngineLog | None = None,
         failed: Failed | None = None,
@@ -87,8 +87,8 @@ class EntityFactory:
 
     def _wire(self, queue: Queue) -> None:
         """Tell an entity to whom it tells what."""
-        queue.witness = self._witness
-        queue.failed = self._failed
+        queue.states.engine_log = self._witness
+        queue.states.failed = self._failed
 
     def _dead_letter(
         self,

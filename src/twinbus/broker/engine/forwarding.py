@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from twinbus.broker.engine.settlement import CANNOT_FORWARD, NO_SESSION_ID, REASON, TOO_MANY_HOPS
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.refusals import EntityDisabled, EntityNotFound, QuotaExceeded, Refusal
 from twinbus.errors import StoreError
-
-if TYPE_CHECKING:
-    from twinbus.broker.engine.message_states import MessageStates
 
 HOPS_MAX = 4
 """Queues a message may pass through by forwarding, as in Azure: longer chains are cycles."""
@@ -32,6 +29,29 @@ PASSING = (EntityNotFound, EntityDisabled, QuotaExceeded)
 """Refusals that an administrator or a receiver at the destination can end."""
 
 
+class ForwardSource(Protocol):
+    """The messages of the queue that forwards, as forwarding uses them."""
+
+    path: str
+    entity_id: int
+
+    @property
+    def has_dead_letter(self) -> bool: ...
+    def is_ready(self, message: StoredMessage) -> bool: ...
+    def take_out(self, message: StoredMessage) -> None: ...
+    def let_go(self, message: StoredMessage) -> None: ...
+    def bury(
+        self,
+        message: StoredMessage,
+        now_ms: int,
+        *,
+        reason: str | None,
+        description: str | None,
+        hops: int,
+    ) -> None: ...
+    def report(self, doing: str, error: Exception) -> None: ...
+
+
 class ForwardTarget(Protocol):
     """An entity that can take over another's message."""
 
@@ -40,7 +60,7 @@ class ForwardTarget(Protocol):
         """Whether it takes only messages with a session id."""
 
     def take_over(
-        self, source: MessageStates, message: StoredMessage, now_ms: int, hops: int
+        self, source: ForwardSource, message: StoredMessage, now_ms: int, hops: int
     ) -> None:
         """Move the message here; if this raises, the message is still with `source`.
 
@@ -57,7 +77,7 @@ class Forwarding:
 
     __slots__ = ("_outbox", "_queue", "_resolve", "_running", "_target", "retry_at_ms")
 
-    def __init__(self, queue: MessageStates, resolve: Resolve, target: str) -> None:
+    def __init__(self, queue: ForwardSource, resolve: Resolve, target: str) -> None:
         self._queue = queue
         self._resolve = resolve
         self._target = target
@@ -136,7 +156,7 @@ class Forwarding:
         False if it could not be dead-lettered now and must wait.
         """
         queue = self._queue
-        if queue.dead_letter is None:
+        if not queue.has_dead_letter:
             return True
         try:
             queue.bury(message, now_ms, reason=reason, description=text, hops=hops)

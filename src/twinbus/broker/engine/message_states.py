@@ -1,8 +1,8 @@
-"""The messages in a queue's custody, and every move they make: in, ready, locked, out, dead.
+"""The messages of one queue and every transition they make: in, ready, locked, out, dead.
 
-The lower half of a queue. Each method is one transition, made in memory and noted in the journal
-together, so that a message is always in exactly one place: in a lane, locked, deferred or scheduled
-here, or in another entity. It refuses nothing: `Queue`, above it, has checked what clients ask.
+The part of a queue that changes things. Each method is one transition, made in memory and noted in
+the journal together, so that a message is always in exactly one place: ready, locked, deferred or
+scheduled here, or in another entity. It refuses nothing: `Queue` has checked the request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from twinbus.broker.descriptions import FOREVER_MS, QueueDescription, Subscripti
 from twinbus.broker.engine.deadlines import Deadlines
 from twinbus.broker.engine.dedup import DuplicateHistory
 from twinbus.broker.engine.engine_log import EngineLog
-from twinbus.broker.engine.forwarding import Forwarding, Resolve
+from twinbus.broker.engine.forwarding import Forwarding, ForwardSource, Resolve
 from twinbus.broker.engine.lane import ReadyLane
 from twinbus.broker.engine.sessions import MessageSession, Sessions
 from twinbus.broker.engine.settlement import (
@@ -47,12 +47,6 @@ Failed = Callable[[str, str, Exception], None]
 class MessageStates:
     """Messages, locks, sessions and timers of one entity."""
 
-    witness: EngineLog | None = None
-    """Who is told what is done here, where there is a ledger."""
-
-    failed: Failed | None = None
-    """Who is told of unexpected errors that are contained here."""
-
     def __init__(
         self,
         path: str,
@@ -60,8 +54,9 @@ class MessageStates:
         description: QueueDescription | SubscriptionDescription,
         journal: Journal,
         tokens: Callable[[], bytes],
+        announce: Callable[[], None],
         dead_letter: MessageStates | None,
-        arm: Callable[[MessageStates, int], None] | None,
+        arm: Callable[[int], None] | None,
         resolve: Resolve | None,
     ) -> None:
         self.path = path
@@ -69,67 +64,50 @@ class MessageStates:
         self.description = description
         self.dead_letter = dead_letter
         self.last_sequence_number = 0
-        self._journal = journal
-        self._tokens = tokens
+        self.ttl_limit_ms = FOREVER_MS
+        """An upper limit for times to live beside the description's: a topic's own."""
+        self.engine_log: EngineLog | None = None
+        """Gets every operation, if the broker writes a ledger."""
+        self.failed: Failed | None = None
+        """Gets unexpected errors that are contained here."""
+        self.announce = announce
+        """Called when something may be deliverable."""
+        self.activate: Callable[[StoredMessage, int], None] = self._enqueue_scheduled
+        """Called with a scheduled message whose time has come; a topic publishes it."""
+        self.journal = journal
+        self.tokens = tokens
         self._arm = arm
         self._resolve = resolve
-        self._stock = MessageStock()
-        self.messages = self._stock.messages
-        self._lane = ReadyLane()
-        self._sessions = (
-            Sessions(path, entity_id, journal) if description.requires_session else None
-        )
-        self._locks = Locks()
+        self.stock = MessageStock()
+        self.messages = self.stock.messages
+        self.lane = ReadyLane()
+        self.sessions = Sessions(path, entity_id, journal) if description.requires_session else None
+        self.locks = Locks()
         self._schedule: Deadlines[int] = Deadlines(self._activation_of)
         self._expiries: Deadlines[int] = Deadlines(self._expiry_of)
         self._retries: dict[int, int] = {}
         """When a message whose timer failed has its next try, by sequence number."""
-        self._history: DuplicateHistory | None = None
-        self._forwarding: Forwarding | None = None
-        self._wake_ms = NEVER_MS
+        self.history: DuplicateHistory | None = None
+        self.forwarding: Forwarding | None = None
+        self.wake_ms = NEVER_MS
         """No timer is due before this; it may be early, never late."""
-        self._apply(description)
+        self.apply(description)
 
-    def _apply(self, description: QueueDescription | SubscriptionDescription) -> None:
+    def apply(self, description: QueueDescription | SubscriptionDescription) -> None:
         old, self.description = self.description, description
         if isinstance(description, QueueDescription) and description.requires_duplicate_detection:
-            if self._history is None:
-                self._history = DuplicateHistory(self.entity_id, self._journal, 0)
-            self._history.window_ms = description.duplicate_detection_window_ms
+            if self.history is None:
+                self.history = DuplicateHistory(self.entity_id, self.journal, 0)
+            self.history.window_ms = description.duplicate_detection_window_ms
         if description.forward_to is None or self._resolve is None:
-            self._forwarding = None
-        elif self._forwarding is None or description.forward_to != old.forward_to:
-            self._forwarding = Forwarding(self, self._resolve, description.forward_to)
-
-    def announce(self) -> None:
-        """Tell the outside that something may be deliverable."""
-        raise NotImplementedError
+            self.forwarding = None
+        elif self.forwarding is None or description.forward_to != old.forward_to:
+            self.forwarding = Forwarding(self, self._resolve, description.forward_to)
 
     @property
-    def locked_count(self) -> int:
-        """Messages in receivers' hands."""
-        return len(self._locks)
-
-    @property
-    def deferred_count(self) -> int:
-        """Messages set aside, those locked by number included."""
-        return self._stock.deferred_count
-
-    @property
-    def scheduled_count(self) -> int:
-        """Messages that wait for their time."""
-        return self._stock.scheduled_count
-
-    @property
-    def active_count(self) -> int:
-        """Messages ready or in receivers' hands."""
-        stock = self._stock
-        return len(stock.messages) - stock.deferred_count - stock.scheduled_count
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all messages here, those of the dead-letter queue not included."""
-        return self._stock.size_bytes
+    def has_dead_letter(self) -> bool:
+        """Whether there is a dead-letter queue below."""
+        return self.dead_letter is not None
 
     # In
 
@@ -137,7 +115,7 @@ class MessageStates:
         self, incoming: Incoming, now_ms: int, origin: StoredMessage | None = None
     ) -> StoredMessage:
         """Keep a new message under the next number; `origin` is what it was before it came here."""
-        ttl_ms = self._ttl_of(incoming.ttl_ms)
+        ttl_ms = self.ttl_of(incoming.ttl_ms)
         scheduled_for_ms = incoming.scheduled_for_ms
         is_scheduled = scheduled_for_ms > now_ms
         self.last_sequence_number += 1
@@ -156,18 +134,18 @@ class MessageStates:
         if origin is not None:
             message.enqueued_sequence_number = first_number(origin)
             message.dead_letter_source = origin.dead_letter_source
-        self._journal.put(self.entity_id, message, incoming.payload)
-        self._stock.add(message)
+        self.journal.put(self.entity_id, message, incoming.payload)
+        self.stock.add(message)
         return message
 
-    def _ttl_of(self, ttl_ms: int) -> int:
+    def ttl_of(self, ttl_ms: int) -> int:
         """The shorter of a message's own time to live and the entity's; 0: for ever."""
-        default_ms = self.description.default_ttl_ms
+        default_ms = min(self.description.default_ttl_ms, self.ttl_limit_ms)
         if 0 < ttl_ms < default_ms:
             return ttl_ms
         return default_ms if default_ms < FOREVER_MS else 0
 
-    def adopt(self, source: MessageStates, message: StoredMessage, moved: StoredMessage) -> None:
+    def adopt(self, source: ForwardSource, message: StoredMessage, moved: StoredMessage) -> None:
         """Take a message over, as `moved`; if this raises, the message is still with `source`.
 
         `source` lets go of it in memory, and then `moved` is placed.
@@ -175,33 +153,49 @@ class MessageStates:
         self.last_sequence_number += 1
         moved.sequence_number = self.last_sequence_number
         moved.enqueued_sequence_number = first_number(message)
-        self._journal.move(source.entity_id, message.sequence_number, self.entity_id, moved)
-        self._stock.add(moved)
+        self.journal.move(source.entity_id, message.sequence_number, self.entity_id, moved)
+        self.stock.add(moved)
 
     def place(self, message: StoredMessage, now_ms: int, hops: int = 0) -> None:
         """Make a new message ready or, if it is scheduled, let it wait for its time."""
         if message.state is SCHEDULED:
             self._schedule.add(message.scheduled_for_ms, message.sequence_number)
-            self._wake_by(message.scheduled_for_ms)
+            self.wake_by(message.scheduled_for_ms)
             return
-        if self._sessions is None:
-            self._lane.append(message)
+        if self.sessions is None:
+            self.lane.append(message)
         else:
-            self._sessions.append(message)
+            self.sessions.append(message)
         if message.expires_at_ms:
             self._expiries.add(message.expires_at_ms, message.sequence_number)
-            self._wake_by(message.expires_at_ms)
+            self.wake_by(message.expires_at_ms)
         self._offer(message, now_ms, hops)
 
     def _offer(self, message: StoredMessage, now_ms: int, hops: int) -> None:
         """Forward a message that has become ready, or let receivers know of it."""
-        if self._forwarding is not None:
-            self._forwarding.offer(message, now_ms, hops)
-            if self._forwarding.retry_at_ms:
-                self._wake_by(self._forwarding.retry_at_ms)
+        if self.forwarding is not None:
+            self.forwarding.offer(message, now_ms, hops)
+            if self.forwarding.retry_at_ms:
+                self.wake_by(self.forwarding.retry_at_ms)
             if not self.is_ready(message):
                 return
         self.announce()
+
+    def remember(self, message_id: str | None, now_ms: int) -> bool:
+        """Note the id of an accepted message; false if it is a duplicate."""
+        history = self.history
+        if history is None or message_id is None:
+            return True
+        if not history.accept(message_id, now_ms):
+            return False
+        self.wake_by(history.next_ms())
+        return True
+
+    def retract(self, message_id: str | None) -> None:
+        """Forget the id of a message that was remembered and could not be stored after all."""
+        history = self.history
+        if history is not None and message_id is not None:
+            history.retract(message_id)
 
     # Locked
 
@@ -209,18 +203,18 @@ class MessageStates:
         self, messages: list[StoredMessage], until_ms: int, session: MessageSession | None
     ) -> list[Delivery]:
         """Give messages taken out of their lane, or deferred, into a receiver's hands."""
-        deliveries = self._locks.add(messages, self._tokens, until_ms, timed=session is None)
+        deliveries = self.locks.add(messages, self.tokens, until_ms, timed=session is None)
         if session is not None:
             session.tokens.update(dict.fromkeys(each.lock_token for each in deliveries))
         elif messages:
-            self._wake_by(until_ms)
+            self.wake_by(until_ms)
         return deliveries
 
     def unlock(self, token: bytes) -> StoredMessage:
         """Take a message out of a receiver's hands; the caller puts it somewhere at once."""
-        message = self._locks.remove(token)
-        if self._sessions is not None:
-            session = self._sessions.get(message.session_id)
+        message = self.locks.remove(token)
+        if self.sessions is not None:
+            session = self.sessions.get(message.session_id)
             if session is not None:
                 session.tokens.pop(token, None)
         return message
@@ -234,7 +228,7 @@ class MessageStates:
                 text = f"The message was delivered {tries} times without being completed."
                 self.bury(message, now_ms, reason=DELIVERED_TOO_OFTEN, description=text)
                 return
-            self._journal.amend(self.entity_id, message)
+            self.journal.amend(self.entity_id, message)
         if message.state is DEFERRED:
             return
         if 0 < message.expires_at_ms <= now_ms:
@@ -245,10 +239,10 @@ class MessageStates:
 
     def _make_ready(self, message: StoredMessage) -> None:
         """Put a message back into its place in its lane."""
-        if self._sessions is None:
-            self._lane.give_back(message)
+        if self.sessions is None:
+            self.lane.give_back(message)
         else:
-            self._sessions.give_back(message)
+            self.sessions.give_back(message)
 
     def _end_lock(self, token: bytes, now_ms: int, *, counted: bool) -> None:
         """Put a locked message back; if that fails, it is ready again where it was."""
@@ -261,10 +255,10 @@ class MessageStates:
 
     def free_session(self, session: MessageSession, now_ms: int, *, counted: bool) -> None:
         """End a session's lock and put its messages back."""
-        assert self._sessions is not None
+        assert self.sessions is not None
         for token in list(session.tokens):
             self._end_lock(token, now_ms, counted=counted)
-        self._sessions.free(session)
+        self.sessions.free(session)
         self.announce()
 
     # Out
@@ -283,20 +277,20 @@ class MessageStates:
 
     def take_out(self, message: StoredMessage) -> None:
         """Take a ready message out of its lane; the caller puts it somewhere at once."""
-        if self._sessions is None:
-            self._lane.drop(message)
+        if self.sessions is None:
+            self.lane.drop(message)
         else:
-            self._sessions.drop(message)
+            self.sessions.drop(message)
 
     def let_go(self, message: StoredMessage) -> None:
         """Drop a ready message that another entity has taken over, journal included."""
         self.take_out(message)
-        self._stock.remove(message)
+        self.stock.remove(message)
 
     def forget(self, message: StoredMessage) -> None:
         """Remove a message for good; it must be in no lane and not locked."""
-        self._stock.remove(message)
-        self._journal.remove(self.entity_id, message)
+        self.stock.remove(message)
+        self.journal.remove(self.entity_id, message)
 
     def perish(self, message: StoredMessage, now_ms: int) -> None:
         """End a message whose time to live is over; the caller takes it out of its lane."""
@@ -305,8 +299,8 @@ class MessageStates:
             self.bury(message, now_ms, reason=EXPIRED, description=text)
         else:
             self.forget(message)
-            if self.witness is not None:
-                self.witness.note("expire", self.path, [message], now_ms)
+            if self.engine_log is not None:
+                self.engine_log.note("expire", self.path, [message], now_ms)
 
     def bury(
         self,
@@ -333,9 +327,9 @@ class MessageStates:
         dead.dead_letter_source = self.path
         dead.overrides = overrides or None
         self.dead_letter.adopt(self, message, dead)
-        self._stock.remove(message)
-        if self.witness is not None:
-            self.witness.note("dead_letter", self.path, [message], now_ms, error=reason)
+        self.stock.remove(message)
+        if self.engine_log is not None:
+            self.engine_log.note("dead_letter", self.path, [message], now_ms, error=reason)
         self.dead_letter.place(dead, now_ms, hops)
 
     # Time
@@ -345,19 +339,19 @@ class MessageStates:
 
         What fails is reported and tried again later. It holds up nothing else.
         """
-        self._wake_ms = NEVER_MS
+        self.wake_ms = NEVER_MS
         is_done = False
         try:
             is_done = self._attempt("run the timers", partial(self._run_due, now_ms, limit))
         finally:
             due_ms = self.next_deadline_ms() or NEVER_MS
-            self._wake_by(due_ms if is_done else max(due_ms, now_ms + FAILED_RETRY_MS))
+            self.wake_by(due_ms if is_done else max(due_ms, now_ms + FAILED_RETRY_MS))
 
     def _run_due(self, now_ms: int, left: int) -> None:
-        while left > 0 and (token := self._locks.deadlines.pop(now_ms)) is not None:
+        while left > 0 and (token := self.locks.deadlines.pop(now_ms)) is not None:
             left -= 1
             self._end_lock(token, now_ms, counted=True)
-        while left > 0 and self._sessions and (session := self._sessions.expired(now_ms)):
+        while left > 0 and self.sessions and (session := self.sessions.expired(now_ms)):
             left -= 1 + len(session.tokens)
             self.free_session(session, now_ms, counted=True)
         while left > 0 and (number := self._schedule.pop(now_ms)) is not None:
@@ -375,10 +369,10 @@ class MessageStates:
                 self.take_out(message)
             else:
                 self._try_later(self._expiries, number, now_ms)
-        if left > 0 and self._forwarding and 0 < self._forwarding.retry_at_ms <= now_ms:
-            left -= self._forwarding.run(now_ms, left)
-        if left > 0 and self._history is not None:
-            self._history.forget_old(now_ms, left)
+        if left > 0 and self.forwarding and 0 < self.forwarding.retry_at_ms <= now_ms:
+            left -= self.forwarding.run(now_ms, left)
+        if left > 0 and self.history is not None:
+            self.history.forget_old(now_ms, left)
 
     def _attempt(self, doing: str, act: Callable[[], None]) -> bool:
         """Do something that must not hold up anything else; false, and reported, if it failed."""
@@ -405,7 +399,7 @@ class MessageStates:
             retries[number] = now_ms + FAILED_RETRY_MS
             deadlines.add(now_ms + FAILED_RETRY_MS, number)
 
-    def activate(self, message: StoredMessage, now_ms: int) -> None:
+    def _enqueue_scheduled(self, message: StoredMessage, now_ms: int) -> None:
         """Enqueue a scheduled message whose time has come, under a new number.
 
         Its time to live begins now: a broker that was down at the time does not shorten it.
@@ -415,26 +409,26 @@ class MessageStates:
         active.enqueued_at_ms = now_ms
         active.expires_at_ms = now_ms + message.ttl_ms if message.ttl_ms else 0
         self.adopt(self, message, active)
-        self._stock.remove(message)
+        self.stock.remove(message)
         self.place(active, now_ms)
 
     def next_deadline_ms(self) -> int:
         """When `run_timers` has something to do, 0 if nothing waits."""
         due = [
-            self._locks.deadlines.next_ms(),
-            self._sessions.deadlines.next_ms() if self._sessions else 0,
+            self.locks.deadlines.next_ms(),
+            self.sessions.deadlines.next_ms() if self.sessions else 0,
             self._schedule.next_ms(),
             self._expiries.next_ms(),
-            self._forwarding.retry_at_ms if self._forwarding else 0,
-            self._history.next_ms() if self._history else 0,
+            self.forwarding.retry_at_ms if self.forwarding else 0,
+            self.history.next_ms() if self.history else 0,
         ]
         return min((due_ms for due_ms in due if due_ms), default=0)
 
-    def _wake_by(self, due_ms: int) -> None:
-        if due_ms < self._wake_ms:
-            self._wake_ms = due_ms
+    def wake_by(self, due_ms: int) -> None:
+        if due_ms < self.wake_ms:
+            self.wake_ms = due_ms
             if self._arm is not None:
-                self._arm(self, due_ms)
+                self._arm(due_ms)
 
     def _activation_of(self, number: int) -> int:
         message = self.messages.get(number)
@@ -453,19 +447,19 @@ class MessageStates:
         """Take everything back from the store; locks are gone, the counts of deliveries are not."""
         self.last_sequence_number = image.last_sequence_number
         for message in image.messages:
-            self._stock.add(message)
+            self.stock.add(message)
             number = message.sequence_number
             self.last_sequence_number = max(self.last_sequence_number, number)
             if message.state is SCHEDULED:
                 self._schedule.add(message.scheduled_for_ms, number)
             elif message.state is ACTIVE:
-                (self._lane if self._sessions is None else self._sessions).append(message)
+                (self.lane if self.sessions is None else self.sessions).append(message)
                 if message.expires_at_ms:
                     self._expiries.add(message.expires_at_ms, number)
-        if self._sessions is not None:
-            self._sessions.restore(image.session_states)
-        if self._history is not None:
-            self._history.restore(image.message_ids)
-        if self._forwarding is not None:
-            self._forwarding.refill(self.ready(), 1)
-        self._wake_by(self.next_deadline_ms() or NEVER_MS)
+        if self.sessions is not None:
+            self.sessions.restore(image.session_states)
+        if self.history is not None:
+            self.history.restore(image.message_ids)
+        if self.forwarding is not None:
+            self.forwarding.refill(self.ready(), 1)
+        self.wake_by(self.next_deadline_ms() or NEVER_MS)

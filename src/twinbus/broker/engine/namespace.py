@@ -20,7 +20,7 @@ from twinbus.broker.engine.description_records import Record, description_record
 from twinbus.broker.engine.directory import Directory, Entity
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.entity_factory import EntityFactory
-from twinbus.broker.engine.message_states import FAILED_RETRY_MS, Failed, MessageStates
+from twinbus.broker.engine.message_states import FAILED_RETRY_MS, Failed
 from twinbus.broker.engine.names import check_name, check_path, subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.ranges import check_change, check_settings
@@ -56,7 +56,7 @@ class BrokerNamespace:
         self._deleted = deleted
         self._in_use = in_use
         """Whether clients hold links to the entity: then it is not idle, whatever they do."""
-        self._timetable: Timetable[MessageStates] = Timetable()
+        self._timetable: Timetable[Queue] = Timetable()
         self._idle: Timetable[str] = Timetable()
         self._last_entity_id = NAMESPACE_ID
         self._foundry = EntityFactory(

@@ -15,16 +15,26 @@ meets a lock, a session or a message that should have expired.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
-from twinbus.broker.engine.access import Access
-from twinbus.broker.engine.forwarding import Resolve
-from twinbus.broker.engine.message_states import DEFERRED, NEVER_MS, SCHEDULED, MessageStates
+from twinbus.broker.engine.forwarding import ForwardSource, Resolve
+from twinbus.broker.engine.message_states import (
+    DEFERRED,
+    NEVER_MS,
+    SCHEDULED,
+    TIMERS_AT_ONCE,
+    MessageStates,
+)
+from twinbus.broker.engine.session_access import SessionAccess
+from twinbus.broker.engine.sessions import MessageSession
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome, dead_letter_description
 from twinbus.broker.engine.stock import copy_of
-from twinbus.broker.journal import Journal, StoredMessage
+from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.refusals import (
+    EntityDisabled,
+    EntityNotFound,
     MessageLockLost,
     MessageNotFound,
     MessageTooLarge,
@@ -38,12 +48,12 @@ EXPIRED_AT_ONCE = 1000
 """Expired messages that one receive clears away before it lets others have their turn."""
 
 DEFAULT_MESSAGE_BYTES = 256 * 1024
+REFUSE_SENDS = ("Disabled", "SendDisabled")
+REFUSE_RECEIVES = ("Disabled", "ReceiveDisabled")
 
 
-class Queue(Access):
+class Queue:
     """One queue, subscription or dead-letter queue."""
-
-    dead_letter: Queue | None
 
     def __init__(
         self,
@@ -55,40 +65,135 @@ class Queue(Access):
         notify: Callable[[Queue], None],
         dead_letter: Queue | None = None,
         *,
-        arm: Callable[[MessageStates, int], None] | None = None,
+        arm: Callable[[Queue, int], None] | None = None,
         resolve: Resolve | None = None,
     ) -> None:
-        self.max_message_bytes = DEFAULT_MESSAGE_BYTES
+        """`notify` must only take note that this queue may have something to deliver."""
+        self.path = path
+        self.entity_id = entity_id
+        self.description = description
+        self.dead_letter = dead_letter
+        self.is_deleted = False
         self.created_at_ms = 0
         self.updated_at_ms = 0
-        self._notify = notify
+        self.accessed_at_ms = 0
+        self.max_message_bytes = DEFAULT_MESSAGE_BYTES
         self._quota_bytes = NEVER_MS
-        super().__init__(path, entity_id, description, journal, tokens, dead_letter, arm, resolve)
+        self.states = MessageStates(
+            path,
+            entity_id,
+            description,
+            journal,
+            tokens,
+            partial(notify, self),
+            None if dead_letter is None else dead_letter.states,
+            None if arm is None else partial(arm, self),
+            resolve,
+        )
+        self.messages = self.states.messages
+        self.sessions = SessionAccess(self.states, self.catch_up, self.require_receiving)
+        self._journal = journal
+        self._apply(description)
 
     def __repr__(self) -> str:
         return f"<queue {self.path!r}: {self.active_count} active, {self.locked_count} locked>"
 
     def _apply(self, description: QueueDescription | SubscriptionDescription) -> None:
-        super()._apply(description)
+        self.description = description
+        self.states.apply(description)
         if isinstance(description, QueueDescription):
             self.max_message_bytes = description.max_message_size_kb * 1024
             self._quota_bytes = description.max_size_mb * 1024 * 1024
 
-    def announce(self) -> None:
-        """Tell the shell that something may be deliverable; it must only take note of it."""
-        self._notify(self)
-
     def update(self, description: QueueDescription | SubscriptionDescription, now_ms: int) -> None:
         """Put new settings into effect at once."""
-        before = self._forwarding
+        before = self.states.forwarding
         self._apply(description)
-        if self._forwarding is not None and self._forwarding is not before:
-            self._forwarding.refill(self.ready(), now_ms)
+        forwarding = self.states.forwarding
+        if forwarding is not None and forwarding is not before:
+            forwarding.refill(self.states.ready(), now_ms)
         if self.dead_letter is not None:
             self.dead_letter.update(dead_letter_description(description), now_ms)
         self.updated_at_ms = self.accessed_at_ms = now_ms
         self.run_timers(now_ms)
-        self.announce()
+        self.states.announce()
+
+    def close(self) -> None:
+        """Refuse everything from now on: the entity was deleted, but links may still know it."""
+        self.is_deleted = True
+        self.states.locks.clear()
+        self.states.wake_ms = NEVER_MS
+
+    def restore(self, image: EntityImage) -> None:
+        """Take everything back from the store."""
+        self.states.restore(image)
+
+    # Figures
+
+    @property
+    def requires_session(self) -> bool:
+        """Whether messages here are received session by session."""
+        return self.states.sessions is not None
+
+    @property
+    def last_sequence_number(self) -> int:
+        """The highest number given to a message here."""
+        return self.states.last_sequence_number
+
+    @property
+    def locked_count(self) -> int:
+        """Messages that receivers hold."""
+        return len(self.states.locks)
+
+    @property
+    def deferred_count(self) -> int:
+        """Deferred messages, those locked by number included."""
+        return self.states.stock.deferred_count
+
+    @property
+    def scheduled_count(self) -> int:
+        """Messages that wait for their time."""
+        return self.states.stock.scheduled_count
+
+    @property
+    def active_count(self) -> int:
+        """Messages that are ready or held by receivers."""
+        stock = self.states.stock
+        return len(stock.messages) - stock.deferred_count - stock.scheduled_count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all messages here, those of the dead-letter queue not included."""
+        return self.states.stock.size_bytes
+
+    # Time and status
+
+    def run_timers(self, now_ms: int, limit: int = TIMERS_AT_ONCE) -> None:
+        """Do what is due by now, at most about `limit` things; the rest stays due."""
+        self.states.run_timers(now_ms, limit)
+
+    def next_deadline_ms(self) -> int:
+        """When `run_timers` has something to do, 0 if nothing waits."""
+        return self.states.next_deadline_ms()
+
+    def catch_up(self, now_ms: int) -> None:
+        """Run what is due by now, before a client's request is checked."""
+        if self.is_deleted:
+            raise EntityNotFound(f"{self.path!r} was deleted")
+        self.accessed_at_ms = now_ms
+        if now_ms >= self.states.wake_ms:
+            self.states.run_timers(now_ms)
+
+    def require_receiving(self, now_ms: int) -> None:
+        """Catch up; raise unless the queue's status allows receiving."""
+        self.catch_up(now_ms)
+        if self.description.status != "Active":
+            self._require_status(REFUSE_RECEIVES)
+
+    def _require_status(self, refused: tuple[str, ...]) -> None:
+        status = self.description.status
+        if status in refused:
+            raise EntityDisabled(f"the status of {self.path!r} is {status}; set it to Active first")
 
     # Sending
 
@@ -96,10 +201,13 @@ class Queue(Access):
         self, incoming: Incoming | StoredMessage, now_ms: int, *, reserved_bytes: int = 0
     ) -> None:
         """Raise unless the message could be enqueued now, `reserved_bytes` of others before it."""
-        if now_ms >= self._wake_ms:
-            self.run_timers(now_ms)
-        if self.is_deleted or self.description.status != "Active":
-            self.require_sending()
+        states = self.states
+        if now_ms >= states.wake_ms:
+            states.run_timers(now_ms)
+        if self.is_deleted:
+            raise EntityNotFound(f"{self.path!r} was deleted")
+        if self.description.status != "Active":
+            self._require_status(REFUSE_SENDS)
         self.accessed_at_ms = now_ms
         size_bytes = incoming.size_bytes
         if size_bytes > self.max_message_bytes:
@@ -107,9 +215,9 @@ class Queue(Access):
                 f"the message has {size_bytes} bytes, {self.path!r} takes at most "
                 f"{self.max_message_bytes}; send a smaller one"
             )
-        if self._sessions is not None and incoming.session_id is None:
+        if states.sessions is not None and incoming.session_id is None:
             raise NotAllowed(f"{self.path!r} requires sessions: give the message a session id")
-        held_bytes = self._stock.size_bytes + reserved_bytes
+        held_bytes = states.stock.size_bytes + reserved_bytes
         if self.dead_letter is not None:
             held_bytes += self.dead_letter.size_bytes
         if held_bytes + size_bytes > self._quota_bytes:
@@ -131,68 +239,56 @@ class Queue(Access):
         origin: StoredMessage | None = None,
     ) -> StoredMessage | None:
         """Enqueue a message that was admitted; never refuses."""
-        if self._history is not None and not self.remember(incoming.message_id, now_ms):
+        states = self.states
+        if states.history is not None and not states.remember(incoming.message_id, now_ms):
             return None
         try:
-            message = self.store(incoming, now_ms, origin)
+            message = states.store(incoming, now_ms, origin)
         except Exception:
             # The sender tries again, and must not be told that it is a duplicate.
-            self.retract(incoming.message_id)
+            states.retract(incoming.message_id)
             raise
-        self.place(message, now_ms, hops)
+        states.place(message, now_ms, hops)
         return message
 
     def take_over(
-        self, source: MessageStates, message: StoredMessage, now_ms: int, hops: int
+        self, source: ForwardSource, message: StoredMessage, now_ms: int, hops: int
     ) -> None:
         """Take what `source` forwards; if this raises, nothing has changed."""
+        states, log = self.states, self.states.engine_log
         self.admit(message, now_ms)
-        if not self.remember(message.message_id, now_ms):
+        if not states.remember(message.message_id, now_ms):
             self._journal.remove(source.entity_id, message)
-            if self.witness is not None:
-                self.witness.note("forward", self.path, [message], now_ms, state="duplicate")
+            if log is not None:
+                log.note("forward", self.path, [message], now_ms, state="duplicate")
             return
         moved = copy_of(message)
         moved.delivery_count = 0
         moved.enqueued_at_ms = now_ms
-        moved.ttl_ms = self._ttl_of(message.ttl_ms)
+        moved.ttl_ms = states.ttl_of(message.ttl_ms)
         moved.expires_at_ms = now_ms + moved.ttl_ms if moved.ttl_ms else 0
         try:
-            self.adopt(source, message, moved)
+            states.adopt(source, message, moved)
         except Exception:
             # The message is tried again, and must not be dropped as a duplicate of itself.
-            self.retract(message.message_id)
+            states.retract(message.message_id)
             raise
-        self.place(moved, now_ms, hops)
-        if self.witness is not None:
-            self.witness.note("forward", self.path, [moved], now_ms)
-
-    def remember(self, message_id: str | None, now_ms: int) -> bool:
-        """Note the id of an accepted message; false if it is a duplicate."""
-        if self._history is None or message_id is None:
-            return True
-        if not self._history.accept(message_id, now_ms):
-            return False
-        self._wake_by(self._history.next_ms())
-        return True
-
-    def retract(self, message_id: str | None) -> None:
-        """Forget the id of a message that was remembered and could not be stored after all."""
-        if self._history is not None and message_id is not None:
-            self._history.retract(message_id)
+        states.place(moved, now_ms, hops)
+        if log is not None:
+            log.note("forward", self.path, [moved], now_ms)
 
     def cancel_scheduled(self, numbers: list[int], now_ms: int) -> None:
         """Remove messages before their time comes: all of them, or none and `MessageNotFound`."""
         self.catch_up(now_ms)
         found = [self._waiting(number, now_ms) for number in dict.fromkeys(numbers)]
         for message in found:
-            self.forget(message)
-        if self.witness is not None:
-            self.witness.note("manage", self.path, found, now_ms, state="cancelled")
+            self.states.forget(message)
+        if self.states.engine_log is not None:
+            self.states.engine_log.note("manage", self.path, found, now_ms, state="cancelled")
 
     def is_duplicate(self, message_id: str | None, now_ms: int) -> bool:
         """Whether a message of this id would be dropped now."""
-        history = self._history
+        history = self.states.history
         return history is not None and message_id is not None and history.has(message_id, now_ms)
 
     def _waiting(self, number: int, now_ms: int) -> StoredMessage:
@@ -216,24 +312,25 @@ class Queue(Access):
     ) -> list[Delivery]:
         """Up to `limit` ready messages, locked; or removed at once if they are `settled`."""
         self.require_receiving(now_ms)
-        session, until_ms = self.lock_terms(session_id, holder, now_ms)
-        pop = self._lane.pop if session is None else session.lane.pop
+        states = self.states
+        session, until_ms = self._lock_terms(session_id, holder, now_ms)
+        pop = states.lane.pop if session is None else session.lane.pop
         found: list[StoredMessage] = []
         expired_count = 0
         while len(found) < limit and (message := pop()) is not None:
             if 0 < message.expires_at_ms <= now_ms:
-                self.perish(message, now_ms)
+                states.perish(message, now_ms)
                 expired_count += 1
                 if expired_count == EXPIRED_AT_ONCE:
-                    self.announce()
+                    states.announce()
                     break
             else:
                 found.append(message)
-        if self.witness is not None:
+        if self.states.engine_log is not None:
             self._note_received(found, now_ms, settled=settled)
         if settled:
             return [self._hand_over(message) for message in found]
-        return self.lock(found, until_ms, session)
+        return self.states.lock(found, until_ms, session)
 
     def receive_by_sequence(
         self,
@@ -246,13 +343,13 @@ class Queue(Access):
     ) -> list[Delivery]:
         """The deferred messages of these numbers, all of them, or `MessageNotFound`."""
         self.require_receiving(now_ms)
-        session, until_ms = self.lock_terms(session_id, holder, now_ms)
+        session, until_ms = self._lock_terms(session_id, holder, now_ms)
         found = [self._deferred(number, session_id, now_ms) for number in dict.fromkeys(numbers)]
-        if self.witness is not None:
+        if self.states.engine_log is not None:
             self._note_received(found, now_ms, settled=settled)
         if settled:
             return [self._hand_over(message) for message in found]
-        return self.lock(found, until_ms, session)
+        return self.states.lock(found, until_ms, session)
 
     def _deferred(self, number: int, session_id: str | None, now_ms: int) -> StoredMessage:
         message = self.messages.get(number)
@@ -263,20 +360,35 @@ class Queue(Access):
         if message.lock_token is not None:
             raise MessageNotFound(f"deferred message {number} is locked by a receiver already")
         if 0 < message.expires_at_ms <= now_ms:
-            self.perish(message, now_ms)
+            self.states.perish(message, now_ms)
             raise MessageNotFound(f"deferred message {number} has expired")
         return message
 
     def _note_received(self, found: list[StoredMessage], now_ms: int, *, settled: bool) -> None:
-        assert self.witness is not None
-        self.witness.note("receive", self.path, found, now_ms)
+        log = self.states.engine_log
+        assert log is not None
+        log.note("receive", self.path, found, now_ms)
         if settled:
-            self.witness.note("complete", self.path, found, now_ms)
+            log.note("complete", self.path, found, now_ms)
 
     def _hand_over(self, message: StoredMessage) -> Delivery:
         payload = self._journal.payload(self.entity_id, message.sequence_number)
-        self.forget(message)
-        return Delivery(message, self._tokens(), 0, payload)
+        self.states.forget(message)
+        return Delivery(message, self.states.tokens(), 0, payload)
+
+    def _lock_terms(
+        self, session_id: str | None, holder: object, now_ms: int
+    ) -> tuple[MessageSession | None, int]:
+        """The session to receive from, where there are any, and until when messages are locked."""
+        sessions = self.states.sessions
+        if sessions is None:
+            if session_id is not None:
+                raise NotAllowed(f"{self.path!r} has no sessions: receive without a session id")
+            return None, now_ms + self.description.lock_duration_ms
+        if session_id is None:
+            raise NotAllowed(f"{self.path!r} requires sessions: accept one to receive from it")
+        session = sessions.held(session_id, holder, now_ms)
+        return session, session.locked_until_ms
 
     def peek(
         self,
@@ -290,7 +402,7 @@ class Queue(Access):
         self.catch_up(now_ms)
         found: list[StoredMessage] = []
         if limit > 0:
-            for message in self._stock.from_number(from_sequence_number):
+            for message in self.states.stock.from_number(from_sequence_number):
                 if session_id is None or message.session_id == session_id:
                     found.append(message)
                     if len(found) >= limit:
@@ -311,72 +423,73 @@ class Queue(Access):
         session_id: str | None = None,
     ) -> None:
         """End a delivery; raises `MessageLockLost` or `SessionLockLost` if its lock is gone."""
-        if now_ms >= self._wake_ms:
-            self.run_timers(now_ms)
+        states = self.states
+        if now_ms >= states.wake_ms:
+            states.run_timers(now_ms)
         self.accessed_at_ms = now_ms
         self._require_lock(lock_token, session_id, now_ms)
         if outcome is SettlementOutcome.COMPLETE:
-            message = self.unlock(lock_token)
-            self.forget(message)
-            if self.witness is not None:
-                self.witness.note("complete", self.path, [message], now_ms)
+            message = states.unlock(lock_token)
+            states.forget(message)
+            if states.engine_log is not None:
+                states.engine_log.note("complete", self.path, [message], now_ms)
             return
         if outcome is SettlementOutcome.DEAD_LETTER and self.dead_letter is None:
             raise NotAllowed(f"{self.path!r} is a dead-letter queue; complete or abandon instead")
-        message = self.unlock(lock_token)
+        message = states.unlock(lock_token)
         if overrides and outcome is not SettlementOutcome.RELEASE:
             message.overrides = {**(message.overrides or {}), **overrides}
         if outcome is SettlementOutcome.DEAD_LETTER:
-            self.bury(message, now_ms, reason=reason, description=description)
+            states.bury(message, now_ms, reason=reason, description=description)
         elif outcome is SettlementOutcome.DEFER:
-            self._stock.defer(message)
+            states.stock.defer(message)
             self._journal.amend(self.entity_id, message)
-            if self.witness is not None:
-                self.witness.note("defer", self.path, [message], now_ms)
+            if states.engine_log is not None:
+                states.engine_log.note("defer", self.path, [message], now_ms)
         else:
-            self.put_back(message, now_ms, counted=outcome is SettlementOutcome.ABANDON)
+            states.put_back(message, now_ms, counted=outcome is SettlementOutcome.ABANDON)
 
     def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
         """End these deliveries as completed; false, and nothing done, unless all hold their locks.
 
         What `settle` does for each, for less. Not for a queue with sessions.
         """
-        if now_ms >= self._wake_ms:
-            self.run_timers(now_ms)
-        if self._sessions is not None or not self._locks.hold(lock_tokens, now_ms):
+        states, locks = self.states, self.states.locks
+        if now_ms >= states.wake_ms:
+            states.run_timers(now_ms)
+        if states.sessions is not None or not locks.hold(lock_tokens, now_ms):
             return False
         self.accessed_at_ms = now_ms
-        if self.witness is not None:
-            done = [
-                delivery.message for token in lock_tokens if (delivery := self._locks.get(token))
-            ]
-            self.witness.note("complete", self.path, done, now_ms)
+        if states.engine_log is not None:
+            done = [delivery.message for token in lock_tokens if (delivery := locks.get(token))]
+            states.engine_log.note("complete", self.path, done, now_ms)
+        forget, remove = states.forget, locks.remove
         for token in lock_tokens:
-            self.forget(self._locks.remove(token))
+            forget(remove(token))
         return True
 
     def renew(self, lock_token: bytes, now_ms: int) -> int:
         """Lock a message for another lock duration from now; returns until when."""
         self.catch_up(now_ms)
-        if self._sessions is not None:
+        if self.states.sessions is not None:
             raise NotAllowed(f"{self.path!r} has sessions: renew the session's lock instead")
         self._require_lock(lock_token, None, now_ms)
         until_ms = now_ms + self.description.lock_duration_ms
-        self._locks.renew(lock_token, until_ms)
-        self._wake_by(until_ms)
+        self.states.locks.renew(lock_token, until_ms)
+        self.states.wake_by(until_ms)
         return until_ms
 
     def _require_lock(self, lock_token: bytes, session_id: str | None, now_ms: int) -> Delivery:
-        delivery = self._locks.get(lock_token)
+        delivery, sessions = self.states.locks.get(lock_token), self.states.sessions
         if delivery is not None:
-            if self._sessions is not None:
-                self._sessions.held(delivery.message.session_id or "", None, now_ms)
+            if sessions is not None:
+                sessions.held(delivery.message.session_id or "", None, now_ms)
             elif delivery.locked_until_ms <= now_ms:
                 delivery = None
         if delivery is not None:
             return delivery
-        if self._sessions is not None:
-            self._sessions.held(session_id or "", None, now_ms)
+        if sessions is not None:
+            sessions.held(session_id or "", None, now_ms)
         raise MessageLockLost(
             f"the message's lock in {self.path!r} expired, or the message was settled already; "
             "receive it again, and renew locks that take longer"

@@ -10,14 +10,12 @@ from collections.abc import Callable
 
 from twinbus.broker.descriptions import (
     DEFAULT_RULE,
-    FOREVER_MS,
     QueueDescription,
     RuleDescription,
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.forwarding import Resolve
-from twinbus.broker.engine.message_states import MessageStates
+from twinbus.broker.engine.forwarding import ForwardSource, Resolve
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
 from twinbus.broker.filters.rules import FilterError, apply_action, matches
@@ -43,7 +41,7 @@ class Subscription(Queue):
         notify: Callable[[Queue], None],
         dead_letter: Queue,
         *,
-        arm: Callable[[MessageStates, int], None] | None = None,
+        arm: Callable[[Queue, int], None] | None = None,
         resolve: Resolve | None = None,
     ) -> None:
         super().__init__(
@@ -61,13 +59,6 @@ class Subscription(Queue):
         self.name = name
         self.rules: dict[str, RuleDescription] = {}
         """By lower-case name, in order of creation, in which they are asked."""
-        self.topic_ttl_ms = FOREVER_MS
-        """The topic's own time to live, which bounds that of its messages here too."""
-
-    def _ttl_of(self, ttl_ms: int) -> int:
-        if self.topic_ttl_ms < FOREVER_MS and not 0 < ttl_ms < self.topic_ttl_ms:
-            ttl_ms = self.topic_ttl_ms
-        return super()._ttl_of(ttl_ms)
 
     def offer(
         self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
@@ -105,7 +96,7 @@ class Subscription(Queue):
                 if self.description.dead_letter_on_filter_error:
                     raise
             except Exception as error:
-                self.report(f"apply rule {rule.name!r}", error)
+                self.states.report(f"apply rule {rule.name!r}", error)
                 if self.description.dead_letter_on_filter_error:
                     raise FilterError(f"Rule {rule.name!r} failed unexpectedly: {error}") from error
         return copies
@@ -119,8 +110,8 @@ class Subscription(Queue):
         hops: int,
         origin: StoredMessage | None,
     ) -> None:
-        message = self.store(incoming, now_ms, origin)
-        self.bury(message, now_ms, reason=reason, description=text, hops=hops)
+        message = self.states.store(incoming, now_ms, origin)
+        self.states.bury(message, now_ms, reason=reason, description=text, hops=hops)
 
 
 class Schedule(Queue):
@@ -130,7 +121,7 @@ class Schedule(Queue):
         self,
         topic: Topic,
         journal: Journal,
-        arm: Callable[[MessageStates, int], None] | None,
+        arm: Callable[[Queue, int], None] | None,
     ) -> None:
         self._topic = topic
         self._reached: dict[int, set[int]] = {}
@@ -140,8 +131,9 @@ class Schedule(Queue):
         super().__init__(
             topic.path, topic.entity_id, description, journal, bytes, _tell_nobody, arm=arm
         )
+        self.states.activate = self._publish
 
-    def activate(self, message: StoredMessage, now_ms: int) -> None:
+    def _publish(self, message: StoredMessage, now_ms: int) -> None:
         """Publish a message whose time has come; it stays until every subscription has it."""
         number = message.sequence_number
         incoming = resent(self._journal.payload(self.entity_id, number), message)
@@ -151,7 +143,7 @@ class Schedule(Queue):
         except Exception:
             self._reached[number] = reached
             raise
-        self.forget(message)
+        self.states.forget(message)
 
 
 class Topic:
@@ -166,7 +158,7 @@ class Topic:
         description: TopicDescription,
         journal: Journal,
         *,
-        arm: Callable[[MessageStates, int], None] | None = None,
+        arm: Callable[[Queue, int], None] | None = None,
     ) -> None:
         self.path = path
         self.entity_id = entity_id
@@ -229,12 +221,12 @@ class Topic:
         """Publish a message that was admitted; never refuses."""
         if incoming.scheduled_for_ms > now_ms:
             return self.schedule.take(incoming, now_ms)
-        if self.schedule.remember(incoming.message_id, now_ms):
+        if self.schedule.states.remember(incoming.message_id, now_ms):
             self._fan_out_or_retract(incoming, now_ms)
         return None
 
     def take_over(
-        self, source: MessageStates, message: StoredMessage, now_ms: int, hops: int
+        self, source: ForwardSource, message: StoredMessage, now_ms: int, hops: int
     ) -> None:
         """Publish what `source` forwards; if this raises, the message is still with `source`.
 
@@ -243,13 +235,14 @@ class Topic:
         self.admit(message, now_ms)
         payload = self._journal.payload(source.entity_id, message.sequence_number)
         incoming = resent(payload, message)
-        is_new = self.schedule.remember(message.message_id, now_ms)
+        is_new = self.schedule.states.remember(message.message_id, now_ms)
         if is_new:
             self._fan_out_or_retract(incoming, now_ms, hops, message)
         self._journal.remove(source.entity_id, message)
-        if self.schedule.witness is not None:
+        engine_log = self.schedule.states.engine_log
+        if engine_log is not None:
             state = None if is_new else "duplicate"
-            self.schedule.witness.note("forward", self.path, [message], now_ms, state=state)
+            engine_log.note("forward", self.path, [message], now_ms, state=state)
 
     def _fan_out_or_retract(
         self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
@@ -259,7 +252,7 @@ class Topic:
             self.fan_out(incoming, now_ms, hops, origin)
         except Exception:
             # The sender tries again, and must not be told that it is a duplicate.
-            self.schedule.retract(incoming.message_id)
+            self.schedule.states.retract(incoming.message_id)
             raise
 
     def fan_out(
@@ -308,7 +301,7 @@ class Topic:
         """Publish to a subscription from now on, under the topic's limits."""
         self.subscriptions[subscription.name.lower()] = subscription
         subscription.max_message_bytes = self.max_message_bytes
-        subscription.topic_ttl_ms = self.description.default_ttl_ms
+        subscription.states.ttl_limit_ms = self.description.default_ttl_ms
 
     def restore(self, image: EntityImage) -> None:
         """Take the scheduled messages and the ids seen back from the store."""

@@ -216,15 +216,15 @@ def _cancel_scheduled(request: ManagementRequest, context: ManagementContext, no
 
 def _renew_session(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue, session_id = context.queue(), request.text("session-id")
-    until_ms = queue.renew_session(session_id, _holder(request, context, session_id), now_ms)
+    until_ms = queue.sessions.renew(session_id, _holder(request, context, session_id), now_ms)
     return {"expiration": Timestamp(until_ms)}
 
 
 def _get_session_state(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue, session_id = context.queue(), request.text("session-id")
-    if not queue.holds_session(session_id, _holder(request, context, session_id), now_ms):
+    if not queue.sessions.is_held_by(session_id, _holder(request, context, session_id), now_ms):
         raise SessionLockLost(f"The lock of session {session_id!r} is lost; accept it again.")
-    return {"session-state": queue.session_state(session_id)}
+    return {"session-state": queue.sessions.state(session_id)}
 
 
 def _set_session_state(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
@@ -233,7 +233,7 @@ def _set_session_state(request: ManagementRequest, context: ManagementContext, n
     if state is not None and not isinstance(state, bytes):
         raise ArgumentInvalid("session-state must be binary or null.")
     holder = _holder(request, context, session_id)
-    queue.set_session_state(session_id, state, now_ms, holder=holder)
+    queue.sessions.set_state(session_id, state, now_ms, holder=holder)
     return {}
 
 
@@ -241,7 +241,7 @@ def _list_sessions(request: ManagementRequest, context: ManagementContext, now_m
     queue = context.queue()
     skip = request.integer("skip", 0, minimum=0)
     since_ms = request.integer("last-updated-time", ANY_TIME_MS)
-    names = queue.session_ids(since_ms if since_ms < ANY_TIME_MS else None)
+    names = queue.sessions.ids(since_ms if since_ms < ANY_TIME_MS else None)
     names = page(names, skip, request.integer("top", INT_MAX, minimum=0))
     return {"skip": Int(skip), "sessions-ids": Array(names)} if names else None
 

@@ -69,7 +69,7 @@ class ReceivingLink:
             self._open()
             return
         wanted = _plain(filters[SESSION_FILTER])
-        granted = self.queue.accept_session(wanted, self, now_ms)
+        granted = self.queue.sessions.accept(wanted, self, now_ms)
         if granted is not None:
             self._open_session(*granted)
         else:
@@ -78,7 +78,7 @@ class ReceivingLink:
     def take_next_session(self, now_ms: int) -> bool:
         """Try again for the next free session; true when this link no longer waits."""
         try:
-            granted = self.queue.accept_session(None, self, now_ms)
+            granted = self.queue.sessions.accept(None, self, now_ms)
         except Refusal as refusal:
             self.stop_waiting()
             self._client.refuse(self.link, self.address, refusal)
@@ -150,7 +150,7 @@ class ReceivingLink:
                 raise
         # Who receives and deletes settles nothing, so an expired lock matters only if another
         # receiver has the session now.
-        self.queue.accept_session(self.session_id, self, now_ms)
+        self.queue.sessions.accept(self.session_id, self, now_ms)
         return self.queue.acquire(self, limit, now_ms, session_id=self.session_id)
 
     def settle(self, lock_token: bytes, state: object, now_ms: int) -> bytes | None:
@@ -204,8 +204,7 @@ class ReceivingLink:
         """Give up the session, if there is one; message locks run on until they expire."""
         self.stop_waiting()
         self._context.dispatcher.remove(self)
-        if not self.queue.is_deleted:
-            self.queue.release_holder(self, now_ms)
+        self.queue.sessions.release_holder(self, now_ms)
 
     def _open(self) -> None:
         self.link.accept(max_message_size=self.queue.max_message_bytes)

@@ -236,5 +236,7 @@ def test_a_restart_keeps_the_witness(world: Watched) -> None:
     again = Watched()
     again.namespace.restore(world.journal.images(), 0)
     again.journal = world.journal
-    assert again.namespace.get_queue("orders").witness is again.witness
-    assert again.namespace.receive_source("orders/$deadletterqueue").witness is again.witness
+    assert again.namespace.get_queue("orders").states.engine_log is again.witness
+    assert (
+        again.namespace.receive_source("orders/$deadletterqueue").states.engine_log is again.witness
+    )

@@ -292,8 +292,8 @@ class TestRefusals:
     def test_a_session_asked_of_a_queue_without(self, queue: Queue) -> None:
         for attempt in (
             lambda: queue.acquire(ME, 1, 0, session_id="s"),
-            lambda: queue.accept_session(None, ME, 0),
-            queue.session_ids,
+            lambda: queue.sessions.accept(None, ME, 0),
+            queue.sessions.ids,
         ):
             with pytest.raises(NotAllowed):
                 attempt()

@@ -41,7 +41,7 @@ def received(queue: Queue, holder: object, session_id: str, now_ms: int) -> list
 
 
 def test_a_holder_gets_its_session_in_order_and_no_other(queue: Queue) -> None:
-    assert queue.accept_session("b", ANN, 0) == ("b", LOCK_MS)
+    assert queue.sessions.accept("b", ANN, 0) == ("b", LOCK_MS)
     assert received(queue, ANN, "b", 1) == [2, 4]
     with pytest.raises(SessionLockLost):
         queue.acquire(ANN, 1, 1, session_id="a")
@@ -52,29 +52,29 @@ def test_a_holder_gets_its_session_in_order_and_no_other(queue: Queue) -> None:
 
 
 def test_the_next_session_is_the_one_that_waited_longest(queue: Queue) -> None:
-    assert queue.accept_session(None, ANN, 0) == ("a", LOCK_MS)
-    assert queue.accept_session(None, BOB, 0) == ("b", LOCK_MS)
-    assert queue.accept_session(None, object(), 0) is None
+    assert queue.sessions.accept(None, ANN, 0) == ("a", LOCK_MS)
+    assert queue.sessions.accept(None, BOB, 0) == ("b", LOCK_MS)
+    assert queue.sessions.accept(None, object(), 0) is None
 
 
 def test_a_freed_session_with_messages_is_next_again(queue: Queue) -> None:
-    queue.accept_session("a", ANN, 0)
-    queue.accept_session("b", BOB, 0)
+    queue.sessions.accept("a", ANN, 0)
+    queue.sessions.accept("b", BOB, 0)
     queue.acquire(BOB, 1, 0, session_id="b")
-    queue.release_holder(BOB, 1)
-    assert queue.accept_session(None, BOB, 1) == ("b", 1 + LOCK_MS)
-    assert queue.accept_session(None, BOB, LOCK_MS) == ("a", 2 * LOCK_MS)
+    queue.sessions.release_holder(BOB, 1)
+    assert queue.sessions.accept(None, BOB, 1) == ("b", 1 + LOCK_MS)
+    assert queue.sessions.accept(None, BOB, LOCK_MS) == ("a", 2 * LOCK_MS)
 
 
 def test_a_held_session_cannot_be_had(queue: Queue) -> None:
-    queue.accept_session("a", ANN, 0)
+    queue.sessions.accept("a", ANN, 0)
     with pytest.raises(SessionCannotBeLocked):
-        queue.accept_session("a", BOB, LOCK_MS - 1)
-    assert queue.accept_session("a", BOB, LOCK_MS) == ("a", 2 * LOCK_MS)
+        queue.sessions.accept("a", BOB, LOCK_MS - 1)
+    assert queue.sessions.accept("a", BOB, LOCK_MS) == ("a", 2 * LOCK_MS)
 
 
 def test_an_empty_session_can_be_held_and_gets_what_comes(world: World, queue: Queue) -> None:
-    assert queue.accept_session("new", ANN, 0) == ("new", LOCK_MS)
+    assert queue.sessions.accept("new", ANN, 0) == ("new", LOCK_MS)
     world.take_notified()
     queue.enqueue(incoming(session_id="new"), 1)
     assert world.take_notified() == ["orders"]
@@ -87,10 +87,10 @@ def test_a_message_without_a_session_is_refused(queue: Queue) -> None:
 
 
 def test_messages_are_locked_as_long_as_their_session(queue: Queue) -> None:
-    queue.accept_session("a", ANN, 0)
+    queue.sessions.accept("a", ANN, 0)
     [first, second] = queue.acquire(ANN, 2, 5_000, session_id="a")
     assert first.locked_until_ms == LOCK_MS
-    assert queue.renew_session("a", ANN, 8_000) == 8_000 + LOCK_MS
+    assert queue.sessions.renew("a", ANN, 8_000) == 8_000 + LOCK_MS
     queue.settle(first.lock_token, SettlementOutcome.COMPLETE, LOCK_MS + 1, session_id="a")
     with pytest.raises(NotAllowed, match="session"):
         queue.renew(second.lock_token, LOCK_MS + 1)
@@ -101,27 +101,27 @@ def test_messages_are_locked_as_long_as_their_session(queue: Queue) -> None:
 def test_a_session_lock_that_expires_takes_its_messages_along_and_counts(
     world: World, queue: Queue
 ) -> None:
-    queue.accept_session("a", ANN, 0)
+    queue.sessions.accept("a", ANN, 0)
     [delivery] = queue.acquire(ANN, 1, 0, session_id="a")
     world.take_notified()
     world.namespace.run_timers(LOCK_MS)
     assert "orders" in world.take_notified()
-    assert not queue.holds_session("a", ANN, LOCK_MS)
+    assert not queue.sessions.is_held_by("a", ANN, LOCK_MS)
     for session_id in ("a", None):
         with pytest.raises(SessionLockLost):
             queue.settle(
                 delivery.lock_token, SettlementOutcome.COMPLETE, LOCK_MS, session_id=session_id
             )
     with pytest.raises(SessionLockLost):
-        queue.renew_session("a", ANN, LOCK_MS)
-    queue.accept_session("a", BOB, LOCK_MS)
+        queue.sessions.renew("a", ANN, LOCK_MS)
+    queue.sessions.accept("a", BOB, LOCK_MS)
     deliveries = queue.acquire(BOB, 2, LOCK_MS, session_id="a")
     assert [each.message.delivery_count for each in deliveries] == [1, 0]
 
 
 def test_a_session_lock_that_expires_at_the_last_try_dead_letters(queue: Queue) -> None:
     for start_ms in (0, LOCK_MS):
-        queue.accept_session("a", ANN, start_ms)
+        queue.sessions.accept("a", ANN, start_ms)
         queue.acquire(ANN, 1, start_ms, session_id="a")
     queue.run_timers(2 * LOCK_MS)
     assert queue.dead_letter is not None
@@ -134,14 +134,14 @@ def test_a_session_lock_that_expires_at_the_last_try_dead_letters(queue: Queue) 
 def test_a_holder_that_leaves_frees_its_sessions_without_counting(
     world: World, queue: Queue
 ) -> None:
-    queue.accept_session("a", ANN, 0)
+    queue.sessions.accept("a", ANN, 0)
     queue.acquire(ANN, 2, 0, session_id="a")
     world.take_notified()
-    queue.release_holder(ANN, 1)
-    queue.release_holder(ANN, 1)
+    queue.sessions.release_holder(ANN, 1)
+    queue.sessions.release_holder(ANN, 1)
     assert "orders" in world.take_notified()
     assert queue.locked_count == 0
-    queue.accept_session("a", BOB, 2)
+    queue.sessions.accept("a", BOB, 2)
     deliveries = queue.acquire(BOB, 5, 2, session_id="a")
     assert [(d.message.sequence_number, d.message.delivery_count) for d in deliveries] == [
         (1, 0), (3, 0),
@@ -149,16 +149,16 @@ def test_a_holder_that_leaves_frees_its_sessions_without_counting(
 
 
 def test_a_holder_may_leave_after_its_queue_was_deleted(world: World, queue: Queue) -> None:
-    queue.accept_session("a", ANN, 0)
+    queue.sessions.accept("a", ANN, 0)
     queue.acquire(ANN, 1, 0, session_id="a")
     world.namespace.delete("orders", 1)
-    queue.release_holder(ANN, 1)
+    queue.sessions.release_holder(ANN, 1)
     assert queue.locked_count == 0
 
 
 def test_a_deferred_message_belongs_to_its_session(queue: Queue) -> None:
-    queue.accept_session("a", ANN, 0)
-    queue.accept_session("b", BOB, 0)
+    queue.sessions.accept("a", ANN, 0)
+    queue.sessions.accept("b", BOB, 0)
     [delivery] = queue.acquire(ANN, 1, 0, session_id="a")
     queue.settle(delivery.lock_token, SettlementOutcome.DEFER, 0)
     with pytest.raises(MessageNotFound, match="session"):
@@ -172,19 +172,19 @@ def test_a_deferred_message_belongs_to_its_session(queue: Queue) -> None:
 
 def test_expired_messages_leave_their_session(queue: Queue) -> None:
     queue.enqueue(incoming(session_id="c", ttl_ms=100), 0)
-    assert "c" in queue.session_ids()
+    assert "c" in queue.sessions.ids()
     queue.run_timers(100)
-    assert queue.session_ids() == ["a", "b"]
-    queue.accept_session(None, ANN, 100)
-    queue.accept_session(None, ANN, 100)
-    assert queue.accept_session(None, ANN, 100) is None
+    assert queue.sessions.ids() == ["a", "b"]
+    queue.sessions.accept(None, ANN, 100)
+    queue.sessions.accept(None, ANN, 100)
+    assert queue.sessions.accept(None, ANN, 100) is None
 
 
 def test_a_scheduled_message_appears_in_its_session(queue: Queue) -> None:
     queue.enqueue(incoming(session_id="c", scheduled_for_ms=500), 0)
-    assert queue.session_ids() == ["a", "b"]
+    assert queue.sessions.ids() == ["a", "b"]
     queue.run_timers(500)
-    queue.accept_session("c", ANN, 500)
+    queue.sessions.accept("c", ANN, 500)
     assert received(queue, ANN, "c", 500) == [6]
 
 
@@ -195,30 +195,30 @@ def test_peeking_can_be_limited_to_a_session(queue: Queue) -> None:
 
 class TestState:
     def test_it_is_kept_for_the_session_until_cleared(self, world: World, queue: Queue) -> None:
-        queue.accept_session("s", ANN, 0)
-        queue.set_session_state("s", b"half way", 0, holder=ANN)
-        queue.release_holder(ANN, 1)
+        queue.sessions.accept("s", ANN, 0)
+        queue.sessions.set_state("s", b"half way", 0, holder=ANN)
+        queue.sessions.release_holder(ANN, 1)
         again = world.restarted().namespace.get_queue("orders")
-        assert again.session_state("s") == b"half way"
-        assert again.session_ids() == ["a", "b", "s"]
-        again.accept_session("s", BOB, 2)
-        assert again.session_ids(updated_since_ms=0) == ["s"]
-        assert again.session_ids(updated_since_ms=1) == []
-        again.set_session_state("s", None, 2)
-        again.set_session_state("s", None, 2)
-        assert again.session_state("s") is None
-        assert world.restarted().namespace.get_queue("orders").session_state("s") is None
+        assert again.sessions.state("s") == b"half way"
+        assert again.sessions.ids() == ["a", "b", "s"]
+        again.sessions.accept("s", BOB, 2)
+        assert again.sessions.ids(updated_since_ms=0) == ["s"]
+        assert again.sessions.ids(updated_since_ms=1) == []
+        again.sessions.set_state("s", None, 2)
+        again.sessions.set_state("s", None, 2)
+        assert again.sessions.state("s") is None
+        assert world.restarted().namespace.get_queue("orders").sessions.state("s") is None
 
     def test_only_a_holder_sets_it(self, queue: Queue) -> None:
         with pytest.raises(SessionLockLost):
-            queue.set_session_state("s", b"x", 0)
-        queue.accept_session("s", ANN, 0)
+            queue.sessions.set_state("s", b"x", 0)
+        queue.sessions.accept("s", ANN, 0)
         with pytest.raises(SessionLockLost):
-            queue.set_session_state("s", b"x", 0, holder=BOB)
+            queue.sessions.set_state("s", b"x", 0, holder=BOB)
         with pytest.raises(SessionLockLost):
-            queue.set_session_state("s", b"x", LOCK_MS, holder=ANN)
+            queue.sessions.set_state("s", b"x", LOCK_MS, holder=ANN)
 
     def test_it_has_a_limit(self, queue: Queue) -> None:
-        queue.accept_session("s", ANN, 0)
+        queue.sessions.accept("s", ANN, 0)
         with pytest.raises(ArgumentOutOfRange, match=str(STATE_BYTES_MAX)):
-            queue.set_session_state("s", b"x" * (STATE_BYTES_MAX + 1), 0)
+            queue.sessions.set_state("s", b"x" * (STATE_BYTES_MAX + 1), 0)

@@ -247,7 +247,7 @@ def test_a_message_due_at_once_or_a_ping_has_no_number_to_cancel(world: World) -
 
 
 def test_a_held_session_is_renewed_and_keeps_a_state(world: World) -> None:
-    world.queue("talks").accept_session("s", world.holder, NOW_MS)
+    world.queue("talks").sessions.accept("s", world.holder, NOW_MS)
     world.now_ms += 20_000
     body = {"session-id": "s"}
     renewed = world.ask(
@@ -265,7 +265,7 @@ def test_a_held_session_is_renewed_and_keeps_a_state(world: World) -> None:
     "operation", ["renew-session-lock", "get-session-state", "set-session-state"]
 )
 def test_a_session_of_another_link_is_lost(world: World, operation: str) -> None:
-    world.queue("talks").accept_session("s", object(), NOW_MS)
+    world.queue("talks").sessions.accept("s", object(), NOW_MS)
     for link in (LINK, "closed-link"):
         with pytest.raises(exceptions.SessionLockLostError):
             world.ask(operation, {"session-id": "s"}, address="talks", link=link)
@@ -274,7 +274,7 @@ def test_a_session_of_another_link_is_lost(world: World, operation: str) -> None
 def test_deferred_messages_of_a_session_need_its_lock(world: World) -> None:
     queue = world.queue("talks")
     number = world.send(address="talks", group_id="s")
-    queue.accept_session("s", world.holder, NOW_MS)
+    queue.sessions.accept("s", world.holder, NOW_MS)
     (held,) = queue.acquire(world.holder, 1, NOW_MS, session_id="s")
     queue.settle(held.lock_token, SettlementOutcome.DEFER, NOW_MS)
     body = {"sequence-numbers": longs(number), "session-id": "s"}
