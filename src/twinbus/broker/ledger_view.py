@@ -84,9 +84,9 @@ class BrokerView:
         """It ended in order: nothing is missing."""
         self._tell("stopped")
 
-    def write(self, sights: Sequence[LoggedOperation]) -> None:
+    def write(self, operations: Sequence[LoggedOperation]) -> None:
         """Record what was seen; it is on disk by now."""
-        for at_ms, operation, entity, state, error, is_done, rows in sights:
+        for at_ms, operation, entity, state, error, is_done, rows in operations:
             shared = (
                 ("namespace", self._namespace),
                 ("entity", entity),

@@ -184,12 +184,12 @@ class Listener:
             # Opened and closed again, as a port check does: nothing to tell.
             connection.close()
             return
-        speech = recognise(first)
-        factory = self._factories.get(speech)
-        if speech is WireProtocol.TLS and self._tls is not None:
+        protocol = recognise(first)
+        factory = self._factories.get(protocol)
+        if protocol is WireProtocol.TLS and self._tls is not None:
             self._secure(connection)
         elif factory is None:
-            self._refuse(connection, speech, first)
+            self._refuse(connection, protocol, first)
         else:
             self._begin(self._hand_over(connection, factory), self._handovers)
 
@@ -250,8 +250,8 @@ class Listener:
             return None
         return factory()
 
-    def _refuse(self, connection: socket.socket, speech: WireProtocol, first: bytes) -> None:
-        if speech is WireProtocol.TLS:
+    def _refuse(self, connection: socket.socket, protocol: WireProtocol, first: bytes) -> None:
+        if protocol is WireProtocol.TLS:
             _log.warning(
                 "%s:%s: closed a TLS connection from %s: this port has no certificate and speaks "
                 "plain text; put UseDevelopmentEmulator=true into the connection string",

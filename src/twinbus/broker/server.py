@@ -211,7 +211,7 @@ class BrokerServer:
             notify=dispatcher.ready,
             deleted=self._on_deleted,
             in_use=self._in_use,
-            witness=self._engine_log,
+            engine_log=self._engine_log,
             failed=self._on_engine_failure,
         )
         namespace.restore(self.store.recover())

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.broker.engine.engine_log import EngineLog
+from twinbus.broker.engine.message_index import copy_of
 from twinbus.broker.engine.namespace import BrokerNamespace
-from twinbus.broker.engine.stock import copy_of
 from twinbus.broker.journal import EntityImage, MessageState, SessionState, StoredMessage
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.errors import StoreError
@@ -123,7 +123,7 @@ class World:
     """A namespace with its surroundings, and what it told them."""
 
     def __init__(
-        self, journal: FakeJournal | None = None, witness: EngineLog | None = None
+        self, journal: FakeJournal | None = None, engine_log: EngineLog | None = None
     ) -> None:
         self.journal = journal or FakeJournal()
         self.notified: list[str] = []
@@ -139,7 +139,7 @@ class World:
             notify=lambda queue: self.notified.append(queue.path),
             deleted=self.deleted.append,
             in_use=lambda path: path in self.in_use,
-            witness=witness,
+            engine_log=engine_log,
             failed=lambda *failure: self.failures.append(failure),
         )
 

@@ -41,10 +41,10 @@ class LoggedOperation(NamedTuple):
 class EngineLog:
     """Collects what is done until it is taken."""
 
-    __slots__ = ("_last", "_rows", "_sights")
+    __slots__ = ("_last", "_operations", "_rows")
 
     def __init__(self) -> None:
-        self._sights: list[LoggedOperation] = []
+        self._operations: list[LoggedOperation] = []
         self._last: _What | None = None
         self._rows: list[Row] = []
         """What the last sight is of, and its rows: the next is often the same thing again."""
@@ -95,15 +95,15 @@ class EngineLog:
 
     def take(self) -> list[LoggedOperation]:
         """All that was noted since the last time."""
-        sights, self._sights, self._last = self._sights, [], None
-        return sights
+        operations, self._operations, self._last = self._operations, [], None
+        return operations
 
     def _add(self, what: _What, rows: Iterable[Row]) -> None:
         if what == self._last:
             self._rows.extend(rows)
             return
         self._last, self._rows = what, [*rows]
-        self._sights.append(LoggedOperation(*what, self._rows))
+        self._operations.append(LoggedOperation(*what, self._rows))
 
 
 def _row_of(incoming: Incoming) -> Row:

@@ -34,7 +34,7 @@ class EntityFactory:
         *,
         arm: Callable[[Queue, int], None],
         resolve: Resolve,
-        witness: EngineLog | None = None,
+        engine_log: EngineLog | None = None,
         failed: Failed | None = None,
     ) -> None:
         self._journal = journal
@@ -42,7 +42,7 @@ class EntityFactory:
         self._notify = notify
         self._arm = arm
         self._resolve = resolve
-        self._witness = witness
+        self._engine_log = engine_log
         self._failed = failed
 
     def queue(self, path: str, first_id: int, description: QueueDescription) -> Queue:
@@ -87,7 +87,7 @@ class EntityFactory:
 
     def _wire(self, queue: Queue) -> None:
         """Tell an entity to whom it tells what."""
-        queue.states.engine_log = self._witness
+        queue.states.engine_log = self._engine_log
         queue.states.failed = self._failed
 
     def _dead_letter(

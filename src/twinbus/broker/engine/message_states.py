@@ -15,7 +15,8 @@ from twinbus.broker.engine.deadlines import Deadlines
 from twinbus.broker.engine.dedup import DuplicateHistory
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.forwarding import Forwarding, ForwardSource, Resolve
-from twinbus.broker.engine.lane import ReadyLane
+from twinbus.broker.engine.message_index import MessageIndex, copy_of, first_number
+from twinbus.broker.engine.ready_messages import ReadyMessages
 from twinbus.broker.engine.sessions import MessageSession, Sessions
 from twinbus.broker.engine.settlement import (
     DELIVERED_TOO_OFTEN,
@@ -25,7 +26,6 @@ from twinbus.broker.engine.settlement import (
     Delivery,
     Locks,
 )
-from twinbus.broker.engine.stock import MessageStock, copy_of, first_number
 from twinbus.broker.journal import EntityImage, Journal, MessageState, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 
@@ -35,13 +35,13 @@ NEVER_MS = FOREVER_MS
 """Later than any deadline."""
 
 TIMERS_AT_ONCE = 1000
-"""Timers that one call fires at most, so that a mass of them does not hold up everything else."""
+"""Most timers that one call fires, so that many due timers do not block everything else."""
 
 FAILED_RETRY_MS = 10_000
-"""Time between two tries of a timer that failed unexpectedly; each failure is reported."""
+"""Delay before a timer that failed unexpectedly is tried again; each failure is reported."""
 
 Failed = Callable[[str, str, Exception], None]
-"""Takes the path of an entity, what was being done, and the error that nobody expected."""
+"""Takes the path of an entity, what was being done, and the unexpected error."""
 
 
 class MessageStates:
@@ -78,19 +78,19 @@ class MessageStates:
         self.tokens = tokens
         self._arm = arm
         self._resolve = resolve
-        self.stock = MessageStock()
-        self.messages = self.stock.messages
-        self.lane = ReadyLane()
+        self.index = MessageIndex()
+        self.messages = self.index.messages
+        self.ready_messages = ReadyMessages()
         self.sessions = Sessions(path, entity_id, journal) if description.requires_session else None
         self.locks = Locks()
         self._schedule: Deadlines[int] = Deadlines(self._activation_of)
         self._expiries: Deadlines[int] = Deadlines(self._expiry_of)
         self._retries: dict[int, int] = {}
-        """When a message whose timer failed has its next try, by sequence number."""
+        """Next try of messages whose timer failed, by sequence number."""
         self.history: DuplicateHistory | None = None
         self.forwarding: Forwarding | None = None
         self.wake_ms = NEVER_MS
-        """No timer is due before this; it may be early, never late."""
+        """No timer is due before this time; it may be early, never late."""
         self.apply(description)
 
     def apply(self, description: QueueDescription | SubscriptionDescription) -> None:
@@ -114,12 +114,12 @@ class MessageStates:
     def store(
         self, incoming: Incoming, now_ms: int, origin: StoredMessage | None = None
     ) -> StoredMessage:
-        """Keep a new message under the next number; `origin` is what it was before it came here."""
+        """Store a new message under the next number; `origin` is its copy in another entity."""
         ttl_ms = self.ttl_of(incoming.ttl_ms)
         scheduled_for_ms = incoming.scheduled_for_ms
         is_scheduled = scheduled_for_ms > now_ms
         self.last_sequence_number += 1
-        # By position: naming eight arguments costs a send a good part of a microsecond.
+        # By position: eight keyword arguments would cost a good part of a microsecond.
         message = StoredMessage(
             self.last_sequence_number,
             now_ms,
@@ -135,11 +135,11 @@ class MessageStates:
             message.enqueued_sequence_number = first_number(origin)
             message.dead_letter_source = origin.dead_letter_source
         self.journal.put(self.entity_id, message, incoming.payload)
-        self.stock.add(message)
+        self.index.add(message)
         return message
 
     def ttl_of(self, ttl_ms: int) -> int:
-        """The shorter of a message's own time to live and the entity's; 0: for ever."""
+        """The shorter of a message's time to live and the entity's; 0: unlimited."""
         default_ms = min(self.description.default_ttl_ms, self.ttl_limit_ms)
         if 0 < ttl_ms < default_ms:
             return ttl_ms
@@ -154,7 +154,7 @@ class MessageStates:
         moved.sequence_number = self.last_sequence_number
         moved.enqueued_sequence_number = first_number(message)
         self.journal.move(source.entity_id, message.sequence_number, self.entity_id, moved)
-        self.stock.add(moved)
+        self.index.add(moved)
 
     def place(self, message: StoredMessage, now_ms: int, hops: int = 0) -> None:
         """Make a new message ready or, if it is scheduled, let it wait for its time."""
@@ -163,7 +163,7 @@ class MessageStates:
             self.wake_by(message.scheduled_for_ms)
             return
         if self.sessions is None:
-            self.lane.append(message)
+            self.ready_messages.append(message)
         else:
             self.sessions.append(message)
         if message.expires_at_ms:
@@ -172,7 +172,7 @@ class MessageStates:
         self._offer(message, now_ms, hops)
 
     def _offer(self, message: StoredMessage, now_ms: int, hops: int) -> None:
-        """Forward a message that has become ready, or let receivers know of it."""
+        """Forward a message that has become ready, or announce it to receivers."""
         if self.forwarding is not None:
             self.forwarding.offer(message, now_ms, hops)
             if self.forwarding.retry_at_ms:
@@ -202,7 +202,7 @@ class MessageStates:
     def lock(
         self, messages: list[StoredMessage], until_ms: int, session: MessageSession | None
     ) -> list[Delivery]:
-        """Give messages taken out of their lane, or deferred, into a receiver's hands."""
+        """Lock messages, popped or deferred, for a receiver."""
         deliveries = self.locks.add(messages, self.tokens, until_ms, timed=session is None)
         if session is not None:
             session.tokens.update(dict.fromkeys(each.lock_token for each in deliveries))
@@ -211,7 +211,7 @@ class MessageStates:
         return deliveries
 
     def unlock(self, token: bytes) -> StoredMessage:
-        """Take a message out of a receiver's hands; the caller puts it somewhere at once."""
+        """End the lock of a message; the caller puts it somewhere at once."""
         message = self.locks.remove(token)
         if self.sessions is not None:
             session = self.sessions.get(message.session_id)
@@ -220,7 +220,7 @@ class MessageStates:
         return message
 
     def put_back(self, message: StoredMessage, now_ms: int, *, counted: bool) -> None:
-        """Return an unlocked message to where it was; dead-letter it when its tries are used up."""
+        """Make an unlocked message ready again; dead-letter it after its last delivery."""
         if counted:
             message.delivery_count += 1
             tries = self.description.max_delivery_count
@@ -238,9 +238,9 @@ class MessageStates:
         self._offer(message, now_ms, 0)
 
     def _make_ready(self, message: StoredMessage) -> None:
-        """Put a message back into its place in its lane."""
+        """Make a message ready again, in its old place."""
         if self.sessions is None:
-            self.lane.give_back(message)
+            self.ready_messages.give_back(message)
         else:
             self.sessions.give_back(message)
 
@@ -249,7 +249,7 @@ class MessageStates:
         message = self.unlock(token)
         put_back = partial(self.put_back, message, now_ms, counted=counted)
         if not self._attempt("put a message back", put_back) and self.is_ready(message):
-            # Still here and in nobody's hands, but in no lane yet.
+            # Still here and not locked, but not ready yet.
             self._make_ready(message)
             self.announce()
 
@@ -264,7 +264,7 @@ class MessageStates:
     # Out
 
     def is_ready(self, message: StoredMessage) -> bool:
-        """Whether the message is in a lane of this queue."""
+        """Whether the message is here, ready for delivery."""
         return (
             message.lock_token is None
             and message.state is ACTIVE
@@ -272,28 +272,28 @@ class MessageStates:
         )
 
     def ready(self) -> list[StoredMessage]:
-        """Every message in a lane of this queue, in order of number."""
+        """Every ready message, in order of number."""
         return [message for message in self.messages.values() if self.is_ready(message)]
 
     def take_out(self, message: StoredMessage) -> None:
-        """Take a ready message out of its lane; the caller puts it somewhere at once."""
+        """Remove a message from the ready ones; the caller puts it somewhere at once."""
         if self.sessions is None:
-            self.lane.drop(message)
+            self.ready_messages.drop(message)
         else:
             self.sessions.drop(message)
 
     def let_go(self, message: StoredMessage) -> None:
-        """Drop a ready message that another entity has taken over, journal included."""
+        """Drop a ready message that another entity has taken over in the journal too."""
         self.take_out(message)
-        self.stock.remove(message)
+        self.index.remove(message)
 
     def forget(self, message: StoredMessage) -> None:
-        """Remove a message for good; it must be in no lane and not locked."""
-        self.stock.remove(message)
+        """Remove a message for good; it must be not ready and not locked."""
+        self.index.remove(message)
         self.journal.remove(self.entity_id, message)
 
     def perish(self, message: StoredMessage, now_ms: int) -> None:
-        """End a message whose time to live is over; the caller takes it out of its lane."""
+        """End a message whose time to live is over; the caller calls `take_out`."""
         if self.description.dead_letter_on_expiration and self.dead_letter is not None:
             text = "The message expired and was dead lettered."
             self.bury(message, now_ms, reason=EXPIRED, description=text)
@@ -311,7 +311,7 @@ class MessageStates:
         description: str | None,
         hops: int = 0,
     ) -> None:
-        """Move a message to the dead-letter queue; the caller takes it out of its lane.
+        """Move a message to the dead-letter queue; the caller calls `take_out`.
 
         If this raises, the message is where it was.
         """
@@ -327,7 +327,7 @@ class MessageStates:
         dead.dead_letter_source = self.path
         dead.overrides = overrides or None
         self.dead_letter.adopt(self, message, dead)
-        self.stock.remove(message)
+        self.index.remove(message)
         if self.engine_log is not None:
             self.engine_log.note("dead_letter", self.path, [message], now_ms, error=reason)
         self.dead_letter.place(dead, now_ms, hops)
@@ -337,7 +337,7 @@ class MessageStates:
     def run_timers(self, now_ms: int, limit: int = TIMERS_AT_ONCE) -> None:
         """Do what is due by now, at most about `limit` things; the rest stays due.
 
-        What fails is reported and tried again later. It holds up nothing else.
+        A timer that fails is reported and tried again later; the others run.
         """
         self.wake_ms = NEVER_MS
         is_done = False
@@ -362,7 +362,7 @@ class MessageStates:
         while left > 0 and (number := self._expiries.pop(now_ms)) is not None:
             left -= 1
             message = self.messages[number]
-            # One in a receiver's hands has till its lock ends; `put_back` looks at the time.
+            # A locked message expires when its lock ends: `put_back` checks the time.
             if message.lock_token is not None:
                 continue
             if self._attempt("end an expired message", partial(self.perish, message, now_ms)):
@@ -375,22 +375,22 @@ class MessageStates:
             self.history.forget_old(now_ms, left)
 
     def _attempt(self, doing: str, act: Callable[[], None]) -> bool:
-        """Do something that must not hold up anything else; false, and reported, if it failed."""
+        """Call `act`; return whether it worked. An unexpected error is reported, not raised."""
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - the others go on, and the shell is told
+        except Exception as error:  # noqa: BLE001 - reported; the others go on
             self.report(doing, error)
             return False
         return True
 
     def report(self, doing: str, error: Exception) -> None:
-        """Tell the shell of an unexpected error; where nobody listens, raise it."""
+        """Report an unexpected error to the shell; raise it where there is none."""
         if self.failed is None:
             raise error
         self.failed(self.path, doing, error)
 
     def _try_later(self, deadlines: Deadlines[int], number: int, now_ms: int) -> None:
-        """Have the timer of a message come up once more, unless the message has left."""
+        """Arm the timer of a message again, unless the message has left."""
         retries, messages = self._retries, self.messages
         if len(retries) > 2 * len(messages):
             # More than half are of messages that have left since.
@@ -409,7 +409,7 @@ class MessageStates:
         active.enqueued_at_ms = now_ms
         active.expires_at_ms = now_ms + message.ttl_ms if message.ttl_ms else 0
         self.adopt(self, message, active)
-        self.stock.remove(message)
+        self.index.remove(message)
         self.place(active, now_ms)
 
     def next_deadline_ms(self) -> int:
@@ -437,23 +437,23 @@ class MessageStates:
         return self._retries.get(number) or message.scheduled_for_ms
 
     def _expiry_of(self, number: int) -> int:
-        # A deferred message does not expire by itself (as in Azure), only when it is asked for.
+        # A deferred message expires only when it is requested, as in Azure.
         message = self.messages.get(number)
         if message is None or message.state is not ACTIVE:
             return 0
         return self._retries.get(number) or message.expires_at_ms
 
     def restore(self, image: EntityImage) -> None:
-        """Take everything back from the store; locks are gone, the counts of deliveries are not."""
+        """Restore everything from the store; locks are gone, delivery counts are not."""
         self.last_sequence_number = image.last_sequence_number
         for message in image.messages:
-            self.stock.add(message)
+            self.index.add(message)
             number = message.sequence_number
             self.last_sequence_number = max(self.last_sequence_number, number)
             if message.state is SCHEDULED:
                 self._schedule.add(message.scheduled_for_ms, number)
             elif message.state is ACTIVE:
-                (self.lane if self.sessions is None else self.sessions).append(message)
+                (self.ready_messages if self.sessions is None else self.sessions).append(message)
                 if message.expires_at_ms:
                     self._expiries.add(message.expires_at_ms, number)
         if self.sessions is not None:

@@ -48,7 +48,7 @@ class BrokerNamespace:
         notify: Callable[[Queue], None],
         deleted: Callable[[str], None],
         in_use: Callable[[str], bool] | None = None,
-        witness: EngineLog | None = None,
+        engine_log: EngineLog | None = None,
         failed: Failed | None = None,
     ) -> None:
         self.name = name
@@ -61,9 +61,9 @@ class BrokerNamespace:
         self._last_entity_id = NAMESPACE_ID
         self._foundry = EntityFactory(
             journal, tokens, notify, arm=self._timetable.arm, resolve=self.send_target,
-            witness=witness, failed=failed,
+            engine_log=engine_log, failed=failed,
         )  # fmt: skip
-        self._witness = witness
+        self._engine_log = engine_log
         self._failed = failed
         """Who is told of unexpected errors, which then hold up nothing else; None: raise them."""
         self._directory = Directory(name, self._foundry.empty_part)
@@ -92,8 +92,8 @@ class BrokerNamespace:
             target.admit(batch[0], now_ms)
         else:
             self._admit_all(target, batch, now_ms)
-        if self._witness is not None:
-            self._take_seen(self._witness, target, batch, now_ms)
+        if self._engine_log is not None:
+            self._take_seen(self._engine_log, target, batch, now_ms)
             return
         for incoming in batch:
             if not incoming.is_ping:
@@ -102,21 +102,21 @@ class BrokerNamespace:
     def schedule(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> list[int]:
         """Like `send`; returns the sequence number of each message, 0 where nothing was kept."""
         self._admit_all(target, batch, now_ms)
-        if self._witness is not None:
-            kept = self._take_seen(self._witness, target, batch, now_ms)
+        if self._engine_log is not None:
+            kept = self._take_seen(self._engine_log, target, batch, now_ms)
         else:
             kept = [None if each.is_ping else target.take(each, now_ms) for each in batch]
         return [0 if message is None else message.sequence_number for message in kept]
 
     def _take_seen(
-        self, witness: EngineLog, target: Entity, batch: Sequence[Incoming], now_ms: int
+        self, engine_log: EngineLog, target: Entity, batch: Sequence[Incoming], now_ms: int
     ) -> list[StoredMessage | None]:
         kept = []
         for incoming in batch:
             is_ping = incoming.is_ping
             again = not is_ping and target.is_duplicate(incoming.message_id, now_ms)
             stored = None if is_ping else target.take(incoming, now_ms)
-            witness.sent(target.path, incoming, stored, now_ms, is_duplicate=again)
+            engine_log.sent(target.path, incoming, stored, now_ms, is_duplicate=again)
             kept.append(stored)
         return kept
 
@@ -200,8 +200,8 @@ class BrokerNamespace:
         self._delete(entity, now_ms)
 
     def _delete(self, entity: Entity, now_ms: int) -> None:
-        if self._witness is not None:
-            self._witness.deleted(entity.path, now_ms)
+        if self._engine_log is not None:
+            self._engine_log.deleted(entity.path, now_ms)
         if isinstance(entity, Topic):
             for subscription in list(entity.subscriptions.values()):
                 self._delete(subscription, now_ms)

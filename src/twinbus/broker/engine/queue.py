@@ -19,6 +19,7 @@ from functools import partial
 
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.forwarding import ForwardSource, Resolve
+from twinbus.broker.engine.message_index import copy_of
 from twinbus.broker.engine.message_states import (
     DEFERRED,
     NEVER_MS,
@@ -29,7 +30,6 @@ from twinbus.broker.engine.message_states import (
 from twinbus.broker.engine.session_access import SessionAccess
 from twinbus.broker.engine.sessions import MessageSession
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome, dead_letter_description
-from twinbus.broker.engine.stock import copy_of
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.refusals import (
@@ -148,23 +148,23 @@ class Queue:
     @property
     def deferred_count(self) -> int:
         """Deferred messages, those locked by number included."""
-        return self.states.stock.deferred_count
+        return self.states.index.deferred_count
 
     @property
     def scheduled_count(self) -> int:
         """Messages that wait for their time."""
-        return self.states.stock.scheduled_count
+        return self.states.index.scheduled_count
 
     @property
     def active_count(self) -> int:
         """Messages that are ready or held by receivers."""
-        stock = self.states.stock
-        return len(stock.messages) - stock.deferred_count - stock.scheduled_count
+        index = self.states.index
+        return len(index.messages) - index.deferred_count - index.scheduled_count
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all messages here, those of the dead-letter queue not included."""
-        return self.states.stock.size_bytes
+        return self.states.index.size_bytes
 
     # Time and status
 
@@ -217,7 +217,7 @@ class Queue:
             )
         if states.sessions is not None and incoming.session_id is None:
             raise NotAllowed(f"{self.path!r} requires sessions: give the message a session id")
-        held_bytes = states.stock.size_bytes + reserved_bytes
+        held_bytes = states.index.size_bytes + reserved_bytes
         if self.dead_letter is not None:
             held_bytes += self.dead_letter.size_bytes
         if held_bytes + size_bytes > self._quota_bytes:
@@ -314,7 +314,7 @@ class Queue:
         self.require_receiving(now_ms)
         states = self.states
         session, until_ms = self._lock_terms(session_id, holder, now_ms)
-        pop = states.lane.pop if session is None else session.lane.pop
+        pop = states.ready_messages.pop if session is None else session.ready_messages.pop
         found: list[StoredMessage] = []
         expired_count = 0
         while len(found) < limit and (message := pop()) is not None:
@@ -402,7 +402,7 @@ class Queue:
         self.catch_up(now_ms)
         found: list[StoredMessage] = []
         if limit > 0:
-            for message in self.states.stock.from_number(from_sequence_number):
+            for message in self.states.index.from_number(from_sequence_number):
                 if session_id is None or message.session_id == session_id:
                     found.append(message)
                     if len(found) >= limit:
@@ -442,7 +442,7 @@ class Queue:
         if outcome is SettlementOutcome.DEAD_LETTER:
             states.bury(message, now_ms, reason=reason, description=description)
         elif outcome is SettlementOutcome.DEFER:
-            states.stock.defer(message)
+            states.index.defer(message)
             self._journal.amend(self.entity_id, message)
             if states.engine_log is not None:
                 states.engine_log.note("defer", self.path, [message], now_ms)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from twinbus.broker.engine.deadlines import Deadlines
-from twinbus.broker.engine.lane import ReadyLane
+from twinbus.broker.engine.ready_messages import ReadyMessages
 from twinbus.broker.journal import Journal, SessionState, StoredMessage
 from twinbus.broker.refusals import ArgumentOutOfRange, SessionCannotBeLocked, SessionLockLost
 
@@ -24,11 +24,11 @@ STATE_BYTES_MAX = 256 * 1024
 class MessageSession:
     """One session that is held or has ready messages."""
 
-    __slots__ = ("holder", "lane", "locked_until_ms", "session_id", "tokens")
+    __slots__ = ("holder", "locked_until_ms", "ready_messages", "session_id", "tokens")
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        self.lane = ReadyLane()
+        self.ready_messages = ReadyMessages()
         self.holder: object | None = None
         self.locked_until_ms = 0
         """0 while nobody holds the session."""
@@ -37,7 +37,7 @@ class MessageSession:
 
     def __repr__(self) -> str:
         held = f"held until {self.locked_until_ms}" if self.locked_until_ms else "free"
-        return f"<session {self.session_id!r}, {held}, {len(self.lane)} ready>"
+        return f"<session {self.session_id!r}, {held}, {len(self.ready_messages)} ready>"
 
 
 class Sessions:
@@ -63,16 +63,16 @@ class Sessions:
 
     def append(self, message: StoredMessage) -> None:
         """Add a new message at the end of its session."""
-        self._session_of(message).lane.append(message)
+        self._session_of(message).ready_messages.append(message)
 
     def give_back(self, message: StoredMessage) -> None:
         """Put a message back into its place in its session."""
-        self._session_of(message).lane.give_back(message)
+        self._session_of(message).ready_messages.give_back(message)
 
     def drop(self, message: StoredMessage) -> None:
         """Take a ready message out of its session."""
         session = self._sessions[message.session_id or ""]
-        session.lane.drop(message)
+        session.ready_messages.drop(message)
         self.tidy(session)
 
     def _session_of(self, message: StoredMessage) -> MessageSession:
@@ -86,7 +86,7 @@ class Sessions:
 
     def tidy(self, session: MessageSession) -> None:
         """Forget a session that nobody holds and that has nothing to give."""
-        if not session.locked_until_ms and not len(session.lane):
+        if not session.locked_until_ms and not len(session.ready_messages):
             self._available.pop(session.session_id, None)
             self._sessions.pop(session.session_id, None)
 
@@ -142,7 +142,7 @@ class Sessions:
             del self._held_by[id(session.holder)]
         session.holder = None
         session.locked_until_ms = 0
-        if len(session.lane):
+        if len(session.ready_messages):
             self._available[session.session_id] = session
         self.tidy(session)
 
@@ -187,7 +187,7 @@ class Sessions:
 
     def names(self) -> list[str]:
         """Ids of the sessions that have ready messages or a state, in order."""
-        ready = {name for name, session in self._sessions.items() if len(session.lane)}
+        ready = {name for name, session in self._sessions.items() if len(session.ready_messages)}
         return sorted(ready | self._states.keys())
 
     def updated_since(self, since_ms: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the engine tells its witness: each thing done to a message, once, when it is done."""
+"""What the engine logs: each operation on a message, once, when it is done."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Told = list[tuple[int, str, str, str | None, int | None, str | None]]
 
 
 class Watched(World):
-    """A namespace with a witness."""
+    """A namespace with an engine log."""
 
     def __init__(self) -> None:
-        self.witness = EngineLog()
-        super().__init__(witness=self.witness)
+        self.engine_log = EngineLog()
+        super().__init__(engine_log=self.engine_log)
 
     def told(self) -> Told:
         """Time, operation, entity, message id, number, and what else was said, since last time."""
         return [
             (at_ms, operation, entity, message_id, number, state or error)
-            for at_ms, operation, entity, state, error, _, rows in self.witness.take()
+            for at_ms, operation, entity, state, error, _, rows in self.engine_log.take()
             for message_id, _, number, _ in rows
         ]
 
@@ -220,8 +220,8 @@ def test_pings_refusals_and_the_end_of_an_entity(world: Watched) -> None:
     large = incoming(message_id="l", size_bytes=10_000_000)
     with pytest.raises(MessageTooLarge):
         world.namespace.send(target, [large], 20)
-    world.witness.refused("orders", [large], "too large", 20)
-    world.witness.refused("orders", [], "unreadable", 30)
+    world.engine_log.refused("orders", [large], "too large", 20)
+    world.engine_log.refused("orders", [], "unreadable", 30)
     world.namespace.delete("orders", 40)
     assert world.told() == [
         (10, "ping", "orders", "p", None, None),
@@ -231,12 +231,13 @@ def test_pings_refusals_and_the_end_of_an_entity(world: Watched) -> None:
     ]
 
 
-def test_a_restart_keeps_the_witness(world: Watched) -> None:
+def test_a_restart_keeps_the_engine_log(world: Watched) -> None:
     world.send("orders", "a", at_ms=10, ttl_ms=5)
     again = Watched()
     again.namespace.restore(world.journal.images(), 0)
     again.journal = world.journal
-    assert again.namespace.get_queue("orders").states.engine_log is again.witness
+    assert again.namespace.get_queue("orders").states.engine_log is again.engine_log
     assert (
-        again.namespace.receive_source("orders/$deadletterqueue").states.engine_log is again.witness
+        again.namespace.receive_source("orders/$deadletterqueue").states.engine_log
+        is again.engine_log
     )

@@ -1,4 +1,4 @@
-"""The messages of one entity, in order of their numbers, with what is counted about them."""
+"""All messages of one entity by sequence number, with their counts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from twinbus.broker.journal import MessageState, StoredMessage
 DEFERRED, SCHEDULED = MessageState.DEFERRED, MessageState.SCHEDULED
 
 ORDER_SLACK = 64
-"""Numbers of removed messages that the browsing order may carry beyond one for each left."""
+"""Numbers of removed messages that the browsing order may hold beyond one for each left."""
 
 
-class MessageStock:
+class MessageIndex:
     """Every message of one entity, whatever its state."""
 
     __slots__ = ("_order", "deferred_count", "messages", "scheduled_count", "size_bytes")
@@ -28,7 +28,7 @@ class MessageStock:
         """Ascending numbers, to start browsing anywhere; made when needed, may hold old ones."""
 
     def add(self, message: StoredMessage) -> None:
-        """Take in a message under a number higher than any before."""
+        """Add a message; its number is higher than any before."""
         number = message.sequence_number
         self.messages[number] = message
         self.size_bytes += message.size_bytes
@@ -43,7 +43,7 @@ class MessageStock:
                 self._order = None
 
     def remove(self, message: StoredMessage) -> None:
-        """Let a message go."""
+        """Remove a message."""
         del self.messages[message.sequence_number]
         self.size_bytes -= message.size_bytes
         if message.state is SCHEDULED:
@@ -52,7 +52,7 @@ class MessageStock:
             self.deferred_count -= 1
 
     def defer(self, message: StoredMessage) -> None:
-        """Set a message aside."""
+        """Mark a message as deferred."""
         if message.state is not DEFERRED:
             message.state = DEFERRED
             self.deferred_count += 1
@@ -75,7 +75,7 @@ def first_number(message: StoredMessage) -> int:
 
 
 def copy_of(message: StoredMessage) -> StoredMessage:
-    """The same message as another entry, to be moved; it has no number of its own yet."""
+    """A copy of the message to be moved; it has no number yet."""
     return StoredMessage(
         0,
         enqueued_at_ms=message.enqueued_at_ms,

@@ -1,7 +1,7 @@
-"""Messages that are ready for delivery, oldest number first: one lane per queue or per session.
+"""The messages of a queue, or of one session, that are ready for delivery, lowest number first.
 
-New messages have ever higher numbers and queue up at the end. Those that came back (abandoned,
-released, lock expired) take their old place again: they wait beside; the lower number goes first.
+New messages have ever higher numbers and are appended. Those that came back (abandoned, released,
+lock expired) keep their number and wait in a heap of their own; the lower number goes first.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from heapq import heapify, heappop, heappush, merge
 from twinbus.broker.journal import StoredMessage
 
 SWEEP_FLOOR = 64
-"""Dropped messages below which sweeping is not worth its while."""
+"""Dropped messages below which sweeping costs more than it frees."""
 
 
-class ReadyLane:
+class ReadyMessages:
     """Ready messages in order of their sequence numbers."""
 
     __slots__ = ("_dropped", "_fresh", "_returned")
@@ -40,7 +40,7 @@ class ReadyLane:
         self._fresh.append(message)
 
     def give_back(self, message: StoredMessage) -> None:
-        """Put a message that was popped back in its place."""
+        """Put a popped message back in its place."""
         heappush(self._returned, (message.sequence_number, message))
 
     def pop(self) -> StoredMessage | None:
@@ -58,7 +58,7 @@ class ReadyLane:
             dropped.discard(message.sequence_number)
 
     def drop(self, message: StoredMessage) -> None:
-        """Take out a message from anywhere; it must be in the lane."""
+        """Take out a message from anywhere; it must be ready."""
         self._dropped.add(message.sequence_number)
         if len(self._dropped) > max(SWEEP_FLOOR, len(self)):
             self._sweep()
