@@ -144,7 +144,7 @@ async def test_a_client_that_says_nothing_is_closed_in_time(
 
     async with listening() as listener:
         assert await say(listener.port) == b""
-    assert "said nothing for 0.05 s" in caplog.text
+    assert "sent nothing for 0.05 s" in caplog.text
 
 
 @pytest.mark.usefixtures("runner")

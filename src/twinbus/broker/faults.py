@@ -1,4 +1,4 @@
-"""Misbehaviour on request: which operations of the broker shall fail, how, how often, how long.
+"""Fault injection: which operations of the broker fail, how, how often and for how long.
 
 Pure: the shell asks `decide` before each operation and performs what the returned fault says.
 
@@ -36,10 +36,10 @@ STAGES_BY_KIND: dict[str, frozenset[Stage]] = {
 }
 
 DELAY_MS_MAX = 3_600_000
-"""An hour: more is a hang, and `hang` says so."""
+"""One hour; for more, use `hang`."""
 
 FAULTS_MAX = 1000
-"""Every operation walks the list, so it stays short."""
+"""Every operation walks the list, so it must stay short."""
 
 DEFAULT_CONDITION = "amqp:internal-error"
 """A failure that clients read as the service being unable to answer."""
@@ -49,7 +49,7 @@ THROTTLE_CONDITION = "com.microsoft:server-busy"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One way to misbehave; unless `count` or `until_ms` bounds it, it stays until removed."""
+    """One fault; unless `count` or `until_ms` bounds it, it stays until removed."""
 
     kind: str
     entity: str | None = None
@@ -88,7 +88,7 @@ class Fault:
         )
 
     def applies_to(self, stage: Stage, path: str) -> bool:
-        """Whether an operation on `path` is one that this fault is about."""
+        """Whether this fault applies to an operation on `path`."""
         if stage not in STAGES_BY_KIND[self.kind]:
             return False
         if self.entity is None:
@@ -100,20 +100,20 @@ class Fault:
 
 
 class FaultPlan:
-    """The faults in force, in the order they were asked for; the first that applies is the one."""
+    """The active faults, in order of addition; the first that applies is used."""
 
     def __init__(self, draw: Callable[[], float]) -> None:
-        """`draw` gives numbers in [0, 1); the shell seeds it, so that a run can be repeated."""
+        """`draw` returns numbers in [0, 1); the shell seeds it, so that a run can be repeated."""
         self._draw = draw
         self._faults: dict[int, Fault] = {}
         self._last_id = 0
 
     def __bool__(self) -> bool:
-        """False while there is nothing to decide, which is all that a busy path need ask."""
+        """False while no fault is active: a cheap check for busy paths."""
         return bool(self._faults)
 
     def add(self, fault: Fault) -> int:
-        """Put a fault in force; returns the id that removes it."""
+        """Add a fault; returns its id."""
         if len(self._faults) >= FAULTS_MAX:
             raise ArgumentOutOfRange(f"{FAULTS_MAX} faults are in force already; remove some first")
         self._last_id += 1
@@ -121,20 +121,20 @@ class FaultPlan:
         return self._last_id
 
     def remove(self, fault_id: int) -> bool:
-        """Take one fault back; False when it is gone already."""
+        """Remove one fault; False if it is gone already."""
         return self._faults.pop(fault_id, None) is not None
 
     def clear(self) -> None:
-        """Behave again."""
+        """Remove all faults."""
         self._faults.clear()
 
     def list(self, now_ms: int) -> dict[int, Fault]:
-        """The faults still in force by id, with the count that is left of each."""
+        """The active faults by id, each with its remaining count."""
         self._forget_expired(now_ms)
         return dict(self._faults)
 
     def decide(self, stage: Stage, path: str, now_ms: int) -> Fault | None:
-        """The fault that this operation meets, or None. A counted fault is used up by it."""
+        """The fault for this operation, or None; it lowers the fault's count."""
         if not self._faults:
             return None
         self._forget_expired(now_ms)
@@ -230,7 +230,7 @@ def _text(document: Mapping[str, object], key: str) -> str | None:
 
 def _whole(document: Mapping[str, object], key: str) -> int | None:
     value = document.get(key)
-    # JSON's true is an int to Python, but not to a person.
+    # JSON's true is an int in Python.
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise ArgumentInvalid(f"{key} of a fault is a whole number, not {value!r}")

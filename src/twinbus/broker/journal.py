@@ -1,8 +1,8 @@
-"""What the engine needs of a disk: a port that collects changes, and payloads read back.
+"""The port between engine and disk: it collects changes and reads payloads back.
 
-The engine changes its memory at once and notes each durable change here. The shell commits what
-was noted as one group and lets nothing out (no acknowledgement, no delivery) before that commit is
-done, so memory may run ahead of the disk but no client ever sees it do so.
+The engine changes its memory at once and notes each durable change here. The shell commits the
+changes as one group and sends nothing (no acknowledgement, no delivery) before that commit is done,
+so no client sees a change that is not on disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 
 class MessageState(IntEnum):
-    """Where a message stands; the numbers are those of `x-opt-message-state`."""
+    """The states of a message; the numbers are those of `x-opt-message-state`."""
 
     ACTIVE = 0
     DEFERRED = 1
@@ -21,7 +21,7 @@ class MessageState(IntEnum):
 
 
 class StoredMessage:
-    """What the engine knows of one message. The payload stays in the store."""
+    """One message without its payload, which stays in the store."""
 
     __slots__ = (
         "dead_letter_source",
@@ -82,7 +82,7 @@ class StoredMessage:
 
 
 class SessionState(NamedTuple):
-    """What an application keeps about a session, and when it last did."""
+    """An application's state of a session, and when it was set."""
 
     content: bytes
     updated_at_ms: int

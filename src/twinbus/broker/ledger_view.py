@@ -1,29 +1,29 @@
-"""The broker's own view of the ledger: what it did, as a witness beside what its clients say.
+"""The broker's view of the ledger: its own operations, beside the records of its clients.
 
 Every record has `view` "broker", the name of the namespace, the path of the entity, and of a
 message its id, size and sequence number there. Names and paths are the broker's own: a message in
 the backlog is in `contoso/x-servicebus-transfer/3`, whatever it is on its way to. One record for
 each message:
 
-    send         accepted (outcome ok): stored, and the client is being told. `state` is "scheduled"
+    send         accepted (outcome ok): stored, to be acknowledged. `state` is "scheduled"
                  for one that waits for its time, "duplicate" for one that duplicate detection
                  dropped. Or refused (outcome failed), and `error` says why; then nothing was kept
     ping         a ping was answered
-    receive      handed to a receiver, to be settled; once for each delivery
+    receive      delivered to a receiver, to be settled; once for each delivery
     complete     gone, settled by its receiver; received and deleted is `receive` and `complete`
-    defer        set aside by its receiver
+    defer        deferred by its receiver
     dead_letter  moved to the entity's dead-letter queue, by its receiver or by the broker; `error`
-                 has the reason ("TTLExpiredException" for one that ran out of time there)
-    expire       gone: it ran out of time, and the entity does not dead-letter what does
+                 has the reason ("TTLExpiredException" for one that expired there)
+    expire       gone: it expired, and the entity does not dead-letter expired messages
     forward      came from another entity of the namespace by auto-forwarding; "duplicate" as above
     manage       `state` "cancelled": a scheduled message, gone. `state` "deleted": the entity, with
                  all that was in it
     state        without an entity: "serving" at the start, "stopped" at an orderly end
 
-A message given back (abandoned, released, lock lost) has no record of its own: its next `receive`
-tells. Records are written once the change is on disk and before the client is told, so that a
-`kill -9` takes none of what a client knows; "serving" without a "stopped" before it tells of one.
-What could not be written is counted, as everywhere.
+A message that returns (abandoned, released, lock lost) has no record; its next `receive` shows it.
+Records are written once the change is on disk and before the client gets its answer, so a `kill -9`
+loses nothing that a client knows; "serving" without a "stopped" before it shows such an end.
+Records that could not be written are counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["BrokerView", "open_view_ledger"]
 
 ERROR_LENGTH_MAX = 300
-"""Of a reason's text, which can be a client's own."""
+"""Limit of a reason's text, which a client may have written."""
 
 
 def open_view_ledger(directory: Path | str) -> LedgerWriter:
@@ -77,15 +77,15 @@ class BrokerView:
         return self._ledger.unrecorded
 
     def opened(self) -> None:
-        """The namespace is served from now on."""
-        self._tell("serving")
+        """Record that the namespace is served from now on."""
+        self._record_state("serving")
 
     def closed(self) -> None:
-        """It ended in order: nothing is missing."""
-        self._tell("stopped")
+        """Record an orderly end: no record is missing."""
+        self._record_state("stopped")
 
     def write(self, operations: Sequence[LoggedOperation]) -> None:
-        """Record what was seen; it is on disk by now."""
+        """Write operations whose changes are on disk."""
         for at_ms, operation, entity, state, error, is_done, rows in operations:
             shared = (
                 ("namespace", self._namespace),
@@ -96,8 +96,8 @@ class BrokerView:
                 ("view", "broker"),
             )
             self._ledger.record_deliveries(operation, shared, at_ms, rows)
-        # Not by the writer's thread, later: a witness that knows less than the clients is none.
+        # At once, not later by the writer's thread: clients must not know more than the ledger.
         self._ledger.flush()
 
-    def _tell(self, state: str) -> None:
+    def _record_state(self, state: str) -> None:
         self._ledger.record("state", namespace=self._namespace, state=state, view="broker")

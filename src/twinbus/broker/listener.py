@@ -1,4 +1,4 @@
-"""One port for everything: gives each connection to the protocol that its first bytes ask for.
+"""One port for all protocols: the first bytes of a connection select its protocol.
 
     AMQP          -> amqp_factory
     an HTTP verb  -> http_factory (administration, health, AMQP over WebSocket)
@@ -27,7 +27,7 @@ from twinbus.errors import ListenError
 _log = logging.getLogger(__name__)
 
 SNIFF_LIMIT_S = 10.0
-"""A client that says nothing for so long is not going to."""
+"""A connection without a byte for this long is closed."""
 
 SNIFFING_MAX = 512
 """Silent connections kept at a time; past it the longest silent one goes. As many again may be in
@@ -46,7 +46,7 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class WireProtocol(Enum):
-    """What a client speaks, by its first bytes."""
+    """The protocol of a client, by its first bytes."""
 
     AMQP = "AMQP"
     HTTP = "HTTP"
@@ -94,7 +94,7 @@ class Listener:
         """Connections in a TLS handshake, or silent after it."""
 
     async def start(self) -> None:
-        """Listen on every address of the host; ListenError when there is none to be had."""
+        """Listen on every address of the host; ListenError if none can be bound."""
         self._loop = asyncio.get_running_loop()
         self._sockets = _bind(self.host, self.port, await self._addresses())
         self.port = self._sockets[0].getsockname()[1]
@@ -102,7 +102,7 @@ class Listener:
             self._loop.add_reader(listening, self._accept, listening)
 
     async def close(self) -> None:
-        """Stop listening. Connections already handed over go on; silent ones are closed."""
+        """Stop listening. Accepted connections continue; silent ones are closed."""
         for listening in self._sockets:
             self._loop.remove_reader(listening)
             listening.close()
@@ -167,7 +167,7 @@ class Listener:
         if len(self._sniffing) >= SNIFFING_MAX:
             self._drop(next(iter(self._sniffing)), f"{SNIFFING_MAX} connections are silent at once")
         limit = self._loop.call_later(
-            SNIFF_LIMIT_S, self._drop, connection, f"it said nothing for {SNIFF_LIMIT_S:g} s"
+            SNIFF_LIMIT_S, self._drop, connection, f"it sent nothing for {SNIFF_LIMIT_S:g} s"
         )
         self._sniffing[connection] = limit
         self._loop.add_reader(connection, self._peek, connection)
@@ -181,7 +181,7 @@ class Listener:
             first = b""
         self._forget(connection)
         if not first:
-            # Opened and closed again, as a port check does: nothing to tell.
+            # Opened and closed again, as a port check does: nothing to log.
             connection.close()
             return
         protocol = recognise(first)
@@ -231,7 +231,7 @@ class Listener:
                 ssl_handshake_timeout=SNIFF_LIMIT_S,
             )
         except OSError as error:
-            # Also a client that does not trust the certificate: it says so and hangs up.
+            # Also a client that does not trust the certificate: it sends an alert and closes.
             _log.info(
                 "%s:%s: no TLS with %s: %s; a client must trust the broker's certificate",
                 self.host, self.port, peer, str(error) or type(error).__name__,
@@ -240,7 +240,7 @@ class Listener:
             connection.close()
 
     def _inside(self, peer: str, first: bytes) -> asyncio.Protocol | None:
-        """Who speaks what a client began with inside TLS."""
+        """The protocol for a client's first bytes inside TLS."""
         factory = self._factories.get(recognise(first[:PEEK_BYTES]))
         if factory is None:
             _log.warning(
@@ -265,7 +265,7 @@ class Listener:
             )  # fmt: skip
             try:
                 connection.send(AMQP_HEADER)
-                # Reading what was sent keeps the close from resetting the answer away.
+                # Reading what was sent keeps close from resetting the connection before the answer.
                 connection.shutdown(socket.SHUT_WR)
                 connection.recv(1 << 16)
             except OSError:
@@ -334,5 +334,5 @@ def _peer(connection: socket.socket) -> str:
     try:
         host, port = connection.getpeername()[:2]
     except OSError:
-        return "a client that has gone"
+        return "a client that is gone"
     return f"{host}:{port}"

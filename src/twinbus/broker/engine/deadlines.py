@@ -1,7 +1,7 @@
-"""Due times, earliest first: an index over facts that are kept elsewhere.
+"""Due times, earliest first: an index over times that are kept elsewhere.
 
-An entry is only a hint. Whether it still holds is asked of its owner when it comes up, so that
-cancelling costs nothing; entries that no longer hold are swept out when many may have gathered.
+An entry is only a hint. When it comes up, its owner is asked whether it is still valid, so that
+cancelling costs nothing. Stale entries are swept out when there may be many.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bytes, int, str)
 
 SWEEP_FLOOR = 64
-"""Entries below which sweeping is not worth its while."""
+"""Entries below which sweeping costs more than it frees."""
 
 SWEEP_FACTOR = 4
-"""Growth between two sweeps: what is held is at most this many times what was true at the last."""
+"""Growth between two sweeps: at most this many times the entries left by the last one."""
 
 
 class Deadlines(Generic[K]):
-    """Keys with a due time; `due_of` tells a key's present due time, 0 when it waits no more."""
+    """Keys with a due time; `due_of` returns a key's present due time, 0 if it has none."""
 
     __slots__ = ("_due_of", "_heap", "_sweep_at")
 
@@ -30,7 +30,7 @@ class Deadlines(Generic[K]):
         self._sweep_at = SWEEP_FLOOR
 
     def __len__(self) -> int:
-        """Entries held, those that no longer hold included."""
+        """The number of entries, stale ones included."""
         return len(self._heap)
 
     def add(self, due_ms: int, key: K) -> None:

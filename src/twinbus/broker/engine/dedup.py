@@ -1,4 +1,4 @@
-"""Message ids accepted of late: a message whose id is among them is a duplicate."""
+"""Duplicate detection: the message ids accepted within the window."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DuplicateHistory:
         return len(self._first_seen)
 
     def has(self, message_id: str, now_ms: int) -> bool:
-        """Whether `accept` would say no."""
+        """Whether `accept` would return false."""
         seen_ms = self._first_seen.get(message_id)
         return seen_ms is not None and now_ms < seen_ms + self.window_ms
 
@@ -48,7 +48,7 @@ class DuplicateHistory:
         while oldest and count < limit and oldest[0][0] + self.window_ms <= now_ms:
             seen_ms, message_id = oldest.popleft()
             count += 1
-            # An id accepted again after its window has a later entry, which rules.
+            # An id accepted again after its window has a later entry.
             if self._first_seen.get(message_id) == seen_ms:
                 del self._first_seen[message_id]
                 self._journal.put_message_id(self._entity_id, message_id, None)
@@ -59,6 +59,6 @@ class DuplicateHistory:
         return self._oldest[0][0] + self.window_ms if self._oldest else 0
 
     def restore(self, first_seen: dict[str, int]) -> None:
-        """Take the ids back from the store."""
+        """Restore the ids from the store."""
         self._first_seen = dict(first_seen)
         self._oldest = deque(sorted((seen_ms, name) for name, seen_ms in first_seen.items()))

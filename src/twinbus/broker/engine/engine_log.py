@@ -1,9 +1,8 @@
-"""What the engine did, as the broker's own view of the ledger wants it: one row for each message.
+"""The operations of the engine, for the broker's view of the ledger: one row for each message.
 
-Pure, and present only where there is a ledger: without one nobody asks more than whether there is a
-witness, once for a batch. The rows say what is so in memory; the shell takes them at the end of the
-tick and writes them when the tick's commit is on disk, so none tells of what a client was never
-told. What each operation means is in `twinbus.broker.ledger_view`.
+Pure, and present only if the broker writes a ledger; without one the engine pays one check a batch.
+The shell takes the rows at the end of the tick and writes them when the tick's commit is on disk.
+`twinbus.broker.ledger_view` describes each operation.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["EngineLog", "LoggedOperation", "Row"]
 
 Row = tuple[str | None, int, int | None, int | None]
-"""Message id, size in bytes, sequence number, and how long it took, which no broker knows."""
-
+"""Message id, size in bytes, sequence number, and the duration, which the broker does not know."""
 
 _What = tuple[int, str, str, str | None, str | None, bool]
 
 
 class LoggedOperation(NamedTuple):
-    """The same thing done to some messages of one entity at one time."""
+    """One operation on some messages of one entity at one time."""
 
     at_ms: int
     operation: str
@@ -39,7 +37,7 @@ class LoggedOperation(NamedTuple):
 
 
 class EngineLog:
-    """Collects what is done until it is taken."""
+    """Collects operations until the shell takes them."""
 
     __slots__ = ("_last", "_operations", "_rows")
 
@@ -47,7 +45,7 @@ class EngineLog:
         self._operations: list[LoggedOperation] = []
         self._last: _What | None = None
         self._rows: list[Row] = []
-        """What the last sight is of, and its rows: the next is often the same thing again."""
+        """Rows of the last operation; the next is often the same operation again."""
 
     def note(
         self,
@@ -59,7 +57,7 @@ class EngineLog:
         state: str | None = None,
         error: str | None = None,
     ) -> None:
-        """Something was done with stored messages, for which they keep the number they had then."""
+        """Note an operation on stored messages, under the numbers they have now."""
         rows: list[Row] = [(m.message_id, m.size_bytes, m.sequence_number, None) for m in messages]
         if rows:
             self._add((now_ms, operation, entity, state, error, True), rows)
@@ -73,7 +71,7 @@ class EngineLog:
         *,
         is_duplicate: bool,
     ) -> None:
-        """A message was accepted, and `stored` where the entity keeps it itself."""
+        """Note an accepted message; `stored` is it as the entity keeps it, if it does."""
         if incoming.is_ping:
             self._add((now_ms, "ping", entity, None, None, True), (_row_of(incoming),))
             return
@@ -85,16 +83,16 @@ class EngineLog:
         self._add((now_ms, "send", entity, state, None, True), (row,))
 
     def refused(self, entity: str, batch: Sequence[Incoming], error: str, now_ms: int) -> None:
-        """Messages were not accepted; without any, one that could not even be read."""
+        """Note refused messages; an empty batch is one that could not be decoded."""
         rows = [_row_of(incoming) for incoming in batch] or [(None, 0, None, None)]
         self._add((now_ms, "send", entity, None, error, False), rows)
 
     def deleted(self, entity: str, now_ms: int) -> None:
-        """An entity is gone, with all that was in it."""
+        """Note the deletion of an entity with everything in it."""
         self._add((now_ms, "manage", entity, "deleted", None, True), ((None, 0, None, None),))
 
     def take(self) -> list[LoggedOperation]:
-        """All that was noted since the last time."""
+        """Return and clear the operations noted since the last call."""
         operations, self._operations, self._last = self._operations, [], None
         return operations
 

@@ -86,7 +86,7 @@ class EntityFactory:
         return queue
 
     def _wire(self, queue: Queue) -> None:
-        """Tell an entity to whom it tells what."""
+        """Connect an entity to the engine log and the error report."""
         queue.states.engine_log = self._engine_log
         queue.states.failed = self._failed
 

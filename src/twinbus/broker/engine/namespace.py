@@ -1,4 +1,4 @@
-"""A namespace: its queues, topics and subscriptions, and what is done with all of them.
+"""A namespace: its queues, topics and subscriptions, and the operations on them.
 
 Pure: the shell passes the time, and commits what the journal collected. An entity and its
 dead-letter queue are created and deleted in one call, so a crash leaves both or neither.
@@ -32,8 +32,8 @@ from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed
 
 NAMESPACE_ID = 0
-"""Entity id of the namespace's own record, which keeps the last id given away: none is used twice,
-since the store may still be clearing away what a deleted entity left."""
+"""Entity id of the namespace's own record, which keeps the last id assigned. No id is used twice:
+the store may still hold records of a deleted entity."""
 
 
 class BrokerNamespace:
@@ -55,18 +55,18 @@ class BrokerNamespace:
         self._journal = journal
         self._deleted = deleted
         self._in_use = in_use
-        """Whether clients hold links to the entity: then it is not idle, whatever they do."""
+        """Whether clients have links to the entity: then it is not idle."""
         self._timetable: Timetable[Queue] = Timetable()
         self._idle: Timetable[str] = Timetable()
         self._last_entity_id = NAMESPACE_ID
-        self._foundry = EntityFactory(
+        self._factory = EntityFactory(
             journal, tokens, notify, arm=self._timetable.arm, resolve=self.send_target,
             engine_log=engine_log, failed=failed,
         )  # fmt: skip
         self._engine_log = engine_log
         self._failed = failed
-        """Who is told of unexpected errors, which then hold up nothing else; None: raise them."""
-        self._directory = Directory(name, self._foundry.empty_part)
+        """Gets unexpected errors, which then stop nothing else; None: raise them."""
+        self._directory = Directory(name, self._factory.empty_part)
         self.resolve = self._directory.resolve
         self.receive_source = self._directory.receive_source
         self.get_queue = self._directory.queue
@@ -93,7 +93,7 @@ class BrokerNamespace:
         else:
             self._admit_all(target, batch, now_ms)
         if self._engine_log is not None:
-            self._take_seen(self._engine_log, target, batch, now_ms)
+            self._take_logged(self._engine_log, target, batch, now_ms)
             return
         for incoming in batch:
             if not incoming.is_ping:
@@ -103,12 +103,12 @@ class BrokerNamespace:
         """Like `send`; returns the sequence number of each message, 0 where nothing was kept."""
         self._admit_all(target, batch, now_ms)
         if self._engine_log is not None:
-            kept = self._take_seen(self._engine_log, target, batch, now_ms)
+            kept = self._take_logged(self._engine_log, target, batch, now_ms)
         else:
             kept = [None if each.is_ping else target.take(each, now_ms) for each in batch]
         return [0 if message is None else message.sequence_number for message in kept]
 
-    def _take_seen(
+    def _take_logged(
         self, engine_log: EngineLog, target: Entity, batch: Sequence[Incoming], now_ms: int
     ) -> list[StoredMessage | None]:
         kept = []
@@ -133,7 +133,7 @@ class BrokerNamespace:
         """A new, empty queue."""
         check_path("queue", path)
         self._check_new(path, description)
-        queue = self._foundry.queue(path, self._new_ids(2), description)
+        queue = self._factory.queue(path, self._new_ids(2), description)
         self._establish(queue, now_ms)
         return queue
 
@@ -141,7 +141,7 @@ class BrokerNamespace:
         """A new topic without subscriptions."""
         check_path("topic", path)
         self._check_new(path, description)
-        topic = self._foundry.topic(path, self._new_ids(1), description)
+        topic = self._factory.topic(path, self._new_ids(1), description)
         self._establish(topic, now_ms)
         return topic
 
@@ -161,7 +161,7 @@ class BrokerNamespace:
         self._check_new(path, description)
         first = rule or default_rule(now_ms)
         _check_rule(first)
-        subscription = self._foundry.subscription(owner, name, self._new_ids(2), description)
+        subscription = self._factory.subscription(owner, name, self._new_ids(2), description)
         subscription.rules[first.name.lower()] = first
         self._establish(subscription, now_ms)
         return subscription
@@ -313,7 +313,7 @@ class BrokerNamespace:
                 kept = image.description.get("last_entity_id", 0)
                 assert isinstance(kept, int)
                 self._last_entity_id = max(self._last_entity_id, kept)
-        for entity in self._foundry.rebuild(images):
+        for entity in self._factory.rebuild(images):
             entity.accessed_at_ms = now_ms
             self._directory.add(entity)
             self._watch_idleness(entity)

@@ -1,4 +1,4 @@
-"""A queue as its clients see it: what they may ask for, checked, and carried out.
+"""A queue: checks the requests of clients and carries them out.
 
     enqueue --> scheduled --time--> ready <--abandon, release, expiry-- locked --complete--> gone
        '------------------------------^ '-------------acquire-------------^ |
@@ -8,8 +8,8 @@
 
     ready --time to live--> gone or dead letter;  locked --dead-letter, tries used up--> dead letter
 
-Pure: every call has the time. A call first lets time do what it has to do by then, so no caller
-meets a lock, a session or a message that should have expired.
+Pure: every call has the time. A call first runs the timers that are due, so no caller meets a lock,
+a session or a message that should have expired.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from twinbus.broker.refusals import (
 __all__ = ["Delivery", "Queue", "SettlementOutcome"]
 
 EXPIRED_AT_ONCE = 1000
-"""Expired messages that one receive clears away before it lets others have their turn."""
+"""Expired messages that one receive removes before others have their turn."""
 
 DEFAULT_MESSAGE_BYTES = 256 * 1024
 REFUSE_SENDS = ("Disabled", "SendDisabled")
@@ -79,7 +79,7 @@ class Queue:
         self.accessed_at_ms = 0
         self.max_message_bytes = DEFAULT_MESSAGE_BYTES
         self._quota_bytes = NEVER_MS
-        self.states = MessageStates(
+        self.states: MessageStates = MessageStates(
             path,
             entity_id,
             description,
@@ -245,7 +245,7 @@ class Queue:
         try:
             message = states.store(incoming, now_ms, origin)
         except Exception:
-            # The sender tries again, and must not be told that it is a duplicate.
+            # The sender will try again, which must not count as a duplicate.
             states.retract(incoming.message_id)
             raise
         states.place(message, now_ms, hops)
@@ -270,7 +270,7 @@ class Queue:
         try:
             states.adopt(source, message, moved)
         except Exception:
-            # The message is tried again, and must not be dropped as a duplicate of itself.
+            # The move is tried again, which must not count as a duplicate.
             states.retract(message.message_id)
             raise
         states.place(moved, now_ms, hops)
@@ -278,7 +278,7 @@ class Queue:
             log.note("forward", self.path, [moved], now_ms)
 
     def cancel_scheduled(self, numbers: list[int], now_ms: int) -> None:
-        """Remove messages before their time comes: all of them, or none and `MessageNotFound`."""
+        """Cancel scheduled messages: all of them, or none and `MessageNotFound`."""
         self.catch_up(now_ms)
         found = [self._waiting(number, now_ms) for number in dict.fromkeys(numbers)]
         for message in found:
@@ -398,7 +398,7 @@ class Queue:
         *,
         session_id: str | None = None,
     ) -> list[StoredMessage]:
-        """Up to `limit` messages in any state from that number on; they stay where they are."""
+        """Up to `limit` messages in any state from that number on, without locking them."""
         self.catch_up(now_ms)
         found: list[StoredMessage] = []
         if limit > 0:
@@ -450,9 +450,9 @@ class Queue:
             states.put_back(message, now_ms, counted=outcome is SettlementOutcome.ABANDON)
 
     def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
-        """End these deliveries as completed; false, and nothing done, unless all hold their locks.
+        """Complete these deliveries; false, and nothing done, unless all locks are valid.
 
-        What `settle` does for each, for less. Not for a queue with sessions.
+        A faster `settle` for many. Not for a queue with sessions.
         """
         states, locks = self.states, self.states.locks
         if now_ms >= states.wake_ms:
@@ -492,5 +492,5 @@ class Queue:
             sessions.held(session_id or "", None, now_ms)
         raise MessageLockLost(
             f"the message's lock in {self.path!r} expired, or the message was settled already; "
-            "receive it again, and renew locks that take longer"
+            "receive it again, and renew the lock if processing takes longer"
         )

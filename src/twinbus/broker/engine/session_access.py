@@ -68,14 +68,14 @@ class SessionAccess:
                 self._states.free_session(session, now_ms, counted=False)
 
     def state(self, session_id: str) -> bytes | None:
-        """What was last set as the session's state."""
+        """The session's state."""
         state = self._required().states.get(session_id)
         return None if state is None else state.content
 
     def set_state(
         self, session_id: str, state: bytes | None, now_ms: int, *, holder: object | None = None
     ) -> None:
-        """Keep a state for a held session; None forgets it."""
+        """Set the state of a held session; None deletes it."""
         self._catch_up(now_ms)
         sessions = self._required()
         sessions.held(session_id, holder, now_ms)

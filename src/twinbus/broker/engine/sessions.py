@@ -1,11 +1,11 @@
-"""The sessions of one queue: who holds which, which wait for a receiver, and their states.
+"""The sessions of one queue: their holders, those that are available, and their states.
 
     EMPTY --message--> AVAILABLE --accept--> HELD --release or expiry--> AVAILABLE or EMPTY
       '--------------- accept by name --------^
 
-A held session is one receiver's until it lets go or the lock expires; its locked messages then go
-back together. A session that is neither held nor has ready messages is not kept in memory; its
-state, if it has one, is.
+A held session belongs to one receiver until it is released or its lock expires; its locked messages
+then return together. A session that is neither held nor has ready messages is not kept in memory;
+only its state is, if it has one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Sessions:
         return session
 
     def tidy(self, session: MessageSession) -> None:
-        """Forget a session that nobody holds and that has nothing to give."""
+        """Forget a session that is neither held nor has ready messages."""
         if not session.locked_until_ms and not len(session.ready_messages):
             self._available.pop(session.session_id, None)
             self._sessions.pop(session.session_id, None)
@@ -106,7 +106,7 @@ class Sessions:
         if session.locked_until_ms:
             raise SessionCannotBeLocked(
                 f"session {session_id!r} of {self._path!r} is held by another receiver; "
-                "wait until it lets go, or accept another session"
+                "wait until it is released, or accept another session"
             )
         self._available.pop(session_id, None)
         session.holder = holder
@@ -129,12 +129,12 @@ class Sessions:
         return session
 
     def renew(self, session: MessageSession, until_ms: int) -> None:
-        """Let a held session's lock last until then."""
+        """Extend the lock of a held session."""
         session.locked_until_ms = until_ms
         self.deadlines.add(until_ms, session.session_id)
 
     def free(self, session: MessageSession) -> None:
-        """End a session's lock; its messages must have been unlocked and given back."""
+        """End a session's lock; its messages must be unlocked and ready again."""
         assert not session.tokens, f"{session!r} still has locked messages"
         mine = self._held_by[id(session.holder)]
         del mine[session.session_id]
@@ -151,7 +151,7 @@ class Sessions:
         return list(self._held_by.get(id(holder), {}).values())
 
     def expired(self, now_ms: int) -> MessageSession | None:
-        """One held session whose lock has run out, or None."""
+        """A held session whose lock has expired, or None."""
         session_id = self.deadlines.pop(now_ms)
         return None if session_id is None else self._sessions[session_id]
 
@@ -167,7 +167,7 @@ class Sessions:
         return self._states
 
     def set_state(self, session_id: str, content: bytes | None, now_ms: int) -> None:
-        """Keep a session's state; None forgets it."""
+        """Set a session's state; None deletes it."""
         state = None
         if content is None:
             if self._states.pop(session_id, None) is None:
@@ -182,7 +182,7 @@ class Sessions:
         self._journal.put_session_state(self._entity_id, session_id, state)
 
     def restore(self, states: dict[str, SessionState]) -> None:
-        """Take the states back from the store."""
+        """Restore the states from the store."""
         self._states = dict(states)
 
     def names(self) -> list[str]:

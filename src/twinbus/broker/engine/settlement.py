@@ -1,6 +1,6 @@
-"""What a receiver gets and what it may answer: deliveries, their locks, and the outcomes.
+"""Deliveries, their locks, and the outcomes of settlement.
 
-A lock stands for one delivery under way. It ends once: settled by its token, or expired. In a queue
+A lock stands for one unsettled delivery. It ends once: settled by its token, or expired. In a queue
 with sessions a message's lock lives as long as its session's, so only plain locks have deadlines.
 """
 
@@ -31,18 +31,18 @@ CANNOT_FORWARD = "ForwardingRefused"
 
 
 class SettlementOutcome(Enum):
-    """What becomes of a locked message."""
+    """The outcomes of a settlement."""
 
     COMPLETE = "complete"
     ABANDON = "abandon"
     DEFER = "defer"
     DEAD_LETTER = "dead-letter"
     RELEASE = "release"
-    """Back to where it was, without counting as a failed delivery."""
+    """Ready again, without counting as a failed delivery."""
 
 
 class Delivery(NamedTuple):
-    """A message in a receiver's hands."""
+    """A message locked for a receiver."""
 
     message: StoredMessage
     lock_token: bytes
@@ -92,7 +92,7 @@ class Locks:
         return self._deliveries.get(token)
 
     def hold(self, tokens: list[bytes], now_ms: int) -> bool:
-        """Whether all of these, each told once, lock a delivery now."""
+        """Whether each of these tokens locks a delivery now."""
         held = self._deliveries
         try:
             return all(held[token].locked_until_ms > now_ms for token in tokens)
@@ -105,7 +105,7 @@ class Locks:
         self.deadlines.add(until_ms, token)
 
     def remove(self, token: bytes) -> StoredMessage:
-        """End a lock; returns its message, which is then nobody's."""
+        """End a lock; return its message."""
         message = self._deliveries.pop(token).message
         message.lock_token = None
         return message
@@ -119,7 +119,7 @@ class Locks:
 def dead_letter_description(
     parent: QueueDescription | SubscriptionDescription,
 ) -> QueueDescription:
-    """The settings of an entity's dead-letter queue: no sessions, no expiry, no end of tries."""
+    """The settings of an entity's dead-letter queue: no sessions, no expiry, no delivery limit."""
     return QueueDescription(
         lock_duration_ms=parent.lock_duration_ms,
         max_delivery_count=MAX_DELIVERY_COUNT_LIMIT,

@@ -1,6 +1,6 @@
-"""When to look at which queue: one timetable for all queues of a namespace.
+"""The next due time of each queue of a namespace.
 
-A queue that waits for nothing is not in it, so ten thousand idle queues cost nothing.
+A queue without a due time is not in it, so ten thousand idle queues cost nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Q = TypeVar("Q")
 
 
 class Timetable(Generic[Q]):
-    """Things and when each is next due; one due time for each, the earliest that was given."""
+    """Things with one due time each, the earliest that was given."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Q]] = []
@@ -21,18 +21,18 @@ class Timetable(Generic[Q]):
         self._turns = count()
 
     def arm(self, thing: Q, due_ms: int) -> None:
-        """Have `thing` come up at `due_ms`, unless it comes up earlier anyway."""
+        """Make `thing` due at `due_ms`, unless it is due earlier."""
         armed_ms = self._due.get(thing)
         if armed_ms is None or due_ms < armed_ms:
             self._due[thing] = due_ms
             heappush(self._heap, (due_ms, next(self._turns), thing))
 
     def disarm(self, thing: Q) -> None:
-        """Have `thing` come up no more."""
+        """Remove the due time of `thing`."""
         self._due.pop(thing, None)
 
     def take_due(self, now_ms: int) -> list[Q]:
-        """Everything that is due by now, each once; who wants to come up again arms again."""
+        """Remove and return everything that is due by now, each once."""
         taken: list[Q] = []
         heap = self._heap
         while heap and heap[0][0] <= now_ms:

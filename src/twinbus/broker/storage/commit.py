@@ -1,9 +1,9 @@
-"""Group commit: everything that one tick of the loop noted goes to disk as one batch.
+"""Group commit: all changes of one tick of the loop go to disk as one batch.
 
     after_commit(fn) ... --end of tick--> take batch -> [writer thread: write] -> run the fns
                                              ^--- what came meanwhile is the next ---'
 
-The writer is a thread of its own, for waiting on the disk must not stop the loop.
+The writer is a thread of its own: waiting for the disk must not block the loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GroupCommit:
-    """Runs functions once what was noted before them is durable, in the order they came."""
+    """Runs functions in order, each once the changes noted before it are durable."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class GroupCommit:
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         self.on_failure = on_failure
-        """Told once for a batch that could not be written, when all that waited is dropped. It
-        rebuilds from `store.recover()`; if it returns, work is taken again, else never."""
+        """Called when a batch could not be written and everything waiting was dropped. It restores
+        from `store.recover()`; if it returns, commits continue, else never."""
         self.commits = 0
         self.failures = 0
         """Batches that are on disk, and batches that could not be written."""
@@ -47,13 +47,13 @@ class GroupCommit:
         self._promises: set[asyncio.Future[None]] = set()
         self._work: SimpleQueue[Batch | None] = SimpleQueue()
         self._outcome: Exception | None = None
-        """What the writer's last batch came to; read by the loop when it has landed."""
+        """The error of the writer's last batch; the loop reads it in `_land`."""
         self._writer = threading.Thread(target=self._write, name="twinbus-writer", daemon=True)
         self._writer.start()
 
     @property
     def pending_bytes(self) -> int:
-        """About how many bytes were noted and are not durable yet."""
+        """Approximate bytes that were noted and are not durable yet."""
         return self._store.pending_bytes
 
     def after_commit(self, fn: Callable[[], None]) -> None:
@@ -63,13 +63,13 @@ class GroupCommit:
             self.schedule()
 
     def schedule(self) -> None:
-        """Have what was noted committed at the end of this tick, though nobody waits for it."""
+        """Commit what was noted at the end of this tick, even if nothing waits for it."""
         if not self._flush_is_due:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
 
     async def durable(self) -> None:
-        """Return once everything noted so far is durable. Raises what kept it from being so."""
+        """Return once everything noted so far is durable; raises the error of its commit."""
         if self._failure is not None:
             raise StoreError(f"nothing is stored any more: {self._failure}") from self._failure
         if self._is_closed:
@@ -78,17 +78,17 @@ class GroupCommit:
         self._promises.add(promise)
         promise.add_done_callback(self._promises.discard)
 
-        def keep() -> None:
+        def resolve() -> None:
             if not promise.done():
                 promise.set_result(None)
 
-        self.after_commit(keep)
+        self.after_commit(resolve)
         await promise
 
     async def close(self) -> None:
         """Commit what was noted, run what waits for it, end the writer. May be called twice.
 
-        Raises what kept the rest from being committed; the writer has ended all the same.
+        Raises the error of the last commit; the writer has ended in any case.
         """
         if self._is_closed:
             return
@@ -102,7 +102,7 @@ class GroupCommit:
             self._writer.join()
             self._land()
         if self._failure is None:
-            # What the last functions noted in their turn.
+            # Changes that the last functions noted.
             flush(self._store)
             waiting, self._waiting = self._waiting, []
             self._run(waiting)
@@ -125,17 +125,17 @@ class GroupCommit:
             outcome: Exception | None = None
             try:
                 self._store.write(batch)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the loop must hear of it
+            except Exception as error:  # noqa: BLE001 - the loop must get any error
                 outcome = error
             self._outcome = outcome
             try:
                 self._loop.call_soon_threadsafe(self._land)
             except RuntimeError:
-                # The loop was closed without closing us: nobody is left to tell.
+                # The loop was closed before this commit was: nothing can be called.
                 return
 
     def _land(self) -> None:
-        """Take what the writer has done, if anything."""
+        """Finish the batch that the writer has written, if any."""
         if self._in_flight is None:
             return
         batch, waiting = self._in_flight
@@ -146,7 +146,7 @@ class GroupCommit:
         self.commits += 1
         self._store.finish(batch)
         self._run(waiting)
-        # Also when nobody waits: the store may have more to sweep.
+        # Even if nothing waits: the store may have more to sweep.
         self.schedule()
 
     def _fail(self, failure: Exception) -> None:
@@ -165,7 +165,7 @@ class GroupCommit:
         for fn in waiting:
             try:
                 fn()
-            except Exception as error:  # noqa: BLE001 - one client's trouble is not the next one's
+            except Exception as error:  # noqa: BLE001 - one failure must not stop the others
                 self._loop.call_exception_handler(
                     {"message": "a function failed after its commit", "exception": error}
                 )

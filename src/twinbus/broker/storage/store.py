@@ -1,4 +1,4 @@
-"""What the broker needs of a disk, and the store that needs none.
+"""The port for a disk, and a store in memory.
 
 A store is a `Journal` that can make what was noted durable, one batch at a time:
 
@@ -24,9 +24,9 @@ class Batch:
 
     records: dict[bytes, bytes | None]
     sweep: tuple[int, ...] = ()
-    """Dropped entities of whose leftovers a slice goes with this batch."""
+    """Dropped entities; this batch deletes some of their remaining records."""
     swept: list[int] = field(default_factory=list)
-    """Those of them that have nothing left; known once the batch is written."""
+    """Those of them without remaining records; known once the batch is written."""
 
 
 class Store(Journal, Protocol):
@@ -34,10 +34,10 @@ class Store(Journal, Protocol):
 
     @property
     def pending_bytes(self) -> int:
-        """About how many bytes were noted and are not durable yet."""
+        """Approximate bytes that were noted and are not durable yet."""
 
     def recover(self) -> list[EntityImage]:
-        """Everything that is durable, in order of entity id; what was noted since is forgotten."""
+        """Everything that is durable, in order of entity id; other changes are dropped."""
 
     def payloads(self, entity_id: int, sequence_numbers: list[int]) -> list[bytes]:
         """The payloads of these messages, in that order."""
@@ -53,20 +53,20 @@ class Store(Journal, Protocol):
         """Return when the batch is durable. Raises StoreError; then none of it is visible."""
 
     def finish(self, batch: Batch) -> None:
-        """Note that the batch is durable: what was kept of it in memory may go."""
+        """Note that the batch is durable and free its memory."""
 
     def discard(self) -> None:
-        """Forget all that is not durable, after a failed batch. `recover` must be called next."""
+        """Drop all that is not durable, after a failed batch. `recover` must be called next."""
 
     def low_on_space(self) -> str | None:
-        """Why no more should be stored, in a line for a person; None while there is room."""
+        """Why no more should be stored, in one line; None while there is space."""
 
     def close(self) -> None:
-        """Let go of the disk. What was noted and not committed is lost. May be called twice."""
+        """Close the disk. Uncommitted changes are lost. May be called twice."""
 
 
 def flush(store: Store) -> None:
-    """Commit here and now, in this thread, what was noted; nothing may be in flight."""
+    """Commit what was noted, in this thread; no batch may be in flight."""
     batch = store.take_batch()
     if batch is not None:
         store.write(batch)
@@ -75,7 +75,7 @@ def flush(store: Store) -> None:
 
 @dataclass(slots=True)
 class _EntityRecords:
-    """All that is kept of one entity."""
+    """Everything stored for one entity."""
 
     entity: tuple[str, str, dict[str, object]] | None = None
     last_sequence_number: int = 0
@@ -85,51 +85,51 @@ class _EntityRecords:
 
 
 class MemoryStore(Store):
-    """A store that lives and dies with the process (`--ephemeral`); nothing waits for a disk."""
+    """A store in memory (`--ephemeral`); it ends with the process."""
 
     pending_bytes = 0
 
     def __init__(self) -> None:
-        self._shelves: dict[int, _EntityRecords] = {}
+        self._records: dict[int, _EntityRecords] = {}
 
-    def _shelf(self, entity_id: int) -> _EntityRecords:
-        shelf = self._shelves.get(entity_id)
-        if shelf is None:
-            shelf = self._shelves[entity_id] = _EntityRecords()
-        return shelf
+    def _records_of(self, entity_id: int) -> _EntityRecords:
+        records = self._records.get(entity_id)
+        if records is None:
+            records = self._records[entity_id] = _EntityRecords()
+        return records
 
     def put_entity(
         self, entity_id: int, kind: str, path: str, description: dict[str, object]
     ) -> None:
-        self._shelf(entity_id).entity = (kind, path, copy.deepcopy(description))
+        self._records_of(entity_id).entity = (kind, path, copy.deepcopy(description))
 
     def drop_entity(self, entity_id: int) -> None:
-        self._shelves.pop(entity_id, None)
+        self._records.pop(entity_id, None)
 
     def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
-        shelf = self._shelf(entity_id)
+        records = self._records_of(entity_id)
         number = message.sequence_number
-        shelf.messages[number] = (_snapshot(message), payload)
-        shelf.last_sequence_number = max(shelf.last_sequence_number, number)
+        records.messages[number] = (_snapshot(message), payload)
+        records.last_sequence_number = max(records.last_sequence_number, number)
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
-        kept, _ = self._shelf(entity_id).messages[message.sequence_number]
+        kept, _ = self._records_of(entity_id).messages[message.sequence_number]
         kept.state, kept.delivery_count = message.state, message.delivery_count
         kept.overrides = copy.copy(message.overrides)
 
     def remove(self, entity_id: int, message: StoredMessage) -> None:
-        self._shelf(entity_id).messages.pop(message.sequence_number, None)
+        self._records_of(entity_id).messages.pop(message.sequence_number, None)
 
     def move(
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:
         payload = self.payload(entity_id, sequence_number)
-        del self._shelf(entity_id).messages[sequence_number]
+        del self._records_of(entity_id).messages[sequence_number]
         self.put(to_entity_id, message, payload)
 
     def payload(self, entity_id: int, sequence_number: int) -> bytes:
         try:
-            return self._shelves[entity_id].messages[sequence_number][1]
+            return self._records[entity_id].messages[sequence_number][1]
         except KeyError:
             raise LookupError(
                 f"entity {entity_id} has no message {sequence_number} in the store"
@@ -139,32 +139,32 @@ class MemoryStore(Store):
         self, entity_id: int, session_id: str, state: SessionState | None
     ) -> None:
         if state is None:
-            self._shelf(entity_id).session_states.pop(session_id, None)
+            self._records_of(entity_id).session_states.pop(session_id, None)
         else:
-            self._shelf(entity_id).session_states[session_id] = state
+            self._records_of(entity_id).session_states[session_id] = state
 
     def put_message_id(self, entity_id: int, message_id: str, first_seen_ms: int | None) -> None:
         if first_seen_ms is None:
-            self._shelf(entity_id).message_ids.pop(message_id, None)
+            self._records_of(entity_id).message_ids.pop(message_id, None)
         else:
-            self._shelf(entity_id).message_ids[message_id] = first_seen_ms
+            self._records_of(entity_id).message_ids[message_id] = first_seen_ms
 
     def recover(self) -> list[EntityImage]:
         images = []
-        for entity_id, shelf in sorted(self._shelves.items()):
-            if shelf.entity is None:
+        for entity_id, records in sorted(self._records.items()):
+            if records.entity is None:
                 continue
-            kind, path, description = shelf.entity
+            kind, path, description = records.entity
             images.append(
                 EntityImage(
                     entity_id,
                     kind,
                     path,
                     copy.deepcopy(description),
-                    shelf.last_sequence_number,
-                    [_snapshot(shelf.messages[number][0]) for number in sorted(shelf.messages)],
-                    dict(shelf.session_states),
-                    dict(shelf.message_ids),
+                    records.last_sequence_number,
+                    [_snapshot(records.messages[number][0]) for number in sorted(records.messages)],
+                    dict(records.session_states),
+                    dict(records.message_ids),
                 )
             )
         return images
@@ -179,17 +179,17 @@ class MemoryStore(Store):
         raise AssertionError("a store in memory has no batches")
 
     def discard(self) -> None:
-        """Nothing to forget: all that was noted is kept."""
+        """Nothing to drop: every change is kept."""
 
     def low_on_space(self) -> str | None:
         return None
 
     def close(self) -> None:
-        self._shelves.clear()
+        self._records.clear()
 
 
 def _snapshot(message: StoredMessage) -> StoredMessage:
-    """A copy as a disk would give it back: later changes do not reach it, and it is not locked."""
+    """A copy as a disk would return it: unlocked, and unaffected by later changes."""
     return StoredMessage(
         message.sequence_number,
         enqueued_at_ms=message.enqueued_at_ms,
