@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 
@@ -79,6 +80,18 @@ class StoredMessage:
     def __repr__(self) -> str:
         state = self.state.name.lower()
         return f"<{state} message {self.sequence_number}, delivered {self.delivery_count} times>"
+
+
+_FIELDS = attrgetter(
+    "sequence_number", "enqueued_at_ms", "size_bytes", "message_id", "session_id", "ttl_ms",
+    "expires_at_ms", "scheduled_for_ms", "state", "delivery_count", "enqueued_sequence_number",
+    "dead_letter_source", "overrides",
+)  # fmt: skip
+
+
+def copy_message(message: StoredMessage) -> StoredMessage:
+    """A copy of the message that is not locked."""
+    return StoredMessage(*_FIELDS(message))
 
 
 class SessionState(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from twinbus.broker.journal import MessageState, StoredMessage
+from twinbus.broker.journal import MessageState, StoredMessage, copy_message
 
 DEFERRED, SCHEDULED = MessageState.DEFERRED, MessageState.SCHEDULED
 
@@ -76,17 +76,6 @@ def first_number(message: StoredMessage) -> int:
 
 def copy_of(message: StoredMessage) -> StoredMessage:
     """A copy of the message to be moved; it has no number yet."""
-    return StoredMessage(
-        0,
-        enqueued_at_ms=message.enqueued_at_ms,
-        size_bytes=message.size_bytes,
-        message_id=message.message_id,
-        session_id=message.session_id,
-        ttl_ms=message.ttl_ms,
-        expires_at_ms=message.expires_at_ms,
-        scheduled_for_ms=message.scheduled_for_ms,
-        state=message.state,
-        delivery_count=message.delivery_count,
-        dead_letter_source=message.dead_letter_source,
-        overrides=message.overrides,
-    )
+    copy = copy_message(message)
+    copy.sequence_number = copy.enqueued_sequence_number = 0
+    return copy

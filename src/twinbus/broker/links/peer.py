@@ -1,8 +1,8 @@
-"""One AMQP client of the broker: its connection, its links and what its tokens allow.
+"""One AMQP client of the broker: its connection, its links and the grants of its tokens.
 
 An `asyncio.Protocol` around the sans-IO connection. It acts on each event at once, but sends
-nothing by itself: the server collects what all peers have to say at the end of the tick and writes
-it when that tick's changes are on disk.
+nothing by itself: the server collects the output of all peers at the end of the tick, and it is
+written when that tick's changes are on disk.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Peer(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin: the client speaks first."""
+        """Register the connection; the client sends first."""
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local client"
@@ -106,7 +106,7 @@ class Peer(asyncio.Protocol):
         self.touch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the client; its message locks run on until they expire."""
+        """Close the client's links; its message locks stay until they expire."""
         self._transport = None
         self._owner.peers.discard(self)
         if self._timer is not None:
@@ -118,11 +118,11 @@ class Peer(asyncio.Protocol):
         log.info("%s: connection from %s closed", self._context.name, self.address)
 
     def pause_writing(self) -> None:
-        """Deliver nothing more while the client does not read."""
+        """Stop delivering while the client does not read."""
         self._is_writable = False
 
     def resume_writing(self) -> None:
-        """Go on delivering."""
+        """Continue delivering."""
         self._is_writable = True
         self._deliver_again()
 
@@ -131,27 +131,27 @@ class Peer(asyncio.Protocol):
             if isinstance(owner, ReceivingLink):
                 self._context.dispatcher.ready(owner.queue)
 
-    # What links ask of their peer
+    # Calls of links
 
     @property
     def takes_more(self) -> bool:
-        """Whether to render another delivery: credit alone would let a client fill our memory."""
+        """Whether to render another delivery; credit alone would not bound the memory used."""
         waiting_bytes = self.connection.output.size_bytes + self._unwritten_bytes
         return self._is_writable and waiting_bytes < OUTPUT_BYTES_MAX
 
     def touch(self) -> None:
-        """Have the server collect this peer's output at the end of the tick."""
+        """Let the server collect this peer's output at the end of the tick."""
         self._owner.collect(self)
 
     def holder(self, link_name: str) -> ReceivingLink | None:
-        """The receiver behind the client's link of that name: who holds its locks."""
+        """The receiver of the client's link of that name, which holds its locks."""
         for owner in self.owners():
             if isinstance(owner, ReceivingLink) and owner.link.name == link_name:
                 return owner
         return None
 
     def refuse(self, link: Link, address: str, refusal: Refusal) -> None:
-        """Turn an attach down and log why."""
+        """Refuse an attach and log why."""
         self.log_refusal(f"a link to {address!r}", refusal)
         link.refuse(refusal.condition, refusal.description)
         self.touch()
@@ -167,7 +167,7 @@ class Peer(asyncio.Protocol):
         self.touch()
 
     def log_refusal(self, what: str, refusal: Refusal) -> None:
-        """One line for a person: who was refused what, and why."""
+        """Log which request of the client was refused, and why."""
         log.warning(
             "%s: refused %s for %s: %s (%s)",
             self._context.name,
@@ -178,7 +178,7 @@ class Peer(asyncio.Protocol):
         )
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Do something after a while, if the connection is still there."""
+        """Call `action` after a delay, if the connection is still open."""
 
         def act() -> None:
             if self._transport is not None and not self._transport.is_closing():
@@ -187,19 +187,19 @@ class Peer(asyncio.Protocol):
         self._context.loop.call_later(delay_ms / 1000, act)
 
     def drop(self) -> None:
-        """Cut the connection now, without a word."""
+        """Abort the connection now, without an answer."""
         self._hanging = True
         if self._transport is not None:
             self._transport.abort()
 
     def drop_after_commit(self) -> None:
-        """Cut the connection once this tick's changes are on disk, acknowledging nothing."""
+        """Abort the connection once this tick's changes are on disk, without an answer."""
         self._doomed = True
 
-    # What the server does
+    # Calls of the server
 
     def collect_output(self, now_ms: int) -> Callable[[], None] | None:
-        """What to do once this tick's changes are on disk: write the answers, or cut the line."""
+        """The action for when this tick's changes are on disk: write the output, or abort."""
         if self._doomed:
             return self.drop
         data = self.connection.take_output(now_ms)
@@ -219,7 +219,7 @@ class Peer(asyncio.Protocol):
             self._deliver_again()
 
     def pause_reading(self) -> None:
-        """Read nothing more for now: too much waits for the disk."""
+        """Stop reading: too much waits for the disk."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -229,13 +229,13 @@ class Peer(asyncio.Protocol):
             self._transport.resume_reading()
 
     def close(self, condition: str, description: str) -> None:
-        """Say goodbye with a reason and hang up; nothing that waits for a commit is sent."""
+        """Close the connection with a reason; output that waits for a commit is dropped."""
         self.connection.take_output(self._context.now_ms())
         self.connection.close(condition, description)
         self._write(self.connection.take_output(self._context.now_ms()), True)
 
     def abandon_links(self) -> None:
-        """Cut every link off its entity, which is of an engine that is given up."""
+        """Detach every link from its entity: the engine is being replaced."""
         for owner in self.owners():
             if isinstance(owner, ReceivingLink):
                 owner.stop_waiting()
@@ -244,7 +244,7 @@ class Peer(asyncio.Protocol):
                 link.owner = None
 
     def owners(self) -> list[object]:
-        """What stands behind this connection's links."""
+        """The objects behind this connection's links."""
         return [
             link.owner
             for session in self.connection.sessions.values()
@@ -300,7 +300,7 @@ class Peer(asyncio.Protocol):
 
     def _take(self, event: DeliveryArrived, now_ms: int) -> None:
         owner = event.link.owner
-        # A link that was never opened has no credit; what comes on it is not looked at.
+        # A link that was never opened has no credit; deliveries on it are ignored.
         if isinstance(owner, (SendingLink, RequestLink)):
             owner.take(event, now_ms)
 
@@ -390,9 +390,9 @@ class Peer(asyncio.Protocol):
         answer: bytes,
         now_ms: int,
     ) -> list[tuple[int, SenderLink, bytes]]:
-        """Complete what was delivered by one link, all at once; those that are left to do singly.
+        """Complete the deliveries of one link at once; return those to be settled one by one.
 
-        That is nothing, unless it came by several links, or some of it cannot be completed.
+        That is all of them if they came by several links or one of them cannot be completed.
         """
         if len(taken) < 2 or len({link for _, link, _ in taken}) > 1:
             return taken

@@ -1,7 +1,7 @@
-"""A client's receiver link: messages go out as its credit allows, and come back settled.
+"""A client's receiver link: delivers messages within its credit and settles them.
 
-A link on a session entity first has to get its session: the named one at once or a refusal, or the
-next free one whenever there is one, within the time the client gave.
+A link on a session entity must first get its session: the named one at once or a refusal, or the
+next free one within the time that the client gave.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ReceivingLink:
             self._wait_for_session()
 
     def take_next_session(self, now_ms: int) -> bool:
-        """Try again for the next free session; true when this link no longer waits."""
+        """Try to lock the next free session; true when this link no longer waits."""
         try:
             granted = self.queue.sessions.accept(None, self, now_ms)
         except Refusal as refusal:
@@ -123,7 +123,7 @@ class ReceivingLink:
         try:
             batch = self._acquire(limit, now_ms)
         except Refusal as refusal:
-            # A client that drains is about to close the link: an error would come too late for it.
+            # A client that drains is about to close the link: it would not read an error.
             if not self.link.drain:
                 self._client.detach(self.link, refusal)
             return 0
@@ -148,13 +148,13 @@ class ReceivingLink:
         except SessionLockLost:
             if self.settles:
                 raise
-        # Who receives and deletes settles nothing, so an expired lock matters only if another
+        # In receive-and-delete mode nothing is settled, so an expired lock matters only if another
         # receiver has the session now.
         self.queue.sessions.accept(self.session_id, self, now_ms)
         return self.queue.acquire(self, limit, now_ms, session_id=self.session_id)
 
     def settle(self, lock_token: bytes, state: object, now_ms: int) -> bytes | None:
-        """Carry out a client's outcome; returns the state to answer with if it failed."""
+        """Settle with a client's outcome; returns the state to answer with if that failed."""
         try:
             self._settle(lock_token, state, now_ms)
         except Refusal as refusal:
@@ -192,7 +192,7 @@ class ReceivingLink:
                 settle(lock_token, SettlementOutcome.COMPLETE, now_ms, session_id=session)
 
     def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
-        """Complete all of these; false, and nothing done, if that needs a look at each."""
+        """Complete all of these; false, and nothing done, if they must be settled one by one."""
         return self.session_id is None and self.queue.complete_all(lock_tokens, now_ms)
 
     def stop_waiting(self) -> None:
@@ -201,7 +201,7 @@ class ReceivingLink:
             self._wait.cancel()
 
     def close(self, now_ms: int) -> None:
-        """Give up the session, if there is one; message locks run on until they expire."""
+        """Release the session, if there is one; message locks stay until they expire."""
         self.stop_waiting()
         self._context.dispatcher.remove(self)
         self.queue.sessions.release_holder(self, now_ms)

@@ -46,7 +46,7 @@ class ReplyLink:
         return str(target.address or "") if isinstance(target, Target) else ""
 
     def send(self, response: bytes) -> None:
-        """Send a response, when the client gives credit for it."""
+        """Send a response once the client gives credit for it."""
         self._waiting.append(response)
         self.flush()
         if len(self._waiting) > REPLIES_MAX:
@@ -54,7 +54,7 @@ class ReplyLink:
             self.link.detach("amqp:resource-limit-exceeded", text)
 
     def flush(self) -> None:
-        """Send what waits, as far as credit goes."""
+        """Send waiting responses within the credit."""
         while self._waiting and self.link.credit > 0:
             self.link.send(self._waiting.popleft(), TAG, settled=True)
         if self.link.drain:
@@ -79,7 +79,7 @@ class RequestLink:
         self.link.grant(CREDIT)
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
-        """Carry out a request, or misbehave as the faults in force say."""
+        """Carry out a request, or perform the fault that applies to it."""
         faults = self._context.faults
         fault = None
         if faults and self.address != CBS:
@@ -111,7 +111,7 @@ class RequestLink:
             if fault is None:
                 reply.send(self._respond(request, now_ms))
             else:
-                reply.send(failure(correlation_id(request), _Struck(fault)))
+                reply.send(failure(correlation_id(request), _FaultRefusal(fault)))
         except Refusal as refusal:
             self._client.log_refusal(f"a request to {self.address!r}", refusal)
             state = encode_state(rejected(refusal))
@@ -167,8 +167,8 @@ class RequestLink:
         raise EntityNotFound(f"no link on this session reads the responses of {self.address!r}")
 
 
-class _Struck(Refusal):
-    """What a fault in force makes of a request."""
+class _FaultRefusal(Refusal):
+    """The refusal that a fault causes."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.description)
@@ -177,7 +177,7 @@ class _Struck(Refusal):
 
 
 def _stage(payload: bytes) -> Stage:
-    """Scheduling sends; every other request has to do with receiving."""
+    """Scheduling counts as a send, every other request as a receive."""
     try:
         headers = decode_map(split(payload).application_properties)
     except DecodeError:

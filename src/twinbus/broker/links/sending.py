@@ -1,4 +1,4 @@
-"""A client's sender link: each delivery is one message or a batch, taken whole or refused whole."""
+"""A client's sender link: each delivery, one message or a batch, is accepted or refused whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twinbus.broker.sas import SEND
 from twinbus.broker.tokens import new_message_id
 
 CREDIT = 1000
-"""Deliveries a client may have under way; topped up when half is used."""
+"""Deliveries a client may have in flight; renewed when half is used."""
 
 FRAMING_ALLOWANCE = 64 * 1024
 """A batch's envelope and sections may take this much beyond the entity's message limit."""
@@ -51,18 +51,18 @@ class SendingLink:
         self.link.grant(CREDIT)
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
-        """Store a delivery, and acknowledge or reject it; what leaves waits for the commit."""
+        """Store a delivery and accept or reject it; the answer waits for the commit."""
         faults = self._context.faults
         if faults:
             fault = faults.decide("send", self.entity.path, now_ms)
-            if fault is not None and not self._misbehave(fault, event, now_ms):
+            if fault is not None and not self._perform_fault(fault, event, now_ms):
                 return
         self._store(event, now_ms)
 
     def take_all(self, events: list[DeliveryArrived], now_ms: int) -> None:
-        """Store deliveries that came together; as `take` does, while no fault is planned."""
+        """Store deliveries that came together; a faster `take` for when no fault is active."""
         settle, send = self.link.session.settle, self._context.namespace.send
-        first = last = -1  # The accepted ones that are not yet told, always neighbours.
+        first = last = -1  # Accepted and not yet settled, always consecutive.
         try:
             self._require(now_ms)
         except Refusal:
@@ -117,7 +117,7 @@ class SendingLink:
         self._top_up()
 
     def _require(self, now_ms: int) -> None:
-        """Raise unless the link may still send now: tokens expire, and disks fill up."""
+        """Raise unless the link may still send: tokens expire, and disks fill up."""
         if now_ms >= self._granted_until_ms:
             self._granted_until_ms = self._client.grants.require(self.address, SEND, now_ms)
         self._context.require_space()
@@ -137,8 +137,8 @@ class SendingLink:
         if self.link.credit < CREDIT // 2:
             self.link.grant(CREDIT)
 
-    def _misbehave(self, fault: Fault, event: DeliveryArrived, now_ms: int) -> bool:
-        """Perform a fault; true when the delivery is to be stored as usual all the same."""
+    def _perform_fault(self, fault: Fault, event: DeliveryArrived, now_ms: int) -> bool:
+        """Perform a fault; true if the delivery is still to be stored."""
         match fault.kind:
             case "refuse_send" | "throttle":
                 state = encode_state(rejected_with(fault.condition, fault.description))

@@ -12,7 +12,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from twinbus.broker.journal import EntityImage, Journal, SessionState, StoredMessage
+from twinbus.broker.journal import EntityImage, Journal, SessionState, StoredMessage, copy_message
 from twinbus.errors import StoreError, StoreFull
 
 __all__ = ["Batch", "MemoryStore", "Store", "StoreError", "StoreFull", "flush"]
@@ -190,18 +190,6 @@ class MemoryStore(Store):
 
 def _snapshot(message: StoredMessage) -> StoredMessage:
     """A copy as a disk would return it: unlocked, and unaffected by later changes."""
-    return StoredMessage(
-        message.sequence_number,
-        enqueued_at_ms=message.enqueued_at_ms,
-        size_bytes=message.size_bytes,
-        message_id=message.message_id,
-        session_id=message.session_id,
-        ttl_ms=message.ttl_ms,
-        expires_at_ms=message.expires_at_ms,
-        scheduled_for_ms=message.scheduled_for_ms,
-        state=message.state,
-        delivery_count=message.delivery_count,
-        enqueued_sequence_number=message.enqueued_sequence_number,
-        dead_letter_source=message.dead_letter_source,
-        overrides=copy.copy(message.overrides),
-    )
+    kept = copy_message(message)
+    kept.overrides = copy.copy(message.overrides)
+    return kept
