@@ -22,7 +22,7 @@ _U32 = struct.Struct(">I").unpack_from
 
 
 class Layout:
-    """How one class looks on the wire."""
+    """The wire layout of one class."""
 
     __slots__ = ("descriptor", "fields", "head", "keeps_raw", "make", "name")
 

@@ -162,7 +162,7 @@ def _string8(data: Wire, offset: int, depth: int) -> tuple[Any, int]:
 
 
 def _symbol8(data: Wire, offset: int, depth: int) -> tuple[Any, int]:
-    # AMQP says ASCII. The SDKs send what the user named an annotation, in UTF-8; so take that.
+    # AMQP says ASCII, but the SDKs send annotation names of users in UTF-8; accept both.
     text, end = _string8(data, offset, depth)
     return Symbol(text), end
 

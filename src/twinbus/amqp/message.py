@@ -1,6 +1,6 @@
 """A message as its sections, each left as the bytes it came in.
 
-The broker moves messages whose bodies it never looks at, so splitting and joining copy bytes and
+The broker moves messages whose bodies it never decodes, so splitting and joining copy bytes and
 decode nothing. What must be known is decoded section by section, by who asks.
 """
 

@@ -1,4 +1,4 @@
-"""Where a value ends, without a look inside: what makes a body of any size cheap to pass on."""
+"""Finds the end of an encoded value without decoding it, so a body of any size is cheap to copy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _SIZE_OF_1, _SIZE_OF_4, _NO_WIDTH = -1, -4, 0
 def _width_of(code: int) -> int:
     """Bytes of a value with its code byte, or where its size is found.
 
-    The high half of a code tells, of codes too that no type has yet.
+    The high half of a code gives it, also for codes that no type has yet.
     """
     if code >= 0xA0:
         return _SIZE_OF_4 if code & 0x10 else _SIZE_OF_1

@@ -41,7 +41,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A delivery that was not looked at."""
+    """The receiver did not process the delivery."""
 
 
 @dataclass(frozen=True, slots=True)

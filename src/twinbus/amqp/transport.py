@@ -41,7 +41,7 @@ class ClientTransport(asyncio.Protocol):
         self.writable.set()
 
     def flush(self) -> None:
-        """Write what the connection has to say; close the socket once it has said CLOSE."""
+        """Write the connection's output; close the socket once CLOSE was sent."""
         if self._socket is None:
             return
         data = self._connection.take_output(_now_ms())

@@ -1,4 +1,4 @@
-"""What an administrator asked for: the settings of queues, topics, subscriptions and rules.
+"""The settings of queues, topics, subscriptions and rules.
 
 Plain frozen values with Azure Service Bus's defaults. Durations are whole milliseconds;
 `FOREVER_MS` stands for Azure's largest duration and is never added to a time.
@@ -19,7 +19,7 @@ MAX_DELIVERY_COUNT_LIMIT = 2_147_483_647
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthorizationRule:
-    """A shared access rule: who holds one of its keys may do what `rights` says."""
+    """A shared access rule: each of its keys grants `rights`."""
 
     key_name: str
     primary_key: str

@@ -33,7 +33,7 @@ from twinbus.errors import BrokerStartError
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 30.0
-"""A commit in flight and the goodbyes take milliseconds; past this something is stuck."""
+"""The last commit and the closing of connections take milliseconds; past this something hangs."""
 
 
 class EmbeddedBroker:
@@ -79,7 +79,7 @@ class EmbeddedBroker:
         self.stop()
 
     def start(self) -> None:
-        """Serve; returns when every port is open. BrokerStartError says what stood in the way."""
+        """Serve; returns when every port is open. Raises BrokerStartError with the reason."""
         if self._thread is not None:
             raise BrokerStartError("this broker was started already; make a new EmbeddedBroker")
         started: Future[None] = Future()
@@ -90,7 +90,7 @@ class EmbeddedBroker:
         started.result()
 
     def stop(self) -> None:
-        """Stop serving: what was acknowledged stays, clients are told, threads and sockets end."""
+        """Stop serving: commit, close the connections, end threads and sockets."""
         if self._loop is None or self._thread is None or not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._stopping.set)

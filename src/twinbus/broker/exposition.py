@@ -19,7 +19,7 @@ __all__ = ["CONTENT_TYPE", "OTHERS", "BrokerGauges", "exposition"]
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 ENTITIES_MAX: Final = 1_000
-"""Queues and subscriptions with series of their own. Prometheus keeps every series it ever saw."""
+"""Queues and subscriptions with series of their own: Prometheus keeps every series."""
 
 OTHERS: Final = "(others)"
 """Where those past the limit are summed."""

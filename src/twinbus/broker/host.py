@@ -139,7 +139,7 @@ class BrokerHost:
             raise
 
     async def close(self) -> None:
-        """Stop listening, commit what is under way, tell the clients, close the stores."""
+        """Stop listening, commit what is pending, close the connections and the stores."""
         try:
             for listener in self._listeners.values():
                 await listener.close()

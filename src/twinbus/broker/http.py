@@ -78,7 +78,7 @@ class HttpHost:
     async def close(self) -> None:
         """Let requests under way finish, then close every connection.
 
-        AMQP over WebSocket ends when its AMQP peer does, so say goodbye to the peers first.
+        AMQP over WebSocket ends when its AMQP peer does, so close the peers first.
         """
         for connection in list(self._state.connections):
             if isinstance(connection, H11Protocol):

@@ -1,4 +1,4 @@
-"""Why the broker says no: one exception, carrying the AMQP condition a client will see.
+"""Refusals: exceptions that carry the AMQP condition for the client.
 
 Core code raises a `Refusal`; the AMQP shell turns it into a rejected delivery, a detach or a
 management status, the administration shell into an HTTP status. The condition decides which

@@ -25,7 +25,7 @@ TOKEN_LENGTH_MAX = 8192
 """Characters. A real token has a few hundred; the limit bounds the work done for a stranger."""
 
 NEVER_S = 253_402_300_800.0
-"""The year 10,000, for a token that does not say when it ends."""
+"""The year 10,000, for a token without an expiry."""
 
 _BEARER = "Bearer "
 _FIELDS = ("sr", "sig", "se", "skn")
@@ -92,7 +92,7 @@ class AccessPolicy:
         self._tokens = tuple(tokens)
 
     def verify(self, token: str, now_s: float) -> Grant:
-        """The grant that `token` is worth at `now_s`; `Unauthorized` says why it is worth none."""
+        """The grant of `token` at `now_s`; raises `Unauthorized` with the reason if it has none."""
         accepted = self._accepted(token)
         if accepted is not None:
             return accepted

@@ -1,6 +1,6 @@
 """TLS on the broker's one port: the certificate, and who is spoken to once the handshake is done.
 
-The listener tells TLS apart by its first byte. What comes inside is told apart as outside, by the
+The listener recognises TLS by its first byte. The protocol inside is recognised as outside, by the
 first bytes: AMQP, or HTTP with the administration API and AMQP over WebSocket.
 """
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """What the broker shows to its clients, from two PEM files; BrokerStartError says what fails.
+    """The broker's certificate from two PEM files; BrokerStartError if it cannot be loaded.
 
     The certificate file holds the broker's own certificate first, then those that lead to a root.
     """

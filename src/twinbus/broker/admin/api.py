@@ -63,7 +63,7 @@ class BrokerServices(Protocol):
     def now_ms(self) -> int: ...
 
     def wake(self) -> None:
-        """Have the broker look at what changed: timers to arm, messages to hand out."""
+        """Schedule a tick: timers may have to be armed and messages delivered."""
 
     def peer(self) -> asyncio.Protocol:
         """A protocol for a new AMQP connection."""

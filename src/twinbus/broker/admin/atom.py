@@ -64,7 +64,7 @@ def render_feed(
 ) -> bytes:
     """The document that answers a list; clients ask on at `next_url` until there is none.
 
-    A feed without entries is also how Azure says that an entity asked for does not exist.
+    An empty feed is also Azure's answer for an entity that does not exist.
     """
     more = f'<link rel="next" href={_attribute(next_url)}/>' if next_url else ""
     return (

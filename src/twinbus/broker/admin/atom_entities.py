@@ -1,7 +1,7 @@
 """Queues, topics and subscriptions as XML: what an administrator asks for, and what there is.
 
 Pure. One table per entity names each setting, its field and its kind; reading and writing both
-follow it. Whether a value is in range is for the engine to say.
+follow it. The engine checks whether a value is in range.
 """
 
 from __future__ import annotations

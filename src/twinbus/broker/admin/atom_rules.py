@@ -157,7 +157,7 @@ def _write_filter(rule_filter: Filter) -> str:
 
 def _write_action(action: SqlAction | None) -> str:
     if action is None:
-        # SDKs look inside the action without asking whether there is one.
+        # SDKs read the action without checking that there is one.
         return '<Action i:type="EmptyRuleAction"/>'
     return _sql("Action", "SqlRuleAction", action.expression, action.parameters)
 

@@ -34,7 +34,7 @@ class Deadlines(Generic[K]):
         return len(self._heap)
 
     def add(self, due_ms: int, key: K) -> None:
-        """Note that `key` is due at `due_ms`; its owner must say the same when asked."""
+        """Note that `key` is due at `due_ms`; `due_of` must return the same."""
         heappush(self._heap, (due_ms, key))
         if len(self._heap) > self._sweep_at:
             self._sweep()

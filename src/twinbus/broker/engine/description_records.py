@@ -120,7 +120,7 @@ def _read_valued(kind: type[T], record: Record) -> T:
 
 
 def _value_record(value: object) -> object:
-    """JSON has fewer types than AMQP: what it cannot tell apart is kept in its AMQP encoding."""
+    """JSON has fewer types than AMQP: values of the other types are kept in their AMQP encoding."""
     return value if type(value) in _PLAIN else {"amqp": encode(value).hex()}
 
 

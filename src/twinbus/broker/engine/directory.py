@@ -76,7 +76,7 @@ class Directory:
                 f"{found.path!r} is a subscription; send to its topic {found.topic_path!r}"
             )
         if isinstance(found, Queue) and found.dead_letter is None:
-            raise NotAllowed(f"{found.path!r} is a dead-letter queue, which nobody can send to")
+            raise NotAllowed(f"{found.path!r} is a dead-letter queue; send to its entity instead")
         return found
 
     def receive_source(self, address: str) -> Queue:

@@ -70,7 +70,7 @@ class MessageIndex:
 
 
 def first_number(message: StoredMessage) -> int:
-    """The number a message had where it first came in."""
+    """The message's number in the entity that first stored it."""
     return message.enqueued_sequence_number or message.sequence_number
 
 

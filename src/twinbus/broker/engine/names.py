@@ -64,7 +64,7 @@ def transfer_dead_letter_path(path: str) -> str:
 
 
 def address_key(address: str) -> str:
-    """What an address is looked up by: `amqps://host:5672/Orders` and `orders` have the same."""
+    """The lookup key of an address; `amqps://host:5672/Orders` and `orders` have the same."""
     if "://" in address:
         address = unquote(urlsplit(address).path)
     return address.strip("/").lower()

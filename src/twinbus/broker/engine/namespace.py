@@ -232,7 +232,7 @@ class BrokerNamespace:
     def create_rule(
         self, topic: str, subscription: str, rule: RuleDescription, now_ms: int
     ) -> RuleDescription:
-        """Add a rule to a subscription; it is asked about messages published from now on."""
+        """Add a rule to a subscription, for messages published from now on."""
         owner = self.get_subscription(topic, subscription)
         _check_rule(rule)
         if rule.name.lower() in owner.rules:
@@ -319,7 +319,7 @@ class BrokerNamespace:
             self._watch_idleness(entity)
 
     def _new_ids(self, count: int) -> int:
-        """The first of `count` ids that no entity ever had."""
+        """The first of `count` unused entity ids."""
         first = self._last_entity_id + 1
         self._last_entity_id += count
         record: Record = {"last_entity_id": self._last_entity_id}

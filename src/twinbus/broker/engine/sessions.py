@@ -31,7 +31,7 @@ class MessageSession:
         self.ready_messages = ReadyMessages()
         self.holder: object | None = None
         self.locked_until_ms = 0
-        """0 while nobody holds the session."""
+        """0 while the session is not held."""
         self.tokens: dict[bytes, None] = {}
         """Lock tokens of the messages that the holder has, in order of delivery."""
 

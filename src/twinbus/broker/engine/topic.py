@@ -58,14 +58,14 @@ class Subscription(Queue):
         self.topic_path = topic_path
         self.name = name
         self.rules: dict[str, RuleDescription] = {}
-        """By lower-case name, in order of creation, in which they are asked."""
+        """By lower-case name, in order of creation, which is the order of evaluation."""
 
     def offer(
         self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
     ) -> None:
         """Take the copies of a published message that the rules make; it is never refused.
 
-        A status other than Active does not keep messages out: they wait here for better days.
+        A status other than Active does not keep messages out: they wait here.
         """
         try:
             copies = self._copies(incoming)
@@ -128,9 +128,7 @@ class Schedule(Queue):
         """Subscriptions, by entity id, that have a message which another could not take; by number.
         Only in memory: after a restart such a message is published to all again."""
         description = _schedule_description(topic.description)
-        super().__init__(
-            topic.path, topic.entity_id, description, journal, bytes, _tell_nobody, arm=arm
-        )
+        super().__init__(topic.path, topic.entity_id, description, journal, bytes, _ignore, arm=arm)
         self.states.activate = self._publish
 
     def _publish(self, message: StoredMessage, now_ms: int) -> None:
@@ -251,7 +249,7 @@ class Topic:
         try:
             self.fan_out(incoming, now_ms, hops, origin)
         except Exception:
-            # The sender tries again, and must not be told that it is a duplicate.
+            # The sender will try again, which must not count as a duplicate.
             self.schedule.states.retract(incoming.message_id)
             raise
 
@@ -340,5 +338,5 @@ def _schedule_description(topic: TopicDescription) -> QueueDescription:
     )
 
 
-def _tell_nobody(queue: Queue) -> None:
+def _ignore(queue: Queue) -> None:
     """Nobody receives from a topic."""

@@ -28,7 +28,7 @@ SETTABLE_SYSTEM_PROPERTIES = frozenset(
 
 
 class FilterScope(Protocol):
-    """What an expression may look at."""
+    """What an expression may read."""
 
     def user(self, name: str) -> tuple[bool, Value]:
         """Whether the application property exists, and its value."""

@@ -146,7 +146,7 @@ def _correlates(wanted: CorrelationFilter, message: _Message) -> bool:
 
 
 class _Message:
-    """The properties of one message, decoded when first asked for; an action's working copy."""
+    """The properties of one message, decoded on first use; an action's working copy."""
 
     __slots__ = ("_annotations", "_folded", "_properties", "_user", "incoming")
 
@@ -280,7 +280,7 @@ class _RuleScope:
 
 
 class _LastSeen:
-    """The message last looked at: a topic asks many rules about the same one in a row."""
+    """The last message: a topic evaluates many rules on the same message in a row."""
 
     message: _Message | None = None
 

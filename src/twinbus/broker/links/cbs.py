@@ -50,8 +50,7 @@ def handle(request: Sections, policy: AccessPolicy, now_s: float) -> CbsAnswer:
 def _put_token(request: Sections) -> tuple[str, str]:
     """Audience and token of a put-token request.
 
-    What `type` says is not looked at: the Python SDK calls its shared access signatures "jwt".
-    The token itself tells.
+    `type` is ignored: the Python SDK calls its shared access signatures "jwt".
     """
     try:
         headers = decode_map(request.application_properties)

@@ -13,7 +13,7 @@ from twinbus.broker.refusals import NotAllowed
 from twinbus.broker.sas import LISTEN
 
 Body = dict[str, Any] | None
-"""Of a response; None is 204, nothing to tell."""
+"""The body of a response; None is status 204, no content."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -137,7 +137,7 @@ def correlation_id(sections: Sections) -> Any:
 
 
 def success(request_id: Any, body: dict[str, Any] | None) -> bytes:
-    """The response to a request that was carried out; None: there is nothing to tell (204)."""
+    """The response to a successful request; without a body it is 204."""
     headers = {
         "statusCode": Int(204 if body is None else 200),
         "statusDescription": "No Content" if body is None else "OK",

@@ -25,7 +25,7 @@ def entity_address(address: str) -> str:
 
 
 def rejected(refusal: Refusal) -> Rejected:
-    """The delivery state that tells a client of a refusal."""
+    """The delivery state of a refusal."""
     return rejected_with(refusal.condition, refusal.description)
 
 

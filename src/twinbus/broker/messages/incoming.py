@@ -106,7 +106,7 @@ class Incoming:
 
 
 def parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
-    """What a sender's message says; MalformedMessage if it is not one.
+    """Parse a sender's message; MalformedMessage if it is not one.
 
     A message without an id gets a new one: the JavaScript SDK cannot settle one that has none.
     Raises ArgumentOutOfRange for a scheduled enqueue time outside the calendar.
@@ -350,7 +350,7 @@ def _read_properties(raw: bytes, ttl_ms: int) -> tuple[str | None, str | None, i
     count, offset = _list_at(raw)
     if count and raw[offset] == 0xA1:
         start, end = offset + 2, offset + 2 + raw[offset + 1]
-        # Senders change the id and repeat the rest: what the rest says is remembered.
+        # Senders change the id and repeat the rest: the parsed rest is cached.
         if end <= len(raw) <= end + _REST_BYTES_MAX:
             _, content_type, ttl_ms, session_id = _read_rest(raw[end:], count, ttl_ms)
             return raw[start:end].decode(), content_type, ttl_ms, session_id
@@ -395,7 +395,7 @@ def _read_fields(
     message_id, content_type, group_id = values[0], values[6], values[10]
     if values[8] is not None and values[9] is not None:
         expiry = _integer("absolute-expiry-time", values[8])
-        # Two times can lie further apart than any time to live: that is for ever.
+        # Two times can lie further apart than any time to live: that is unlimited.
         ttl_ms = min(max(1, expiry - _integer("creation-time", values[9])), FOREVER_MS)
     return (
         message_id if type(message_id) is str else _id_text(message_id),

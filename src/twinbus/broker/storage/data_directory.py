@@ -32,7 +32,7 @@ class DataDirectory:
         self.path = path
         self._looked_at_s = float("-inf")
         self._unseen_bytes = 0
-        """Written since the last look."""
+        """Bytes written since the last check."""
         self._reason: str | None = None
         try:
             make_directories(path)
@@ -83,7 +83,7 @@ class DataDirectory:
         return max(room, 0)
 
     def is_nearly_full(self) -> bool:
-        """Whether room is short right now; no if the disk does not say."""
+        """Whether space is low now; false if the disk does not report it."""
         try:
             return self.room_bytes() < LOW_SPACE_BYTES
         except OSError:
@@ -94,7 +94,7 @@ class DataDirectory:
         self._unseen_bytes += size_bytes
 
     def low_on_space(self) -> str | None:
-        """Why no more should be stored, looked up now and then; None if there is room."""
+        """Why no more should be stored, checked now and then; None if there is space."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s >= _LOOK_EVERY_S or self._unseen_bytes >= _LOOK_EVERY_BYTES:
             self._looked_at_s, self._unseen_bytes = now_s, 0
@@ -152,5 +152,5 @@ def unusable(path: Path, error: OSError) -> StoreError:
 
 
 def out_of_room(code: int | None) -> bool:
-    """Whether an error number says that there is no room for more."""
+    """Whether an error number means that the disk is full."""
     return code in {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}

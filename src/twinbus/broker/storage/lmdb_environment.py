@@ -1,4 +1,4 @@
-"""An LMDB environment opened with care, and what LMDB says put into one line for a person.
+"""Opens an LMDB environment safely, and turns LMDB's errors into one readable line.
 
 LMDB reads through a memory map, so a file that is shorter than its pages does not raise: touching
 what is missing kills the process (SIGBUS). A short file is therefore first walked by a child.
@@ -133,7 +133,7 @@ def _check_format(path: Path, environment: lmdb.Environment) -> None:
 
 
 def translated(directory: DataDirectory, error: lmdb.Error) -> StoreError:
-    """What LMDB said, as an error that says what it means and what to do."""
+    """An LMDB error as an error that says what it means and what to do."""
     # An error of the binding itself, such as the use of a closed object, has no code.
     path, code = directory.path, getattr(error, "code", None)
     if isinstance(error, lmdb.MapFullError):
