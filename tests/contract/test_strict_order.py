@@ -38,7 +38,7 @@ from twinbus.namespace.endpoint import Endpoint
 from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.sending.sender import PairedSender
-from twinbus.syphon.core.strict_pump import StrictPump
+from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.host import SyphonHost, drain
 from twinbus.syphon.relay.relay import Relay
 from twinbus.transfer import to_backlog_message
@@ -313,7 +313,7 @@ async def test_a_relay_that_wakes_up_after_its_lease_has_ended_sends_nothing(two
         primary,
         secondary,
         place_of("a"),
-        pump=StrictPump(),
+        pump=Pump(is_strict=True),
         ledger=NullLedger(),
         lease=lambda: is_held,
     )

@@ -20,6 +20,7 @@ from twinbus.pairing.core.failover import NOTHING, PINGED, EntityFailover
 from twinbus.syphon.core import unpacking
 from twinbus.syphon.core.actions import Forward
 from twinbus.syphon.core.destination import Destination
+from twinbus.syphon.core.forwarding import Forwarding
 from twinbus.syphon.core.pump import Pump
 from twinbus.transfer import aliases_of, from_backlog_sections
 
@@ -43,9 +44,9 @@ def lost_timer() -> AbstractContextManager[Any]:
 
 def complete_before_send() -> AbstractContextManager[Any]:
     """The backlog queue is told to forget a message before the primary has said that it has it."""
-    real = Pump._serve
+    real = Forwarding.serve
 
-    def planted(self: Pump, destination: Destination, now: float) -> Any:
+    def planted(self: Forwarding, destination: Destination, now: float) -> Any:
         actions = real(self, destination, now)
         hasty = [action.parcel for action in actions if isinstance(action, Forward)]
         for parcel in hasty:
@@ -53,7 +54,7 @@ def complete_before_send() -> AbstractContextManager[Any]:
             parcel.accepted = True
         return [*self._settlements.complete(hasty, now), *actions] if hasty else actions
 
-    return patch.object(Pump, "_serve", planted)
+    return patch.object(Forwarding, "serve", planted)
 
 
 def forward_twice() -> AbstractContextManager[Any]:
@@ -114,7 +115,7 @@ def session_returns_too_early() -> AbstractContextManager[Any]:
 def relaxed_pump() -> AbstractContextManager[Any]:
     """Under strict order the syphon sends a session's messages without waiting for each other."""
     host = importlib.import_module("twinbus.syphon.host")
-    return patch.object(host, "StrictPump", Pump)
+    return patch.object(host, "Pump", lambda **settings: Pump(**settings | {"is_strict": False}))
 
 
 PLANTED: Final[dict[str, tuple[Planted, str]]] = {

@@ -20,7 +20,6 @@ from twinbus.syphon.connection.selection import matching, selected
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.core.rate import Pace, Rate
 from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
-from twinbus.syphon.core.strict_pump import StrictPump
 from twinbus.syphon.relay.bookkeeping import RelayLedger
 from twinbus.syphon.relay.lease import Leases
 from twinbus.syphon.relay.relay import Relay
@@ -124,7 +123,7 @@ class SyphonHost:
         """
         options = options or SendAvailabilityOptions()
         is_strict = options.session_order == "strict"
-        make_pump = _factory(pump_factory or (StrictPump if is_strict else Pump))
+        make_pump = _factory(pump_factory or partial(Pump, is_strict=is_strict))
         self.only = None if only is None else selected(only)
         self.rate = rate
         if self.only is not None and limits is None:

@@ -8,12 +8,20 @@ unattached --attach--> attached --refusal of the entity--> held --back-off--> on
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
 from twinbus.syphon.core.backlog_message import BacklogMessage
 
-__all__ = ["ANY_NUMBER", "TOO_LARGE", "Destination", "RefusalMeaning", "meaning_of"]
+__all__ = [
+    "ANY_NUMBER",
+    "TOO_LARGE",
+    "Destination",
+    "Destinations",
+    "RefusalMeaning",
+    "meaning_of",
+]
 
 FIRST_BACKOFF_S: Final = 1.0
 LONGEST_BACKOFF_S: Final = 60.0
@@ -240,3 +248,49 @@ class Destination:
             self.waiting = deque(sorted(self.waiting, key=lambda each: each.sequence_number))
             self.unsorted = False
         return self.waiting.popleft()
+
+
+class Destinations:
+    """The destinations that messages of one backlog queue belong to, and the primary's state."""
+
+    __slots__ = ("by_key", "grace_s", "held", "is_primary_up", "only", "primary_answered_at")
+
+    def __init__(self, undeliverable_grace_s: float) -> None:
+        self.by_key: dict[str, Destination] = {}
+        """By path in lower case."""
+        self.held: set[str] = set()
+        """Keys of destinations that took nothing when last tried, those on trial included."""
+        self.only: frozenset[str] | None = None
+        """Keys of the destinations to serve; None: all."""
+        self.grace_s = undeliverable_grace_s
+        self.is_primary_up = False
+        self.primary_answered_at = float("-inf")
+        """When the primary last answered anything, for any destination."""
+
+    def __iter__(self) -> Iterator[Destination]:
+        return iter(self.by_key.values())
+
+    def find(self, path: str) -> Destination | None:
+        """Return the destination with that path, in any case, if there is one."""
+        return self.by_key.get(path.lower())
+
+    def add(self, path: str) -> Destination:
+        """Return the destination with that path; create it if there is none."""
+        destination = self.by_key.get(path.lower())
+        if destination is None:
+            destination = self.by_key[path.lower()] = Destination(path)
+            if not self.is_selected(path):
+                destination.leave_out()
+        return destination
+
+    def is_selected(self, path: str) -> bool:
+        """Return whether the syphon serves this path."""
+        return self.only is None or path.lower() in self.only
+
+    def held_ones(self) -> list[Destination]:
+        """Return the destinations that took nothing when last tried."""
+        return [self.by_key[key] for key in self.held]
+
+    def any_progress(self, now: float) -> bool:
+        """Return whether some destination takes messages."""
+        return any(destination.goes_on(now) for destination in self)

@@ -1,4 +1,4 @@
-"""One backlog queue: what is received, where it is sent, and when it may be completed (SPEC 6).
+"""Decides for one backlog queue: what is received, sent and completed, and when (SPEC 6).
 
     received --> waiting --Forward--> sent --accepted--> settling --confirmed--> gone
         |           ^                  |                    ^
@@ -6,36 +6,45 @@
         |                entity refuses                     |
         '-- no destination, refused for what it is: DeadLetter; destination held: Defer, Release
 
-A message is completed only after the primary accepted it. What happens at the wrong moment costs a
-duplicate, never a message: the source's lock is the only memory that has to survive a crash. One
-thing is remembered on top, for fewer duplicates: which messages the primary has whose completion
-is not known.
+A message is completed only after the primary accepted it. An event at the wrong moment can cost a
+duplicate, never a message: the lock in the backlog queue is the only state that has to survive a
+crash. To have fewer duplicates, the pump also remembers which messages the primary has accepted
+whose completion was not confirmed.
 
-Pure: the relay calls a method for each thing that happened, with the time, performs the actions it
-gets back, and calls `tick` at `timer_at`.
+Pure: the relay calls one method for each event, with the time, performs the actions that it
+returns, and calls `tick` at `timer_at`. The parts of a pump:
+
+    Intake, Settlements         messages in memory, and what was decided about them
+    Destinations                the entities of the primary, and which of them are held
+    WaitingMessages             what waits to be sent, in memory or deferred
+    Receiving, Forwarding       what is asked of the backlog queue, and what is sent
+    StrictOrder                 if the order of sessions is strict: whose turn it is
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from twinbus.syphon.core.actions import (
     Action,
-    CloseDestination,
     Complete,
     DeadLetter,
     Defer,
     EmptyPoll,
     LookForDeferred,
-    Reconnect,
-    Renew,
 )
 from twinbus.syphon.core.backlog_message import BacklogMessage
-from twinbus.syphon.core.decisions import Decisions
-from twinbus.syphon.core.destination import Destination, RefusalMeaning, meaning_of
-from twinbus.syphon.core.intake import RENEW_AFTER, IntakeLimits
-from twinbus.syphon.core.session_lanes import PeekedEntry
+from twinbus.syphon.core.deferred import DeferredMessages
+from twinbus.syphon.core.destination import Destination, Destinations
+from twinbus.syphon.core.forecast import DrainMeter
+from twinbus.syphon.core.forwarding import Forwarding
+from twinbus.syphon.core.intake import RENEW_AFTER, Intake, IntakeLimits
+from twinbus.syphon.core.rate import Pace
+from twinbus.syphon.core.receiving import Receiving
+from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
+from twinbus.syphon.core.settlements import Settlements
+from twinbus.syphon.core.strict_order import IN_MEMORY_SHARE, StrictOrder
+from twinbus.syphon.core.waiting import WaitingMessages
 
 __all__ = ["IntakeLimits", "Pump"]
 
@@ -43,10 +52,78 @@ ASKED: Final = "a person asked for it"
 """The usual reason for a pause."""
 
 
-class Pump(Decisions):
-    """Everything that can happen to one backlog queue, and what follows from it."""
+class Pump:
+    """Takes the events of one backlog queue and returns the actions that follow."""
 
-    # What the relay may ask
+    def __init__(
+        self,
+        *,
+        limits: IntakeLimits | None = None,
+        undeliverable_grace_s: float = 21_600.0,
+        poll_s: float = 900.0,
+        is_strict: bool = False,
+    ) -> None:
+        """`is_strict`: the messages of each session are sent in order, one by one (SPEC 3)."""
+        self.limits = limits or IntakeLimits()
+        self.forwarded = self.completed = self.dead_lettered = self.deferred = 0
+        self.left_aside = 0
+        """Deferred messages whose destination is not selected: a later syphon finds them."""
+        self.meter = DrainMeter()
+        """How fast messages leave the backlog queue."""
+        lanes = SessionLanes(self.limits.messages // IN_MEMORY_SHARE) if is_strict else None
+        self._poll_s = poll_s
+        self._poll_at = 0.0
+        self._intake = Intake(self.limits)
+        self._settlements = Settlements(self._intake)
+        self._deferred = DeferredMessages()
+        self._destinations = Destinations(undeliverable_grace_s)
+        self._waiting = WaitingMessages(self._destinations, self._intake, self._deferred, lanes)
+        self._receiving = Receiving(
+            self._intake, self._settlements, self._destinations, self._waiting, self._deferred
+        )
+        self._forwarding = Forwarding(
+            self._destinations, self._settlements, self._waiting, self._receiving
+        )
+        self._order: StrictOrder | None = None
+        if lanes is not None:
+            self._intake.on_left = lanes.left
+            self._order = StrictOrder(
+                lanes,
+                destinations=self._destinations,
+                intake=self._intake,
+                settlements=self._settlements,
+                deferred=self._deferred,
+                receiving=self._receiving,
+                forwarding=self._forwarding,
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"<pump, {len(self._intake)} in flight, credit {self._intake.credit}, "
+            f"{list(self._destinations)}>"
+        )
+
+    # Settings, made before the start
+
+    @property
+    def only(self) -> frozenset[str] | None:
+        """The destinations to serve, in lower case; None: all."""
+        return self._destinations.only
+
+    @only.setter
+    def only(self, only: frozenset[str] | None) -> None:
+        self._destinations.only = only
+
+    @property
+    def pace(self) -> Pace | None:
+        """The pump's part in a rate that it shares with others; None: no rate is set."""
+        return self._receiving.pace
+
+    @pace.setter
+    def pace(self, pace: Pace | None) -> None:
+        self._receiving.pace = pace
+
+    # State
 
     @property
     def in_flight(self) -> int:
@@ -65,139 +142,148 @@ class Pump(Decisions):
     @property
     def held(self) -> dict[str, str]:
         """The destinations that take nothing now, and why."""
-        held = (self._destinations[key] for key in self._held)
-        # One on trial without a message to be tried with may be well again: nobody knows.
+        # One on trial that has no message to be tried with may have recovered: leave it out.
+        held = self._destinations.held_ones()
         return {d.path: d.reason for d in held if d.is_held or d.sent or d.waiting}
 
     @property
     def given_up_at(self) -> dict[str, float]:
         """The destinations that are missing, and when their messages are dead-lettered."""
         return {
-            destination.path: destination.missing_since + self._grace_s
-            for destination in self._destinations.values()
+            destination.path: destination.missing_since + self._destinations.grace_s
+            for destination in self._destinations
             if destination.missing_since is not None
         }
 
     def attaches_to(self, path: str) -> bool:
-        """Whether a link to a destination is waited for."""
-        destination = self._destinations.get(path.lower())
+        """Return whether the pump waits for a link to this destination."""
+        destination = self._destinations.find(path)
         return destination is not None and destination.attach_at is not None
 
     @property
     def is_paused(self) -> bool:
-        """Whether somebody asked for a pause."""
-        return ASKED in self._paused
+        """Whether a person asked for a pause."""
+        return ASKED in self._receiving.paused
 
     @property
     def timer_at(self) -> float | None:
-        """When `tick` is next worth calling; None: only something that happens can matter."""
-        answer_s = self.limits.answer_s
-        moments = [
-            moment
-            for destination in self._destinations.values()
-            if (moment := destination.due_at(answer_s)) is not None
-        ]
-        renewal_at = self._intake.first_renewal_at()
-        if renewal_at is not None:
-            moments.append(renewal_at)
+        """When to call `tick` next; None: nothing is due."""
+        moments = [d.due_at(self.limits.answer_s) for d in self._destinations]
+        moments += [self._intake.first_renewal_at(), self._receiving.find_deferred_at()]
         if self.credit:
             moments.append(self._poll_at)
-        if (ahead_at := self._ahead.due_at) is not None and self._held:
-            moments.append(ahead_at)
-        if (look_at := self._look_at()) is not None:
-            moments.append(look_at)
-        if self.pace is not None and self.pace.wake_at is not None:
+        if self._destinations.held:
+            moments.append(self._receiving.look_ahead.due_at)
+        if self.pace is not None:
             moments.append(self.pace.wake_at)
-        return min(moments, default=None)
+        if self._order is not None:
+            moments.append(self._order.check_at)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     # Connections
 
     def primary_up(self, now: float) -> list[Action]:
-        """The primary can be reached."""
-        self._primary = True
-        self._heard_at = now
+        """Send what waits: the primary can be reached."""
+        self._destinations.is_primary_up = True
+        self._destinations.primary_answered_at = now
         actions: list[Action] = []
-        for destination in self._destinations.values():
+        for destination in self._destinations:
             if destination.waiting:
-                actions += self._serve(destination, now)
-        return actions + self._grant(now)
+                actions += self._forwarding.serve(destination, now)
+        return actions + self._receiving.grant(now)
 
     def primary_down(self, now: float) -> list[Action]:
-        """The connection to the primary is gone; what was in flight may have arrived, or not."""
-        self._primary = False
-        for destination in self._destinations.values():
+        """Stop sending: the primary is gone, and may or may not have what was in flight."""
+        self._destinations.is_primary_up = False
+        for destination in self._destinations:
             destination.drop_link()
-        return self._grant(now)
+        return self._receiving.grant(now)
 
     def secondary_up(self, now: float) -> list[Action]:
-        """The backlog queue can be received from; what was decided meanwhile is settled now."""
+        """Receive, and settle what was decided meanwhile: the backlog queue can be reached."""
         self._intake.credit = 0
-        self._aside.begin(now)
+        self._deferred.begin(now)
         self._poll_at = now + self._poll_s
         actions = self._settlements.open(now)
         # Their locks may be gone, and then they are delivered once more: both would be sent.
-        for destination in self._destinations.values():
-            actions += self._settlements.release(self._take_waiting(destination), now)
-        return actions + self._grant(now)
+        actions += self._release_waiting(now)
+        return self._advanced(actions + self._receiving.grant(now), now)
 
     def secondary_down(self, now: float) -> list[Action]:
-        """The link to the backlog queue is gone; locks, and what is in flight, live on."""
+        """Stop receiving: the link to the backlog queue is gone. Locks and sends live on."""
         if self._intake.fetching or self._intake:
-            # Whether those came, or were deferred as decided, is not known; a look finds them.
-            self._aside.may_hold_more(now)
+            # Whether they came, or were deferred as decided, is unknown; a search finds them.
+            self._deferred.may_hold_more(now)
         self._intake.credit = self._intake.fetching = 0
-        self._ahead.cut_off(now)
+        self._receiving.look_ahead.cut_off(now)
         self._settlements.close()
+        if self._order is not None:
+            self._order.disconnected()
         return []
 
     def pause(self, now: float, why: str = ASKED) -> list[Action]:
-        """Receive nothing more and give back what was not sent; what was sent comes to its end."""
-        self._paused.add(why)
-        actions: list[Action] = []
-        for destination in self._destinations.values():
-            actions += self._settlements.release(self._take_waiting(destination), now)
-        return actions + self._grant(now)
+        """Receive nothing more and release what was not sent; what was sent is completed."""
+        self._receiving.paused.add(why)
+        return self._release_waiting(now) + self._receiving.grant(now)
 
     def resume(self, now: float, why: str = ASKED) -> list[Action]:
         """Receive again, once no other reason to pause is left."""
-        self._paused.discard(why)
-        return self._grant(now)
+        self._receiving.paused.discard(why)
+        return self._advanced(self._receiving.grant(now), now)
 
-    # The source
-
-    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
-        """A message came from the backlog queue."""
-        is_surprise = self._intake.add(parcel, now)
-        self._poll_at = now + self._poll_s
-        self._aside.something_came(now)
-        if not parcel.is_deferred:
-            self._ahead.came(parcel.sequence_number, now)
-        if parcel.fault is not None and self._is_selected(parcel.path):
-            return self._settlements.dead_letter(parcel, *parcel.fault, now)
-        if self._intake.recall(parcel):
-            parcel.accepted = True
-            return self._settlements.complete([parcel], now)
-        destination = self._destinations.get(parcel.destination) or self._destination(parcel.path)
-        if destination.is_selected:
-            self._admit(parcel, destination)
-        else:
-            destination.waiting.append(parcel)
-        actions = self._serve(destination, now)
-        return actions + self._grant(now) if is_surprise else actions
-
-    def received_all(self, parcels: list[BacklogMessage], now: float) -> list[Action]:
-        """Messages came from the backlog queue, in one read."""
+    def _release_waiting(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        for parcel in parcels:
-            actions += self.received(parcel, now)
+        for destination in self._destinations:
+            actions += self._settlements.release(self._waiting.take_all(destination), now)
         return actions
 
-    def settled(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
-        """The backlog queue confirmed what was decided about these."""
+    def _advanced(self, actions: list[Action], now: float) -> list[Action]:
+        """Return the actions and, with strict order, what each session may do now."""
+        return actions if self._order is None else actions + self._order.advance(now)
+
+    # The backlog queue
+
+    def received(self, message: BacklogMessage, now: float) -> list[Action]:
+        """Send a message that came from the backlog queue, or let it wait."""
+        order, destinations = self._order, self._destinations
+        if order is not None:
+            order.lanes.saw(message.sequence_number)
+        is_unexpectedly_large = self._intake.add(message, now)
+        self._poll_at = now + self._poll_s
+        self._deferred.something_came(now)
+        if not message.is_deferred:
+            self._receiving.look_ahead.came(message.sequence_number, now)
+        if message.fault is not None and destinations.is_selected(message.path):
+            actions = self._settlements.dead_letter(message, *message.fault, now)
+        elif self._intake.recall(message):
+            message.accepted = True
+            actions = self._settlements.complete([message], now)
+        else:
+            destination = destinations.by_key.get(message.destination)
+            if destination is None:
+                destination = destinations.add(message.path)
+            if destination.is_selected:
+                self._waiting.add(message, destination)
+            else:
+                destination.waiting.append(message)
+            actions = self._forwarding.serve(destination, now)
+            if is_unexpectedly_large:
+                actions += self._receiving.grant(now)
+        return actions if order is None else actions + order.advance(now)
+
+    def received_all(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        """Take the messages that one read brought from the backlog queue."""
+        actions: list[Action] = []
+        for message in messages:
+            actions += self.received(message, now)
+        return actions
+
+    def settled(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        """Forget these: the backlog queue confirmed what was decided about them."""
         gone = 0
-        for parcel in parcels:
-            outcome = parcel.outcome
-            if not self._intake.forget(parcel):
+        for message in messages:
+            outcome = message.outcome
+            if not self._intake.forget(message):
                 continue
             if outcome is Complete:
                 self.completed += 1
@@ -207,50 +293,54 @@ class Pump(Decisions):
                 gone += 1
             elif isinstance(outcome, Defer):
                 self.deferred += 1
-                if self._is_selected(parcel.path):
-                    self._is_aside(parcel, now)
+                if self._destinations.is_selected(message.path):
+                    self._waiting.was_deferred(message, now)
                 else:
                     self.left_aside += 1
-            elif parcel.is_deferred:
-                # It was received by number and let go: the queue never delivers it itself.
-                self._is_aside(parcel, now)
+            elif message.is_deferred:
+                # Received by number and released: the queue never delivers it by itself.
+                self._waiting.was_deferred(message, now)
         self.meter.moved(gone, now)
-        return self._grant(now)
+        actions = self._receiving.grant(now)
+        return actions if self._order is None else actions + self._order.settled(messages, now)
 
-    def settle_failed(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
-        """The backlog queue did not take the decision: it will deliver these again."""
-        for parcel in parcels:
-            if self._intake.forget(parcel):
-                if parcel.accepted:
-                    self._intake.remember(parcel)
-                if parcel.is_deferred:
-                    self._is_aside(parcel, now)
-        return self._grant(now)
+    def settle_failed(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        """Forget these: the backlog queue refused the decision, and will deliver them again."""
+        for message in messages:
+            if self._intake.forget(message):
+                if message.accepted:
+                    self._intake.remember(message)
+                if message.is_deferred:
+                    self._waiting.was_deferred(message, now)
+        actions = self._receiving.grant(now)
+        if self._order is not None:
+            actions += self._order.settle_failed(messages, now)
+        return actions
 
-    def renewed(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
-        """The locks of these run anew."""
-        for parcel in parcels:
-            self._intake.renew_later(parcel, now + parcel.lock_s * RENEW_AFTER)
+    def renewed(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        """Schedule the next renewal of these: their locks were renewed."""
+        for message in messages:
+            self._intake.renew_later(message, now + message.lock_s * RENEW_AFTER)
         return []
 
-    def lock_lost(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
-        """The locks of these are gone: what was not sent need not be, it comes again."""
-        for parcel in parcels:
-            destination = self._destinations.get(parcel.destination)
-            if destination is None or parcel.lock_token in destination.sent:
+    def lock_lost(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        """Forget those of these that were not sent: they lost their locks and come again."""
+        for message in messages:
+            destination = self._destinations.by_key.get(message.destination)
+            if destination is None or message.lock_token in destination.sent:
                 continue
-            if self._withdraw(parcel, destination):
-                self._intake.forget(parcel)
-                if parcel.is_deferred:
-                    self._is_aside(parcel, now)
-        return self._grant(now)
+            if self._waiting.withdraw(message, destination):
+                self._intake.forget(message)
+                if message.is_deferred:
+                    self._waiting.was_deferred(message, now)
+        return self._advanced(self._receiving.grant(now), now)
 
     # The destinations
 
     def attached(self, path: str, limit_bytes: int, now: float) -> list[Action]:
-        """The link to a destination is open; credit comes by itself."""
-        self._heard_at = now
-        destination = self._destinations.get(path.lower())
+        """Note that the link to a destination is open; its credit comes as an event of its own."""
+        self._destinations.primary_answered_at = now
+        destination = self._destinations.find(path)
         if destination is not None and destination.attach_at is not None:
             destination.attach_at = None
             destination.attached = True
@@ -259,191 +349,136 @@ class Pump(Decisions):
         return []
 
     def authorized(self, now: float) -> list[Action]:
-        """The primary allowed a link that it was asked for; the attach comes next."""
-        self._heard_at = now
+        """Note that the primary allowed a link; the attach comes next."""
+        self._destinations.primary_answered_at = now
         return []
 
     def unanswered(self, path: str, text: str, now: float) -> list[Action]:
-        """Nobody said whether a destination may be attached to, in the time there is for that."""
-        destination = self._destinations.get(path.lower())
+        """Give up an attach whose authorization was not answered in time."""
+        destination = self._destinations.find(path)
         if destination is None or destination.attach_at is None:
             return []
-        return self._give_up_attach(destination, text, now)
+        return self._forwarding.give_up_attach(destination, text, now)
 
     def granted(self, path: str, credit: int, now: float) -> list[Action]:
-        """The destination takes `credit` messages from now on."""
-        destination = self._destinations.get(path.lower())
+        """Send what waits, as far as the destination's new credit goes."""
+        destination = self._destinations.find(path)
         if destination is None or not destination.attached:
             return []
         destination.credit = credit
-        return self._serve(destination, now)
+        return self._forwarding.serve(destination, now)
 
     def detached(self, path: str, condition: str | None, text: str, now: float) -> list[Action]:
-        """A destination refused the link, or closed it; what was in flight may have arrived."""
-        self._heard_at = now
-        destination = self._destinations.get(path.lower())
+        """Handle the end of a link: refused, or closed with messages that may have arrived."""
+        self._destinations.primary_answered_at = now
+        destination = self._destinations.find(path)
         if destination is None or not (destination.attached or destination.attach_at is not None):
             return []
-        was_attached, progressed = destination.attached, destination.progressed
-        back = destination.drop_link()
-        meaning = meaning_of(condition)
-        if meaning is RefusalMeaning.MISSING:
-            return self._missing(destination, text, now)
-        if was_attached and meaning is RefusalMeaning.MESSAGE and back:
-            return self._one_is_bad(destination, back, condition, text, now)
-        if was_attached and (progressed or not back):
-            # An idle link that the service closed is no failure (SPEC 6).
-            return self._serve(destination, now) if destination.waiting else []
-        return self._hold(destination, text, now)
+        return self._forwarding.detached(destination, condition, text, now)
 
-    def accepted(self, parcels: list[BacklogMessage], now: float) -> list[Action]:
-        """The primary has these: now, and not before, they may be completed."""
-        self._heard_at = now
+    def accepted(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        """Complete these: the primary has them."""
+        destinations = self._destinations
+        destinations.primary_answered_at = now
         taken: list[BacklogMessage] = []
         served: dict[str, Destination] = {}
-        for parcel in parcels:
-            if parcel.accepted or parcel not in self._intake:
+        for message in messages:
+            if message.accepted or message not in self._intake:
                 continue
-            destination = self._destinations[parcel.destination]
-            if destination.sent.pop(parcel.lock_token, None) is None:
-                # It was thought lost with its link, and waits to be sent again.
-                destination.waiting.remove(parcel)
-            parcel.accepted = True
-            parcel.wire = b""
-            taken.append(parcel)
-            served[parcel.destination] = destination
+            destination = destinations.by_key[message.destination]
+            if destination.sent.pop(message.lock_token, None) is None:
+                # Its link was lost, so it waits to be sent again.
+                destination.waiting.remove(message)
+            message.accepted = True
+            message.wire = b""
+            taken.append(message)
+            served[message.destination] = destination
         self.forwarded += len(taken)
         actions = self._settlements.complete(taken, now) if taken else []
         for destination in served.values():
             destination.succeeded(now)
             if destination.held_until is None:
-                self._held.discard(destination.path.lower())
-            if destination.waiting or self._has_aside(destination):
-                actions += self._serve(destination, now)
+                destinations.held.discard(destination.path.lower())
+            if destination.waiting or self._waiting.has_deferred(destination):
+                actions += self._forwarding.serve(destination, now)
         return actions
 
     def refused(
-        self, parcel: BacklogMessage, condition: str | None, text: str, now: float
+        self, message: BacklogMessage, condition: str | None, text: str, now: float
     ) -> list[Action]:
-        """The destination did not take a parcel: for what the parcel is, or for what it is."""
-        self._heard_at = now
-        destination = self._destinations.get(parcel.destination)
-        if destination is None or destination.sent.pop(parcel.lock_token, None) is None:
+        """Dead-letter a message that was refused for its content; else hold its destination."""
+        self._destinations.primary_answered_at = now
+        destination = self._destinations.by_key.get(message.destination)
+        if destination is None or destination.sent.pop(message.lock_token, None) is None:
             return []
-        meaning = meaning_of(condition)
-        if meaning is RefusalMeaning.MESSAGE:
-            return self._bad(parcel, destination, condition, text, now)
-        destination.return_to_waiting(parcel)
-        if meaning is RefusalMeaning.MISSING:
-            return self._missing(destination, text, now)
-        return self._hold(destination, text, now)
+        return self._forwarding.refused(message, destination, condition, text, now)
 
-    # Deferred messages
+    # Answers to peeks, and to requests by number
 
     def fetched(self, numbers: list[int], now: float, *, failed: bool = False) -> list[Action]:
-        """A `Fetch` ended, after `received` for each that came."""
+        """Take the end of a `ReceiveDeferred`, after `received` for each message that came."""
+        if self._order is not None:
+            self._order.lanes.fetch_ended(numbers)
         self._intake.fetching = max(0, self._intake.fetching - len(numbers))
         if failed:
-            self._aside.may_hold_more(now)
-            return self._grant(now)
-        return self._fetch_all(now)
+            self._deferred.may_hold_more(now)
+            return self._advanced(self._receiving.grant(now), now)
+        return self._advanced(self._receiving.fetch_all(now), now)
 
     def found_deferred(self, found: list[PeekedEntry], now: float, *, is_all: bool) -> list[Action]:
-        """A look ended, with these deferred messages. The next look is for the rest."""
-        self._aside.looked(now, is_all=is_all)
-        # Of a queue that was not quiet some are in hand already.
-        in_hand = {parcel.sequence_number for parcel in self._intake}
-        for sighting in found:
-            if self._is_selected(sighting.path) and sighting.number not in in_hand:
-                self._found(sighting, now)
-        return self._fetch_all(now)
+        """Take the deferred messages that a search found. `is_all`: the queue has no others."""
+        self._deferred.looked(now, is_all=is_all)
+        # If the queue is busy, some of them are already in memory.
+        in_memory = {message.sequence_number for message in self._intake}
+        for entry in found:
+            if self._destinations.is_selected(entry.path) and entry.number not in in_memory:
+                self._waiting.found_deferred(entry, now)
+        return self._advanced(self._receiving.fetch_all(now), now)
 
     def looked_ahead(
         self, page: list[PeekedEntry], now: float, *, failed: bool = False
     ) -> list[Action]:
-        """A `LookAhead` ended: what the queue holds from there on, as far as the page goes."""
-        if not self._ahead.is_asked:
+        """Take the page that a `LookAhead` peeked."""
+        look_ahead = self._receiving.look_ahead
+        if not look_ahead.is_asked:
             return []
-        if failed or not self._is_stalled(now):
-            self._ahead.cut_off(now)
+        if failed or not self._receiving.is_stalled(now):
+            look_ahead.cut_off(now)
             return []
-        for sighting in page:
-            if self._is_worth_finding(sighting):
-                self._ahead.found(sighting.number, now)
-                return self._make_way(now)
-        self._ahead.nothing(page[-1].number if page else None, now)
-        return self._look_ahead(now)
+        for entry in page:
+            if self._receiving.is_worth_receiving(entry):
+                look_ahead.found(entry.number, now)
+                return self._forwarding.defer_all_held(now)
+        look_ahead.nothing(page[-1].number if page else None, now)
+        return self._receiving.peek_ahead(now)
 
-    def _make_way(self, now: float) -> list[Action]:
-        """Set aside what waits for held destinations, and receive what comes behind it."""
-        actions: list[Action] = []
-        for key in self._held:
-            actions += self._set_waiting_aside(self._destinations[key], now)
-        return actions + self._grant(now)
+    def peeked_for_order(
+        self, page: list[PeekedEntry], now: float, *, failed: bool = False
+    ) -> list[Action]:
+        """Take the page that a `PeekForOrder` peeked."""
+        return [] if self._order is None else self._order.peeked(page, now, failed=failed)
 
     # Time
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due."""
         actions: list[Action] = []
-        for key, destination in self._destinations.items():
+        for key, destination in self._destinations.by_key.items():
             if destination.is_late(now):
                 destination.doubt(now)
-                self._held.add(key)
-        for destination in self._destinations.values():
-            actions += self._tick_destination(destination, now)
-        actions += self._tick_locks(now)
+                self._destinations.held.add(key)
+        for destination in self._destinations:
+            actions += self._forwarding.tick(destination, self.limits.answer_s, now)
+        actions += self._receiving.renew_locks(self.limits.answer_s, now)
         if self.credit and now >= self._poll_at:
             self._poll_at = now + self._poll_s
             actions.append(EmptyPoll())
         if self.pace is not None:
-            actions += self._serve_in_line(self.pace, now)
-        if (look_at := self._look_at()) is not None and now >= look_at:
-            self._aside.looking(now)
-            actions.append(LookForDeferred(to_the_end=self._is_quiet))
-        self._ahead.tick(now)
-        return actions + self._grant(now) + self._look_ahead(now)
-
-    def _tick_destination(self, destination: Destination, now: float) -> list[Action]:
-        answer_s = self.limits.answer_s
-        if destination.held_until is not None and not destination.is_on_trial:
-            if now >= destination.held_until:
-                destination.probe()
-            return self._serve(destination, now)
-        if destination.attach_at is not None and now >= destination.attach_at + answer_s:
-            text = f"an attach to {destination.path} was not answered for {answer_s:g} s"
-            return self._give_up_attach(destination, text, now)
-        if destination.sent and now >= (destination.due_at(answer_s) or 0.0):
-            destination.drop_link()
-            text = f"a message was not answered for {answer_s:g} s"
-            return [CloseDestination(destination.path), *self._hold(destination, text, now)]
-        if destination.is_on_trial or self._has_aside(destination):
-            return self._serve(destination, now)
-        return []
-
-    def _give_up_attach(self, destination: Destination, text: str, now: float) -> list[Action]:
-        """One entity that hangs costs its own link; a line on which nobody answers is dead."""
-        asked_at = destination.attach_at
-        assert asked_at is not None
-        destination.drop_link()
-        is_heard = self._heard_at > asked_at
-        ended = CloseDestination(destination.path) if is_heard else Reconnect("primary", text)
-        return [ended, *self._hold(destination, text, now)]
-
-    def _tick_locks(self, now: float) -> list[Action]:
-        renewed: list[BacklogMessage] = []
-        actions: list[Action] = []
-        for parcel in self._intake.due(now):
-            # If nothing is heard of it, it comes up again before the lock ends.
-            self._intake.renew_later(parcel, now + max(1.0, parcel.lock_s * RENEW_AFTER / 2))
-            if parcel.outcome is not None:
-                if self._settlements.is_open and now >= parcel.settling_at + self.limits.answer_s:
-                    text = f"a settlement was not answered for {self.limits.answer_s:g} s"
-                    actions = [Reconnect("secondary", text)]
-            elif self._lets_go(parcel, self._destinations[parcel.destination]):
-                actions += self._settlements.release([parcel], now)
-            else:
-                renewed.append(parcel)
-        if renewed and self._settlements.is_open:
-            actions.append(Renew(renewed))
-        return actions
+            actions += self._forwarding.serve_by_rate(self.pace, now)
+        find_at = self._receiving.find_deferred_at()
+        if find_at is not None and now >= find_at:
+            self._deferred.looking(now)
+            actions.append(LookForDeferred(to_the_end=self._receiving.is_quiet))
+        self._receiving.look_ahead.tick(now)
+        actions += self._receiving.grant(now) + self._receiving.peek_ahead(now)
+        return actions if self._order is None else actions + self._order.tick(now)

@@ -16,7 +16,6 @@ from twinbus.syphon.connection.node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
-from twinbus.syphon.core.strict_pump import StrictPump
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.syphon.relay.queue_requests import QueueRequests
 
@@ -102,21 +101,13 @@ class QueueAnswers:
 
     async def survey(self, start: int) -> None:
         """Peek one page, for strict session order."""
-        pump = self._pump
-        if self.line is None or not isinstance(pump, StrictPump):
-            return
-        self._books.managed()
-        try:
-            requests = QueueRequests(self.line, self._queue)
-            page = await requests.peek(start, time.time_ns() // 1_000_000)
-        except (ConnectionLost, RequestRefused) as error:
-            log.warning("%s: peeking from %d on: %s", self._queue, start, error)
-            self._do(pump.survey_failed(time.monotonic()))
-            return
-        self._do(pump.surveyed(page, time.monotonic()))
+        await self._peek(start, self._pump.peeked_for_order)
 
     async def look_ahead(self, start: int) -> None:
         """Peek one page behind what waits for held destinations."""
+        await self._peek(start, self._pump.looked_ahead)
+
+    async def _peek(self, start: int, tell: Callable[..., list[Action]]) -> None:
         if self.line is None:
             return
         self._books.managed()
@@ -127,7 +118,7 @@ class QueueAnswers:
         except (ConnectionLost, RequestRefused) as error:
             log.warning("%s: peeking from %d on: %s", self._queue, start, error)
             failed = True
-        self._do(self._pump.looked_ahead(page, time.monotonic(), failed=failed))
+        self._do(tell(page, time.monotonic(), failed=failed))
 
     async def look(self, *, to_the_end: bool = True) -> None:
         """Peek for deferred messages."""

@@ -120,4 +120,4 @@ def test_sessions_of_others_are_not_remembered() -> None:
     run(world)
     assert sorted(world.in_primary) == mine
     assert world.surveyed_from
-    assert world.pump._lanes._by_number == {}  # type: ignore[attr-defined]
+    assert world.pump._order.lanes._by_number == {}  # type: ignore[union-attr]

@@ -31,7 +31,6 @@ from twinbus.syphon.core.actions import (
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
-from twinbus.syphon.core.strict_pump import StrictPump
 
 LOCK_S = 60.0
 LINK_CREDIT = 1_000
@@ -78,8 +77,12 @@ class World:
         self._numbers = itertools.count(1)
 
     def _start_pump(self) -> None:
-        make = StrictPump if self.strict else Pump
-        self.pump = make(limits=self.limits, undeliverable_grace_s=self.grace_s, poll_s=self.poll_s)
+        self.pump = Pump(
+            limits=self.limits,
+            undeliverable_grace_s=self.grace_s,
+            poll_s=self.poll_s,
+            is_strict=self.strict,
+        )
         self.sent: list[BacklogMessage] = []
         self.settling: list[tuple[str, BacklogMessage]] = []
         self.renewing: list[BacklogMessage] = []
@@ -183,13 +186,9 @@ class World:
 
     def answer_survey(self, *, failed: bool = False) -> None:
         """The queue shows what it holds, a few messages at a time."""
-        assert isinstance(self.pump, StrictPump)
         start = self.surveys.pop(0)
-        if failed:
-            self.perform(self.pump.survey_failed(self.now))
-            return
-        page = [_sighting(s) for s in self.left if s.number >= start][:PAGE]
-        self.perform(self.pump.surveyed(page, self.now))
+        page = [] if failed else [_sighting(s) for s in self.left if s.number >= start][:PAGE]
+        self.perform(self.pump.peeked_for_order(page, self.now, failed=failed))
 
     def answer_look_ahead(self, *, failed: bool = False) -> None:
         """The queue shows what lies from a number on, a few messages at a time."""

@@ -1,0 +1,236 @@
+"""What a pump sends to each destination, and what it does with messages that cannot be sent."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from twinbus.syphon.core.actions import (
+    Action,
+    CloseDestination,
+    Forward,
+    OpenDestination,
+    Reconnect,
+    WaitUntil,
+)
+from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.syphon.core.destination import (
+    ANY_NUMBER,
+    TOO_LARGE,
+    Destination,
+    Destinations,
+    RefusalMeaning,
+    meaning_of,
+)
+from twinbus.syphon.core.rate import Pace
+from twinbus.syphon.core.receiving import Receiving
+from twinbus.syphon.core.settlements import Settlements
+from twinbus.syphon.core.waiting import WaitingMessages
+
+__all__ = ["Forwarding"]
+
+MISSING: Final = "DestinationNotFound"
+TOO_LARGE_REASON: Final = "MessageTooLarge"
+REFUSED: Final = "RefusedByDestination"
+
+
+class Forwarding:
+    """Decides what one pump sends, defers and dead-letters."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        settlements: Settlements,
+        waiting: WaitingMessages,
+        receiving: Receiving,
+    ) -> None:
+        self._destinations = destinations
+        self._settlements = settlements
+        self._waiting = waiting
+        self._receiving = receiving
+        self._waits_until = float("-inf")
+
+    def serve(self, destination: Destination, now: float) -> list[Action]:
+        """Send a destination what waits for it, as far as it takes it; defer it if it is held."""
+        actions: list[Action] = []
+        if destination.held_until is not None:
+            actions += self.defer_waiting(destination, now)
+            if not destination.is_on_trial:
+                return actions
+        if self._waiting.has_deferred(destination):
+            actions += self._receiving.fetch(destination, now)
+        if not self._destinations.is_primary_up or not destination.waiting:
+            return actions
+        if not destination.attached:
+            if destination.attach_at is None:
+                destination.attach_at = now
+                actions.append(OpenDestination(destination.path))
+            return actions
+        sent, pace = destination.sent, self._receiving.pace
+        most = ANY_NUMBER if pace is None else _allowed_by(pace, destination, now)
+        while destination.waiting and destination.credit > 0 and len(sent) < destination.window:
+            if not most:
+                break
+            most -= 1
+            message = destination.next_waiting()
+            if too_large := destination.finds_too_large(message):
+                actions += self._settlements.dead_letter(message, TOO_LARGE_REASON, too_large, now)
+                continue
+            destination.credit -= 1
+            message.sent_at = now
+            sent[message.lock_token] = message
+            actions.append(Forward(message))
+        return actions if pace is None else actions + self._wait_for(pace)
+
+    def _wait_for(self, pace: Pace) -> list[Action]:
+        until = pace.wake_at
+        if until is None or until <= self._waits_until:
+            return []
+        self._waits_until = until
+        return [WaitUntil(until)]
+
+    def serve_by_rate(self, pace: Pace, now: float) -> list[Action]:
+        """Serve the destinations whose slice of the rate has come."""
+        actions: list[Action] = []
+        while (key := pace.first_in_line()) is not None and now >= (pace.wake_at or now):
+            destination = self._destinations.by_key[key]
+            if not destination.ready or not self._destinations.is_primary_up:
+                pace.step_out(key)
+            actions += self.serve(destination, now)
+        return actions
+
+    # Destinations that take nothing
+
+    def defer_waiting(self, destination: Destination, now: float) -> list[Action]:
+        """Defer or dead-letter what waits for a held destination, except one message to try it."""
+        if not self._waiting.has_any(destination):
+            return []
+        if not destination.is_selected:
+            return self._settlements.defer(self._waiting.take_all(destination), now)
+        grace_s = self._destinations.grace_s
+        if destination.gave_up(grace_s, now) and not destination.is_on_trial:
+            text = (
+                f"{destination.path} does not exist in the primary, and did not for "
+                f"{grace_s:g} s (undeliverable_grace): {destination.reason}"
+            )
+            return [
+                action
+                for message in self._waiting.take_all(destination)
+                for action in self._settlements.dead_letter(message, MISSING, text, now)
+            ]
+        if not self._receiving.others_progress(now):
+            return self._receiving.grant(now)
+        is_to_try = destination.is_on_trial and destination.waiting and not destination.sent
+        tried = [destination.next_waiting()] if is_to_try else []
+        actions = self._settlements.defer(self._waiting.take_all(destination), now)
+        destination.waiting.extend(tried)
+        return actions
+
+    def defer_all_held(self, now: float) -> list[Action]:
+        """Defer what waits for held destinations, and receive what comes after it."""
+        actions: list[Action] = []
+        for destination in self._destinations.held_ones():
+            actions += self.defer_waiting(destination, now)
+        return actions + self._receiving.grant(now)
+
+    def _hold_missing(self, destination: Destination, text: str, now: float) -> list[Action]:
+        """Hold a destination that does not exist; its grace period starts once."""
+        if destination.missing_since is None:
+            destination.missing_since = now
+        return self.hold(destination, text, now)
+
+    def hold(self, destination: Destination, text: str, now: float) -> list[Action]:
+        """Send a destination nothing until its back-off is over."""
+        destination.hold(text, now)
+        self._destinations.held.add(destination.path.lower())
+        actions = self.defer_waiting(destination, now) + self._receiving.grant(now)
+        return actions + self._receiving.peek_ahead(now)
+
+    # Time
+
+    def tick(self, destination: Destination, answer_s: float, now: float) -> list[Action]:
+        """Do what is due for a destination; it has `answer_s` seconds for each answer."""
+        if destination.held_until is not None and not destination.is_on_trial:
+            if now >= destination.held_until:
+                destination.probe()
+            return self.serve(destination, now)
+        if destination.attach_at is not None and now >= destination.attach_at + answer_s:
+            text = f"an attach to {destination.path} was not answered for {answer_s:g} s"
+            return self.give_up_attach(destination, text, now)
+        if destination.sent and now >= (destination.due_at(answer_s) or 0.0):
+            destination.drop_link()
+            text = f"a message was not answered for {answer_s:g} s"
+            return [CloseDestination(destination.path), *self.hold(destination, text, now)]
+        if destination.is_on_trial or self._waiting.has_deferred(destination):
+            return self.serve(destination, now)
+        return []
+
+    def give_up_attach(self, destination: Destination, text: str, now: float) -> list[Action]:
+        """Close the link of one entity that hangs; reconnect if the primary answers nothing."""
+        asked_at = destination.attach_at
+        assert asked_at is not None
+        destination.drop_link()
+        is_alive = self._destinations.primary_answered_at > asked_at
+        ended = CloseDestination(destination.path) if is_alive else Reconnect("primary", text)
+        return [ended, *self.hold(destination, text, now)]
+
+    # Refusals
+
+    def detached(
+        self, destination: Destination, condition: str | None, text: str, now: float
+    ) -> list[Action]:
+        """Handle the end of a link: refused, or closed with messages that may have arrived."""
+        was_attached, progressed = destination.attached, destination.progressed
+        back = destination.drop_link()
+        meaning = meaning_of(condition)
+        if meaning is RefusalMeaning.MISSING:
+            return self._hold_missing(destination, text, now)
+        if was_attached and meaning is RefusalMeaning.MESSAGE and back:
+            if len(back) == 1:
+                destination.waiting.remove(back[0])
+                return self._dead_letter(back[0], destination, condition, text, now)
+            # Sent one at a time, the next detach shows which of them is refused.
+            destination.is_careful = True
+            destination.window = 1
+            return self.serve(destination, now)
+        if was_attached and (progressed or not back):
+            # An idle link that the service closed is no failure (SPEC 6).
+            return self.serve(destination, now) if destination.waiting else []
+        return self.hold(destination, text, now)
+
+    def refused(
+        self,
+        message: BacklogMessage,
+        destination: Destination,
+        condition: str | None,
+        text: str,
+        now: float,
+    ) -> list[Action]:
+        """Dead-letter a message that was refused for its content; else hold its destination."""
+        meaning = meaning_of(condition)
+        if meaning is RefusalMeaning.MESSAGE:
+            return self._dead_letter(message, destination, condition, text, now)
+        destination.return_to_waiting(message)
+        if meaning is RefusalMeaning.MISSING:
+            return self._hold_missing(destination, text, now)
+        return self.hold(destination, text, now)
+
+    def _dead_letter(
+        self,
+        message: BacklogMessage,
+        destination: Destination,
+        condition: str | None,
+        text: str,
+        now: float,
+    ) -> list[Action]:
+        """Dead-letter a message that its destination will never take, and send the next."""
+        reason = TOO_LARGE_REASON if condition == TOO_LARGE else REFUSED
+        text = f"{destination.path}: {text}"
+        actions = self._settlements.dead_letter(message, reason, text, now)
+        return actions + self.serve(destination, now)
+
+
+def _allowed_by(pace: Pace, destination: Destination, now: float) -> int:
+    """Return how many messages the rate allows to a destination now."""
+    wanted = destination.ready
+    pace.is_working = True
+    return pace.allowed(destination.path.lower(), wanted, now) if wanted else 0
