@@ -33,9 +33,9 @@ from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.signatures import sign
 from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.syphon.connection import line as line_module
+from twinbus.syphon.connection import namespace_connection as line_module
 from twinbus.syphon.connection.counts import counts_of
-from twinbus.syphon.connection.line import NamespaceConnection
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.host import SyphonHost
 
 pytestmark = pytest.mark.contract

@@ -40,8 +40,8 @@ from twinbus.amqp.types import Symbol
 from twinbus.broker.engine.queue import Delivery, Queue, SettlementOutcome
 from twinbus.broker.messages.incoming import render
 from twinbus.broker.refusals import EntityNotFound, Refusal
-from twinbus.syphon.connection.line import ANSWER_S
-from twinbus.syphon.connection.node import ConnectionLost, RequestRefused
+from twinbus.syphon.connection.namespace_connection import ANSWER_S
+from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -65,7 +65,7 @@ def sim_line(world: World) -> Callable[..., SimLine]:
 
 
 class SimLine:
-    """One signed-in connection, as `twinbus.syphon.connection.line.Line` is to a relay."""
+    """One signed-in connection, as a `NamespaceConnection` of the syphon is to a relay."""
 
     def __init__(
         self, world: World, endpoint: Endpoint, on_event: Callable[[Event], None], **_: Any

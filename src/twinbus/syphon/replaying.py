@@ -28,7 +28,7 @@ from twinbus.amqp.performatives import (
 from twinbus.amqp.types import AmqpError, Int
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.line import (
+from twinbus.syphon.connection.namespace_connection import (
     ANSWER_S,
     ConnectionLost,
     NamespaceConnection,

@@ -17,7 +17,11 @@ from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, asked
-from twinbus.syphon.connection.line import ConnectionLost, NamespaceConnection, RequestRefused
+from twinbus.syphon.connection.namespace_connection import (
+    ConnectionLost,
+    NamespaceConnection,
+    RequestRefused,
+)
 from twinbus.syphon.connection.peeked_message import PeekedMessage, read_peeked
 
 __all__ = [

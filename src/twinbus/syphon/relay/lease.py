@@ -23,7 +23,7 @@ from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.types import Symbol
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.line import (
+from twinbus.syphon.connection.namespace_connection import (
     ANSWER_S,
     ConnectionLost,
     NamespaceConnection,

@@ -9,8 +9,8 @@ from typing import Final
 
 from twinbus.amqp.link import SenderLink
 from twinbus.amqp.performatives import Source, Target
-from twinbus.syphon.connection.line import NamespaceConnection
-from twinbus.syphon.connection.node import ConnectionLost, RequestRefused
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection
+from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from twinbus.syphon.connection.line import NamespaceConnection
-from twinbus.syphon.connection.node import ConnectionLost, RequestRefused
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection
+from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump

@@ -15,8 +15,8 @@ from twinbus.amqp.performatives import (
     encode_state,
 )
 from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
-from twinbus.syphon.connection.line import NamespaceConnection
-from twinbus.syphon.connection.node import RequestRefused, uuid_of_token
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection
+from twinbus.syphon.connection.request_node import RequestRefused, uuid_of_token
 from twinbus.syphon.core.actions import Complete, DeadLetter, Defer, Release
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.session_lanes import PeekedEntry

@@ -29,7 +29,7 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.line import (
+from twinbus.syphon.connection.namespace_connection import (
     ANSWER_S,
     ConnectionLost,
     NamespaceConnection,

@@ -10,7 +10,7 @@ import pytest
 
 from twinbus.amqp.message import encode_message
 from twinbus.amqp.types import ULong
-from twinbus.syphon.connection.line import NamespaceConnection, RequestRefused
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection, RequestRefused
 from twinbus.syphon.core.actions import Action, Complete
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump

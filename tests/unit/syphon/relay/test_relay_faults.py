@@ -13,7 +13,7 @@ from tests.unit.syphon.relay.test_queue_answers import NoLedger
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
-from twinbus.syphon.connection.line import NamespaceConnection
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.connection.peeking import backlog_queues_of
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pump import Pump

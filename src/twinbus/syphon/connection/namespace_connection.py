@@ -26,7 +26,7 @@ from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
-from twinbus.syphon.connection.node import ConnectionLost, RequestNode, RequestRefused
+from twinbus.syphon.connection.request_node import ConnectionLost, RequestNode, RequestRefused
 
 __all__ = ["ANSWER_S", "ConnectionLost", "NamespaceConnection", "RequestRefused", "despite_loss"]
 
