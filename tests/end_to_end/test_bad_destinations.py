@@ -281,9 +281,9 @@ def test_one_deferred_message_that_is_locked_does_not_keep_the_others(world: Mix
         async with dialled(endpoint_of(world.sides()[1])) as line:
             requests = QueueRequests(line, queue)
             numbers = await asyncio.to_thread(world.defer_all, queue, 20)
-            fetched, refused = await requests.fetch([numbers[7]])
+            fetched, refused = await requests.receive_deferred([numbers[7]])
             assert (len(fetched), refused) == (1, [])
-            others, refused = await requests.fetch(numbers)
+            others, refused = await requests.receive_deferred(numbers)
             assert refused == [numbers[7]]
             return len(others)
 

@@ -19,8 +19,8 @@ import twinbus.pairing.lifecycle.administration
 import twinbus.pairing.sdk.outgoing
 import twinbus.pairing.sending.pinger
 import twinbus.syphon.relay.outbound
-import twinbus.syphon.relay.queue_answers
 import twinbus.syphon.relay.relay
+import twinbus.syphon.relay.request_tasks
 from tests.simulation.line import sim_line
 from tests.simulation.namespace import EPOCH_MS
 from tests.simulation.sdk import SimAdministration
@@ -84,7 +84,7 @@ def tied_to(world: World) -> Iterator[None]:
         (twinbus.pairing.sdk.outgoing, "uuid4", new_id),
         (twinbus.syphon.relay.relay, "NamespaceConnection", sim_line(world)),
         (twinbus.syphon.relay.relay, "time", time),
-        (twinbus.syphon.relay.queue_answers, "time", time),
+        (twinbus.syphon.relay.request_tasks, "time", time),
         (twinbus.syphon.relay.outbound, "time", time),
     ]
     if importlib.util.find_spec("twinbus.syphon.relay.lease") is not None:

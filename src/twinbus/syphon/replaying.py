@@ -37,7 +37,7 @@ from twinbus.syphon.connection.namespace_connection import (
 from twinbus.syphon.connection.peeked_message import PeekedMessage, read_peeked
 from twinbus.syphon.connection.peeking import DEAD_LETTERS, dialled, peek, said_in_one_line
 from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter, for_replay
-from twinbus.syphon.relay.queue_requests import joined
+from twinbus.syphon.relay.dispositions import ranges
 
 __all__ = ["Replayed", "dead_letters", "replay"]
 
@@ -244,7 +244,7 @@ class _QueueReplay:
         while not self._arrived.empty():
             self._held.append(self._arrived.get_nowait().delivery_id)
         if self._held and not self._line.lost.done():
-            for first, last in joined(self._held):
+            for first, last in ranges(self._held):
                 self._line.session.dispose(first, last, RELEASED_BYTES)
             self._line.flush()
 

@@ -17,7 +17,7 @@ from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pairing.core.backlog import Drift, drift_of, parse_backlog_path
 from twinbus.pairing.lifecycle.administration import description_of
 from twinbus.syphon.connection.amqp_json import as_time
-from twinbus.syphon.connection.node import RequestRefused
+from twinbus.syphon.connection.request_node import RequestRefused
 from twinbus.syphon.connection.peeking import NamespaceUnreachable, dialled, peek
 from twinbus.syphon.relay.outbound import UNAUTHORIZED
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from azure.servicebus.management import QueueProperties, QueueRuntimeProperties
 
     from twinbus.namespace.namespace import Namespace
-    from twinbus.syphon.connection.line import NamespaceConnection
+    from twinbus.syphon.connection.namespace_connection import NamespaceConnection
     from twinbus.syphon.connection.peeked_message import PeekedMessage
 
 __all__ = [

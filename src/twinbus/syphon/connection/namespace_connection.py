@@ -11,12 +11,11 @@ reason, `lost` gets the reason and nothing else comes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from twinbus.amqp.connection import Connection
@@ -28,7 +27,7 @@ from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.request_node import ConnectionLost, RequestNode, RequestRefused
 
-__all__ = ["ANSWER_S", "ConnectionLost", "NamespaceConnection", "RequestRefused", "despite_loss"]
+__all__ = ["ANSWER_S", "ConnectionLost", "NamespaceConnection", "RequestRefused"]
 
 log = logging.getLogger("twinbus.syphon")
 
@@ -286,9 +285,3 @@ class NamespaceConnection:
 
 def _ignored(_: Event) -> None:
     """What is left to say when the line is lost."""
-
-
-async def despite_loss(work: Coroutine[Any, Any, None]) -> None:
-    """Do something that needs a line, or not: whoever lost it is told so by the line itself."""
-    with contextlib.suppress(ConnectionLost):
-        await work

@@ -1,28 +1,18 @@
-"""The backlog queue as the relay settles it and asks it: by disposition, or by request."""
+"""Requests to the `$management` node of a backlog queue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from twinbus.amqp.message import decode_map, split
-from twinbus.amqp.performatives import (
-    ACCEPTED_BYTES,
-    RELEASED_BYTES,
-    Error,
-    Modified,
-    Rejected,
-    encode_state,
-)
 from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.connection.request_node import RequestRefused, uuid_of_token
-from twinbus.syphon.core.actions import Complete, DeadLetter, Defer, Release
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.unpacking import unpack
 
-__all__ = ["QueueRequests", "SettledRequest", "by_token", "disposition_of", "joined"]
+__all__ = ["QueueRequests", "SettledRequest"]
 
 TOKENS_MAX: Final = 100
 """Lock tokens or numbers in one request."""
@@ -37,50 +27,6 @@ ABOUT_ONE: Final = (404, 410)
 """Statuses of a refusal for one of the messages that a request is about: it is gone, locked by
 somebody else, or its lock has ended. All others (busy, unauthorized, an internal error) would be
 the answer for each of them."""
-
-REASON_MAX: Final = 4_096
-"""Characters of a reason or description that Service Bus keeps."""
-
-
-def disposition_of(outcome: type[Complete] | DeadLetter | Defer | Release) -> bytes:
-    """The encoded AMQP state that tells an outcome to the backlog queue (AMQP.md 2.6)."""
-    match outcome:
-        case DeadLetter():
-            info = {
-                Symbol("DeadLetterReason"): outcome.reason[:REASON_MAX],
-                Symbol("DeadLetterErrorDescription"): outcome.description[:REASON_MAX],
-            }
-            error = Error(condition=Symbol("com.microsoft:dead-letter"), info=info)
-            return encode_state(Rejected(error=error))
-        case Defer():
-            return encode_state(Modified(delivery_failed=False, undeliverable_here=True))
-        case Release():
-            return RELEASED_BYTES
-        case _:
-            return ACCEPTED_BYTES
-
-
-def by_token(outcome: DeadLetter | Defer | Release) -> tuple[str, ...]:
-    """The same for a request: its disposition status, and the words of a dead letter."""
-    match outcome:
-        case DeadLetter():
-            return "suspended", outcome.reason, outcome.description
-        case Defer():
-            return ("defered",)
-        case _:
-            return ("abandoned",)
-
-
-def joined(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """The numbers as ranges, first and last, in order."""
-    numbers.sort()
-    first = last = numbers[0]
-    for number in numbers:
-        if number > last + 1:
-            yield first, last
-            first = number
-        last = number
-    yield first, last
 
 
 class SettledRequest(NamedTuple):
@@ -140,7 +86,9 @@ class QueueRequests:
                 done += group
         return SettledRequest(done, lost, [], None)
 
-    async def fetch(self, numbers: list[int]) -> tuple[list[tuple[bytes, bytes]], list[int]]:
+    async def receive_deferred(
+        self, numbers: list[int]
+    ) -> tuple[list[tuple[bytes, bytes]], list[int]]:
         """Receive deferred messages by number: each with its lock token; refused numbers."""
         fetched: list[tuple[bytes, bytes]] = []
         refused: list[int] = []

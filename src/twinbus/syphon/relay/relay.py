@@ -34,7 +34,6 @@ from twinbus.syphon.connection.namespace_connection import (
     ConnectionLost,
     NamespaceConnection,
     RequestRefused,
-    despite_loss,
 )
 from twinbus.syphon.core.actions import (
     Action,
@@ -60,9 +59,9 @@ from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
 from twinbus.syphon.core.unpacking import Unpacker
 from twinbus.syphon.relay.bookkeeping import Bookkeeper, RelayLedger
+from twinbus.syphon.relay.dispositions import disposition_of, disposition_status, ranges
 from twinbus.syphon.relay.outbound import UNAUTHORIZED, DestinationLinks
-from twinbus.syphon.relay.queue_answers import QueueAnswers
-from twinbus.syphon.relay.queue_requests import by_token, disposition_of, joined
+from twinbus.syphon.relay.request_tasks import RequestTasks
 
 __all__ = ["Relay"]
 
@@ -122,7 +121,7 @@ class Relay:
         self._secondary: NamespaceConnection | None = None
         self._source: ReceiverLink | None = None
         self._source_gone: asyncio.Future[str] | None = None
-        self._errands = QueueAnswers(pump, self._books, self._do, self._unpacker.unpack, queue)
+        self._requests = RequestTasks(pump, self._books, self._do, self._unpacker.unpack, queue)
         self._outbound = DestinationLinks(pump, self._books, self._do)
         self._deliveries: dict[int, BacklogMessage] = {}
         """Received and not settled, by delivery id of this epoch's source link."""
@@ -133,23 +132,23 @@ class Relay:
         self._flushing = False
         self._woken: asyncio.TimerHandle | None = None
         self._running: list[asyncio.Task[None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        requests, start = self._requests, self._requests.start
         self._performers: dict[type, Callable[[Any], None]] = {
             Forward: self._forward,
             Complete: self._complete,
             GrantCredit: self._grant,
-            OpenDestination: lambda action: self._errand(self._outbound.attach(action.path)),
+            OpenDestination: lambda action: start(self._outbound.attach(action.path)),
             CloseDestination: lambda action: self._outbound.detach(action.path),
             DeadLetter: self._settle,
             Defer: self._settle,
             Release: self._settle,
-            Renew: lambda action: self._errand(self._errands.renew(action.parcels)),
-            ReceiveDeferred: lambda action: self._errand(self._errands.fetch(action.numbers)),
-            LookForDeferred: lambda action: self._errand(
-                self._errands.look(to_the_end=action.to_the_end)
+            Renew: lambda action: start(requests.renew(action.parcels)),
+            ReceiveDeferred: lambda action: start(requests.receive_deferred(action.numbers)),
+            LookForDeferred: lambda action: start(
+                requests.find_deferred(to_the_end=action.to_the_end)
             ),
-            PeekForOrder: lambda action: self._errand(self._errands.survey(action.start)),
-            LookAhead: lambda action: self._errand(self._errands.look_ahead(action.start)),
+            PeekForOrder: lambda action: start(requests.peek_for_order(action.start)),
+            LookAhead: lambda action: start(requests.look_ahead(action.start)),
             EmptyPoll: self._poll,
             Reconnect: self._reconnect,
             WaitUntil: self._wait,
@@ -196,9 +195,10 @@ class Relay:
             await asyncio.sleep(SETTLE_S)
         if self._woken is not None:
             self._woken.cancel()
-        for task in [*self._running, *self._tasks]:
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(*self._running, *self._tasks, return_exceptions=True)
+        await self._requests.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
         self._running = []
 
     # Sides
@@ -247,7 +247,7 @@ class Relay:
             await line.open()
             await line.authorize(self.queue)
             self._secondary = line
-            self._errands.line = line
+            self._requests.connection = line
             while not line.lost.done():
                 reason = await self._serve_source(line)
                 if not line.lost.done():
@@ -256,7 +256,7 @@ class Relay:
                     self._books.polled()
             return line.lost.result()
         finally:
-            self._secondary = self._errands.line = None
+            self._secondary = self._requests.connection = None
             await line.close()
 
     async def _serve_source(self, line: NamespaceConnection) -> str:
@@ -409,12 +409,12 @@ class Relay:
         self._flushing = False
         line = self._secondary
         if self._completing and line is not None and self._source is not None:
-            for first, last in joined(self._completing):
+            for first, last in ranges(self._completing):
                 line.session.dispose(first, last, COMPLETED)
             self._completing.clear()
         decided, self._by_token = self._by_token, {}
         for (status, *words), parcels in decided.items():
-            self._errand(self._errands.settle(parcels, status, words))
+            self._requests.start(self._requests.settle(parcels, status, words))
         if self._primary is not None:
             self._primary.flush()
         if line is not None:
@@ -448,7 +448,7 @@ class Relay:
             state = disposition_of(action)
             self._secondary.session.dispose(parcel.delivery_id, parcel.delivery_id, state)
             return
-        self._by_token.setdefault(by_token(action), []).append(parcel)
+        self._by_token.setdefault(disposition_status(action), []).append(parcel)
 
     def _grant(self, action: GrantCredit) -> None:
         if self._source is not None:
@@ -467,19 +467,6 @@ class Relay:
         line = self._primary if action.side == "primary" else self._secondary
         if line is not None:
             line.drop(action.reason)
-
-    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that takes an answer, without waiting for it."""
-        task = asyncio.create_task(despite_loss(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        # Cancelled before its first turn, the task leaves the work unbegun, which Python warns of.
-        task.add_done_callback(lambda _: work.close())
-        task.add_done_callback(self._errand_ended)
-
-    def _errand_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s: an errand failed", self.queue, exc_info=error)
 
 
 def _now() -> float:

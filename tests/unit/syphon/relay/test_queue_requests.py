@@ -16,8 +16,8 @@ from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
-from twinbus.syphon.relay.queue_answers import QueueAnswers
 from twinbus.syphon.relay.queue_requests import QueueRequests
+from twinbus.syphon.relay.request_tasks import RequestTasks
 
 PAGE = 10
 
@@ -96,7 +96,7 @@ def test_a_queue_that_is_busy_is_not_asked_again_for_each_message(status: int) -
     assert (len(told.done), told.lost, len(told.rest)) == (150, [], 100)
     assert told.refusal is not None
     line = Asked({150}, status, "com.microsoft:server-busy")
-    fetched, refused = asyncio.run(requests_to(line).fetch(list(range(250))))
+    fetched, refused = asyncio.run(requests_to(line).receive_deferred(list(range(250))))
     assert (line.requests, len(fetched), refused) == (2, 100, list(range(100, 250)))
 
 
@@ -161,8 +161,8 @@ def test_the_ledger_has_the_reason_for_which_a_settlement_failed(
 ) -> None:
     ledger, wanted = Records(), list[Action]()
     books = Bookkeeper(ledger, "contoso", "second", "queue")
-    errands = QueueAnswers(Pump(), books, wanted.extend, cast("Any", None), "queue")
-    errands.line = cast("NamespaceConnection", Asked({0}, status, condition))
+    errands = RequestTasks(Pump(), books, wanted.extend, cast("Any", None), "queue")
+    errands.connection = cast("NamespaceConnection", Asked({0}, status, condition))
     parcels = locked(1)
     parcels[0].outcome = Complete
     asyncio.run(errands.settle(parcels, "completed", []))

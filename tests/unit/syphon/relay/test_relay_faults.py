@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.syphon.relay.test_queue_answers import NoLedger
+from tests.unit.syphon.relay.test_request_tasks import NoLedger
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
@@ -119,7 +119,7 @@ async def test_an_errand_that_fails_unexpectedly_is_told_of(
     with caplog.at_level(logging.ERROR, "twinbus.syphon"):
         place = endpoint_of(TYPO)
         relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
-        relay._errand(fail())
+        relay._requests.start(fail())
         await until(lambda: bool(caplog.records))
         await relay.close()
-    assert "queue: an errand failed" in caplog.text
+    assert "queue: a background task failed" in caplog.text

@@ -21,7 +21,7 @@ async def test_an_errand_that_is_cancelled_before_its_first_turn_is_not_warned_o
         text = "Endpoint=sb://contoso;SharedAccessKeyName=a;SharedAccessKey=b"
         place = endpoint_of(text)
         relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
-        relay._errand(relay._errands.look())
+        relay._requests.start(relay._requests.find_deferred())
         await relay.close()
         gc.collect()
     assert [str(one.message) for one in caught] == []

@@ -1,0 +1,178 @@
+"""The background tasks of a relay: requests to the backlog queue whose answers go to the pump.
+
+A task whose connection is lost ends silently: the relay tells the pump of the loss, and the pump
+asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection
+from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
+from twinbus.syphon.core.actions import Action
+from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.syphon.core.pump import Pump
+from twinbus.syphon.relay.bookkeeping import Bookkeeper
+from twinbus.syphon.relay.queue_requests import QueueRequests
+
+__all__ = ["RequestTasks"]
+
+log = logging.getLogger("twinbus.syphon")
+
+LOCK_LOST: Final = "com.microsoft:message-lock-lost"
+DEAD_LETTER_ARGUMENTS: Final = ("deadletter-reason", "deadletter-description")
+
+
+class RequestTasks:
+    """The background tasks of one relay."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        books: Bookkeeper,
+        perform: Callable[[list[Action]], None],
+        unpack: Callable[[bytes, bytes, int], BacklogMessage],
+        queue: str,
+    ) -> None:
+        self.connection: NamespaceConnection | None = None
+        """To the secondary; None while there is none."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pump = pump
+        self._books = books
+        self._do = perform
+        self._unpack = unpack
+        self._queue = queue
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that waits for an answer, in the background."""
+        task = asyncio.create_task(_despite_loss(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first step never awaits `work`: close it, or Python
+        # warns.
+        task.add_done_callback(lambda _: work.close())
+        task.add_done_callback(self._log_failure)
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _log_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: a background task failed", self._queue, exc_info=error)
+
+    # The requests
+
+    async def settle(
+        self, messages: list[BacklogMessage], status: str, arguments: list[str]
+    ) -> None:
+        """Settle by lock token: for messages that came over an earlier link, or by number.
+
+        `arguments` are the reason and the description of a dead letter.
+        """
+        if self.connection is None:
+            return
+        self._books.managed()
+        requests = QueueRequests(self.connection, self._queue)
+        named = dict(zip(DEAD_LETTER_ARGUMENTS, arguments, strict=False))
+        result = await requests.settle(messages, status, named)
+        self._books.settled(result.done)
+        self._books.settled(result.lost, LOCK_LOST)
+        if result.refusal is not None:
+            self._books.settled(result.rest, _error(result.refusal))
+            count = len(result.rest)
+            log.warning("%s: %d not %s: %s", self._queue, count, status, result.refusal)
+        now = time.monotonic()
+        self._do(self._pump.settled(result.done, now))
+        # The rest is delivered again when the locks end; nothing is asked for again.
+        self._do(self._pump.settle_failed(result.lost + result.rest, now))
+
+    async def renew(self, messages: list[BacklogMessage]) -> None:
+        """Renew locks before they end."""
+        if self.connection is None:
+            return
+        result = await QueueRequests(self.connection, self._queue).renew(messages)
+        self._books.renewed(None if result.refusal is None else _error(result.refusal))
+        if result.refusal is not None:
+            # The locks are still valid, and the pump asks again before they end.
+            log.warning("%s: %d not renewed: %s", self._queue, len(result.rest), result.refusal)
+        now = time.monotonic()
+        self._do(self._pump.renewed(result.done, now))
+        self._do(self._pump.lock_lost(result.lost, now))
+
+    async def receive_deferred(self, numbers: list[int]) -> None:
+        """Receive deferred messages by sequence number."""
+        if self.connection is None:
+            return
+        requests = QueueRequests(self.connection, self._queue)
+        try:
+            received, refused = await requests.receive_deferred(numbers)
+        except ConnectionLost as error:
+            log.warning("%s: deferred messages %s: %s", self._queue, numbers[:5], error)
+            self._do(self._pump.fetched(numbers, time.monotonic(), failed=True))
+            return
+        if refused:
+            text = "%s: deferred messages %s cannot be received now"
+            log.warning(text, self._queue, refused[:5])
+        now_ms = time.time_ns() // 1_000_000
+        for payload, lock_token in received:
+            message = self._unpack(payload, lock_token, now_ms)
+            message.is_deferred = True
+            self._books.received([message], now_ms)
+            self._do(self._pump.received(message, time.monotonic()))
+        self._do(self._pump.fetched(numbers, time.monotonic(), failed=bool(refused)))
+
+    async def peek_for_order(self, start: int) -> None:
+        """Peek one page, for strict session order."""
+        await self._peek(start, self._pump.peeked_for_order)
+
+    async def look_ahead(self, start: int) -> None:
+        """Peek one page after what waits for held destinations."""
+        await self._peek(start, self._pump.looked_ahead)
+
+    async def _peek(self, start: int, report: Callable[..., list[Action]]) -> None:
+        if self.connection is None:
+            return
+        self._books.managed()
+        page, failed = [], False
+        try:
+            requests = QueueRequests(self.connection, self._queue)
+            page = await requests.peek(start, time.time_ns() // 1_000_000)
+        except (ConnectionLost, RequestRefused) as error:
+            log.warning("%s: peeking from sequence number %d: %s", self._queue, start, error)
+            failed = True
+        self._do(report(page, time.monotonic(), failed=failed))
+
+    async def find_deferred(self, *, to_the_end: bool = True) -> None:
+        """Search for deferred messages by peeking."""
+        if self.connection is None:
+            return
+        self._books.managed()
+        try:
+            requests = QueueRequests(self.connection, self._queue)
+            found, is_all = await requests.find_deferred(
+                time.time_ns() // 1_000_000, to_the_end=to_the_end
+            )
+        except RequestRefused as error:
+            log.warning("%s: searching for deferred messages: %s", self._queue, error)
+            return
+        self._do(self._pump.found_deferred(found, time.monotonic(), is_all=is_all))
+
+
+async def _despite_loss(work: Coroutine[Any, Any, None]) -> None:
+    with contextlib.suppress(ConnectionLost):
+        await work
+
+
+def _error(refusal: RequestRefused) -> str:
+    """Return a refusal as the ledger records it."""
+    return refusal.condition or f"status {refusal.status}"
