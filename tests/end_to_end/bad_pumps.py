@@ -21,9 +21,9 @@ VARIABLE = "BAD_PUMP_FILE"
 class DroppingPump(Pump):
     """Completes one message that it never sent."""
 
-    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
-        actions = super().received(parcel, now)
-        return completed_unsent(self, parcel, actions, now) if is_first() else actions
+    def received(self, message: BacklogMessage, now: float) -> list[Action]:
+        actions = super().received(message, now)
+        return completed_unsent(self, message, actions, now) if is_first() else actions
 
 
 class HastyPump(Pump):
@@ -31,27 +31,27 @@ class HastyPump(Pump):
 
     hasty = False
 
-    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
-        actions = super().received(parcel, now)
+    def received(self, message: BacklogMessage, now: float) -> list[Action]:
+        actions = super().received(message, now)
         self.hasty = self.hasty or is_first()
-        return completed_unsent(self, parcel, actions, now) if self.hasty else actions
+        return completed_unsent(self, message, actions, now) if self.hasty else actions
 
-    def settled(self, parcels: Iterable[BacklogMessage], now: float) -> list[Action]:
-        actions = super().settled(parcels, now)
+    def settled(self, messages: Iterable[BacklogMessage], now: float) -> list[Action]:
+        actions = super().settled(messages, now)
         if self.hasty and not self.in_flight:
             os.kill(os.getpid(), signal.SIGKILL)
         return actions
 
 
 def completed_unsent(
-    pump: Pump, parcel: BacklogMessage, actions: list[Action], now: float
+    pump: Pump, message: BacklogMessage, actions: list[Action], now: float
 ) -> list[Action]:
-    """The pump's actions as if the primary had accepted a parcel that was never sent to it."""
+    """The pump's actions as if the primary had accepted a message that was never sent to it."""
     if VARIABLE in os.environ:
         with open(os.environ[VARIABLE], "a", encoding="ascii") as file:
-            file.write(f"{parcel.message_id}\n")
-    kept = [a for a in actions if not (isinstance(a, Forward) and a.parcel is parcel)]
-    return kept + pump.accepted([parcel], now)
+            file.write(f"{message.message_id}\n")
+    kept = [a for a in actions if not (isinstance(a, Forward) and a.message is message)]
+    return kept + pump.accepted([message], now)
 
 
 def is_first() -> bool:
@@ -77,16 +77,16 @@ class PlantedPump(Pump):
         super().__init__(**settings)
         self._given_back: set[str] = set()
 
-    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
-        actions = super().received(parcel, now)
-        if parcel.message_id == self.DROPPED:
-            return completed_unsent(self, parcel, actions, now)
+    def received(self, message: BacklogMessage, now: float) -> list[Action]:
+        actions = super().received(message, now)
+        if message.message_id == self.DROPPED:
+            return completed_unsent(self, message, actions, now)
         return actions
 
-    def accepted(self, parcels: list[BacklogMessage], now: float) -> list[Action]:
-        twice = [p for p in parcels if p.message_id in self.TWICE - self._given_back]
-        self._given_back.update(str(parcel.message_id) for parcel in twice)
-        actions = super().accepted(parcels, now)
+    def accepted(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        twice = [p for p in messages if p.message_id in self.TWICE - self._given_back]
+        self._given_back.update(str(message.message_id) for message in twice)
+        actions = super().accepted(messages, now)
         return [kept for action in actions for kept in self._without(action, twice)]
 
     @staticmethod
@@ -94,7 +94,7 @@ class PlantedPump(Pump):
         if not isinstance(action, Complete):
             yield action
             return
-        yield Complete([parcel for parcel in action.parcels if parcel not in twice])
-        for parcel in (one for one in action.parcels if one in twice):
-            parcel.outcome = Release(parcel)
-            yield parcel.outcome
+        yield Complete([message for message in action.messages if message not in twice])
+        for message in (one for one in action.messages if one in twice):
+            message.outcome = Release(message)
+            yield message.outcome

@@ -33,7 +33,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Int, Symbol
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.connection.peeking import dialled
+from twinbus.syphon.connection.peeking import open_connection
 from twinbus.transfer import to_backlog_sections
 
 REPOSITORY = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ class Places:
 
     async def look(self, connection_string: str, paths: list[str], *, afresh: bool = False) -> None:
         """Peek at what these hold; without `afresh` only at what came since."""
-        async with dialled(endpoint_of(connection_string)) as line:
+        async with open_connection(endpoint_of(connection_string)) as line:
             for path in paths:
                 if afresh:
                     self.ids[path], self._next[path] = [], 1

@@ -31,7 +31,7 @@ from tests.end_to_end.mixed_backlog import (
 from twinbus.amqp.types import Int
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.connection.peeking import dialled
+from twinbus.syphon.connection.peeking import open_connection
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.relay.queue_requests import QueueRequests
@@ -266,7 +266,7 @@ def test_more_requests_than_a_link_has_credit_for_wait_for_their_turn(world: Mix
     queue = world.fill({"orders": 1})
 
     async def run() -> list[dict[str, Any]]:
-        async with dialled(endpoint_of(world.sides()[1])) as line:
+        async with open_connection(endpoint_of(world.sides()[1])) as line:
             wanted = {"from-sequence-number": 1, "message-count": Int(1)}
             asked = (line.request(queue, "peek-message", wanted) for _ in range(REQUESTS))
             return await asyncio.gather(*asked)
@@ -278,7 +278,7 @@ def test_one_deferred_message_that_is_locked_does_not_keep_the_others(world: Mix
     queue = world.fill({"orders": 20})
 
     async def run() -> int:
-        async with dialled(endpoint_of(world.sides()[1])) as line:
+        async with open_connection(endpoint_of(world.sides()[1])) as line:
             requests = QueueRequests(line, queue)
             numbers = await asyncio.to_thread(world.defer_all, queue, 20)
             fetched, refused = await requests.receive_deferred([numbers[7]])

@@ -99,7 +99,7 @@ class SimLine:
         self._authorized.add(path)
         return True
 
-    def is_unauthorized(self, path: str) -> None:
+    def forget_token(self, path: str) -> None:
         self._authorized.discard(path)
 
     async def request(

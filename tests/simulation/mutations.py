@@ -48,7 +48,7 @@ def complete_before_send() -> AbstractContextManager[Any]:
 
     def planted(self: Forwarding, destination: Destination, now: float) -> Any:
         actions = real(self, destination, now)
-        hasty = [action.parcel for action in actions if isinstance(action, Forward)]
+        hasty = [action.message for action in actions if isinstance(action, Forward)]
         for parcel in hasty:
             destination.sent.pop(parcel.lock_token)
             parcel.accepted = True

@@ -24,7 +24,7 @@ from tests.processes import ServedBroker
 from twinbus.amqp.message import Properties, encode_message, join, split
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.syphon.connection.counts import counts_of
-from twinbus.syphon.core.lease_validity import lease_place
+from twinbus.syphon.core.lease_validity import lease_address
 from twinbus.transfer import to_backlog_sections
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(4)]
@@ -127,7 +127,7 @@ def world(directory: Path, *, lock: timedelta = LOCK) -> Iterator[World]:
             for queue in QUEUES:
                 admin.create_queue(queue, lock_duration=lock, max_delivery_count=2**31 - 1)
             admin.create_queue(
-                lease_place(QUEUES[0]).queue, requires_session=True, lock_duration=lock
+                lease_address(QUEUES[0]).queue, requires_session=True, lock_duration=lock
             )
         yield made
 

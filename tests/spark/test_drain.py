@@ -102,12 +102,12 @@ def test_a_spark_job_empties_every_queue_and_its_tasks_write_the_ledger(
 class DroppingPump(Pump):
     """Completes one message that it never sent."""
 
-    def received(self, parcel: BacklogMessage, now: float) -> list[Action]:
-        actions = super().received(parcel, now)
-        if parcel.message_id != "1-7":
+    def received(self, message: BacklogMessage, now: float) -> list[Action]:
+        actions = super().received(message, now)
+        if message.message_id != "1-7":
             return actions
-        kept = [a for a in actions if not (isinstance(a, Forward) and a.parcel is parcel)]
-        return kept + self.accepted([parcel], now)
+        kept = [a for a in actions if not (isinstance(a, Forward) and a.message is message)]
+        return kept + self.accepted([message], now)
 
 
 def test_a_faulty_pump_can_be_planted_by_name(

@@ -16,7 +16,7 @@ from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
 from twinbus.syphon.connection.peeking import NamespaceUnreachable
-from twinbus.syphon.connection.selection import matching, selected
+from twinbus.syphon.connection.selection import count_matching, destination_keys
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.core.rate import Pace, Rate
 from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
@@ -45,7 +45,7 @@ SETTLE_S: Final = 0.02
 PEEK_AGAIN_S: Final = 10.0
 """Between two counts by peeking while nothing moves: each looks at the whole of a queue."""
 
-SELECTED_IN_HAND: Final = 200
+SELECTED_IN_MEMORY: Final = 200
 """Messages in hand of a pump that serves some destinations only: those of others that it receives
 on the way are deferred, and it should not reach far beyond the last one that it is to move."""
 
@@ -124,10 +124,10 @@ class SyphonHost:
         options = options or SendAvailabilityOptions()
         is_strict = options.session_order == "strict"
         make_pump = _factory(pump_factory or partial(Pump, is_strict=is_strict))
-        self.only = None if only is None else selected(only)
+        self.only = None if only is None else destination_keys(only)
         self.rate = rate
         if self.only is not None and limits is None:
-            limits = IntakeLimits(messages=SELECTED_IN_HAND)
+            limits = IntakeLimits(messages=SELECTED_IN_MEMORY)
         queues = list(dict.fromkeys(queues))
         self.primary = endpoint_of(primary)
         self.secondary = endpoint_of(secondary)
@@ -278,7 +278,7 @@ async def drain(
     touched.
     """
     if only is not None:
-        found = await _matching(endpoint_of(secondary), queues, selected(only))
+        found = await _count_matching(endpoint_of(secondary), queues, destination_keys(only))
         queues = [queue for queue, count in found.items() if count]
     host = SyphonHost(
         primary,
@@ -295,17 +295,17 @@ async def drain(
     return await drain_host(host, idle_s=idle_s, on_progress=on_progress)
 
 
-async def _matching(
+async def _count_matching(
     secondary: Endpoint, queues: Sequence[str], only: frozenset[str]
 ) -> dict[str, int]:
     """What the queues hold for these destinations, as soon as somebody answers."""
-    patience = ReconnectBackoff()
+    backoff = ReconnectBackoff()
     while True:
         try:
-            return await matching(secondary, queues, only)
+            return await count_matching(secondary, queues, only)
         except NamespaceUnreachable as error:
             log.warning("looking for messages to %s: %s", ", ".join(sorted(only)), error)
-            await asyncio.sleep(patience.after(0.0))
+            await asyncio.sleep(backoff.after(0.0))
 
 
 async def drain_host(
@@ -335,12 +335,12 @@ async def drain_host(
 async def _until_empty(
     host: SyphonHost, idle_s: float, on_progress: Callable[[DrainProgress], None] | None
 ) -> None:
-    stock = _Stock(host)
+    remaining = _RemainingMessages(host)
     known = 0
     while True:
         if fault := next((relay.fault for relay in host.relays if relay.fault), None):
             raise SyphonError(fault)
-        waiting = await stock.waiting()
+        waiting = await remaining.waiting()
         if on_progress is not None:
             # While nobody answers the last number stands, and the problems say why.
             known = known if waiting is None else waiting
@@ -356,14 +356,14 @@ async def _until_empty(
                 break
 
 
-class _Stock:
+class _RemainingMessages:
     """What a host has still to move."""
 
     def __init__(self, host: SyphonHost) -> None:
         self._host = host
         self._found = self._moved = 0
         """Messages to the selected destinations at the last peek, and what was moved then."""
-        self._seen = 0
+        self._moved_before = 0
         """What was moved at the last look."""
         self._peek_at = 0.0
 
@@ -374,13 +374,13 @@ class _Stock:
             return await _total(host.secondary, host.relays)
         expected = self._found - (host.moved - self._moved)
         now = time.monotonic()
-        if host.moved > self._seen:
+        if host.moved > self._moved_before:
             # A peek looks at all that the queues hold: not while the numbers tell.
-            self._seen, self._peek_at = host.moved, now + PEEK_AGAIN_S
+            self._moved_before, self._peek_at = host.moved, now + PEEK_AGAIN_S
         if expected > 0 and now < self._peek_at:
             return expected
         try:
-            found = await matching(host.secondary, [r.queue for r in host.relays], host.only)
+            found = await count_matching(host.secondary, [r.queue for r in host.relays], host.only)
         except SyphonError as error:
             log.warning("counting what is left: %s", error)
             return None

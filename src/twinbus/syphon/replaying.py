@@ -35,7 +35,7 @@ from twinbus.syphon.connection.namespace_connection import (
     RequestRefused,
 )
 from twinbus.syphon.connection.peeked_message import PeekedMessage, read_peeked
-from twinbus.syphon.connection.peeking import DEAD_LETTERS, dialled, peek, said_in_one_line
+from twinbus.syphon.connection.peeking import DEAD_LETTERS, open_connection, peek, syphon_errors
 from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter, for_replay
 from twinbus.syphon.relay.dispositions import ranges
 
@@ -67,9 +67,9 @@ async def dead_letters(
     endpoint: Endpoint, queues: Sequence[str], wanted: DeadLetterFilter
 ) -> AsyncGenerator[PeekedMessage, None]:
     """The dead letters of these backlog queues that are meant; nothing is locked or settled."""
-    async with dialled(endpoint) as line:
+    async with open_connection(endpoint) as connection:
         for queue in queues:
-            async for letter in peek(line, queue, dead_letters=True):
+            async for letter in peek(connection, queue, dead_letters=True):
                 if wanted.matches(letter):
                     yield letter
 
@@ -90,82 +90,82 @@ async def replay(
     refused: list[PeekedMessage] = []
     missed: list[tuple[PeekedMessage, str]] = []
     for queue in dict.fromkeys(queues):
-        meant: dict[int, PeekedMessage] = {}
+        pending: dict[int, PeekedMessage] = {}
         async for letter in dead_letters(endpoint, [queue], wanted):
             if letter.replays >= REPLAYS_MAX and not force:
                 refused.append(letter)
             elif letter.sequence_number:
-                meant[letter.sequence_number] = letter
+                pending[letter.sequence_number] = letter
             else:
                 missed.append((letter, letter.problem))
-        if meant:
-            desk = _QueueReplay(endpoint, queue, meant)
-            with said_in_one_line(endpoint):
-                await desk.run()
-            replayed += desk.done
-            missed += desk.not_taken
-            missed += [(letter, LOCKED) for letter in meant.values()]
+        if pending:
+            queue_replay = _QueueReplay(endpoint, queue, pending)
+            with syphon_errors(endpoint):
+                await queue_replay.run()
+            replayed += queue_replay.done
+            missed += queue_replay.not_taken
+            missed += [(letter, LOCKED) for letter in pending.values()]
     return Replayed(replayed=tuple(replayed), refused=tuple(refused), missed=tuple(missed))
 
 
 class _QueueReplay:
     """One queue's replay: a link from its dead letters, and one to its active side."""
 
-    def __init__(self, endpoint: Endpoint, queue: str, meant: dict[int, PeekedMessage]) -> None:
+    def __init__(self, endpoint: Endpoint, queue: str, pending: dict[int, PeekedMessage]) -> None:
         self.done: list[PeekedMessage] = []
         self.not_taken: list[tuple[PeekedMessage, str]] = []
         """Letters whose copy the backlog queue refused, and its words."""
         self._queue = queue
-        self._meant = meant
-        self._line = NamespaceConnection(endpoint, self._take)
+        self._pending = pending
+        self._connection = NamespaceConnection(endpoint, self._on_event)
         self._arrived: asyncio.Queue[DeliveryArrived] = asyncio.Queue()
         self._answers: dict[tuple[bool, int], asyncio.Future[object]] = {}
         """What is waited for: of a copy (True) or of a letter's settlement, by delivery id."""
         self._has_credit = asyncio.Event()
         self._refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._held: list[int] = []
+        self._unsettled: list[int] = []
 
     async def run(self) -> None:
         """Replay until nothing is meant any more, or nothing comes."""
-        line = self._line
+        connection = self._connection
         letters = f"{self._queue}/{DEAD_LETTERS}"
         try:
-            await line.open()
-            await line.authorize(self._queue)
-            await line.authorize(letters)
+            await connection.open()
+            await connection.authorize(self._queue)
+            await connection.authorize(letters)
             name = f"{self._queue}-replay-{next(_numbers)}"
-            copies = line.session.attach_sender(
+            copies = connection.session.attach_sender(
                 name, source=Source(address=name), target=Target(address=self._queue)
             )
-            source = line.session.attach_receiver(
+            source = connection.session.attach_receiver(
                 f"{name}-letters",
                 source=Source(address=letters),
                 target=Target(address=name),
                 confirmed=True,
             )
-            line.flush()
-            await self._within(self._has_credit.wait(), "the backlog queue gave no credit")
+            connection.flush()
+            await self._wait_for(self._has_credit.wait(), "the backlog queue gave no credit")
             try:
-                await self._work(copies, source)
+                await self._replay_all(copies, source)
             finally:
-                await self._give_back(source)
+                await self._release_rest(source)
         finally:
-            await line.close()
+            await connection.close()
 
-    async def _work(self, copies: SenderLink, source: ReceiverLink) -> None:
-        while self._meant:
+    async def _replay_all(self, copies: SenderLink, source: ReceiverLink) -> None:
+        while self._pending:
             if source.credit <= CREDIT // 2:
                 source.grant(CREDIT)
-                self._line.flush()
+                self._connection.flush()
             try:
                 async with asyncio.timeout(QUIET_S):
-                    delivery = await self._unless_over(self._arrived.get())
+                    delivery = await self._unless_ended(self._arrived.get())
             except TimeoutError:
                 return
             number = read_peeked(self._queue, delivery.payload).sequence_number
-            letter = self._meant.get(number)
+            letter = self._pending.get(number)
             if letter is None:
-                self._held.append(delivery.delivery_id)
+                self._unsettled.append(delivery.delivery_id)
                 continue
             refusal: str | None
             try:
@@ -174,9 +174,9 @@ class _QueueReplay:
                 refusal = f"no copy can be made of it: {error}"
             else:
                 refusal = await self._replay(copies, delivery, copy)
-            del self._meant[number]
+            del self._pending[number]
             if refusal is not None:
-                self._held.append(delivery.delivery_id)
+                self._unsettled.append(delivery.delivery_id)
                 self.not_taken.append((letter, refusal))
                 continue
             self.done.append(letter)
@@ -187,68 +187,68 @@ class _QueueReplay:
         """Send the copy, then complete; why the copy was not taken, if it was not."""
         while not copies.credit:
             self._has_credit.clear()
-            await self._within(self._has_credit.wait(), "the backlog queue gave no credit")
+            await self._wait_for(self._has_credit.wait(), "the backlog queue gave no credit")
         sent = copies.send(copy, delivery.tag)
         refusal = await self._refused((True, sent), "the copy was not answered")
         if refusal is not None:
             return f"the copy was refused: {refusal}"
         # Only now: until here the letter is where it was.
-        self._line.session.dispose(delivery.delivery_id, delivery.delivery_id, ACCEPTED_BYTES)
+        self._connection.session.dispose(delivery.delivery_id, delivery.delivery_id, ACCEPTED_BYTES)
         stuck = "the copy is stored, but the dead letter may be there still"
         refusal = await self._refused((False, delivery.delivery_id), stuck)
         if refusal is not None:
             raise SyphonError(f"{self._queue}: {stuck}: {refusal}")
         return None
 
-    async def _refused(self, key: tuple[bool, int], otherwise: str) -> str | None:
+    async def _refused(self, key: tuple[bool, int], problem: str) -> str | None:
         """Wait for an answer; None if it is yes, else its words."""
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._answers[key] = answer
-        self._line.flush()
-        state = await self._within(answer, otherwise)
+        self._connection.flush()
+        state = await self._wait_for(answer, problem)
         if isinstance(state, Accepted):
             return None
         error = getattr(state, "error", None)
         return str((error.description or error.condition) if error else state)
 
-    async def _within(self, work: Any, otherwise: str) -> Any:
+    async def _wait_for(self, work: Any, problem: str) -> Any:
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await self._unless_over(work)
+                return await self._unless_ended(work)
         except TimeoutError as error:
-            text = f"{self._queue}: {otherwise} within {ANSWER_S:g} s"
+            text = f"{self._queue}: {problem} within {ANSWER_S:g} s"
             raise SyphonError(text) from error
 
-    async def _unless_over(self, work: Any) -> Any:
-        """Wait for `work`, the end of the line, or the refusal of a link."""
+    async def _unless_ended(self, work: Any) -> Any:
+        """Wait for `work`, the end of the connection, or the refusal of a link."""
         task = asyncio.ensure_future(work)
-        over: set[asyncio.Future[Any]] = {task, self._line.lost, self._refusal}
+        ends: set[asyncio.Future[Any]] = {task, self._connection.lost, self._refusal}
         try:
-            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            ended = self._refusal if self._refusal.done() else self._line.lost
+            ended = self._refusal if self._refusal.done() else self._connection.lost
             raise SyphonError(f"{self._queue}: {ended.result()}")
         finally:
             task.cancel()
 
-    async def _give_back(self, source: ReceiverLink) -> None:
-        """Release what was received and not meant, as if it had not been."""
+    async def _release_rest(self, source: ReceiverLink) -> None:
+        """Release what was received and not pending, as if it had not been."""
         source.grant(0)
-        self._line.flush()
+        self._connection.flush()
         with contextlib.suppress(ConnectionLost, RequestRefused):
             # Its answer comes after every letter that was under way when the credit ended.
-            await self._line.request(
+            await self._connection.request(
                 self._queue, "peek-message", {"from-sequence-number": 1, "message-count": Int(1)}
             )
         while not self._arrived.empty():
-            self._held.append(self._arrived.get_nowait().delivery_id)
-        if self._held and not self._line.lost.done():
-            for first, last in ranges(self._held):
-                self._line.session.dispose(first, last, RELEASED_BYTES)
-            self._line.flush()
+            self._unsettled.append(self._arrived.get_nowait().delivery_id)
+        if self._unsettled and not self._connection.lost.done():
+            for first, last in ranges(self._unsettled):
+                self._connection.session.dispose(first, last, RELEASED_BYTES)
+            self._connection.flush()
 
-    def _take(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case DeliveryArrived():
                 self._arrived.put_nowait(event)

@@ -17,8 +17,8 @@ from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pairing.core.backlog import Drift, drift_of, parse_backlog_path
 from twinbus.pairing.lifecycle.administration import description_of
 from twinbus.syphon.connection.amqp_json import as_time
+from twinbus.syphon.connection.peeking import NamespaceUnreachable, open_connection, peek
 from twinbus.syphon.connection.request_node import RequestRefused
-from twinbus.syphon.connection.peeking import NamespaceUnreachable, dialled, peek
 from twinbus.syphon.relay.outbound import UNAUTHORIZED
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ async def _visit_each(
 async def _peeking(namespace: Namespace) -> AsyncIterator[NamespaceConnection]:
     """Yield a connection to peek on; its errors name the namespace and a missing right."""
     try:
-        async with dialled(endpoint_of(namespace)) as line:
+        async with open_connection(endpoint_of(namespace)) as line:
             yield line
     except NamespaceUnreachable as error:
         raise UnreachableError(f"{namespace.endpoint} cannot be reached: {error}") from error

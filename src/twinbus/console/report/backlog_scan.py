@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from twinbus.console.namespaces import parse_side
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pipeline.reports.documents import Sighting
-from twinbus.syphon.connection.peeking import backlog_queues_of, dialled, peek
+from twinbus.syphon.connection.peeking import list_backlog_queues, open_connection, peek
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,9 +41,9 @@ class BacklogScan:
     async def peek(self) -> None:
         """Peek into every backlog queue and its dead letters; SyphonError if that fails."""
         self._began_ms = int(time.time() * 1000)
-        queues = await backlog_queues_of(self._endpoint, None)
+        queues = await list_backlog_queues(self._endpoint, None)
         with self._file.open("w") as file:
-            async with dialled(self._endpoint) as line:
+            async with open_connection(self._endpoint) as line:
                 for queue in queues:
                     for dead_letters, place in PLACES.items():
                         found = peek(line, queue, dead_letters=dead_letters)

@@ -20,7 +20,7 @@ from twinbus.control.syphon_verbs import steering_verbs
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
-from twinbus.syphon.connection.selection import matching, selected
+from twinbus.syphon.connection.selection import count_matching, destination_keys
 from twinbus.syphon.core.forecast import DrainMeter, time_to_empty_s
 from twinbus.syphon.host import DrainProgress, SyphonHost, drain_host
 
@@ -210,7 +210,9 @@ async def _served_queues(request: SyphonRequest) -> list[str]:
     queues = await _queues(request)
     if not request.only:
         return queues
-    found = await matching(endpoint_of(request.secondary), queues, selected(request.only))
+    found = await count_matching(
+        endpoint_of(request.secondary), queues, destination_keys(request.only)
+    )
     return [queue for queue, count in found.items() if count]
 
 

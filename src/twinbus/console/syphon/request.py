@@ -19,8 +19,8 @@ from twinbus.pairing.core.backlog import backlog_paths, lease_path
 from twinbus.pairing.lifecycle.administration import BacklogAdministration, SecondaryUnreachable
 from twinbus.pairing.sending.recording import Recorder
 from twinbus.pipeline.drain.rate_text import parse_drain_rate
-from twinbus.syphon.connection.peeking import backlog_queues_of
-from twinbus.syphon.connection.selection import selected
+from twinbus.syphon.connection.peeking import list_backlog_queues
+from twinbus.syphon.connection.selection import destination_keys
 from twinbus.syphon.core.rate import Rate
 from twinbus.syphon.host import SyphonHost
 
@@ -46,7 +46,7 @@ class SyphonRequest:
             raise WrongUse(f"both sides are {self.primary.endpoint}: name two namespaces")
         if self.only:
             try:
-                selected(self.only)
+                destination_keys(self.only)
             except SyphonError as error:
                 raise WrongUse(f"--only: {error}") from None
 
@@ -68,7 +68,7 @@ class SyphonRequest:
 
     async def find_queues(self) -> list[str]:
         """Return the label's backlog queues in the secondary; SyphonError if it does not answer."""
-        return await backlog_queues_of(endpoint_of(self.secondary), self.label)
+        return await list_backlog_queues(endpoint_of(self.secondary), self.label)
 
     async def have_lease_queue(self) -> None:
         """Create the lease queue if a lease is wanted and the queue is missing."""

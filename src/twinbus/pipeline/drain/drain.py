@@ -38,7 +38,7 @@ from twinbus.pipeline.drain.task_ledger import require_place
 from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob
 from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.syphon.connection.counts import CountsUnavailable
-from twinbus.syphon.connection.selection import selected
+from twinbus.syphon.connection.selection import destination_keys
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.core.rate import LOWEST_PER_S, Rate
 from twinbus.syphon.host import DrainProgress
@@ -112,7 +112,7 @@ def drain(
         raise SyphonError(f"tasks must be at least 1; got {tasks}")
     require_place(str(place or ""))
     _require_rate(rate_per_s)
-    served = None if only is None else selected(only)
+    served = None if only is None else destination_keys(only)
     task = DrainTask(
         primary=_text_of("primary", primary),
         secondary=_text_of("secondary", secondary),

@@ -10,7 +10,7 @@ from twinbus.errors import SyphonError
 from twinbus.loops import run_anywhere
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
-from twinbus.syphon.connection.selection import matching
+from twinbus.syphon.connection.selection import count_matching
 from twinbus.syphon.host import PEEK_AGAIN_S, DrainProgress
 
 __all__ = ["DrainBacklog"]
@@ -53,7 +53,7 @@ class DrainBacklog:
 
     def _peek(self, only: frozenset[str]) -> int:
         try:
-            return sum(run_anywhere(matching(self._endpoint, self.queues, only)).values())
+            return sum(run_anywhere(count_matching(self._endpoint, self.queues, only)).values())
         except SyphonError as error:
             if self._first is None:
                 # Before anything starts: most likely a right that is missing.

@@ -43,7 +43,7 @@ from twinbus.namespace.endpoint import Endpoint
 from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.syphon.connection.amqp_json import as_json, as_time
 from twinbus.syphon.connection.peeked_message import PeekedMessage
-from twinbus.syphon.connection.peeking import backlog_queues_of, dialled, peek
+from twinbus.syphon.connection.peeking import list_backlog_queues, open_connection, peek
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,7 +160,7 @@ class PeekReader(DataSourceReader):
         queues = [self._what]
         if self._kind == "backlog":
             label = None if self._what == EVERY_LABEL else self._what
-            queues = asyncio.run(backlog_queues_of(self._endpoint, label))
+            queues = asyncio.run(list_backlog_queues(self._endpoint, label))
         return [QueuePartition(queue, self._dead_letters) for queue in queues]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
@@ -176,7 +176,7 @@ class PeekReader(DataSourceReader):
                 runner.run(rows.aclose())
 
     async def _rows(self, partition: QueuePartition) -> AsyncGenerator[tuple[Any, ...], None]:
-        async with dialled(self._endpoint) as line:
+        async with open_connection(self._endpoint) as line:
             found = peek(line, partition.queue, dead_letters=partition.dead_letters)
             async with aclosing(found) as messages:
                 async for message in messages:

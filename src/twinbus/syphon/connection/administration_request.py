@@ -9,7 +9,7 @@ from typing import Final
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
 
-__all__ = ["ANSWER_S", "NotAnswered", "asked"]
+__all__ = ["ANSWER_S", "NotAnswered", "get"]
 
 API_VERSION: Final = "2021-05"
 
@@ -21,7 +21,7 @@ class NotAnswered(Exception):
     """Nobody answered to the end; the text says how."""
 
 
-def asked(
+def get(
     endpoint: Endpoint, path: str, token: NamespaceToken, *, query: str = "", bytes_max: int
 ) -> tuple[int, str]:
     """Status and text of what is at `path`, which is quoted already; blocks."""

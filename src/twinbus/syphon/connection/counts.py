@@ -16,7 +16,7 @@ from urllib.parse import quote
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
-from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, asked
+from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, get
 
 __all__ = ["CountsUnavailable", "QueueCounts", "counts_of"]
 
@@ -61,7 +61,7 @@ async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
 
 def _ask(endpoint: Endpoint, queue: str, token: NamespaceToken) -> QueueCounts:
     try:
-        status, text = asked(endpoint, quote(queue), token, bytes_max=ANSWER_BYTES_MAX)
+        status, text = get(endpoint, quote(queue), token, bytes_max=ANSWER_BYTES_MAX)
     except NotAnswered as error:
         raise CountsUnavailable(f"{endpoint.label} does not answer: {error}") from error
     return _read(endpoint, queue, status, text)

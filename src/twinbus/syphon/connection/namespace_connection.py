@@ -93,9 +93,9 @@ class NamespaceConnection:
                     self._connection,
                     host,
                     port,
-                    self._take,
+                    self._on_transport_event,
                     tls=tls,
-                    on_deliveries=self._take_deliveries,
+                    on_deliveries=self._on_deliveries_read,
                 )
                 await self._unless_lost(self._begun.wait())
         except (OSError, TimeoutError, UnicodeError) as error:
@@ -115,7 +115,7 @@ class NamespaceConnection:
         self._authorized.add(path)
         return True
 
-    def is_unauthorized(self, path: str) -> None:
+    def forget_token(self, path: str) -> None:
         """Have the next `authorize` put a new token: what the last one was worth is not enough."""
         self._authorized.discard(path)
 
@@ -130,7 +130,7 @@ class NamespaceConnection:
         headers = {"operation": f"com.microsoft:{operation}", "type": "entity-mgmt"}
         if link_name is not None:
             headers["associated-link-name"] = link_name
-        return await self._ask(f"{path}/$management", headers, body)
+        return await self._request(f"{path}/$management", headers, body)
 
     def flush(self) -> None:
         """Write what the owner did to the session."""
@@ -158,7 +158,7 @@ class NamespaceConnection:
             "type": token.kind,
             "name": self.endpoint.audience(path),
         }
-        await self._ask("$cbs", headers, token.text)
+        await self._request("$cbs", headers, token.text)
         life_s = max(1.0, (token.expires_at_s - time.time()) * self._token_life_share)
         self._renew_in(path, life_s)
 
@@ -199,12 +199,12 @@ class NamespaceConnection:
             self._authorized.discard(path)
             self._renew_in(path, TOKEN_AGAIN_S)
 
-    async def _ask(self, address: str, headers: dict[str, Any], body: object) -> dict[str, Any]:
+    async def _request(self, address: str, headers: dict[str, Any], body: object) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._answer_s):
                 node = await self._node(address)
-                await node.turn()
-                answer = node.ask(headers, body)
+                await node.wait_for_credit()
+                answer = node.send(headers, body)
                 self.flush()
                 return await answer
         except TimeoutError as error:
@@ -219,21 +219,21 @@ class NamespaceConnection:
                     raise ConnectionLost(self.lost.result())
                 node = self._nodes[address] = RequestNode(self.session, address)
                 self.flush()
-            await node.ready()
+            await node.wait_until_ready()
             return node
 
-    def _take_deliveries(self, run: list[DeliveryArrived]) -> None:
+    def _on_deliveries_read(self, run: list[DeliveryArrived]) -> None:
         """Hand deliveries to the owner together, where none of them answers a request."""
         links = {event.link for event in run}
         if self._on_deliveries is None or any(
             isinstance(link.owner, RequestNode) for link in links
         ):
             for event in run:
-                self._take(event)
+                self._on_transport_event(event)
         else:
             self._on_deliveries(run)
 
-    def _take(self, event: Event) -> None:
+    def _on_transport_event(self, event: Event) -> None:
         # Settlements and deliveries to the owner come by the thousand, all else now and then.
         if isinstance(event, Disposed):
             self._on_event(event)
@@ -256,7 +256,7 @@ class NamespaceConnection:
             case _:
                 owner = getattr(getattr(event, "link", None), "owner", None)
                 if isinstance(owner, RequestNode):
-                    owner.take(event)
+                    owner.handle(event)
                 else:
                     self._on_event(event)
 

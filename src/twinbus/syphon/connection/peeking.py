@@ -16,7 +16,7 @@ from twinbus.amqp.types import Int
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
-from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, asked
+from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, get
 from twinbus.syphon.connection.namespace_connection import (
     ConnectionLost,
     NamespaceConnection,
@@ -28,10 +28,10 @@ __all__ = [
     "DEAD_LETTERS",
     "ListingRefused",
     "NamespaceUnreachable",
-    "backlog_queues_of",
-    "dialled",
+    "list_backlog_queues",
+    "open_connection",
     "peek",
-    "said_in_one_line",
+    "syphon_errors",
 ]
 
 DEAD_LETTERS: Final = "$DeadLetterQueue"
@@ -57,19 +57,19 @@ class NamespaceUnreachable(SyphonError):
 
 
 @asynccontextmanager
-async def dialled(endpoint: Endpoint) -> AsyncIterator[NamespaceConnection]:
-    """A line to a namespace for a block; SyphonError, in one line, whatever goes wrong on it."""
-    line = NamespaceConnection(endpoint, _ignored)
-    with said_in_one_line(endpoint):
+async def open_connection(endpoint: Endpoint) -> AsyncIterator[NamespaceConnection]:
+    """Connect to a namespace for a block; raise a SyphonError of one line if anything fails."""
+    connection = NamespaceConnection(endpoint, _ignored)
+    with syphon_errors(endpoint):
         try:
-            await line.open()
-            yield line
+            await connection.open()
+            yield connection
         finally:
-            await line.close()
+            await connection.close()
 
 
-class said_in_one_line:  # noqa: N801  # reads as a sentence where it is used
-    """Turns what a line raises in the block into a SyphonError for a person."""
+class syphon_errors:  # noqa: N801  # reads as a sentence where it is used
+    """Turns the errors of a connection, raised in the block, into SyphonErrors."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -85,7 +85,7 @@ class said_in_one_line:  # noqa: N801  # reads as a sentence where it is used
 
 
 async def peek(
-    line: NamespaceConnection,
+    connection: NamespaceConnection,
     queue: str,
     *,
     dead_letters: bool = False,
@@ -99,7 +99,7 @@ async def peek(
     """
     address = f"{queue}/{DEAD_LETTERS}" if dead_letters else queue
     while True:
-        answer = await line.request(
+        answer = await connection.request(
             address,
             "peek-message",
             {"from-sequence-number": start, "message-count": Int(page)},
@@ -118,7 +118,7 @@ async def peek(
         start = following
 
 
-async def backlog_queues_of(endpoint: Endpoint, label: str | None = None) -> list[str]:
+async def list_backlog_queues(endpoint: Endpoint, label: str | None = None) -> list[str]:
     """The backlog queues in a namespace, of one primary's label or of all, by label and index.
 
     SyphonError if they must not be listed, or nobody answers.
@@ -154,7 +154,7 @@ def _page(endpoint: Endpoint, token: NamespaceToken, skip: int) -> str:
     query = f"$skip={skip}&$top={LIST_PAGE}&"
     queues = quote("$Resources/queues")
     try:
-        status, text = asked(endpoint, queues, token, query=query, bytes_max=PAGE_BYTES_MAX)
+        status, text = get(endpoint, queues, token, query=query, bytes_max=PAGE_BYTES_MAX)
     except NotAnswered as error:
         raise SyphonError(f"{endpoint.label} cannot be reached: {error}") from error
     if status in (401, 403):
@@ -168,4 +168,4 @@ def _page(endpoint: Endpoint, token: NamespaceToken, skip: int) -> str:
 
 
 def _ignored(_: Event) -> None:
-    """A peek is answered on the line's own links."""
+    """Answers to peeks come on the connection's own links."""

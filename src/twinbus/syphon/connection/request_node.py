@@ -62,63 +62,63 @@ class RequestNode:
         self._reply_to = f"{address}-answers-{next(_numbers)}"
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._room = asyncio.Event()
+        self._changed = asyncio.Event()
         """Set when something changed that a request may wait for."""
         self._failed: Exception | None = None
-        self._asking = session.attach_sender(
+        self._sender = session.attach_sender(
             f"{self._reply_to}-questions",
             source=Source(address=self._reply_to),
             target=Target(address=address),
         )
-        self._answering = session.attach_receiver(
+        self._receiver = session.attach_receiver(
             self._reply_to,
             source=Source(address=address),
             target=Target(address=self._reply_to),
         )
-        self._asking.owner = self._answering.owner = self
+        self._sender.owner = self._receiver.owner = self
 
     @property
     def is_open(self) -> bool:
-        return LinkState.CLOSED not in (self._asking.state, self._answering.state)
+        return LinkState.CLOSED not in (self._sender.state, self._receiver.state)
 
-    def ask(self, headers: dict[str, Any], body: object) -> asyncio.Future[dict[str, Any]]:
+    def send(self, headers: dict[str, Any], body: object) -> asyncio.Future[dict[str, Any]]:
         """Send a request, right after `turn`, and flush the line; it gets the answer's parts."""
         request_id = f"{self._reply_to}-{next(_numbers)}"
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = answer
-        answer.add_done_callback(lambda _: self._is_over(request_id))
+        answer.add_done_callback(lambda _: self._forget(request_id))
         message = encode_message(
             properties=Properties(message_id=request_id, reply_to=self._reply_to),
             application_properties=headers,
             value=body,
         )
-        self._answering.grant(CREDIT)
-        self._asking.send(message, b"q", settled=True)
+        self._receiver.grant(CREDIT)
+        self._sender.send(message, b"q", settled=True)
         return answer
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Returns once requests can be sent."""
         await asyncio.shield(self._ready)
 
-    async def turn(self) -> None:
+    async def wait_for_credit(self) -> None:
         """Returns once one more request may be sent: as far as the credit of both links goes."""
-        while self._failed is None and (self._asking.credit <= 0 or len(self._pending) >= CREDIT):
-            self._room.clear()
-            await self._room.wait()
+        while self._failed is None and (self._sender.credit <= 0 or len(self._pending) >= CREDIT):
+            self._changed.clear()
+            await self._changed.wait()
         if self._failed is not None:
             raise self._failed
 
-    def _is_over(self, request_id: str) -> None:
+    def _forget(self, request_id: str) -> None:
         self._pending.pop(request_id, None)
-        self._room.set()
+        self._changed.set()
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Take what happened to one of the two links."""
         match event:
             case DeliveryArrived():
-                self._take_answer(event)
+                self._handle_answer(event)
             case CreditChanged():
-                self._room.set()
+                self._changed.set()
                 if event.link.credit and not self._ready.done():
                     self._ready.set_result(None)
             case Detached():
@@ -131,17 +131,17 @@ class RequestNode:
     def fail(self, error: Exception) -> None:
         """End every request that waits."""
         self._failed = self._failed or error
-        self._room.set()
+        self._changed.set()
         waiting: list[asyncio.Future[Any]] = [self._ready, *self._pending.values()]
         for answer in waiting:
             if not answer.done():
                 answer.set_exception(error)
                 # Nobody may be waiting: a renewal that is abandoned with its line.
                 answer.exception()
-        for link in (self._asking, self._answering):
+        for link in (self._sender, self._receiver):
             link.detach()
 
-    def _take_answer(self, event: DeliveryArrived) -> None:
+    def _handle_answer(self, event: DeliveryArrived) -> None:
         if not event.settled:
             self._session.settle(
                 event.delivery_id, event.delivery_id, ACCEPTED_BYTES, as_receiver=True

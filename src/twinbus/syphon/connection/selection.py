@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.peeking import dialled, peek
+from twinbus.syphon.connection.peeking import open_connection, peek
 
-__all__ = ["matching", "selected"]
+__all__ = ["count_matching", "destination_keys"]
 
 
-def selected(paths: Iterable[str]) -> frozenset[str]:
+def destination_keys(paths: Iterable[str]) -> frozenset[str]:
     """Entity paths as a pump compares them; SyphonError if one is empty."""
     keys = frozenset(path.strip().strip("/").lower() for path in paths)
     if not keys or "" in keys:
@@ -23,7 +23,7 @@ def selected(paths: Iterable[str]) -> frozenset[str]:
     return keys
 
 
-async def matching(
+async def count_matching(
     endpoint: Endpoint, queues: Sequence[str], only: frozenset[str]
 ) -> dict[str, int]:
     """How many messages to these destinations each queue holds, whatever their state.
@@ -31,8 +31,8 @@ async def matching(
     SyphonError if nobody answers, or the queues must not be peeked.
     """
     found = dict.fromkeys(queues, 0)
-    async with dialled(endpoint) as line:
+    async with open_connection(endpoint) as connection:
         for queue in queues:
-            async for message in peek(line, queue):
+            async for message in peek(connection, queue):
                 found[queue] += (message.path or "").lower() in only
     return found

@@ -14,10 +14,10 @@ __all__ = [
     "DeadLetter",
     "Defer",
     "EmptyPoll",
+    "FindDeferred",
     "Forward",
     "GrantCredit",
     "LookAhead",
-    "LookForDeferred",
     "OpenDestination",
     "PeekForOrder",
     "ReceiveDeferred",
@@ -51,46 +51,46 @@ class CloseDestination:
 
 @dataclass(slots=True)
 class Forward:
-    """Send a parcel to its destination."""
+    """Send a message to its destination."""
 
-    parcel: BacklogMessage
+    message: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
     """Complete these in the backlog queue: the primary has them."""
 
-    parcels: list[BacklogMessage]
+    messages: list[BacklogMessage]
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Move a parcel to the backlog queue's dead-letter queue."""
+    """Move a message to the backlog queue's dead-letter queue."""
 
-    parcel: BacklogMessage
+    message: BacklogMessage
     reason: str
     description: str
 
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Set a parcel aside in the backlog queue, to be received by its number later."""
+    """Set a message aside in the backlog queue, to be received by its number later."""
 
-    parcel: BacklogMessage
+    message: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give a parcel back to the backlog queue as if it had not been received."""
+    """Give a message back to the backlog queue as if it had not been received."""
 
-    parcel: BacklogMessage
+    message: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
     """Renew the locks of these."""
 
-    parcels: list[BacklogMessage]
+    messages: list[BacklogMessage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ReceiveDeferred:
 
 
 @dataclass(frozen=True, slots=True)
-class LookForDeferred:
+class FindDeferred:
     """Peek for deferred messages, of whichever process deferred them."""
 
     to_the_end: bool = True
@@ -153,7 +153,7 @@ Action = (
     | Release
     | Renew
     | ReceiveDeferred
-    | LookForDeferred
+    | FindDeferred
     | PeekForOrder
     | LookAhead
     | EmptyPoll

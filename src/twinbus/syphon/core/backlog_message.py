@@ -72,7 +72,7 @@ class BacklogMessage:
         """What was decided about the source delivery; set once."""
 
     def __repr__(self) -> str:
-        return f"<parcel {self.sequence_number} to {self.path or 'nowhere'}>"
+        return f"<message {self.sequence_number} to {self.path or 'nowhere'}>"
 
     @property
     def identity(self) -> tuple[int, int]:

@@ -17,17 +17,17 @@ __all__ = ["DeferredMessages"]
 KNOWN_MAX: Final = 100_000
 """Numbers kept for one destination; further ones are found by peeking."""
 
-LOOK_AFTER_S: Final = 2.0
+SEARCH_AFTER_S: Final = 2.0
 """Quiet time before a look."""
 
-LOOK_AGAIN_S: Final = 10.0
+SEARCH_AGAIN_S: Final = 10.0
 
-LATEST_S: Final = 60.0
-LONGEST_LATEST_S: Final = 3_600.0
+FORCED_SEARCH_S: Final = 60.0
+FORCED_SEARCH_MAX_S: Final = 3_600.0
 """How long a look waits for quiet. Each time that one did not reach the end, twice as long, up to
 the second."""
 
-SURE_S: Final = 3_600.0
+VALID_S: Final = 3_600.0
 """How long a look that found all is relied on: another process may have deferred some since, and
 died, or was a drain of some destinations only. One peek an hour is little beside four polls."""
 
@@ -35,56 +35,56 @@ died, or was a drain of some destinations only. One peek an hour is little besid
 class DeferredMessages:
     """What is set aside, as far as it is known."""
 
-    __slots__ = ("_latest_s", "_sure_until", "latest_at", "look_at")
+    __slots__ = ("_forced_s", "_valid_until", "forced_at", "search_at")
 
     def __init__(self) -> None:
-        self.look_at: float | None = 0.0
+        self.search_at: float | None = 0.0
         """When to look for deferred messages; None: all are known. At first nothing is."""
-        self.latest_at = float("inf")
+        self.forced_at = float("inf")
         """When to look although the queue is not quiet."""
-        self._latest_s = LATEST_S
-        self._sure_until = float("-inf")
+        self._forced_s = FORCED_SEARCH_S
+        self._valid_until = float("-inf")
 
     @property
     def due_at(self) -> float:
         """When to look if it is quiet, whether some are known to be missing or not."""
-        return self._sure_until if self.look_at is None else min(self.look_at, self.latest_at)
+        return self._valid_until if self.search_at is None else min(self.search_at, self.forced_at)
 
-    def begin(self, now: float) -> None:
+    def connected(self, now: float) -> None:
         """The queue can be looked at from now on."""
-        self.latest_at = min(self.latest_at, now + LATEST_S)
+        self.forced_at = min(self.forced_at, now + FORCED_SEARCH_S)
 
-    def something_came(self, now: float) -> None:
+    def message_arrived(self, now: float) -> None:
         """The queue is not quiet."""
-        if self.look_at is not None:
-            self.look_at = now + LOOK_AFTER_S
+        if self.search_at is not None:
+            self.search_at = now + SEARCH_AFTER_S
 
     def may_hold_more(self, now: float) -> None:
         """Some that were known are known no more."""
-        self.look_at = now + LOOK_AGAIN_S
-        self.latest_at = min(self.latest_at, now + self._latest_s)
+        self.search_at = now + SEARCH_AGAIN_S
+        self.forced_at = min(self.forced_at, now + self._forced_s)
 
-    def looking(self, now: float) -> None:
+    def search_started(self, now: float) -> None:
         """A look is asked for; if it comes to nothing there is another."""
-        self.look_at = now + LOOK_AGAIN_S
-        self.latest_at = now + self._latest_s
+        self.search_at = now + SEARCH_AGAIN_S
+        self.forced_at = now + self._forced_s
 
-    def looked(self, now: float, *, is_all: bool) -> None:
+    def search_ended(self, now: float, *, is_all: bool) -> None:
         """A look ended."""
-        self._sure_until = now + SURE_S
+        self._valid_until = now + VALID_S
         if is_all:
-            self.look_at, self._latest_s = None, LATEST_S
-            self.latest_at = self._sure_until + LATEST_S
+            self.search_at, self._forced_s = None, FORCED_SEARCH_S
+            self.forced_at = self._valid_until + FORCED_SEARCH_S
         else:
-            self.look_at = now + LOOK_AGAIN_S
-            self._latest_s = min(2 * self._latest_s, LONGEST_LATEST_S)
-            self.latest_at = now + self._latest_s
+            self.search_at = now + SEARCH_AGAIN_S
+            self._forced_s = min(2 * self._forced_s, FORCED_SEARCH_MAX_S)
+            self.forced_at = now + self._forced_s
 
     def add(self, destination: Destination, number: int, now: float) -> None:
         """One more is set aside."""
         if len(destination.deferred) < KNOWN_MAX:
             destination.deferred[number] = None
-        elif self.look_at is None:
+        elif self.search_at is None:
             self.may_hold_more(now)
 
     @staticmethod

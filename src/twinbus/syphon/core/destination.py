@@ -132,7 +132,7 @@ class Destination:
         state = "open" if self.held_until is None else f"held: {self.reason}"
         return f"<{self.path}, {state}, {len(self.sent)} sent, {len(self.waiting)} waiting>"
 
-    def goes_on(self, now: float) -> bool:
+    def is_progressing(self, now: float) -> bool:
         """Whether messages to it arrive, so that others must not make it wait."""
         if self.held_until is not None:
             return False
@@ -150,21 +150,21 @@ class Destination:
             return 0
         return max(0, min(len(self.waiting), self.credit, self.window - len(self.sent)))
 
-    def finds_too_large(self, parcel: BacklogMessage) -> str:
-        """Why the link would not take a parcel for its size; empty: it would."""
-        if not 0 < self.limit_bytes < len(parcel.wire):
+    def size_problem(self, message: BacklogMessage) -> str:
+        """Why the link would not take a message for its size; empty: it would."""
+        if not 0 < self.limit_bytes < len(message.wire):
             return ""
-        return f"the message has {len(parcel.wire)} bytes, {self.path} takes {self.limit_bytes}"
+        return f"the message has {len(message.wire)} bytes, {self.path} takes {self.limit_bytes}"
 
-    def gave_up(self, grace_s: float, now: float) -> bool:
+    def is_given_up(self, grace_s: float, now: float) -> bool:
         """Whether it has been missing for so long that its messages are given up."""
         return self.missing_since is not None and now - self.missing_since >= grace_s
 
-    def lets_go(self, parcel: BacklogMessage, *, is_up: bool) -> bool:
-        """Take a parcel out that waits here in vain; false if it is sent, or will be soon."""
-        if parcel.lock_token in self.sent or (is_up and not self.is_held):
+    def remove_unsendable(self, message: BacklogMessage, *, is_up: bool) -> bool:
+        """Take a message out that waits here in vain; false if it is sent, or will be soon."""
+        if message.lock_token in self.sent or (is_up and not self.is_held):
             return False
-        self.waiting.remove(parcel)
+        self.waiting.remove(message)
         return True
 
     def due_at(self, answer_s: float) -> float | None:
@@ -185,7 +185,7 @@ class Destination:
         self.reason = reason
         self.window = 1
 
-    def leave_out(self) -> None:
+    def deselect(self) -> None:
         """Never send it anything: somebody asked for others only."""
         self.is_selected = False
         self.held_until = float("inf")
@@ -200,9 +200,9 @@ class Destination:
         """Send it one message, once that can be done, before any more."""
         self.held_until = now
         self.reason = f"an attach to {self.path} was not answered for {ATTACHED_SOON_S:g} s so far"
-        self.probe()
+        self.start_trial()
 
-    def probe(self) -> None:
+    def start_trial(self) -> None:
         """Let one message find out whether it takes them again."""
         self.is_on_trial = True
         self.window = 1
@@ -231,9 +231,9 @@ class Destination:
         self.credit = 0
         return back
 
-    def return_to_waiting(self, parcel: BacklogMessage) -> None:
-        """Have a refused parcel wait again."""
-        self.waiting.appendleft(parcel)
+    def return_to_waiting(self, message: BacklogMessage) -> None:
+        """Have a refused message wait again."""
+        self.waiting.appendleft(message)
         self.unsorted = True
 
     def take_waiting(self) -> list[BacklogMessage]:
@@ -243,7 +243,7 @@ class Destination:
         return taken
 
     def next_waiting(self) -> BacklogMessage:
-        """The parcel to send next: in the order of the backlog queue."""
+        """The message to send next: in the order of the backlog queue."""
         if self.unsorted:
             self.waiting = deque(sorted(self.waiting, key=lambda each: each.sequence_number))
             self.unsorted = False
@@ -280,7 +280,7 @@ class Destinations:
         if destination is None:
             destination = self.by_key[path.lower()] = Destination(path)
             if not self.is_selected(path):
-                destination.leave_out()
+                destination.deselect()
         return destination
 
     def is_selected(self, path: str) -> bool:
@@ -293,4 +293,4 @@ class Destinations:
 
     def any_progress(self, now: float) -> bool:
         """Return whether some destination takes messages."""
-        return any(destination.goes_on(now) for destination in self)
+        return any(destination.is_progressing(now) for destination in self)

@@ -72,7 +72,7 @@ class Forwarding:
                 break
             most -= 1
             message = destination.next_waiting()
-            if too_large := destination.finds_too_large(message):
+            if too_large := destination.size_problem(message):
                 actions += self._settlements.dead_letter(message, TOO_LARGE_REASON, too_large, now)
                 continue
             destination.credit -= 1
@@ -91,10 +91,10 @@ class Forwarding:
     def serve_by_rate(self, pace: Pace, now: float) -> list[Action]:
         """Serve the destinations whose slice of the rate has come."""
         actions: list[Action] = []
-        while (key := pace.first_in_line()) is not None and now >= (pace.wake_at or now):
+        while (key := pace.next_destination()) is not None and now >= (pace.wake_at or now):
             destination = self._destinations.by_key[key]
             if not destination.ready or not self._destinations.is_primary_up:
-                pace.step_out(key)
+                pace.remove(key)
             actions += self.serve(destination, now)
         return actions
 
@@ -107,7 +107,7 @@ class Forwarding:
         if not destination.is_selected:
             return self._settlements.defer(self._waiting.take_all(destination), now)
         grace_s = self._destinations.grace_s
-        if destination.gave_up(grace_s, now) and not destination.is_on_trial:
+        if destination.is_given_up(grace_s, now) and not destination.is_on_trial:
             text = (
                 f"{destination.path} does not exist in the primary, and did not for "
                 f"{grace_s:g} s (undeliverable_grace): {destination.reason}"
@@ -151,7 +151,7 @@ class Forwarding:
         """Do what is due for a destination; it has `answer_s` seconds for each answer."""
         if destination.held_until is not None and not destination.is_on_trial:
             if now >= destination.held_until:
-                destination.probe()
+                destination.start_trial()
             return self.serve(destination, now)
         if destination.attach_at is not None and now >= destination.attach_at + answer_s:
             text = f"an attach to {destination.path} was not answered for {answer_s:g} s"

@@ -60,7 +60,7 @@ class Intake:
         "_remembered",
         "credit",
         "fetching",
-        "on_left",
+        "on_removed",
         "size_bytes",
     )
 
@@ -70,7 +70,7 @@ class Intake:
         self.fetching = 0
         """Deferred messages that were asked for and have not come."""
         self.size_bytes = 0
-        self.on_left: Callable[[BacklogMessage], None] | None = None
+        self.on_removed: Callable[[BacklogMessage], None] | None = None
         """Told of each message that is not here any more, whatever became of it."""
         self._live: dict[bytes, BacklogMessage] = {}
         """By lock token; the one whose lock is next to renew comes first."""
@@ -88,41 +88,41 @@ class Intake:
     def __iter__(self) -> Iterator[BacklogMessage]:
         return iter(self._live.values())
 
-    def __contains__(self, parcel: BacklogMessage) -> bool:
-        return parcel.lock_token in self._live
+    def __contains__(self, message: BacklogMessage) -> bool:
+        return message.lock_token in self._live
 
-    def add(self, parcel: BacklogMessage, now: float) -> bool:
+    def add(self, message: BacklogMessage, now: float) -> bool:
         """A message came; whether it is so large that the credit must be thought over."""
-        assert parcel.lock_token not in self._live, parcel
-        self._live[parcel.lock_token] = parcel
-        self.size_bytes += parcel.size_bytes
+        assert message.lock_token not in self._live, message
+        self._live[message.lock_token] = message
+        self.size_bytes += message.size_bytes
         # Sinks slowly, so that one large message does not narrow the window for ever.
         expected = self._largest_bytes
-        self._largest_bytes = max(1, parcel.size_bytes, expected - (expected >> 6))
-        if parcel.is_deferred:
+        self._largest_bytes = max(1, message.size_bytes, expected - (expected >> 6))
+        if message.is_deferred:
             self._fetched += 1
         elif self.credit:
             self.credit -= 1
-        parcel.received_at = now
-        parcel.renew_at = now + parcel.lock_s * RENEW_AFTER
-        return parcel.size_bytes > expected
+        message.received_at = now
+        message.renew_at = now + message.lock_s * RENEW_AFTER
+        return message.size_bytes > expected
 
-    def forget(self, parcel: BacklogMessage) -> bool:
+    def forget(self, message: BacklogMessage) -> bool:
         """The message is settled, or no longer ours; false if that was known."""
-        if self._live.pop(parcel.lock_token, None) is None:
+        if self._live.pop(message.lock_token, None) is None:
             return False
-        self.size_bytes -= parcel.size_bytes
-        if parcel.is_deferred:
+        self.size_bytes -= message.size_bytes
+        if message.is_deferred:
             self._fetched -= 1
-        if parcel.accepted and self._remembered:
-            self._remembered.pop(parcel.identity, None)
-        if self.on_left is not None:
-            self.on_left(parcel)
+        if message.accepted and self._remembered:
+            self._remembered.pop(message.identity, None)
+        if self.on_removed is not None:
+            self.on_removed(message)
         return True
 
     # Credit
 
-    def narrow(self, messages: int) -> None:
+    def limit_to(self, messages: int) -> None:
         """Take in no more than so many at once, and never more than the limit."""
         messages = min(messages, self._limit_messages)
         self._fetch_window = max(1, messages // FETCH_SHARE)
@@ -152,34 +152,34 @@ class Intake:
 
     def first_renewal_at(self) -> float | None:
         """When the first lock is to be renewed."""
-        return next((parcel.renew_at for parcel in self), None)
+        return next((message.renew_at for message in self), None)
 
     def due(self, now: float) -> list[BacklogMessage]:
         """The messages whose locks are to be renewed by now."""
         due: list[BacklogMessage] = []
-        for parcel in self:
-            if parcel.renew_at > now:
+        for message in self:
+            if message.renew_at > now:
                 break
-            due.append(parcel)
+            due.append(message)
         return due
 
-    def renew_later(self, parcel: BacklogMessage, at: float) -> None:
+    def renew_later(self, message: BacklogMessage, at: float) -> None:
         """Have a message come up again at that time, if it is still here."""
-        if self._live.pop(parcel.lock_token, None) is not None:
-            parcel.renew_at = at
-            self._live[parcel.lock_token] = parcel
+        if self._live.pop(message.lock_token, None) is not None:
+            message.renew_at = at
+            self._live[message.lock_token] = message
 
     # Memory
 
-    def remember(self, parcel: BacklogMessage) -> None:
+    def remember(self, message: BacklogMessage) -> None:
         """The primary has this one, but the backlog queue will deliver it again."""
-        self._remembered[parcel.identity] = None
+        self._remembered[message.identity] = None
         if len(self._remembered) > REMEMBERED_MAX:
             del self._remembered[next(iter(self._remembered))]
 
-    def recall(self, parcel: BacklogMessage) -> bool:
+    def recall(self, message: BacklogMessage) -> bool:
         """Whether the primary has this one already; asked once."""
-        if not self._remembered or parcel.identity not in self._remembered:
+        if not self._remembered or message.identity not in self._remembered:
             return False
-        del self._remembered[parcel.identity]
+        del self._remembered[message.identity]
         return True

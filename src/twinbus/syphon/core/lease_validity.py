@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["LEASE_LOCK_S", "LeaseAddress", "LeaseValidity", "lease_place"]
+__all__ = ["LEASE_LOCK_S", "LeaseAddress", "LeaseValidity", "lease_address"]
 
 LEASE_MARK: Final = "x-twinbus-lease"
 
@@ -35,7 +35,7 @@ class LeaseAddress(NamedTuple):
     session: str
 
 
-def lease_place(backlog_queue: str) -> LeaseAddress:
+def lease_address(backlog_queue: str) -> LeaseAddress:
     """`contoso/x-servicebus-transfer/3` is leased as session 3 of `contoso/x-twinbus-lease`."""
     label, _, index = [*backlog_queue.rsplit("/", 2), "", ""][:3]
     return LeaseAddress(f"{label}/{LEASE_MARK}", index or "0")
@@ -51,7 +51,7 @@ class LeaseValidity:
         self.renew_at = float("-inf")
 
     def __repr__(self) -> str:
-        return f"<tenure until {self.ends_at:.1f}>"
+        return f"<lease until {self.ends_at:.1f}>"
 
     def holds(self, now: float) -> bool:
         return now < self.ends_at

@@ -31,7 +31,7 @@ from twinbus.syphon.core.actions import (
     DeadLetter,
     Defer,
     EmptyPoll,
-    LookForDeferred,
+    FindDeferred,
 )
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.deferred import DeferredMessages
@@ -86,7 +86,7 @@ class Pump:
         )
         self._order: StrictOrder | None = None
         if lanes is not None:
-            self._intake.on_left = lanes.left
+            self._intake.on_removed = lanes.removed
             self._order = StrictOrder(
                 lanes,
                 destinations=self._destinations,
@@ -202,7 +202,7 @@ class Pump:
     def secondary_up(self, now: float) -> list[Action]:
         """Receive, and settle what was decided meanwhile: the backlog queue can be reached."""
         self._intake.credit = 0
-        self._deferred.begin(now)
+        self._deferred.connected(now)
         self._poll_at = now + self._poll_s
         actions = self._settlements.open(now)
         # Their locks may be gone, and then they are delivered once more: both would be sent.
@@ -247,12 +247,12 @@ class Pump:
         """Send a message that came from the backlog queue, or let it wait."""
         order, destinations = self._order, self._destinations
         if order is not None:
-            order.lanes.saw(message.sequence_number)
+            order.lanes.delivered(message.sequence_number)
         is_unexpectedly_large = self._intake.add(message, now)
         self._poll_at = now + self._poll_s
-        self._deferred.something_came(now)
+        self._deferred.message_arrived(now)
         if not message.is_deferred:
-            self._receiving.look_ahead.came(message.sequence_number, now)
+            self._receiving.look_ahead.delivered(message.sequence_number, now)
         if message.fault is not None and destinations.is_selected(message.path):
             actions = self._settlements.dead_letter(message, *message.fault, now)
         elif self._intake.recall(message):
@@ -427,7 +427,7 @@ class Pump:
 
     def found_deferred(self, found: list[PeekedEntry], now: float, *, is_all: bool) -> list[Action]:
         """Take the deferred messages that a search found. `is_all`: the queue has no others."""
-        self._deferred.looked(now, is_all=is_all)
+        self._deferred.search_ended(now, is_all=is_all)
         # If the queue is busy, some of them are already in memory.
         in_memory = {message.sequence_number for message in self._intake}
         for entry in found:
@@ -440,7 +440,7 @@ class Pump:
     ) -> list[Action]:
         """Take the page that a `LookAhead` peeked."""
         look_ahead = self._receiving.look_ahead
-        if not look_ahead.is_asked:
+        if not look_ahead.is_peeking:
             return []
         if failed or not self._receiving.is_stalled(now):
             look_ahead.cut_off(now)
@@ -449,7 +449,7 @@ class Pump:
             if self._receiving.is_worth_receiving(entry):
                 look_ahead.found(entry.number, now)
                 return self._forwarding.defer_all_held(now)
-        look_ahead.nothing(page[-1].number if page else None, now)
+        look_ahead.found_nothing(page[-1].number if page else None, now)
         return self._receiving.peek_ahead(now)
 
     def peeked_for_order(
@@ -477,8 +477,8 @@ class Pump:
             actions += self._forwarding.serve_by_rate(self.pace, now)
         find_at = self._receiving.find_deferred_at()
         if find_at is not None and now >= find_at:
-            self._deferred.looking(now)
-            actions.append(LookForDeferred(to_the_end=self._receiving.is_quiet))
+            self._deferred.search_started(now)
+            actions.append(FindDeferred(to_the_end=self._receiving.is_quiet))
         self._receiving.look_ahead.tick(now)
         actions += self._receiving.grant(now) + self._receiving.peek_ahead(now)
         return actions if self._order is None else actions + self._order.tick(now)

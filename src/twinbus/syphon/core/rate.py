@@ -27,11 +27,11 @@ SLICE_S: Final = 0.1
 """Of the rate that a pump reserves at once: long enough to send in groups, short enough that ten
 busy pumps each have their turn every second. Also the most that is made up for after a pause."""
 
-IN_HAND_S: Final = 2.0
+IN_MEMORY_S: Final = 2.0
 """Of the rate that all pumps together have received and not sent. A lock runs for a minute, so that
 none has to be renewed only because its message waits for its slice."""
 
-IN_HAND_LEAST: Final = 2
+IN_MEMORY_MIN: Final = 2
 """For one pump, however low the rate: one that the queue delivers, one that is asked for."""
 
 LOWEST_PER_S: Final = 0.01
@@ -64,11 +64,11 @@ class Rate:
         self._free_at = starts_at + count / self.per_s
         return starts_at
 
-    def joined(self, pace: Pace) -> None:
+    def add(self, pace: Pace) -> None:
         """One more takes part."""
         self._paces.append(pace)
 
-    def left(self, pace: Pace) -> None:
+    def remove(self, pace: Pace) -> None:
         """One takes part no more."""
         if pace in self._paces:
             self._paces.remove(pace)
@@ -80,32 +80,32 @@ class Rate:
         """
         working = sum(other.is_working for other in self._paces)
         parts = working if pace.is_working else len(self._paces)
-        return max(IN_HAND_LEAST, ceil(self.per_s * IN_HAND_S / max(1, parts)))
+        return max(IN_MEMORY_MIN, ceil(self.per_s * IN_MEMORY_S / max(1, parts)))
 
 
 class Pace:
     """One pump's part in a rate."""
 
-    __slots__ = ("_from", "_left", "_line", "_rate", "is_working")
+    __slots__ = ("_from", "_queue", "_rate", "_unused", "is_working")
 
     def __init__(self, rate: Rate) -> None:
         self.is_working = False
         """The pump has messages in hand."""
         self._rate = rate
-        self._left = 0
+        self._unused = 0
         """Messages of the reserved slice that were not sent yet."""
         self._from = float("-inf")
-        self._line: dict[str, None] = {}
+        self._queue: dict[str, None] = {}
         """The destinations that wait for this pump's next slice, in their order."""
-        rate.joined(self)
+        rate.add(self)
 
     def __repr__(self) -> str:
-        return f"<pace, {self._left} from {self._from:.3f} on, {list(self._line)} in line>"
+        return f"<pace, {self._unused} from {self._from:.3f} on, {list(self._queue)} in line>"
 
     @property
     def wake_at(self) -> float | None:
         """When the destinations in line can be served; None: none is in line."""
-        return self._from if self._line else None
+        return self._from if self._queue else None
 
     @property
     def share(self) -> int:
@@ -114,37 +114,37 @@ class Pace:
 
     def leave(self) -> None:
         """Take part no more."""
-        self._rate.left(self)
+        self._rate.remove(self)
 
     def allowed(self, destination: str, wanted: int, now: float) -> int:
         """How many of the wanted messages may be sent now; with fewer, it is put in line."""
-        if next(iter(self._line), destination) != destination:
+        if next(iter(self._queue), destination) != destination:
             # Others wait already; who asks oftener gets no more for it.
-            self._line[destination] = None
+            self._queue[destination] = None
             return 0
-        if not self._left:
+        if not self._unused:
             self._reserve(wanted, now)
         if now < self._from:
-            self._line[destination] = None
+            self._queue[destination] = None
             return 0
-        self._line.pop(destination, None)
-        count = min(wanted, self._left)
-        self._left -= count
+        self._queue.pop(destination, None)
+        count = min(wanted, self._unused)
+        self._unused -= count
         if count < wanted:
             # It had its slice: behind those that wait.
-            self._line[destination] = None
-        if self._line and not self._left:
+            self._queue[destination] = None
+        if self._queue and not self._unused:
             self._reserve(wanted - count or 1, now)
         return count
 
     def _reserve(self, wanted: int, now: float) -> None:
-        self._left = min(wanted, self._rate.slice_messages)
-        self._from = self._rate.reserve(self._left, now)
+        self._unused = min(wanted, self._rate.slice_messages)
+        self._from = self._rate.reserve(self._unused, now)
 
-    def first_in_line(self) -> str | None:
+    def next_destination(self) -> str | None:
         """The destination that is to be served next."""
-        return next(iter(self._line), None)
+        return next(iter(self._queue), None)
 
-    def step_out(self, destination: str) -> None:
+    def remove(self, destination: str) -> None:
         """It has nothing to send after all."""
-        self._line.pop(destination, None)
+        self._queue.pop(destination, None)

@@ -67,7 +67,7 @@ class Receiving:
         intake, most = self._intake, self.allowed(now)
         if self.pace is not None:
             self.pace.is_working = bool(intake)
-            intake.narrow(self.pace.share)
+            intake.limit_to(self.pace.share)
         wanted = intake.wanted() if most else 0
         if most < ANY_NUMBER:
             # A small number must be exact, although it is less than is usually worth a frame.
@@ -88,7 +88,9 @@ class Receiving:
         if not destinations.held or self.others_progress(now):
             return ANY_NUMBER
         waited_for = [
-            held for held in destinations.held_ones() if not held.gave_up(destinations.grace_s, now)
+            held
+            for held in destinations.held_ones()
+            if not held.is_given_up(destinations.grace_s, now)
         ]
         if not waited_for:
             return ANY_NUMBER
@@ -112,7 +114,7 @@ class Receiving:
         if not self.is_stalled(now):
             self.look_ahead.not_needed(now)
             return []
-        start = self.look_ahead.ask(now)
+        start = self.look_ahead.next_start(now)
         return [] if start is None else [LookAhead(start)]
 
     def is_worth_receiving(self, entry: PeekedEntry) -> bool:
@@ -142,7 +144,7 @@ class Receiving:
         if not self.is_possible:
             return []
         room = self._intake.fetch_room()
-        if destination.window == 1 and not destination.gave_up(self._destinations.grace_s, now):
+        if destination.window == 1 and not destination.is_given_up(self._destinations.grace_s, now):
             # One message is enough to try the destination.
             is_tried = destination.waiting or destination.sent or self._intake.fetching
             room = min(room, 0 if is_tried else 1)
@@ -154,7 +156,7 @@ class Receiving:
         """Return when to search for deferred messages; None: not in the present state."""
         if not self.is_possible:
             return None
-        return self._deferred.due_at if self.is_quiet else self._deferred.latest_at
+        return self._deferred.due_at if self.is_quiet else self._deferred.forced_at
 
     # Locks
 

@@ -46,39 +46,39 @@ class PeekedEntry(NamedTuple):
 class MissingMessage(Enum):
     """Where a message is that is known and not in hand."""
 
-    AWAY = "in the queue, or locked by somebody; it will be delivered, or is gone"
+    ELSEWHERE = "in the queue, or locked by somebody; it will be delivered, or is gone"
     DEFERRED = "set aside, to be received by its number"
-    FETCHING = "asked for by its number"
+    REQUESTED = "asked for by its number"
 
 
 class SessionLane:
     """One session of one destination."""
 
-    __slots__ = ("_numbers", "behind", "destination", "going", "path", "places", "session")
+    __slots__ = ("_numbers", "current", "destination", "messages", "path", "session", "waiting")
 
     def __init__(self, path: str, session: str) -> None:
         self.path = path
         self.destination = path.lower()
         self.session = session
-        self.places: dict[int, BacklogMessage | MissingMessage] = {}
-        self.behind: dict[int, BacklogMessage] = {}
+        self.messages: dict[int, BacklogMessage | MissingMessage] = {}
+        self.waiting: dict[int, BacklogMessage] = {}
         """In hand, and not their turn."""
-        self.going: BacklogMessage | None = None
+        self.current: BacklogMessage | None = None
         """Handed over to be sent; until the queue confirmed what became of it."""
         self._numbers: list[int] = []
 
     def __repr__(self) -> str:
-        return f"<lane {self.session} to {self.destination}, {len(self.places)} known>"
+        return f"<lane {self.session} to {self.destination}, {len(self.messages)} known>"
 
     def put(self, number: int, place: BacklogMessage | MissingMessage) -> None:
-        if number not in self.places:
+        if number not in self.messages:
             heappush(self._numbers, number)
-        self.places[number] = place
+        self.messages[number] = place
 
     def head(self) -> int | None:
         """The lowest number that is left."""
-        numbers, places = self._numbers, self.places
-        while numbers and numbers[0] not in places:
+        numbers, messages = self._numbers, self.messages
+        while numbers and numbers[0] not in messages:
             heappop(numbers)
         return numbers[0] if numbers else None
 
@@ -87,7 +87,7 @@ class SessionLane:
         run: list[int] = []
         while len(run) < count:
             head = self.head()
-            if head is None or self.places[head] is not MissingMessage.DEFERRED:
+            if head is None or self.messages[head] is not MissingMessage.DEFERRED:
                 break
             run.append(heappop(self._numbers))
         for number in run:
@@ -98,23 +98,23 @@ class SessionLane:
 class SessionLanes:
     """The lanes of one backlog queue."""
 
-    def __init__(self, in_hand_max: int) -> None:
-        """`in_hand_max` is how many of one session may wait in hand; the rest is set aside."""
-        self.surveyed = 0
+    def __init__(self, in_memory_max: int) -> None:
+        """`in_memory_max` is how many of one session may wait in hand; the rest is set aside."""
+        self.known_up_to = 0
         """Every message up to this number that has a session is known here, or gone."""
-        self._in_hand_max = max(1, in_hand_max)
+        self._in_memory_max = max(1, in_memory_max)
         self._lanes: dict[tuple[str, str], SessionLane] = {}
         self._by_number: dict[int, SessionLane] = {}
-        self._absent: dict[int, MissingMessage] = {}
+        self._missing: dict[int, MissingMessage] = {}
         self._copies: dict[int, BacklogMessage] = {}
         """A second delivery of a message whose first is still in hand: its lock was lost."""
-        self._stirred: dict[SessionLane, None] = {}
+        self._changed: dict[SessionLane, None] = {}
         self._stuck: dict[SessionLane, None] = {}
         """Lanes whose head is away."""
         self._to_fetch: dict[str, dict[SessionLane, None]] = {}
-        self._crowded: dict[str, dict[SessionLane, None]] = {}
+        self._with_waiting: dict[str, dict[SessionLane, None]] = {}
         """By destination, the lanes in which messages in hand wait for their turn."""
-        self._ahead: list[int] = []
+        self._beyond_known: list[int] = []
         """Numbers in hand beyond the survey: a heap."""
         self._runs: list[list[int]] = []
         """First and last of runs of numbers that were delivered beyond the survey, in order."""
@@ -127,12 +127,12 @@ class SessionLanes:
 
     # What happens to messages
 
-    def saw(self, number: int) -> None:
+    def delivered(self, number: int) -> None:
         """A message was delivered, of whatever kind."""
         self._highest = max(self._highest, number)
-        if number == self.surveyed + 1:
-            self._survey_reaches(number)
-        elif number > self.surveyed:
+        if number == self.known_up_to + 1:
+            self._extend_known(number)
+        elif number > self.known_up_to:
             runs = self._runs
             if runs and runs[-1][1] + 1 == number:
                 runs[-1][1] = number
@@ -140,103 +140,107 @@ class SessionLanes:
                 runs.append([number, number])
                 del runs[:-RUNS_MAX]
 
-    def arrived(self, parcel: BacklogMessage) -> BacklogMessage | None:
+    def add(self, message: BacklogMessage) -> BacklogMessage | None:
         """A message with a session came. An earlier copy is returned, whose lock must be gone."""
-        number = parcel.sequence_number
-        lane = self._lane(number, parcel.path, parcel.session or "")
-        if isinstance(lane.places.get(number), BacklogMessage):
+        number = message.sequence_number
+        lane = self._lane(number, message.path, message.session or "")
+        if isinstance(lane.messages.get(number), BacklogMessage):
             older = self._copies.get(number)
-            self._copies[number] = parcel
+            self._copies[number] = message
             return older
-        self._take_in(lane, parcel)
+        self._add(lane, message)
         return None
 
-    def left(self, parcel: BacklogMessage) -> None:
+    def removed(self, message: BacklogMessage) -> None:
         """A message is no longer in hand; as far as is known it keeps its place."""
-        number = parcel.sequence_number
+        number = message.sequence_number
         lane = self._by_number.get(number)
         if lane is None:
             return
-        if self._copies.get(number) is parcel:
+        if self._copies.get(number) is message:
             del self._copies[number]
             return
-        if lane.places.get(number) is not parcel:
+        if lane.messages.get(number) is not message:
             return
-        if lane.going is parcel:
-            lane.going = None
-        self._not_behind(lane, number)
+        if lane.current is message:
+            lane.current = None
+        self._not_waiting(lane, number)
         copy = self._copies.pop(number, None)
         if copy is not None:
-            self._take_in(lane, copy)
+            self._add(lane, copy)
             return
-        self._set_absent(
-            lane, number, MissingMessage.DEFERRED if parcel.is_deferred else MissingMessage.AWAY
+        self._set_missing(
+            lane,
+            number,
+            MissingMessage.DEFERRED if message.is_deferred else MissingMessage.ELSEWHERE,
         )
 
-    def gone(self, parcel: BacklogMessage) -> BacklogMessage | None:
+    def finish(self, message: BacklogMessage) -> BacklogMessage | None:
         """A message is in the primary or dead-lettered: the next may go.
 
         A copy of it that is in hand is returned: nothing is to be sent any more.
         """
-        number = parcel.sequence_number
+        number = message.sequence_number
         lane = self._by_number.get(number)
         # It may have taken the place of the one that left a moment ago.
-        copy = None if lane is None else lane.behind.get(number)
-        return self._gone(number) or (copy if copy is not parcel else None)
+        copy = None if lane is None else lane.waiting.get(number)
+        return self._finish(number) or (copy if copy is not message else None)
 
-    def set_aside(self, parcel: BacklogMessage) -> None:
+    def was_deferred(self, message: BacklogMessage) -> None:
         """A message was deferred."""
-        lane = self._by_number.get(parcel.sequence_number)
+        lane = self._by_number.get(message.sequence_number)
         if lane is not None:
-            self._set_absent(lane, parcel.sequence_number, MissingMessage.DEFERRED)
+            self._set_missing(lane, message.sequence_number, MissingMessage.DEFERRED)
 
-    def withdraw(self, parcel: BacklogMessage) -> bool:
+    def withdraw(self, message: BacklogMessage) -> bool:
         """Whether a message waited here for its turn, which it then does no more."""
-        number = parcel.sequence_number
-        if self._copies.get(number) is parcel:
+        number = message.sequence_number
+        if self._copies.get(number) is message:
             return True
         lane = self._by_number.get(number)
-        if lane is None or lane.behind.get(number) is not parcel:
+        if lane is None or lane.waiting.get(number) is not message:
             return False
-        self._not_behind(lane, number)
+        self._not_waiting(lane, number)
         return True
 
-    def is_behind(self, parcel: BacklogMessage) -> bool:
+    def is_waiting(self, message: BacklogMessage) -> bool:
         """Whether a message waits here for its turn, or for the end of its other copy."""
-        number = parcel.sequence_number
+        number = message.sequence_number
         lane = self._by_number.get(number)
         if lane is None:
             return False
-        return lane.behind.get(number) is parcel or self._copies.get(number) is parcel
+        return lane.waiting.get(number) is message or self._copies.get(number) is message
 
-    def take_behind(self, destination: str) -> list[BacklogMessage]:
+    def take_waiting(self, destination: str) -> list[BacklogMessage]:
         """All that wait for their turn to one destination, which they then do no more."""
-        taken = [p for lane in self._crowded.pop(destination, ()) for p in lane.behind.values()]
-        for parcel in taken:
-            self._by_number[parcel.sequence_number].behind.clear()
-        return sorted(taken, key=lambda parcel: parcel.sequence_number)
+        taken = [
+            p for lane in self._with_waiting.pop(destination, ()) for p in lane.waiting.values()
+        ]
+        for message in taken:
+            self._by_number[message.sequence_number].waiting.clear()
+        return sorted(taken, key=lambda message: message.sequence_number)
 
-    def has_behind(self, destination: str) -> bool:
-        return destination in self._crowded
+    def has_waiting(self, destination: str) -> bool:
+        return destination in self._with_waiting
 
     # Whose turn it is
 
-    def take_stirred(self) -> list[SessionLane]:
+    def take_changed(self) -> list[SessionLane]:
         """The lanes in which something may have changed."""
-        stirred = list(self._stirred)
-        self._stirred.clear()
-        return stirred
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
 
     def next_to_go(self, lane: SessionLane) -> BacklogMessage | None:
         """The lane's head, handed over to be sent; None: it is not its turn, or not in hand."""
         head = lane.head()
-        if head is None or lane.going is not None or head > self.surveyed:
+        if head is None or lane.current is not None or head > self.known_up_to:
             return None
-        parcel = lane.behind.get(head)
-        if parcel is not None:
-            self._not_behind(lane, head)
-            lane.going = parcel
-        return parcel
+        message = lane.waiting.get(head)
+        if message is not None:
+            self._not_waiting(lane, head)
+            lane.current = message
+        return message
 
     def out_of_turn(self, lane: SessionLane) -> list[BacklogMessage]:
         """What must not stay in hand: those behind a head that is not, and those that are too many.
@@ -244,26 +248,26 @@ class SessionLanes:
         Left where they are they could fill the pump, and the head would find no room.
         """
         head = lane.head()
-        if head is None or not lane.behind or head > self.surveyed:
+        if head is None or not lane.waiting or head > self.known_up_to:
             return []
-        if lane.places[head] in (MissingMessage.AWAY, MissingMessage.DEFERRED):
-            numbers: Iterable[int] = list(lane.behind)
-        elif len(self._absent) >= KNOWN_MAX:
+        if lane.messages[head] in (MissingMessage.ELSEWHERE, MissingMessage.DEFERRED):
+            numbers: Iterable[int] = list(lane.waiting)
+        elif len(self._missing) >= KNOWN_MAX:
             return []
         else:
-            numbers = sorted(lane.behind)[self._in_hand_max :]
-        out = [lane.behind[number] for number in numbers]
-        for parcel in out:
-            self._not_behind(lane, parcel.sequence_number)
+            numbers = sorted(lane.waiting)[self._in_memory_max :]
+        out = [lane.waiting[number] for number in numbers]
+        for message in out:
+            self._not_waiting(lane, message.sequence_number)
         return out
 
     # Deferred messages
 
-    def has_aside(self, destination: str) -> bool:
+    def has_deferred(self, destination: str) -> bool:
         """Whether a session's head waits to be received by its number."""
         return destination in self._to_fetch
 
-    def take_aside(self, destination: str, room: int) -> list[int]:
+    def take_deferred(self, destination: str, room: int) -> list[int]:
         """Numbers to receive now: heads, and what follows them."""
         numbers: list[int] = []
         lanes = self._to_fetch.get(destination, {})
@@ -272,7 +276,7 @@ class SessionLanes:
             del lanes[lane]
             run = lane.deferred_run(min(FETCH_RUN, room - len(numbers)))
             for number in run:
-                lane.places[number] = self._absent[number] = MissingMessage.FETCHING
+                lane.messages[number] = self._missing[number] = MissingMessage.REQUESTED
             numbers += run
         if not lanes:
             self._to_fetch.pop(destination, None)
@@ -280,9 +284,9 @@ class SessionLanes:
 
     def fetch_ended(self, numbers: Iterable[int] | None = None) -> None:
         """Those that were asked for and did not come are not where they were thought to be."""
-        for number in list(self._absent) if numbers is None else numbers:
-            if self._absent.get(number) is MissingMessage.FETCHING:
-                self._set_absent(self._by_number[number], number, MissingMessage.AWAY)
+        for number in list(self._missing) if numbers is None else numbers:
+            if self._missing.get(number) is MissingMessage.REQUESTED:
+                self._set_missing(self._by_number[number], number, MissingMessage.ELSEWHERE)
 
     # The survey
 
@@ -291,58 +295,58 @@ class SessionLanes:
         """Whether a lane waits for a message of which nobody knows where it is."""
         return bool(self._stuck)
 
-    def survey_from(self) -> int | None:
+    def peek_from(self) -> int | None:
         """Where to peek, because messages in hand lie beyond what is known; None: none does."""
-        if not self._ahead or len(self._absent) >= KNOWN_MAX:
+        if not self._beyond_known or len(self._missing) >= KNOWN_MAX:
             return None
-        return self.surveyed + 1
+        return self.known_up_to + 1
 
-    def check_from(self, after: int) -> int | None:
+    def recheck_from(self, after: int) -> int | None:
         """Where to peek for heads that do not come: the first beyond `after`, or the first."""
         heads = [head for lane in self._stuck if (head := lane.head()) is not None]
         return min((h for h in heads if h > after), default=min(heads, default=None))
 
-    def peeking(self) -> None:
+    def peek_started(self) -> None:
         """A peek is asked for now."""
-        self._peeked_up_to = max(self._highest, self.surveyed)
+        self._peeked_up_to = max(self._highest, self.known_up_to)
 
     def peeked(self, start: int, page: Iterable[PeekedEntry]) -> int:
         """What a peek from `start` showed; up to which number that says everything."""
-        seen: dict[int, PeekedEntry] = {sighting.number: sighting for sighting in page}
+        entries: dict[int, PeekedEntry] = {entry.number: entry for entry in page}
         # A page may be short for its size alone, so that only an empty one shows the end; and even
         # then only of what was there when it was asked for. Numbers are given in order: whatever
         # lies before the last one seen, and was not seen, is no longer there.
-        end = max(seen, default=self._peeked_up_to)
-        for number in [n for n in self._absent if start <= n <= end and n not in seen]:
-            self._gone(number)
-        for sighting in seen.values():
-            self.sighted(sighting)
-        if start <= self.surveyed + 1 and end > self.surveyed:
-            self._survey_reaches(end)
+        end = max(entries, default=self._peeked_up_to)
+        for number in [n for n in self._missing if start <= n <= end and n not in entries]:
+            self._finish(number)
+        for entry in entries.values():
+            self.seen(entry)
+        if start <= self.known_up_to + 1 and end > self.known_up_to:
+            self._extend_known(end)
         return end
 
-    def sighted(self, sighting: PeekedEntry) -> None:
+    def seen(self, entry: PeekedEntry) -> None:
         """A message was seen in the queue."""
-        number = sighting.number
-        if sighting.session is None:
+        number = entry.number
+        if entry.session is None:
             return
-        lane = self._lane(number, sighting.path, sighting.session)
-        known = lane.places.get(number)
-        if isinstance(known, BacklogMessage) or known is MissingMessage.FETCHING:
+        lane = self._lane(number, entry.path, entry.session)
+        known = lane.messages.get(number)
+        if isinstance(known, BacklogMessage) or known is MissingMessage.REQUESTED:
             return
-        self._set_absent(
-            lane, number, MissingMessage.DEFERRED if sighting.is_deferred else MissingMessage.AWAY
+        self._set_missing(
+            lane, number, MissingMessage.DEFERRED if entry.is_deferred else MissingMessage.ELSEWHERE
         )
 
-    def _survey_reaches(self, number: int) -> None:
-        self.surveyed = number
+    def _extend_known(self, number: int) -> None:
+        self.known_up_to = number
         runs = self._runs
-        while runs and runs[0][0] <= self.surveyed + 1:
-            self.surveyed = max(self.surveyed, runs.pop(0)[1])
-        while self._ahead and self._ahead[0] <= self.surveyed:
-            lane = self._by_number.get(heappop(self._ahead))
+        while runs and runs[0][0] <= self.known_up_to + 1:
+            self.known_up_to = max(self.known_up_to, runs.pop(0)[1])
+        while self._beyond_known and self._beyond_known[0] <= self.known_up_to:
+            lane = self._by_number.get(heappop(self._beyond_known))
             if lane is not None:
-                self._stir(lane)
+                self._mark_changed(lane)
 
     # Places
 
@@ -350,7 +354,7 @@ class SessionLanes:
         lane, key = self._by_number.get(number), (path.lower(), session)
         if lane is not None and (lane.destination, lane.session) != key:
             # A queue that was deleted and made anew counts from the start again.
-            self._gone(number)
+            self._finish(number)
             lane = None
         if lane is None:
             lane = self._lanes.get(key)
@@ -359,46 +363,46 @@ class SessionLanes:
             self._by_number[number] = lane
         return lane
 
-    def _take_in(self, lane: SessionLane, parcel: BacklogMessage) -> None:
-        number = parcel.sequence_number
-        self._absent.pop(number, None)
-        lane.put(number, parcel)
-        lane.behind[number] = parcel
-        self._crowded.setdefault(lane.destination, {})[lane] = None
-        if number > self.surveyed:
-            heappush(self._ahead, number)
-        self._stir(lane)
+    def _add(self, lane: SessionLane, message: BacklogMessage) -> None:
+        number = message.sequence_number
+        self._missing.pop(number, None)
+        lane.put(number, message)
+        lane.waiting[number] = message
+        self._with_waiting.setdefault(lane.destination, {})[lane] = None
+        if number > self.known_up_to:
+            heappush(self._beyond_known, number)
+        self._mark_changed(lane)
 
-    def _set_absent(self, lane: SessionLane, number: int, place: MissingMessage) -> None:
+    def _set_missing(self, lane: SessionLane, number: int, place: MissingMessage) -> None:
         lane.put(number, place)
-        self._absent[number] = place
-        self._stir(lane)
+        self._missing[number] = place
+        self._mark_changed(lane)
 
-    def _gone(self, number: int) -> BacklogMessage | None:
+    def _finish(self, number: int) -> BacklogMessage | None:
         lane = self._by_number.pop(number, None)
-        self._absent.pop(number, None)
+        self._missing.pop(number, None)
         if lane is None:
             return None
-        place = lane.places.pop(number, None)
-        self._not_behind(lane, number)
-        if lane.going is place:
-            lane.going = None
-        if not lane.places:
+        place = lane.messages.pop(number, None)
+        self._not_waiting(lane, number)
+        if lane.current is place:
+            lane.current = None
+        if not lane.messages:
             self._forget(lane)
         else:
-            self._stir(lane)
+            self._mark_changed(lane)
         return self._copies.pop(number, None)
 
     def _forget(self, lane: SessionLane) -> None:
         """Only sessions of which something is left are remembered."""
         del self._lanes[lane.destination, lane.session]
-        self._stirred.pop(lane, None)
+        self._changed.pop(lane, None)
         self._stuck.pop(lane, None)
         self._drop(self._to_fetch, lane)
 
-    def _not_behind(self, lane: SessionLane, number: int) -> None:
-        if lane.behind.pop(number, None) is not None and not lane.behind:
-            self._drop(self._crowded, lane)
+    def _not_waiting(self, lane: SessionLane, number: int) -> None:
+        if lane.waiting.pop(number, None) is not None and not lane.waiting:
+            self._drop(self._with_waiting, lane)
 
     @staticmethod
     def _drop(lanes_of: dict[str, dict[SessionLane, None]], lane: SessionLane) -> None:
@@ -408,12 +412,12 @@ class SessionLanes:
             if not lanes:
                 del lanes_of[lane.destination]
 
-    def _stir(self, lane: SessionLane) -> None:
+    def _mark_changed(self, lane: SessionLane) -> None:
         """Something changed in a lane: it is to be looked at, and where its head is, is noted."""
-        self._stirred[lane] = None
+        self._changed[lane] = None
         head = lane.head()
-        place = None if head is None else lane.places[head]
-        if place is MissingMessage.AWAY:
+        place = None if head is None else lane.messages[head]
+        if place is MissingMessage.ELSEWHERE:
             self._stuck[lane] = None
         else:
             self._stuck.pop(lane, None)

@@ -63,7 +63,7 @@ class StrictOrder:
         if self._receiving.paused:
             return self._give_back(now)
         actions: list[Action] = []
-        while lanes := self.lanes.take_stirred():
+        while lanes := self.lanes.take_changed():
             served: dict[str, Destination] = {}
             for lane in lanes:
                 destination = self._destinations.add(lane.path)
@@ -77,13 +77,13 @@ class StrictOrder:
                 actions += self._settlements.defer(self.lanes.out_of_turn(lane), now)
         if self.lanes.is_stuck and self.check_at is None:
             self.check_at = now + CHECK_S
-        return actions + self._peek(self.lanes.survey_from(), now)
+        return actions + self._peek(self.lanes.peek_from(), now)
 
     def _give_back(self, now: float) -> list[Action]:
         return [
             action
             for key in self._destinations.by_key
-            for action in self._settlements.release(self.lanes.take_behind(key), now)
+            for action in self._settlements.release(self.lanes.take_waiting(key), now)
         ]
 
     # Settlements
@@ -111,7 +111,7 @@ class StrictOrder:
 
     def _finish(self, message: BacklogMessage, now: float) -> list[Action]:
         """Settle the other copy of a message that needs no more sending, if there is one."""
-        copy = self.lanes.gone(message)
+        copy = self.lanes.finish(message)
         if copy is None or copy not in self._intake:
             return []
         if not message.accepted:
@@ -145,8 +145,8 @@ class StrictOrder:
         actions: list[Action] = []
         if self.check_at is not None and now >= self.check_at:
             self.check_at = None
-            if self._receiving.allowed(now) and self.lanes.survey_from() is None:
-                actions += self._peek(self.lanes.check_from(self._checked), now)
+            if self._receiving.allowed(now) and self.lanes.peek_from() is None:
+                actions += self._peek(self.lanes.recheck_from(self._checked), now)
         return actions + self.advance(now)
 
     def _peek(self, start: int | None, now: float) -> list[Action]:
@@ -156,5 +156,5 @@ class StrictOrder:
         if now < self._peek_after:
             return []
         self._peeking_from = start
-        self.lanes.peeking()
+        self.lanes.peek_started()
         return [PeekForOrder(start)]

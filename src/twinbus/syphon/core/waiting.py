@@ -37,7 +37,7 @@ class WaitingMessages:
         if self._lanes is None or message.session is None:
             destination.waiting.append(message)
             return
-        older = self._lanes.arrived(message)
+        older = self._lanes.add(message)
         if older is not None:
             self._intake.forget(older)
 
@@ -45,13 +45,13 @@ class WaitingMessages:
         """Return whether a message to this destination waits in memory."""
         if destination.waiting or self._lanes is None:
             return bool(destination.waiting)
-        return self._lanes.has_behind(destination.path.lower())
+        return self._lanes.has_waiting(destination.path.lower())
 
     def take_all(self, destination: Destination) -> list[BacklogMessage]:
         """Remove and return the messages to this destination that wait in memory."""
         taken = destination.take_waiting()
         if self._lanes is not None:
-            taken += self._lanes.take_behind(destination.path.lower())
+            taken += self._lanes.take_waiting(destination.path.lower())
         return taken
 
     def withdraw(self, message: BacklogMessage, destination: Destination) -> bool:
@@ -64,8 +64,8 @@ class WaitingMessages:
     def withdraw_undeliverable(self, message: BacklogMessage, destination: Destination) -> bool:
         """Remove a message that cannot be sent now; return whether it was removed."""
         is_up = self._destinations.is_primary_up
-        if self._lanes is None or not self._lanes.is_behind(message):
-            return destination.lets_go(message, is_up=is_up)
+        if self._lanes is None or not self._lanes.is_waiting(message):
+            return destination.remove_unsendable(message, is_up=is_up)
         if is_up and not destination.is_held:
             return False
         return self._lanes.withdraw(message)
@@ -76,13 +76,13 @@ class WaitingMessages:
         """Return whether deferred messages of it are known that may be received by number."""
         if destination.deferred or self._lanes is None:
             return bool(destination.deferred)
-        return self._lanes.has_aside(destination.path.lower())
+        return self._lanes.has_deferred(destination.path.lower())
 
     def take_deferred(self, destination: Destination, room: int) -> list[int]:
         """Return the numbers to receive next, at most `room`; they are then no longer known."""
         if self._lanes is None:
             return self._deferred.take(destination, room)
-        numbers = self._lanes.take_aside(destination.path.lower(), room)
+        numbers = self._lanes.take_deferred(destination.path.lower(), room)
         return numbers + self._deferred.take(destination, room - len(numbers))
 
     def was_deferred(self, message: BacklogMessage, now: float) -> None:
@@ -91,11 +91,11 @@ class WaitingMessages:
             destination = self._destinations.add(message.path)
             self._deferred.add(destination, message.sequence_number, now)
         else:
-            self._lanes.set_aside(message)
+            self._lanes.was_deferred(message)
 
     def found_deferred(self, entry: PeekedEntry, now: float) -> None:
         """Note a deferred message that a peek found; any process may have deferred it."""
         if self._lanes is None or entry.session is None:
             self._deferred.add(self._destinations.add(entry.path), entry.number, now)
         else:
-            self._lanes.sighted(entry)
+            self._lanes.seen(entry)

@@ -56,18 +56,18 @@ class Bookkeeper:
         self._secondary = secondary
         self._queue = queue
 
-    def received(self, parcels: list[BacklogMessage], now_ms: int) -> None:
+    def received(self, messages: list[BacklogMessage], now_ms: int) -> None:
         if self._keeps:
-            for path, some in _by_path(parcels):
+            for path, some in _by_path(messages):
                 shared = self._shared(path, self._secondary, "secondary")
                 self._record_many("backlog_receive", shared, now_ms, _rows(some))
 
     def polled(self) -> None:
         self._at_source("backlog_receive", cause="poll", outcome="ok")
 
-    def forwarded(self, parcels: list[BacklogMessage], now: float, now_ms: int) -> None:
+    def forwarded(self, messages: list[BacklogMessage], now: float, now_ms: int) -> None:
         if self._keeps:
-            for path, some in _by_path(parcels):
+            for path, some in _by_path(messages):
                 shared = self._shared(path, self._primary, "primary")
                 rows: list[Row] = [
                     (p.message_id, p.size_bytes, p.sequence_number, int((now - p.sent_at) * 1e6))
@@ -75,34 +75,34 @@ class Bookkeeper:
                 ]
                 self._record_many("forward", shared, now_ms, rows)
 
-    def not_forwarded(self, parcel: BacklogMessage, error: str, *, is_known: bool) -> None:
+    def not_forwarded(self, message: BacklogMessage, error: str, *, is_known: bool) -> None:
         """`is_known` is false where the answer was lost: the primary may have it."""
         self._record(
             "forward",
             cause="syphon",
             namespace=self._primary,
             side="primary",
-            entity=parcel.path,
+            entity=message.path,
             backlog_queue=self._queue,
-            message_id=parcel.message_id,
-            sequence_number=parcel.sequence_number,
-            size_bytes=parcel.size_bytes,
+            message_id=message.message_id,
+            sequence_number=message.sequence_number,
+            size_bytes=message.size_bytes,
             outcome="failed" if is_known else "unknown",
             error=error,
         )
 
-    def settled(self, parcels: list[BacklogMessage], error: str | None = None) -> None:
+    def settled(self, messages: list[BacklogMessage], error: str | None = None) -> None:
         """What was decided about these was carried out, or refused with `error`."""
         if not self._keeps:
             return
         completed: list[BacklogMessage] = []
-        for parcel in parcels:
-            outcome = parcel.outcome
+        for message in messages:
+            outcome = message.outcome
             if outcome is Complete:
-                completed.append(parcel)
+                completed.append(message)
             elif (operation := _OPERATIONS.get(type(outcome))) is not None:
-                shared = self._shared(parcel.path, self._secondary, "secondary", error)
-                self._record_many(operation, shared, None, _rows([parcel]))
+                shared = self._shared(message.path, self._secondary, "secondary", error)
+                self._record_many(operation, shared, None, _rows([message]))
         for path, some in _by_path(completed):
             shared = self._shared(path, self._secondary, "secondary", error)
             self._record_many("complete", shared, None, _rows(some))
@@ -153,15 +153,15 @@ class Bookkeeper:
         )
 
 
-def _by_path(parcels: list[BacklogMessage]) -> Iterable[tuple[str, list[BacklogMessage]]]:
-    """The parcels by where they belong, in their order."""
-    if len({parcel.path for parcel in parcels}) <= 1:
-        return [(parcels[0].path, parcels)] if parcels else []
+def _by_path(messages: list[BacklogMessage]) -> Iterable[tuple[str, list[BacklogMessage]]]:
+    """The messages by where they belong, in their order."""
+    if len({message.path for message in messages}) <= 1:
+        return [(messages[0].path, messages)] if messages else []
     found: dict[str, list[BacklogMessage]] = {}
-    for parcel in parcels:
-        found.setdefault(parcel.path, []).append(parcel)
+    for message in messages:
+        found.setdefault(message.path, []).append(message)
     return found.items()
 
 
-def _rows(parcels: list[BacklogMessage]) -> list[Row]:
-    return [(p.message_id, p.size_bytes, p.sequence_number, None) for p in parcels]
+def _rows(messages: list[BacklogMessage]) -> list[Row]:
+    return [(p.message_id, p.size_bytes, p.sequence_number, None) for p in messages]

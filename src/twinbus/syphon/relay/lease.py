@@ -33,14 +33,14 @@ from twinbus.syphon.core.lease_validity import (
     LEASE_LOCK_S,
     LeaseAddress,
     LeaseValidity,
-    lease_place,
+    lease_address,
 )
 
 __all__ = ["Leases"]
 
 log = logging.getLogger("twinbus.syphon")
 
-AGAIN_S: Final = 1.0
+RETRY_S: Final = 1.0
 """Between two attempts at a lease that somebody else has, or that cannot be had now."""
 
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
@@ -61,8 +61,8 @@ class _Lease:
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
-        self.place: LeaseAddress = lease_place(queue)
-        self.tenure = LeaseValidity()
+        self.address: LeaseAddress = lease_address(queue)
+        self.validity = LeaseValidity()
         self.lock_s = LEASE_LOCK_S
         """Of the lock when it was had; a renewal gives as much again."""
         self.is_announced = False
@@ -99,7 +99,7 @@ class Leases:
 
     def holds(self, queue: str) -> bool:
         """Whether this process may pump the queue now."""
-        return self._leases[queue].tenure.holds(time.monotonic())
+        return self._leases[queue].validity.holds(time.monotonic())
 
     def problem(self, queue: str) -> str | None:
         """Why the lease is not held; None: it is."""
@@ -107,12 +107,12 @@ class Leases:
 
     async def _keep(self) -> None:
         while True:
-            line = NamespaceConnection(self._endpoint, self._take)
+            connection = NamespaceConnection(self._endpoint, self._on_event)
             try:
-                await line.open()
+                await connection.open()
                 async with asyncio.TaskGroup() as group:
                     for lease in self._leases.values():
-                        group.create_task(self._keep_one(line, lease))
+                        group.create_task(self._keep_one(connection, lease))
             except* ConnectionLost as errors:
                 reason = str(errors.exceptions[0])
                 for lease in self._leases.values():
@@ -126,78 +126,80 @@ class Leases:
                 for lease in self._leases.values():
                     if lease.is_announced:
                         self._lose(lease, GIVEN_BACK)
-                await line.close()
-            await asyncio.sleep(AGAIN_S)
+                await connection.close()
+            await asyncio.sleep(RETRY_S)
 
-    async def _keep_one(self, line: NamespaceConnection, lease: _Lease) -> None:
+    async def _keep_one(self, connection: NamespaceConnection, lease: _Lease) -> None:
         """Have one lease, again and again; ends with LineLost."""
         while True:
             link: ReceiverLink | None = None
             try:
-                await line.authorize(lease.place.queue)
-                link = await self._acquire(line, lease)
-                reason = await self._renew_for_ever(line, lease, link)
+                await connection.authorize(lease.address.queue)
+                link = await self._acquire(connection, lease)
+                reason = await self._renew_for_ever(connection, lease, link)
             except RequestRefused as refusal:
                 reason = str(refusal)
             finally:
                 if link is not None:
                     link.detach()
-                    line.flush()
+                    connection.flush()
             self._lose(lease, reason)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
-    async def _acquire(self, line: NamespaceConnection, lease: _Lease) -> ReceiverLink:
+    async def _acquire(self, connection: NamespaceConnection, lease: _Lease) -> ReceiverLink:
         """The link that holds the session; RequestRefused says who stands in the way."""
-        if line.lost.done():
-            raise ConnectionLost(line.lost.result())
+        if connection.lost.done():
+            raise ConnectionLost(connection.lost.result())
         loop = asyncio.get_running_loop()
         lease.answer, lease.ended = loop.create_future(), loop.create_future()
-        name = f"{lease.place.queue}-{lease.place.session}-{next(_link_numbers)}"
+        name = f"{lease.address.queue}-{lease.address.session}-{next(_link_numbers)}"
         asked_at = time.monotonic()
-        link = line.session.attach_receiver(
+        link = connection.session.attach_receiver(
             name,
-            source=Source(address=lease.place.queue, filter={SESSION_FILTER: lease.place.session}),
+            source=Source(
+                address=lease.address.queue, filter={SESSION_FILTER: lease.address.session}
+            ),
             target=Target(address=name),
         )
         link.owner = lease
-        line.flush()
-        answers: set[asyncio.Future[object]] = {lease.answer, lease.ended, line.lost}  # type: ignore[arg-type]
+        connection.flush()
+        answers: set[asyncio.Future[object]] = {lease.answer, lease.ended, connection.lost}  # type: ignore[arg-type]
         await asyncio.wait(answers, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
         if lease.answer.done():
             lease.lock_s = _lock_s(lease.answer.result())
-            lease.tenure.granted(asked_at, lease.lock_s)
-            self._announce(lease)
+            lease.validity.granted(asked_at, lease.lock_s)
+            self._report_held(lease)
             return link
-        if line.lost.done():
-            raise ConnectionLost(line.lost.result())
+        if connection.lost.done():
+            raise ConnectionLost(connection.lost.result())
         link.detach()
         text = lease.ended.result() if lease.ended.done() else "the attach was not answered"
         raise RequestRefused(text, 0, "")
 
     async def _renew_for_ever(
-        self, line: NamespaceConnection, lease: _Lease, link: ReceiverLink
+        self, connection: NamespaceConnection, lease: _Lease, link: ReceiverLink
     ) -> str:
         """Renew the lease in time; why it ended."""
-        ended, tenure = lease.ended, lease.tenure
+        ended, validity = lease.ended, lease.validity
         assert ended is not None
         while True:
-            wait_s = max(0.0, tenure.renew_at - time.monotonic())
-            either: set[asyncio.Future[str]] = {ended, line.lost}
+            wait_s = max(0.0, validity.renew_at - time.monotonic())
+            either: set[asyncio.Future[str]] = {ended, connection.lost}
             await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-            if line.lost.done():
-                raise ConnectionLost(line.lost.result())
+            if connection.lost.done():
+                raise ConnectionLost(connection.lost.result())
             if ended.done():
                 return ended.result()
             asked_at = time.monotonic()
-            left_s = tenure.ends_at - asked_at
-            if left_s <= 0:
+            remaining_s = validity.ends_at - asked_at
+            if remaining_s <= 0:
                 return "it was not renewed in time"
             try:
-                async with asyncio.timeout(left_s):
-                    await line.request(
-                        lease.place.queue,
+                async with asyncio.timeout(remaining_s):
+                    await connection.request(
+                        lease.address.queue,
                         "renew-session-lock",
-                        {"session-id": lease.place.session},
+                        {"session-id": lease.address.session},
                         link_name=link.name,
                     )
             except TimeoutError:
@@ -205,14 +207,14 @@ class Leases:
             except RequestRefused as refusal:
                 if refusal.condition:
                     return str(refusal)
-                tenure.not_renewed(time.monotonic())
+                validity.not_renewed(time.monotonic())
             else:
                 # Once it has lapsed it is lost, whatever the service says: the pump was stopped.
-                if not tenure.holds(time.monotonic()):
+                if not validity.holds(time.monotonic()):
                     return "it was not renewed in time"
-                tenure.granted(asked_at, lease.lock_s)
+                validity.granted(asked_at, lease.lock_s)
 
-    def _take(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, Attached):
             lease, link = event.link.owner, event.link
             if isinstance(lease, _Lease) and isinstance(link, ReceiverLink):
@@ -224,18 +226,18 @@ class Leases:
             if isinstance(lease, _Lease) and lease.ended is not None and not lease.ended.done():
                 condition = str(event.error.condition) if event.error else ""
                 text = (event.error.description if event.error else None) or "the link was closed"
-                lease.ended.set_result(_in_words(self._endpoint, lease.place, condition, text))
+                lease.ended.set_result(_reason_text(self._endpoint, lease.address, condition, text))
                 if lease.is_announced:
                     # At once, and not when the task gets its turn: nothing more may be sent.
                     self._lose(lease, text)
 
-    def _announce(self, lease: _Lease) -> None:
+    def _report_held(self, lease: _Lease) -> None:
         lease.is_announced = True
-        log.info("%s: leased, as session %s of %s", lease.queue, lease.place[1], lease.place[0])
+        log.info("%s: leased, as session %s of %s", lease.queue, lease.address[1], lease.address[0])
         self._on_change(lease.queue, True)
 
     def _lose(self, lease: _Lease, reason: str) -> None:
-        lease.tenure.lost()
+        lease.validity.lost()
         if reason != lease.problem:
             # To wait for another syphon is what a lease is for; all else is somebody's to mend.
             is_usual = reason.startswith((WAITING, GIVEN_BACK))
@@ -255,12 +257,12 @@ def _lock_s(link: ReceiverLink) -> float:
     return (ticks - EPOCH_TICKS) / TICKS_PER_S - time.time()
 
 
-def _in_words(endpoint: Endpoint, place: LeaseAddress, condition: str, text: str) -> str:
+def _reason_text(endpoint: Endpoint, address: LeaseAddress, condition: str, text: str) -> str:
     if condition == TAKEN:
-        return f"{WAITING} (session {place.session} of {place.queue})"
+        return f"{WAITING} (session {address.session} of {address.queue})"
     if condition == NOT_FOUND:
         return (
-            f"there is no queue {place.queue} in {endpoint.label} to hold the lease on; create it"
+            f"there is no queue {address.queue} in {endpoint.label} to hold the lease on; create it"
             " with sessions required, or pair with session_order='strict' and the Manage right"
         )
     return text

@@ -43,38 +43,38 @@ class SettledRequest(NamedTuple):
 class QueueRequests:
     """What is asked of a backlog queue's `$management` node."""
 
-    def __init__(self, line: NamespaceConnection, queue: str) -> None:
-        self._line = line
+    def __init__(self, connection: NamespaceConnection, queue: str) -> None:
+        self._connection = connection
         self._queue = queue
 
     async def settle(
-        self, parcels: list[BacklogMessage], status: str, arguments: dict[str, Any]
+        self, messages: list[BacklogMessage], status: str, arguments: dict[str, Any]
     ) -> SettledRequest:
         """Settle by lock token."""
         return await self._for_each_group(
-            parcels, "update-disposition", {"disposition-status": status, **arguments}
+            messages, "update-disposition", {"disposition-status": status, **arguments}
         )
 
-    async def renew(self, parcels: list[BacklogMessage]) -> SettledRequest:
+    async def renew(self, messages: list[BacklogMessage]) -> SettledRequest:
         """Renew locks."""
-        return await self._for_each_group(parcels, "renew-lock", {})
+        return await self._for_each_group(messages, "renew-lock", {})
 
     async def _for_each_group(
-        self, parcels: list[BacklogMessage], operation: str, arguments: dict[str, Any]
+        self, messages: list[BacklogMessage], operation: str, arguments: dict[str, Any]
     ) -> SettledRequest:
         done: list[BacklogMessage] = []
         lost: list[BacklogMessage] = []
-        groups = [parcels[at : at + TOKENS_MAX] for at in range(0, len(parcels), TOKENS_MAX)]
+        groups = [messages[at : at + TOKENS_MAX] for at in range(0, len(messages), TOKENS_MAX)]
         while groups:
             group = groups.pop()
-            tokens = Array([uuid_of_token(parcel.lock_token) for parcel in group])
+            tokens = Array([uuid_of_token(message.lock_token) for message in group])
             try:
-                await self._line.request(
+                await self._connection.request(
                     self._queue, operation, {**arguments, "lock-tokens": tokens}
                 )
             except RequestRefused as refusal:
                 if refusal.status not in ABOUT_ONE:
-                    rest = [parcel for each in (group, *groups) for parcel in each]
+                    rest = [message for each in (group, *groups) for message in each]
                     return SettledRequest(done, lost, rest, refusal)
                 if len(group) == 1:
                     lost += group
@@ -97,7 +97,7 @@ class QueueRequests:
             group = groups.pop(0)
             arguments = {"sequence-numbers": Array(group), "receiver-settle-mode": UInt(1)}
             try:
-                answer = await self._line.request(
+                answer = await self._connection.request(
                     self._queue, "receive-by-sequence-number", arguments
                 )
             except RequestRefused as refusal:
@@ -131,7 +131,7 @@ class QueueRequests:
             if not page:
                 return found, True
             start = max(start, page[-1].number + 1)
-            deferred = [sighting for sighting in page if sighting.is_deferred]
+            deferred = [entry for entry in page if entry.is_deferred]
             found += deferred
             if len(found) >= FOUND_MAX or not (deferred or to_the_end):
                 break
@@ -139,19 +139,20 @@ class QueueRequests:
 
     async def peek(self, start: int, now_ms: int) -> list[PeekedEntry]:
         """Messages in any state from a number on, in order; empty: there is none."""
-        answer = await self._line.request(
+        answer = await self._connection.request(
             self._queue,
             "peek-message",
             {"from-sequence-number": start, "message-count": Int(PEEK_COUNT)},
         )
         page: list[PeekedEntry] = []
         for entry in answer.get("messages", ()):
-            parcel = unpack(entry["message"], b"", now_ms)
+            message = unpack(entry["message"], b"", now_ms)
             is_deferred = _is_deferred(entry["message"])
-            sighting = PeekedEntry(parcel.sequence_number, parcel.path, parcel.session, is_deferred)
-            page.append(sighting)
+            page.append(
+                PeekedEntry(message.sequence_number, message.path, message.session, is_deferred)
+            )
         # By number alone: the other parts do not compare, and numbers may be missing (0).
-        return sorted(page, key=lambda sighting: sighting.number)
+        return sorted(page, key=lambda entry: entry.number)
 
 
 def _is_deferred(message: bytes) -> bool:

@@ -42,10 +42,10 @@ from twinbus.syphon.core.actions import (
     DeadLetter,
     Defer,
     EmptyPoll,
+    FindDeferred,
     Forward,
     GrantCredit,
     LookAhead,
-    LookForDeferred,
     OpenDestination,
     PeekForOrder,
     ReceiveDeferred,
@@ -107,7 +107,7 @@ class Relay:
         """Side (primary, secondary) and why it cannot be used, while it cannot."""
         self.fault: str | None = None
         """What went wrong in the syphon itself; nothing can be relied on then, but the backlog."""
-        self._primary_at, self._secondary_at = primary, secondary
+        self._primary_endpoint, self._secondary_endpoint = primary, secondary
         self._books = Bookkeeper(ledger, primary.label, secondary.label, queue)
         self._unpacker = Unpacker(remaining_ttl=remaining_ttl)
         self._on_delivered = on_delivered
@@ -121,16 +121,18 @@ class Relay:
         self._secondary: NamespaceConnection | None = None
         self._source: ReceiverLink | None = None
         self._source_gone: asyncio.Future[str] | None = None
-        self._requests = RequestTasks(pump, self._books, self._do, self._unpacker.unpack, queue)
-        self._outbound = DestinationLinks(pump, self._books, self._do)
+        self._requests = RequestTasks(
+            pump, self._books, self._perform, self._unpacker.unpack, queue
+        )
+        self._outbound = DestinationLinks(pump, self._books, self._perform)
         self._deliveries: dict[int, BacklogMessage] = {}
         """Received and not settled, by delivery id of this epoch's source link."""
         self._epoch = 0
         self._completing: list[int] = []
         self._by_token: dict[tuple[str, ...], list[BacklogMessage]] = {}
-        """To settle by request, by what was decided: a status, the words of a dead letter."""
+        """To settle by request, by what was decided: a status, the arguments of a dead letter."""
         self._flushing = False
-        self._woken: asyncio.TimerHandle | None = None
+        self._wake_timer: asyncio.TimerHandle | None = None
         self._running: list[asyncio.Task[None]] = []
         requests, start = self._requests, self._requests.start
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -142,9 +144,9 @@ class Relay:
             DeadLetter: self._settle,
             Defer: self._settle,
             Release: self._settle,
-            Renew: lambda action: start(requests.renew(action.parcels)),
+            Renew: lambda action: start(requests.renew(action.messages)),
             ReceiveDeferred: lambda action: start(requests.receive_deferred(action.numbers)),
-            LookForDeferred: lambda action: start(
+            FindDeferred: lambda action: start(
                 requests.find_deferred(to_the_end=action.to_the_end)
             ),
             PeekForOrder: lambda action: start(requests.peek_for_order(action.start)),
@@ -159,42 +161,42 @@ class Relay:
         self._running = [
             asyncio.create_task(work, name=f"syphon {self.queue}")
             for work in (
-                self._keep("primary", self._serve_primary),
-                self._keep("secondary", self._serve_secondary),
-                self._keep_time(),
+                self._keep_connected("primary", self._serve_primary),
+                self._keep_connected("secondary", self._serve_secondary),
+                self._tick_forever(),
             )
         ]
 
     def tell(self, happening: Callable[[float], list[Action]]) -> None:
         """Have the pump hear of something that a person wants, or that is due."""
-        self._do(happening(_now()))
+        self._perform(happening(_now()))
 
     def lease_changed(self, is_held: bool) -> None:
         """Go on, or stop at once: without the lease the primary is not even connected to."""
         if is_held:
             self._leased.set()
-            self._do(self.pump.resume(_now(), LEASE))
+            self._perform(self.pump.resume(_now(), LEASE))
         elif self._leased.is_set():
             self._leased.clear()
-            self._do(self.pump.pause(_now(), LEASE))
+            self._perform(self.pump.pause(_now(), LEASE))
             if self._primary is not None:
                 self._primary.drop("the lease is gone")
 
-    async def close(self, patience_s: float = 10.0) -> None:
+    async def close(self, timeout_s: float = 10.0) -> None:
         """Receive nothing more, wait for what is in flight, and let both sides go."""
-        self._do(self.pump.pause(_now()))
+        self._perform(self.pump.pause(_now()))
         source, began = self._source, _now()
         if source is not None and self._secondary is not None:
             source.grant(0, drain=True)
             self._secondary.flush()
-        while self._running and _now() < began + patience_s:
+        while self._running and _now() < began + timeout_s:
             # What was on its way would stay locked: the answer to a drain comes behind all of it.
             is_coming = source is not None and source is self._source and source.is_draining
             if not self.pump.in_flight and not (is_coming and _now() < began + DRAINED_S):
                 break
             await asyncio.sleep(SETTLE_S)
-        if self._woken is not None:
-            self._woken.cancel()
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
         for task in self._running:
             task.cancel()
         await self._requests.cancel()
@@ -203,9 +205,11 @@ class Relay:
 
     # Sides
 
-    async def _keep(self, side: str, serve: Callable[[], Coroutine[Any, Any, str]]) -> None:
+    async def _keep_connected(
+        self, side: str, serve: Callable[[], Coroutine[Any, Any, str]]
+    ) -> None:
         """Have one side served for ever, with a growing pause after each loss."""
-        patience = ReconnectBackoff()
+        backoff = ReconnectBackoff()
         while True:
             began = _now()
             try:
@@ -218,48 +222,50 @@ class Relay:
                 reason = repr(error)
             self.problems[side] = reason
             log.warning("%s: %s: %s", self.queue, side, reason)
-            await asyncio.sleep(patience.after(_now() - began))
+            await asyncio.sleep(backoff.after(_now() - began))
 
     async def _serve_primary(self) -> str:
         await self._leased.wait()
-        line = NamespaceConnection(self._primary_at, self._on_primary)
+        connection = NamespaceConnection(self._primary_endpoint, self._on_primary)
         try:
-            await line.open()
+            await connection.open()
             if not self._leased.is_set():
                 return "the lease is gone"
-            self._primary = self._outbound.line = line
+            self._primary = self._outbound.line = connection
             self.problems.pop("primary", None)
-            self._do(self.pump.primary_up(_now()))
-            return await asyncio.shield(line.lost)
+            self._perform(self.pump.primary_up(_now()))
+            return await asyncio.shield(connection.lost)
         finally:
-            if self._primary is line:
+            if self._primary is connection:
                 self._primary = None
-                reason = line.lost.result() if line.lost.done() else "the relay was closed"
+                reason = (
+                    connection.lost.result() if connection.lost.done() else "the relay was closed"
+                )
                 self._outbound.lost(reason)
-                self._do(self.pump.primary_down(_now()))
-            await line.close()
+                self._perform(self.pump.primary_down(_now()))
+            await connection.close()
 
     async def _serve_secondary(self) -> str:
-        line = NamespaceConnection(
-            self._secondary_at, self._on_secondary, on_deliveries=self._arrived
+        connection = NamespaceConnection(
+            self._secondary_endpoint, self._on_secondary, on_deliveries=self._on_deliveries
         )
         try:
-            await line.open()
-            await line.authorize(self.queue)
-            self._secondary = line
-            self._requests.connection = line
-            while not line.lost.done():
-                reason = await self._serve_source(line)
-                if not line.lost.done():
+            await connection.open()
+            await connection.authorize(self.queue)
+            self._secondary = connection
+            self._requests.connection = connection
+            while not connection.lost.done():
+                reason = await self._serve_source(connection)
+                if not connection.lost.done():
                     # Detached for idleness: re-attached inside the same poll (SPEC 6).
                     log.info("%s: the link was closed (%s), attaching again", self.queue, reason)
                     self._books.polled()
-            return line.lost.result()
+            return connection.lost.result()
         finally:
             self._secondary = self._requests.connection = None
-            await line.close()
+            await connection.close()
 
-    async def _serve_source(self, line: NamespaceConnection) -> str:
+    async def _serve_source(self, connection: NamespaceConnection) -> str:
         """Attach to the backlog queue and receive until the link is gone; why it is."""
         name = f"{self.queue}-syphon-{next(_link_numbers)}"
         gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -267,35 +273,35 @@ class Relay:
         self._epoch += 1
         self._deliveries.clear()
         self._completing.clear()
-        source = line.session.attach_receiver(
+        source = connection.session.attach_receiver(
             name, source=Source(address=self.queue), target=Target(address=name), confirmed=True
         )
         source.owner = self
-        line.flush()
+        connection.flush()
         try:
-            either = {gone, line.lost}
+            either = {gone, connection.lost}
             await asyncio.wait(either, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
-            if self._source is None and not gone.done() and not line.lost.done():
+            if self._source is None and not gone.done() and not connection.lost.done():
                 raise ConnectionLost(
                     f"the attach to {self.queue} was not answered for {ANSWER_S:g} s"
                 )
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if line.lost.done():
-                return line.lost.result()
+            if connection.lost.done():
+                return connection.lost.result()
             if self._source is None:
                 raise ConnectionLost(gone.result())
             return gone.result()
         finally:
             if self._source is not None:
                 self._source = None
-                self._do(self.pump.secondary_down(_now()))
+                self._perform(self.pump.secondary_down(_now()))
 
-    async def _keep_time(self) -> None:
+    async def _tick_forever(self) -> None:
         while True:
             try:
                 due, now = self.pump.timer_at, _now()
-                await asyncio.sleep(_until(due, now))
-                self._do(self.pump.tick(_now()))
+                await asyncio.sleep(_sleep_s(due, now))
+                self._perform(self.pump.tick(_now()))
             except Exception as error:
                 log.exception("%s: the pump failed", self.queue)
                 self.fault = (
@@ -309,92 +315,92 @@ class Relay:
 
     def _on_secondary(self, event: Event) -> None:
         if isinstance(event, DeliveryArrived):
-            self._arrived([event])
+            self._on_deliveries([event])
         elif isinstance(event, Disposed):
             if not event.by_receiver:
-                self._confirmed(event)
+                self._on_settled(event)
         elif isinstance(event, Attached):
             if event.link.source is not None and isinstance(event.link, ReceiverLink):
                 self._source = event.link
                 self.problems.pop("secondary", None)
-                self._do(self.pump.secondary_up(_now()))
+                self._perform(self.pump.secondary_up(_now()))
         elif isinstance(event, Detached):
             gone = self._source_gone
             if gone is not None and not gone.done():
                 text = event.error.description if event.error else None
                 gone.set_result(text or "the backlog queue's link was closed")
 
-    def _arrived(self, run: list[DeliveryArrived]) -> None:
+    def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
         """Messages came from the backlog queue, in one read."""
         now_ms = time.time_ns() // 1_000_000
         unpack, epoch, deliveries = self._unpacker.unpack, self._epoch, self._deliveries
-        parcels: list[BacklogMessage] = []
+        messages: list[BacklogMessage] = []
         for event in run:
-            parcel = unpack(event.payload, event.tag, now_ms)
-            parcel.epoch = epoch
-            parcel.delivery_id = event.delivery_id
-            deliveries[event.delivery_id] = parcel
-            parcels.append(parcel)
-        self._books.received(parcels, now_ms)
-        self._do(self.pump.received_all(parcels, _now()))
+            message = unpack(event.payload, event.tag, now_ms)
+            message.epoch = epoch
+            message.delivery_id = event.delivery_id
+            deliveries[event.delivery_id] = message
+            messages.append(message)
+        self._books.received(messages, now_ms)
+        self._perform(self.pump.received_all(messages, _now()))
 
-    def _confirmed(self, event: Disposed) -> None:
+    def _on_settled(self, event: Disposed) -> None:
         """The backlog queue settled: it is done, or it says why it is not."""
         taken = self._deliveries.pop
-        parcels = [
-            parcel
+        messages = [
+            message
             for number in range(event.first, event.last + 1)
-            if (parcel := taken(number, None)) is not None
+            if (message := taken(number, None)) is not None
         ]
         error = event.state.error if isinstance(event.state, Rejected) else None
-        self._books.settled(parcels, None if error is None else str(error.condition))
+        self._books.settled(messages, None if error is None else str(error.condition))
         if error is not None:
-            self._do(self.pump.settle_failed(parcels, _now()))
+            self._perform(self.pump.settle_failed(messages, _now()))
         else:
-            self._do(self.pump.settled(parcels, _now()))
+            self._perform(self.pump.settled(messages, _now()))
 
     def _on_primary(self, event: Event) -> None:
         if isinstance(event, Disposed):
             if event.by_receiver:
-                self._answered(event)
+                self._on_outcome(event)
         elif isinstance(event, CreditChanged):
-            self._do(self.pump.granted(str(event.link.owner), event.link.credit, _now()))
+            self._perform(self.pump.granted(str(event.link.owner), event.link.credit, _now()))
         elif isinstance(event, Attached):
             if event.link.target is not None:
                 path = str(event.link.owner)
-                self._do(self.pump.attached(path, event.link.max_message_size, _now()))
+                self._perform(self.pump.attached(path, event.link.max_message_size, _now()))
         elif isinstance(event, Detached):
             path = str(event.link.owner)
             condition = str(event.error.condition) if event.error else None
             text = (event.error.description if event.error else None) or "the link was closed"
             if condition == UNAUTHORIZED and self._primary is not None:
-                self._primary.is_unauthorized(path)
+                self._primary.forget_token(path)
             if self._outbound.forget(path, text):
-                self._do(self.pump.detached(path, condition, text, _now()))
+                self._perform(self.pump.detached(path, condition, text, _now()))
 
-    def _answered(self, event: Disposed) -> None:
+    def _on_outcome(self, event: Disposed) -> None:
         """The primary took a range of messages, or did not."""
         taken = event.session.take_unsettled(event.first, event.last)
         in_flight = self._outbound.in_flight.pop
-        parcels = [p for number, _, _ in taken if (p := in_flight(number, None)) is not None]
+        messages = [p for number, _, _ in taken if (p := in_flight(number, None)) is not None]
         now = _now()
         if isinstance(event.state, Accepted):
-            self._books.forwarded(parcels, now, time.time_ns() // 1_000_000)
-            self._do(self.pump.accepted(parcels, now))
+            self._books.forwarded(messages, now, time.time_ns() // 1_000_000)
+            self._perform(self.pump.accepted(messages, now))
             if self._on_delivered is not None:
-                for path in dict.fromkeys(parcel.path for parcel in parcels):
+                for path in dict.fromkeys(message.path for message in messages):
                     self._on_delivered(path)
             return
         error = event.state.error if isinstance(event.state, Rejected) else None
         condition = str(error.condition) if error else None
         text = (error.description if error else None) or f"answered {event.state}"
-        for parcel in parcels:
-            self._books.not_forwarded(parcel, condition or text, is_known=True)
-            self._do(self.pump.refused(parcel, condition, text, now))
+        for message in messages:
+            self._books.not_forwarded(message, condition or text, is_known=True)
+            self._perform(self.pump.refused(message, condition, text, now))
 
     # What to do
 
-    def _do(self, actions: list[Action]) -> None:
+    def _perform(self, actions: list[Action]) -> None:
         if not actions:
             return
         performers = self._performers
@@ -407,48 +413,48 @@ class Relay:
     def _flush(self) -> None:
         """Write what this turn of the loop brought, in groups."""
         self._flushing = False
-        line = self._secondary
-        if self._completing and line is not None and self._source is not None:
+        connection = self._secondary
+        if self._completing and connection is not None and self._source is not None:
             for first, last in ranges(self._completing):
-                line.session.dispose(first, last, COMPLETED)
+                connection.session.dispose(first, last, COMPLETED)
             self._completing.clear()
         decided, self._by_token = self._by_token, {}
-        for (status, *words), parcels in decided.items():
-            self._requests.start(self._requests.settle(parcels, status, words))
+        for (status, *arguments), messages in decided.items():
+            self._requests.start(self._requests.settle(messages, status, arguments))
         if self._primary is not None:
             self._primary.flush()
-        if line is not None:
-            line.flush()
+        if connection is not None:
+            connection.flush()
 
     def _forward(self, action: Forward) -> None:
-        parcel = action.parcel
+        message = action.message
         if self._lease is not None and not self._lease():
-            # Asked for each message: a process that was stopped for a while, and wakes up, may
-            # come here before its timers run. The line's end tells the pump what was not sent.
+            # Checked for each message: a process that was suspended may come here before its
+            # timers run. The end of the connection tells the pump what was not sent.
             self.lease_changed(False)
             return
         outbound = self._outbound
-        link = outbound.links[parcel.destination]
-        outbound.in_flight[link.send(parcel.wire, parcel.lock_token)] = parcel
+        link = outbound.links[message.destination]
+        outbound.in_flight[link.send(message.wire, message.lock_token)] = message
 
     def _complete(self, action: Complete) -> None:
-        for parcel in action.parcels:
-            if parcel.epoch == self._epoch and parcel.delivery_id >= 0:
-                self._completing.append(parcel.delivery_id)
+        for message in action.messages:
+            if message.epoch == self._epoch and message.delivery_id >= 0:
+                self._completing.append(message.delivery_id)
             else:
-                self._by_token.setdefault(("completed",), []).append(parcel)
+                self._by_token.setdefault(("completed",), []).append(message)
 
     def _settle(self, action: DeadLetter | Defer | Release) -> None:
-        parcel = action.parcel
+        message = action.message
         if isinstance(action, DeadLetter):
-            told = (self.queue, parcel.message_id, action.reason, action.description)
-            log.warning("%s: message %s is dead-lettered, %s: %s", *told)
-        if parcel.epoch == self._epoch and parcel.delivery_id >= 0:
+            fields = (self.queue, message.message_id, action.reason, action.description)
+            log.warning("%s: message %s is dead-lettered, %s: %s", *fields)
+        if message.epoch == self._epoch and message.delivery_id >= 0:
             assert self._secondary is not None
             state = disposition_of(action)
-            self._secondary.session.dispose(parcel.delivery_id, parcel.delivery_id, state)
+            self._secondary.session.dispose(message.delivery_id, message.delivery_id, state)
             return
-        self._by_token.setdefault(disposition_status(action), []).append(parcel)
+        self._by_token.setdefault(disposition_status(action), []).append(message)
 
     def _grant(self, action: GrantCredit) -> None:
         if self._source is not None:
@@ -461,12 +467,12 @@ class Relay:
 
     def _wait(self, action: WaitUntil) -> None:
         loop = asyncio.get_running_loop()
-        self._woken = loop.call_later(action.until - _now(), self.tell, self.pump.tick)
+        self._wake_timer = loop.call_later(action.until - _now(), self.tell, self.pump.tick)
 
     def _reconnect(self, action: Reconnect) -> None:
-        line = self._primary if action.side == "primary" else self._secondary
-        if line is not None:
-            line.drop(action.reason)
+        connection = self._primary if action.side == "primary" else self._secondary
+        if connection is not None:
+            connection.drop(action.reason)
 
 
 def _now() -> float:
@@ -474,6 +480,6 @@ def _now() -> float:
     return time.monotonic()
 
 
-def _until(due: float | None, now: float) -> float:
+def _sleep_s(due: float | None, now: float) -> float:
     """How long to sleep before the next look at the time."""
     return LONGEST_TICK_S if due is None else min(LONGEST_TICK_S, max(0.01, due - now))

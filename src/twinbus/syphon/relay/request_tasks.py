@@ -45,7 +45,7 @@ class RequestTasks:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump = pump
         self._books = books
-        self._do = perform
+        self._perform = perform
         self._unpack = unpack
         self._queue = queue
 
@@ -92,9 +92,9 @@ class RequestTasks:
             count = len(result.rest)
             log.warning("%s: %d not %s: %s", self._queue, count, status, result.refusal)
         now = time.monotonic()
-        self._do(self._pump.settled(result.done, now))
+        self._perform(self._pump.settled(result.done, now))
         # The rest is delivered again when the locks end; nothing is asked for again.
-        self._do(self._pump.settle_failed(result.lost + result.rest, now))
+        self._perform(self._pump.settle_failed(result.lost + result.rest, now))
 
     async def renew(self, messages: list[BacklogMessage]) -> None:
         """Renew locks before they end."""
@@ -106,8 +106,8 @@ class RequestTasks:
             # The locks are still valid, and the pump asks again before they end.
             log.warning("%s: %d not renewed: %s", self._queue, len(result.rest), result.refusal)
         now = time.monotonic()
-        self._do(self._pump.renewed(result.done, now))
-        self._do(self._pump.lock_lost(result.lost, now))
+        self._perform(self._pump.renewed(result.done, now))
+        self._perform(self._pump.lock_lost(result.lost, now))
 
     async def receive_deferred(self, numbers: list[int]) -> None:
         """Receive deferred messages by sequence number."""
@@ -118,7 +118,7 @@ class RequestTasks:
             received, refused = await requests.receive_deferred(numbers)
         except ConnectionLost as error:
             log.warning("%s: deferred messages %s: %s", self._queue, numbers[:5], error)
-            self._do(self._pump.fetched(numbers, time.monotonic(), failed=True))
+            self._perform(self._pump.fetched(numbers, time.monotonic(), failed=True))
             return
         if refused:
             text = "%s: deferred messages %s cannot be received now"
@@ -128,8 +128,8 @@ class RequestTasks:
             message = self._unpack(payload, lock_token, now_ms)
             message.is_deferred = True
             self._books.received([message], now_ms)
-            self._do(self._pump.received(message, time.monotonic()))
-        self._do(self._pump.fetched(numbers, time.monotonic(), failed=bool(refused)))
+            self._perform(self._pump.received(message, time.monotonic()))
+        self._perform(self._pump.fetched(numbers, time.monotonic(), failed=bool(refused)))
 
     async def peek_for_order(self, start: int) -> None:
         """Peek one page, for strict session order."""
@@ -150,7 +150,7 @@ class RequestTasks:
         except (ConnectionLost, RequestRefused) as error:
             log.warning("%s: peeking from sequence number %d: %s", self._queue, start, error)
             failed = True
-        self._do(report(page, time.monotonic(), failed=failed))
+        self._perform(report(page, time.monotonic(), failed=failed))
 
     async def find_deferred(self, *, to_the_end: bool = True) -> None:
         """Search for deferred messages by peeking."""
@@ -165,7 +165,7 @@ class RequestTasks:
         except RequestRefused as error:
             log.warning("%s: searching for deferred messages: %s", self._queue, error)
             return
-        self._do(self._pump.found_deferred(found, time.monotonic(), is_all=is_all))
+        self._perform(self._pump.found_deferred(found, time.monotonic(), is_all=is_all))
 
 
 async def _despite_loss(work: Coroutine[Any, Any, None]) -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from tests.unit.syphon.core.pump_world import World
 from twinbus.errors import SyphonError
-from twinbus.syphon.connection.selection import selected
+from twinbus.syphon.connection.selection import destination_keys
 
 
 def serving(*paths: str, strict: bool = False) -> World:
     world = World(strict=strict)
-    world.pump.only = selected(paths)
+    world.pump.only = destination_keys(paths)
     return world
 
 
@@ -96,7 +96,7 @@ def test_what_others_deferred_meanwhile_is_found_within_an_hour() -> None:
 
 def test_an_empty_path_is_no_destination() -> None:
     with pytest.raises(SyphonError, match="path of a queue or topic"):
-        selected(["orders", " / "])
+        destination_keys(["orders", " / "])
 
 
 def test_others_do_not_stay_in_hand_while_nothing_can_be_delivered() -> None:

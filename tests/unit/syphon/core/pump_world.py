@@ -16,10 +16,10 @@ from twinbus.syphon.core.actions import (
     DeadLetter,
     Defer,
     EmptyPoll,
+    FindDeferred,
     Forward,
     GrantCredit,
     LookAhead,
-    LookForDeferred,
     OpenDestination,
     PeekForOrder,
     ReceiveDeferred,
@@ -326,29 +326,29 @@ class World:
                     self.attaching.remove(action.path)
                 self.sent = [parcel for parcel in self.sent if parcel.path != action.path]
             case Forward():
-                self.attached[action.parcel.path] -= 1
-                assert self.attached[action.parcel.path] >= 0
-                assert action.parcel not in self.sent
+                self.attached[action.message.path] -= 1
+                assert self.attached[action.message.path] >= 0
+                assert action.message not in self.sent
                 if self.strict:
-                    self._check_turn(action.parcel)
-                self.sent.append(action.parcel)
+                    self._check_turn(action.message)
+                self.sent.append(action.message)
             case Complete():
-                for parcel in action.parcels:
+                for parcel in action.messages:
                     assert parcel.sequence_number in self.in_primary, "completed before accepted"
                     self._settle("gone", parcel)
             case DeadLetter():
-                self.queue[action.parcel.sequence_number].reason = action.reason
-                self._settle("dead", action.parcel)
+                self.queue[action.message.sequence_number].reason = action.reason
+                self._settle("dead", action.message)
             case Defer():
-                self._settle("deferred", action.parcel)
+                self._settle("deferred", action.message)
             case Release():
-                back = "deferred" if action.parcel.is_deferred else "active"
-                self._settle(back, action.parcel)
+                back = "deferred" if action.message.is_deferred else "active"
+                self._settle(back, action.message)
             case Renew():
-                self.renewing += action.parcels
+                self.renewing += action.messages
             case ReceiveDeferred():
                 self.fetches.append(action.numbers)
-            case LookForDeferred():
+            case FindDeferred():
                 self.looks += 1
             case PeekForOrder():
                 assert self.is_secondary_up

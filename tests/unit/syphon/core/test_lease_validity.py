@@ -8,7 +8,7 @@ from twinbus.syphon.core.lease_validity import (
     LEASE_LOCK_S,
     LOCK_LEAST_S,
     LeaseValidity,
-    lease_place,
+    lease_address,
 )
 
 
@@ -46,4 +46,4 @@ def test_what_the_clocks_make_of_a_lock_is_kept_within_bounds(
 
 
 def test_a_queue_with_another_name_has_a_lease_of_its_own() -> None:
-    assert lease_place("backlog") == ("backlog/x-twinbus-lease", "0")
+    assert lease_address("backlog") == ("backlog/x-twinbus-lease", "0")

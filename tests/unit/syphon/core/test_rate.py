@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.unit.syphon.core.pump_world import World
-from twinbus.syphon.core.rate import IN_HAND_S, SLICE_S, STANDARD_PER_S, Pace, Rate
+from twinbus.syphon.core.rate import IN_MEMORY_S, SLICE_S, STANDARD_PER_S, Pace, Rate
 
 STEP_S = 0.01
 
@@ -80,11 +80,11 @@ def test_the_standard_rate_leaves_the_application_half_of_a_namespace() -> None:
 def test_shares_of_those_who_work_and_of_those_who_wait() -> None:
     rate = Rate(100)
     first, second = Pace(rate), Pace(rate)
-    assert first.share == 100 * IN_HAND_S / 2
+    assert first.share == 100 * IN_MEMORY_S / 2
     first.is_working = True
-    assert (first.share, second.share) == (100 * IN_HAND_S, 100 * IN_HAND_S / 2)
+    assert (first.share, second.share) == (100 * IN_MEMORY_S, 100 * IN_MEMORY_S / 2)
     second.leave()
-    assert first.share == 100 * IN_HAND_S
+    assert first.share == 100 * IN_MEMORY_S
     assert Pace(Rate(0.1)).share == 2
 
 
@@ -123,7 +123,7 @@ def test_a_pump_keeps_to_its_rate_and_takes_in_no_more_than_it_can_send(per_s: f
         run_at(world, 0.1)
         most = max(most, world.pump.in_flight + world.pump.credit)
     assert world.pump.forwarded == pytest.approx(2 * per_s, rel=0.1, abs=2)
-    assert most <= max(4, per_s * IN_HAND_S)
+    assert most <= max(4, per_s * IN_MEMORY_S)
 
 
 def test_a_slow_pump_serves_every_destination() -> None:

@@ -14,7 +14,7 @@ from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.peeking import backlog_queues_of
+from twinbus.syphon.connection.peeking import list_backlog_queues
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.host import drain
@@ -54,7 +54,7 @@ async def test_a_host_that_can_be_none_has_no_counts_and_no_queues() -> None:
     with pytest.raises(CountsUnavailable, match="contoso does not answer"):
         await counts_of(endpoint_of(TYPO), "queue")
     with pytest.raises(SyphonError, match="contoso cannot be reached"):
-        await backlog_queues_of(endpoint_of(TYPO))
+        await list_backlog_queues(endpoint_of(TYPO))
 
 
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[None]:
