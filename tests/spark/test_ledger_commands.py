@@ -13,6 +13,9 @@ from tests.spark.test_compaction import write
 from tests.unit.console.commands import run
 from twinbus.console.terminal.output import COULD_NOT
 from twinbus.pipeline import submit
+from twinbus.pipeline.reports.conservation import conservation_report
+from twinbus.pipeline.reports.documents import ReportRequest
+from twinbus.pipeline.reports.ledger_tables import stored_tables
 from twinbus.pipeline.store.store import BRONZE, JOURNEYS, SUMS
 
 if TYPE_CHECKING:
@@ -96,6 +99,14 @@ def test_the_commands_from_an_update_to_a_rebuild(
         "journeys_removed": 0,
         "journeys_open": 1,
     }
+    # The tables hold the files that were removed, and say from which day on records are there.
+    with stored_tables(spark, tmp_path) as tables:
+        report = conservation_report(tables, ReportRequest(), None)
+    assert report.scope.missing == ()
+    assert report.scope.records_from is not None
+    assert report.scope.records_from >= began
+    assert report.assumed[-1].startswith(f"records of before {report.scope.records_from} were")
+    assert report.total.accepted == 2
     refused = run(capsys, "ledger", "rebuild", str(tmp_path))
     assert refused.status == COULD_NOT
     assert "they are the only copy of records" in refused.err

@@ -21,7 +21,7 @@ from twinbus.ledger import LedgerError
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.increment import kept_tables
-from twinbus.pipeline.store.store import Snapshot, TableStore
+from twinbus.pipeline.store.store import FORMAT, Snapshot, TableStore
 from twinbus.pipeline.tables.journeys import looked_at
 from twinbus.pipeline.tables.schemas import SIGHTINGS
 
@@ -143,7 +143,7 @@ def test_a_ledger_with_bad_files_is_taken_once_and_wrong_tables_are_told(
     commit = ledger / "_tables" / "commits" / "1.json"
     written = json.loads(commit.read_text())
     for change, text in (
-        ({"format": 2}, "made by a later version of Twinbus"),
+        ({"format": FORMAT + 1}, "made by a later version of Twinbus"),
         ({"gold": "other"}, "have other columns: rebuild them"),
     ):
         commit.write_text(json.dumps({**written, **change}))

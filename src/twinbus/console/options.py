@@ -30,11 +30,13 @@ __all__ = [
     "RateOption",
     "SecondaryOption",
     "SettlementOption",
+    "SharedOption",
     "SinceOption",
     "SizeOption",
     "counting_rule",
     "label_of",
     "require_messaging_units",
+    "require_shared_places",
     "secondary_of",
 ]
 
@@ -154,6 +156,25 @@ PricesOption = Annotated[
         show_default=False,
     ),
 ]
+SharedOption = Annotated[
+    bool,
+    typer.Option(
+        "--shared",
+        help="With --master: local paths are directories that all machines of the cluster mount."
+        " Without it they are refused there.",
+    ),
+]
+
+
+def require_shared_places(master: str | None, *places: str | None, shared: bool) -> None:
+    """Raise WrongUse, before Spark starts, for a local path on a cluster without --shared."""
+    from twinbus.ledger.record import LedgerError
+    from twinbus.pipeline.spark.session import require_shared
+
+    try:
+        require_shared(master, places, shared=shared)
+    except LedgerError as error:
+        raise WrongUse(str(error)) from None
 
 
 def secondary_of(text: str | None) -> Namespace:

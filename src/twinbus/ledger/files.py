@@ -3,6 +3,8 @@
     <process>-<number>.jsonl.open    being written, by one process that holds a lock on it
     <process>-<number>.jsonl         ended (full, old, or closed); it never changes again
 
+A writer's numbers have no gap, so that a file that is gone is missed (`missing`).
+
 So a reader that follows a ledger takes every `.jsonl` once, and reads the `.open` files, which are
 few and young, again each time. What a dead process left open is for `adoption` to rename; should
 that ever happen to a living one, it notices before its next write and goes on in a new file.
@@ -115,11 +117,13 @@ class LedgerFiles:
         with contextlib.suppress(OSError):
             os.fsync(self._fd)
         # Where this fails the file keeps its name, and is adopted when this process has ended.
+        is_empty = not self._size_bytes
         with contextlib.suppress(OSError):
             if self._is_ours():
                 self._rename()
         self.abandon()
-        self._number += 1
+        if not is_empty:
+            self._number += 1
 
     def abandon(self) -> None:
         """Close the file as it is: it belongs to somebody else."""

@@ -97,6 +97,7 @@ def _keep_tables(asked: argparse.Namespace) -> int:
         tables=asked.tables,
         days=asked.days,
         remove_raw=asked.remove_raw,
+        shared=asked.shared,
     )
     with (
         spark_in_words(),
@@ -151,6 +152,7 @@ def _drain(asked: argparse.Namespace) -> int:
             continuous=asked.continuous,
             on_progress=_progress_printer(),
             stop=stop,
+            shared=asked.shared,
         )
         statistics = done.statistics()
         if statistics is not None:
@@ -225,6 +227,9 @@ def _add_tables(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def _add_master(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--master", help="Spark's master, without spark-submit; default: local")
+    parser.add_argument(
+        "--shared", action="store_true", help="local paths are mounted by all machines of a cluster"
+    )
 
 
 def _progress_printer() -> Callable[[DrainProgress], None]:

@@ -14,7 +14,12 @@ from twinbus.console.ledger.text import (
     status_lines,
     table_lines,
 )
-from twinbus.console.options import LedgerArgument, MasterOption
+from twinbus.console.options import (
+    LedgerArgument,
+    MasterOption,
+    SharedOption,
+    require_shared_places,
+)
 from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption
 
@@ -37,10 +42,11 @@ def status(
     ledger: LedgerArgument,
     tables: TablesOption = None,
     master: MasterOption = None,
+    shared: SharedOption = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show records, rejected lines, parts, files and bytes."""
-    _run("status", ledger, tables, master, output, status_lines)
+    _run("status", ledger, tables, master, output, status_lines, shared=shared)
 
 
 @app.command(epilog=epilog("twinbus ledger update ./ledger"))
@@ -48,13 +54,14 @@ def update(
     ledger: LedgerArgument,
     tables: TablesOption = None,
     master: MasterOption = None,
+    shared: SharedOption = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Add the ledger's newly closed files to the tables.
 
     Every report does this too.
     """
-    _run("update", ledger, tables, master, output, table_lines)
+    _run("update", ledger, tables, master, output, table_lines, shared=shared)
 
 
 @app.command(epilog=epilog("twinbus ledger rebuild ./ledger"))
@@ -62,13 +69,14 @@ def rebuild(
     ledger: LedgerArgument,
     tables: TablesOption = None,
     master: MasterOption = None,
+    shared: SharedOption = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Remove the tables and build them again from the ledger.
 
     The command refuses once files of the ledger were removed (compact --remove-raw).
     """
-    _run("rebuild", ledger, tables, master, output, table_lines)
+    _run("rebuild", ledger, tables, master, output, table_lines, shared=shared)
 
 
 @app.command(epilog=epilog("twinbus ledger compact ./ledger --remove-raw"))
@@ -84,13 +92,17 @@ def compact(
         ),
     ] = False,
     master: MasterOption = None,
+    shared: SharedOption = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Merge the small parts of the tables into large ones.
 
     Reports stay the same.
     """
-    _run("compact", ledger, tables, master, output, compact_lines, remove_raw=remove_raw)
+    _run(
+        "compact", ledger, tables, master, output, compact_lines,
+        shared=shared, remove_raw=remove_raw,
+    )  # fmt: skip
 
 
 @app.command(epilog=epilog("twinbus ledger retain ./ledger --days 90"))
@@ -104,13 +116,14 @@ def retain(
     ],
     tables: TablesOption = None,
     master: MasterOption = None,
+    shared: SharedOption = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Remove old records and old settled journeys.
 
     Sums stay, so reports say the same. Journeys of messages that are still awaited stay too.
     """
-    _run("retain", ledger, tables, master, output, retain_lines, days=days)
+    _run("retain", ledger, tables, master, output, retain_lines, shared=shared, days=days)
 
 
 def _run(
@@ -120,10 +133,13 @@ def _run(
     master: str | None,
     output: Output,
     lines: Callable[[Document], list[str]],
+    *,
+    shared: bool,
     **more: Any,
 ) -> None:
     from twinbus.console.ledger.commands import run
     from twinbus.pipeline.store.upkeep import TablesTask
 
-    task = TablesTask(verb=verb, ledger=ledger, tables=tables, **more)
+    require_shared_places(master, ledger, tables, shared=shared)
+    task = TablesTask(verb=verb, ledger=ledger, tables=tables, shared=shared, **more)
     raise typer.Exit(run(task, master, lines, as_json=output is Output.JSON))

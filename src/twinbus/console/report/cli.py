@@ -15,8 +15,10 @@ from twinbus.console.options import (
     MasterOption,
     PricesOption,
     SettlementOption,
+    SharedOption,
     SinceOption,
     counting_rule,
+    require_shared_places,
 )
 from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import WrongUse
@@ -93,6 +95,7 @@ def charges(
     output: OutputOption = ReportOutput.TEXT,
     to: ToOption = None,
     master: MasterOption = None,
+    shared: SharedOption = False,
 ) -> None:
     """Show billed operations and their cost by the price book.
 
@@ -102,7 +105,7 @@ def charges(
     from twinbus.console.report import commands as report_run
 
     book = book_of(prices)
-    plan = _plan(ledger, tables, since, until, entity, output, to, master)
+    plan = _plan(ledger, tables, since, until, entity, output, to, master, shared)
     raise typer.Exit(report_run.charges(plan, book, counting_rule(settlement)))
 
 
@@ -121,11 +124,12 @@ def availability(
     output: OutputOption = ReportOutput.TEXT,
     to: ToOption = None,
     master: MasterOption = None,
+    shared: SharedOption = False,
 ) -> None:
     """Show failovers, saved and raised sends, and the backlog."""
     from twinbus.console.report import commands as report_run
 
-    plan = _plan(ledger, tables, since, until, entity, output, to, master)
+    plan = _plan(ledger, tables, since, until, entity, output, to, master, shared)
     raise typer.Exit(report_run.availability(plan))
 
 
@@ -166,6 +170,7 @@ def conservation(
     output: OutputOption = ReportOutput.TEXT,
     to: ToOption = None,
     master: MasterOption = None,
+    shared: SharedOption = False,
 ) -> None:
     """Prove that no message is lost, or name those that are.
 
@@ -175,7 +180,7 @@ def conservation(
     """
     from twinbus.console.report import commands as report_run
 
-    plan = _plan(ledger, tables, since, until, entity, output, to, master)
+    plan = _plan(ledger, tables, since, until, entity, output, to, master, shared)
     secondary = None if peek in {None, "", "none"} else peek
     detection_s = report_run.detection_s(detection_window)
     raise typer.Exit(report_run.conservation(plan, secondary, detection_s))
@@ -185,7 +190,7 @@ def conservation(
     epilog=epilog(
         "twinbus report reconciliation ./ledger",
         exit_status="0 both views agree, 1 they differ or the report failed, 2 usage error, 3"
-        " unknown: the broker kept no view.",
+        " unknown: the broker kept no view, or records are missing.",
     )
 )
 def reconciliation(
@@ -197,11 +202,12 @@ def reconciliation(
     output: OutputOption = ReportOutput.TEXT,
     to: ToOption = None,
     master: MasterOption = None,
+    shared: SharedOption = False,
 ) -> None:
     """Compare the records of clients with the broker's own."""
     from twinbus.console.report import commands as report_run
 
-    plan = _plan(ledger, tables, since, until, entity, output, to, master)
+    plan = _plan(ledger, tables, since, until, entity, output, to, master, shared)
     raise typer.Exit(report_run.reconciliation(plan))
 
 
@@ -214,13 +220,15 @@ def _plan(
     output: ReportOutput,
     to: Path | None,
     master: str | None,
+    shared: bool,
 ) -> ReportPlan:
     """The checked request. WrongUse, in one line and before Spark starts, if it is invalid."""
-    from twinbus.console.report.commands import ReportPlan
+    from twinbus.console.report.commands import NO_TABLES, ReportPlan
     from twinbus.console.terminal.time_window import window_of
 
     if entity is not None and not entity.strip("/ "):
         raise WrongUse("--entity is empty: name a queue or a topic, or leave it out")
+    require_shared_places(master, ledger, None if tables == NO_TABLES else tables, shared=shared)
     window = window_of(since, until, datetime.now(UTC))
     return ReportPlan(
         ledger=ledger,
@@ -231,4 +239,5 @@ def _plan(
         output=output.value,
         to=to,
         master=master,
+        shared=shared,
     )

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
 __all__ = [
+    "NO_TABLES",
     "ReportPlan",
     "availability",
     "charges",
@@ -80,6 +81,7 @@ class ReportPlan:
     output: str = "text"
     to: Path | None = None
     master: str | None = None
+    shared: bool = False
 
     @property
     def request(self) -> ReportRequest:
@@ -191,9 +193,9 @@ def _make_report(
         with (
             spark_in_words(),
             (
-                reporting.batch_tables(spark, plan.ledger)
+                reporting.batch_tables(spark, plan.ledger, shared=plan.shared)
                 if plan.tables == NO_TABLES
-                else reporting.stored_tables(spark, plan.ledger, plan.tables)
+                else reporting.stored_tables(spark, plan.ledger, plan.tables, shared=plan.shared)
             ) as tables,
         ):
             line.say("making the report")

@@ -63,6 +63,8 @@ def _headline(report: ConservationReport) -> str:
         case ReportVerdict.BAD:
             least = "" if total.lost is not None else "at least "
             return f"{least}{report.lost_at_least:,} LOST: {sum_of}"
+        case ReportVerdict.UNKNOWN if not total.accepted:
+            return "not known whether anything is lost: no record of an accepted message was read"
         case ReportVerdict.UNKNOWN:
             return f"not known whether anything is lost: {sum_of}"
         case _ if not total.accepted:

@@ -39,9 +39,12 @@ def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
 
 
 def _headline(report: ReconciliationReport) -> str:
-    if report.verdict is ReportVerdict.UNKNOWN:
+    if not report.broker_records:
         return "not known: the ledger has no record of the broker's view"
     both = sum(row.clients for row in report.rows)
+    if report.verdict is ReportVerdict.UNKNOWN:
+        differ = counted(report.unexplained, "difference")
+        return f"not known: {differ} in {counted(both, 'operation')}, and records are missing"
     if report.verdict is ReportVerdict.BAD:
         return (
             f"{counted(report.unexplained, 'difference')} between the clients' view and the"
@@ -52,7 +55,7 @@ def _headline(report: ReconciliationReport) -> str:
 
 
 def _lines(report: ReconciliationReport) -> Iterator[str]:
-    if report.verdict is ReportVerdict.UNKNOWN:
+    if not report.broker_records:
         yield "the embedded broker writes its view with: twinbus serve ... --ledger DIR"
 
 

@@ -13,6 +13,7 @@ from twinbus.console.options import (
     PairOption,
     PrimaryOption,
     SecondaryOption,
+    SharedOption,
 )
 from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
@@ -162,6 +163,7 @@ def drain(
         Engine, typer.Option("--engine", help="Drain in this process, or as a Spark job.")
     ] = Engine.RELAY,
     master: MasterOption = None,
+    shared: SharedOption = False,
     ledger: LedgerOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -181,9 +183,11 @@ def drain(
     if engine is Engine.SPARK:
         if timeout is not None:
             raise WrongUse("--timeout is for --engine relay; leave it out")
-        raise typer.Exit(syphon_drain.drain_on_spark(request, master, as_json=as_json))
-    if master is not None:
-        raise WrongUse("--master is for --engine spark")
+        raise typer.Exit(
+            syphon_drain.drain_on_spark(request, master, shared=shared, as_json=as_json)
+        )
+    if master is not None or shared:
+        raise WrongUse("--master and --shared are for --engine spark")
     timeout_s = None if timeout is None else seconds_of(timeout, "--timeout", least=0.1)
     raise typer.Exit(syphon_drain.drain_here(request, timeout_s, as_json=as_json))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import IO, Any, Final
 
 from twinbus.console.namespaces import run_to_its_end
+from twinbus.console.options import require_shared_places
 from twinbus.console.syphon import text as syphon_text
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.syphon.text import SyphonProgress
@@ -136,7 +137,9 @@ def _status(request: SyphonRequest, host: SyphonHost, display: DrainDisplay) -> 
     }
 
 
-def drain_on_spark(request: SyphonRequest, master: str | None, *, as_json: bool) -> int:
+def drain_on_spark(
+    request: SyphonRequest, master: str | None, *, shared: bool, as_json: bool
+) -> int:
     """Drain with a Spark job and print the result; return the exit status."""
     from twinbus.pipeline.drain.drain import drain
     from twinbus.pipeline.spark.session import LOCAL_MASTER, spark_session
@@ -144,6 +147,7 @@ def drain_on_spark(request: SyphonRequest, master: str | None, *, as_json: bool)
     sides = [side.connection_string for side in (request.primary, request.secondary)]
     if None in sides:
         raise WrongUse("--engine spark needs connection strings: tasks sign in with them")
+    require_shared_places(master, request.ledger, shared=shared)
     queues = asyncio.run(_served_queues(request))
     asyncio.run(request.have_lease_queue())
     before = asyncio.run(_counts(request, queues))
@@ -162,6 +166,7 @@ def drain_on_spark(request: SyphonRequest, master: str | None, *, as_json: bool)
                 lease=request.wants_lease,
                 rate_per_s=request.rate_per_s,
                 only=request.only or None,
+                shared=shared,
             )
         finally:
             display.clear()

@@ -36,6 +36,7 @@ from twinbus.pipeline.drain.statistics import DrainRun, DrainStatistics
 from twinbus.pipeline.drain.task import SEPARATOR, DrainTask
 from twinbus.pipeline.drain.task_ledger import require_place
 from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob
+from twinbus.pipeline.spark.session import require_shared
 from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.syphon.connection.counts import CountsUnavailable
 from twinbus.syphon.connection.selection import destination_keys
@@ -91,6 +92,7 @@ def drain(
     only: Collection[str] | None = None,
     continuous: bool = False,
     stop: threading.Event | None = None,
+    shared: bool = False,
 ) -> DrainRun:
     """Move everything out of these backlog queues with Spark jobs; its `statistics()` say what was.
 
@@ -102,7 +104,8 @@ def drain(
     once. `on_progress` is called now and then with what is left. `lease`: a queue is pumped only
     by a task that holds its lease; None: if the order is strict. `rate_per_s` bounds all tasks
     together, an equal part for each. `only` are the destinations to serve: it is over when no
-    message to them is left. SyphonError if a queue is not there, or jobs fail again and again.
+    message to them is left. `shared`: a local `ledger_directory` is one that all machines of the
+    cluster mount. SyphonError if a queue is not there, or jobs fail again and again.
     """
     options = options or SendAvailabilityOptions()
     place = options.ledger if ledger_directory is None else ledger_directory
@@ -110,6 +113,7 @@ def drain(
     _require_usable(spark)
     if tasks is not None and tasks < 1:
         raise SyphonError(f"tasks must be at least 1; got {tasks}")
+    require_shared(spark.sparkContext.master, (place,), shared=shared)
     require_place(str(place or ""))
     _require_rate(rate_per_s)
     served = None if only is None else destination_keys(only)

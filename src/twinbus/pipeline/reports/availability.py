@@ -15,7 +15,14 @@ from twinbus.pipeline.reports.documents import (
     Percentiles,
     Sends,
 )
-from twinbus.pipeline.reports.ledger_tables import by_time, lines_of, of_entity, scope_of
+from twinbus.pipeline.reports.ledger_tables import (
+    by_time,
+    from_sums,
+    lines_of,
+    of_entity,
+    scope_of,
+    unread,
+)
 from twinbus.pipeline.tables.availability import backlog_over_time, drains
 from twinbus.pipeline.tables.windows import SILENCE_S, downtimes, failover_windows, percentiles
 
@@ -98,8 +105,8 @@ def _over_time(
         backlog=backlog,
         drained=0,
         drain_ms=None,
-        unknown=tuple(_unknown(scope, backlog)),
-        assumed=tuple(_assumed(tables, asked)),
+        unknown=(*_unknown(scope, backlog), *unread(scope)),
+        assumed=(*_assumed(tables, asked), *from_sums(scope)),
     )
 
 

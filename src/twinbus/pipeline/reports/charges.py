@@ -26,7 +26,15 @@ from twinbus.pipeline.reports.documents import (
     ModelLine,
     PriceLine,
 )
-from twinbus.pipeline.reports.ledger_tables import by_day, lines_of, of_entity, scope_of, whole_days
+from twinbus.pipeline.reports.ledger_tables import (
+    by_day,
+    from_sums,
+    lines_of,
+    of_entity,
+    scope_of,
+    unread,
+    whole_days,
+)
 from twinbus.pipeline.tables.buckets import day_of
 from twinbus.pipeline.tables.charges import MESSAGE_STAGES, beside_model, monthly, with_receives
 
@@ -124,8 +132,8 @@ def _summary(
         entities=0,
         lines=(),
         bill=money,
-        unknown=tuple(_unknown(scope, money)),
-        assumed=(*whole_days(asked), *_assumed(sums, prices)),
+        unknown=(*_unknown(scope, money), *unread(scope)),
+        assumed=(*whole_days(asked), *_assumed(sums, prices), *from_sums(scope)),
     )
 
 

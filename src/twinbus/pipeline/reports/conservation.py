@@ -14,8 +14,17 @@ from twinbus.pipeline.reports.documents import (
     DuplicateMessage,
     NamedMessage,
 )
-from twinbus.pipeline.reports.ledger_tables import by_day, lines_of, of_entity, scope_of, whole_days
+from twinbus.pipeline.reports.ledger_tables import (
+    by_day,
+    from_sums,
+    lines_of,
+    of_entity,
+    scope_of,
+    unread,
+    whole_days,
+)
 from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.charges import MESSAGE_STAGES
 from twinbus.pipeline.tables.conservation import (
     aged,
     in_backlog,
@@ -55,6 +64,9 @@ ENTITIES_MAX: Final = 10_000
 MARGIN_MS: Final = 5_000
 """What clocks of processes may differ by: a message younger than the look is not called lost."""
 
+_COUNTS: Final = ("raised", "received_accepted", "moved_unsent", "received_unsent")
+"""Sums of messages beside those of their fates."""
+
 _WORST_FIRST: Final = ("lost", "expired", "dead_lettered", "undecided", "waiting")
 
 
@@ -88,6 +100,7 @@ def conservation_report(
         sums = _Sums(looked=look is not None, has_broker=has_broker, counted=_added(counted))
         named, left_out = _named(notable, ids_max)
         twice = sums.counted["repeated"]
+        incomplete = tuple(_incomplete(tables, asked, scope, sums.counted))
         return ConservationReport(
             scope=scope,
             total=sums.total(counted),
@@ -100,14 +113,17 @@ def conservation_report(
             aged=() if in_brief else _aged(tables, asked, detection_s),
             peeked_ms=None if look is None else look.began_ms,
             nameless=lines.nameless,
+            incomplete=incomplete,
             unknown=(
+                *incomplete,
                 *_unknown(scope, sums, counted, lines.nameless),
                 *(() if in_brief else _of_several_pairs(tables, asked)),
             ),
             assumed=(
                 *whole_days(asked),
-                *_assumed(detection_s),
+                *_assumed(asked, detection_s),
                 *(() if in_brief else _skewed(tables, asked)),
+                *from_sums(scope),
             ),
         )
     finally:
@@ -137,12 +153,7 @@ def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> 
     sums = (
         by_day(told, asked)
         .groupBy("destination")
-        .agg(
-            *(
-                F.sum(name).alias(name)
-                for name in ("accepted", "delivered", "raised", "received_accepted")
-            )
-        )
+        .agg(*(F.sum(name).alias(name) for name in ("accepted", "delivered", *_COUNTS)))
     )
     # Whether anybody keeps count of what is received there, on whatever day.
     heard = told.groupBy("destination").agg((F.sum("received") > 0).alias("heard"))
@@ -165,7 +176,7 @@ def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> 
 
 
 def _added(rows: Sequence[Counts]) -> Counts:
-    names = (*FATES_OF_ACCEPTED, "accepted", "raised", "received_accepted", "repeated")
+    names = (*FATES_OF_ACCEPTED, "accepted", *_COUNTS, "repeated")
     return {"destination": "", **{name: sum(row[name] for row in rows) for name in names}}
 
 
@@ -256,8 +267,39 @@ def _unknown(
         yield f"{nameless:,} accepted messages have no id or no entity: not followed"
     if scope.unrecorded:
         yield f"{scope.unrecorded:,} records could not be written: counts are too low"
-    if any(scope.set_aside.values()):
-        yield f"{sum(scope.set_aside.values()):,} lines are no record: what they said is not known"
+    yield from unread(scope)
+
+
+def _incomplete(
+    tables: LedgerTables, asked: ReportRequest, scope: ReportScope, counted: Counts
+) -> Iterator[str]:
+    """Why messages were accepted, or may have been, of which no record in scope tells."""
+    if not scope.records:
+        yield "everything: no record is in scope"
+    moved, received = counted["moved_unsent"], counted["received_unsent"]
+    if moved:
+        yield (
+            f"{moved:,} messages were moved out of the backlog, and no record says that they were"
+            " accepted: records of their senders are missing"
+        )
+    if received:
+        yield (
+            f"{received:,} messages were received, and no record says that they were accepted:"
+            " their senders keep no ledger, or records of them are missing"
+        )
+    if not (counted["accepted"] or counted["raised"] or moved or received):
+        yield from _of_others(tables, asked)
+
+
+def _of_others(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
+    """A sentence where messages were moved in scope and none of them began in it."""
+    table = by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
+    row = table.where(F.col("stage").isin(*MESSAGE_STAGES)).agg(F.sum("operations")).collect()[0]
+    if row[0]:
+        yield (
+            f"{row[0]:,} operations on messages are in scope, and no record in it says that one was"
+            " accepted: ask for more days (--since), or their senders keep no ledger"
+        )
 
 
 def _of_several_pairs(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
@@ -285,7 +327,9 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _assumed(detection_s: int) -> Iterator[str]:
+def _assumed(asked: ReportRequest, detection_s: int) -> Iterator[str]:
+    if asked.since_ms is not None:
+        yield "a message counts on the day of its first record: earlier ones are in no figure"
     yield f"destinations detect duplicates for {detection_s:,} s (--detection-window)"
 
 

@@ -102,15 +102,22 @@ class ReportScope:
     """Lines of the ledger that are no record, by reason: torn, foreign, of a later version."""
     unrecorded: int = 0
     """Records that processes could not write, by their own count."""
+    missing: tuple[str, ...] = ()
+    """Sentences on files of the ledger that were not read."""
+    records_from: date | None = None
+    """The first day whose records are kept; None: all are. Sums of earlier days are kept too."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether every record that was due could be read.
+        """Whether every record that was due could be read."""
+        # A line that a crash tore can be of a message that its sender was told is safe.
+        return not (self.unrecorded or self.missing or any(self.set_aside.values()))
 
-        A crash or a writer at work leaves a torn line; its caller had no answer yet.
-        """
-        unread = self.set_aside.get("newer", 0) + self.set_aside.get("foreign", 0)
-        return not self.unrecorded and not unread
+    @property
+    def has_removed_days(self) -> bool:
+        """Whether days are in scope whose records were removed."""
+        first = self.records_from
+        return first is not None and (self.since_ms is None or _day(self.since_ms) < first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,14 +410,19 @@ class ConservationReport(LedgerReport):
     """Time of the peek into the backlog queues; None: there was none."""
     nameless: int = 0
     """Accepted messages without an id or an entity: they cannot be followed."""
+    incomplete: tuple[str, ...] = ()
+    """Why there must be accepted messages of which no record in scope tells, a sentence each."""
 
     @property
     def verdict(self) -> ReportVerdict:
-        """Good only if it is known of every accepted message that it is not lost."""
-        if self.lost_at_least:
+        """Good only if it is known of every accepted message that it is not lost.
+
+        Where files are missing, one of them can tell what became of a message that looks lost.
+        """
+        if self.lost_at_least and not self.scope.missing:
             return ReportVerdict.BAD
-        is_known = self.total.lost == 0 and self.scope.is_whole and not self.nameless
-        return ReportVerdict.GOOD if is_known else ReportVerdict.UNKNOWN
+        is_told = self.scope.is_whole and not self.nameless and not self.incomplete
+        return ReportVerdict.GOOD if self.total.lost == 0 and is_told else ReportVerdict.UNKNOWN
 
 
 class Agreement(NamedTuple):
@@ -451,6 +463,8 @@ class ReconciliationReport(LedgerReport):
     explained: int = 0
     """Differences that the ledger itself explains."""
     broker_records: int
+    is_compared: bool = True
+    """False: records in scope were removed, and only sums are left of them."""
 
     @property
     def unexplained(self) -> int:
@@ -459,9 +473,12 @@ class ReconciliationReport(LedgerReport):
 
     @property
     def verdict(self) -> ReportVerdict:
-        if not self.broker_records:
+        """Unknown where records are missing: they would show as differences, or hide one."""
+        if not self.broker_records or self.scope.missing or not self.is_compared:
             return ReportVerdict.UNKNOWN
-        return ReportVerdict.BAD if self.unexplained else ReportVerdict.GOOD
+        if self.unexplained:
+            return ReportVerdict.BAD
+        return ReportVerdict.GOOD if self.scope.is_whole else ReportVerdict.UNKNOWN
 
 
 def iso(at_ms: int | None) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -15,9 +16,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from pyspark.sql import functions as F
 
 from twinbus.errors import TwinbusError
+from twinbus.ledger.record import OPEN_SUFFIX
 from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
 from twinbus.pipeline.spark.scale import session_for_few, session_for_many
+from twinbus.pipeline.spark.session import require_shared
 from twinbus.pipeline.store.current import CurrentTables, current_tables
+from twinbus.pipeline.store.raw_files import missing_from_files
+from twinbus.pipeline.store.store import TableStore
+from twinbus.pipeline.store.stream import tables_place
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.conservation import in_backlog, witnessed
 from twinbus.pipeline.tables.gold import BUCKET_S, gold_tables
@@ -37,11 +43,13 @@ __all__ = [
     "batch_tables",
     "by_day",
     "by_time",
+    "from_sums",
     "lines_of",
     "of_entity",
     "require_entity",
     "scope_of",
     "stored_tables",
+    "unread",
     "whole_days",
 ]
 
@@ -54,6 +62,8 @@ SMALL_BYTES: Final = 20_000_000
 
 LINE_BYTES: Final = 250
 """Approximate size of one record."""
+
+_IS_OPEN: Final = "is_open"
 
 
 class UnknownEntityError(TwinbusError):
@@ -70,6 +80,14 @@ class LedgerTables(Protocol):
     @property
     def set_aside(self) -> Mapping[str, int]:
         """Lines that are no record, by reason."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Sentences on files of the ledger that were not read."""
+
+    @property
+    def records_from(self) -> date | None:
+        """The first day that `every_record` has; None: it has all."""
 
     def table(self, name: str) -> DataFrame:
         """One of `gold.gold_tables`."""
@@ -95,6 +113,16 @@ class StoredTables:
         """Lines that are no record, by reason."""
         return self._current.set_aside
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Sentences on files of the ledger that were not read."""
+        return self._current.missing
+
+    @property
+    def records_from(self) -> date | None:
+        """The first day that `every_record` has; None: it has all."""
+        return self._current.records_from
+
     def table(self, name: str) -> DataFrame:
         """One of the gold tables."""
         return self._current.table(name)
@@ -110,15 +138,24 @@ class StoredTables:
 
 @contextmanager
 def stored_tables(
-    spark: SparkSession, ledger: Path | str, tables: Path | str | None = None
+    spark: SparkSession,
+    ledger: Path | str,
+    tables: Path | str | None = None,
+    *,
+    shared: bool = False,
 ) -> Iterator[StoredTables]:
-    """The stored tables of a ledger, updated, for a `with` block."""
-    with current_tables(spark, ledger, tables) as current:
+    """The stored tables of a ledger, updated, for a `with` block.
+
+    `shared`: local paths are directories that all machines of the cluster mount.
+    """
+    with current_tables(spark, ledger, tables, shared=shared) as current:
         yield StoredTables(ledger, current)
 
 
 class BatchTables:
     """The tables computed from all records, for a ledger that must not be written to."""
+
+    records_from: date | None = None
 
     def __init__(
         self, spark: SparkSession, ledger: Path | str, *, bucket_s: int = BUCKET_S
@@ -128,9 +165,13 @@ class BatchTables:
         size_bytes = _size_bytes(ledger)
         self._is_small = size_bytes is not None and size_bytes <= SMALL_BYTES
         session = _session_for(spark, size_bytes)
+        inside = TableStore(session, tables_place(ledger))
+        self.missing = tuple(missing_from_files(inside, ledger).in_words())
+        is_open = F.endswith(F.col("_metadata.file_name"), F.lit(OPEN_SUFFIX))
         # Kept before counting: a query of a few columns does not see a damaged line.
-        self._lines = self._kept(bronze.read_ledger(session, ledger))
-        records = bronze.records_of(self._lines)
+        lines = bronze.read_ledger(session, ledger).withColumn(_IS_OPEN, is_open)
+        self._lines = self._kept(lines)
+        records = bronze.records_of(self._lines).drop(_IS_OPEN)
         self._records = self._kept(records) if self._is_small else records
         self._fates = self._kept(judged(partial_journeys(self._records)))
         self._tables = {table.name: table for table in gold_tables(bucket_s)}
@@ -140,7 +181,10 @@ class BatchTables:
     def set_aside(self) -> Mapping[str, int]:
         """Lines that are no record, by reason."""
         if self._set_aside is None:
-            counts = self._lines.agg(*bronze.line_counts(bronze.reason())).collect()[0]
+            why = bronze.reason()
+            # A line that is not whole yet is being written: it is no news.
+            told = F.when(~F.col(_IS_OPEN) | (why != "torn"), why)
+            counts = self._lines.agg(*bronze.line_counts(told)).collect()[0]
             self._set_aside = bronze.set_aside(counts.asDict())
         return self._set_aside
 
@@ -181,8 +225,14 @@ class BatchTables:
 
 
 @contextmanager
-def batch_tables(spark: SparkSession, ledger: Path | str) -> Iterator[BatchTables]:
-    """The tables computed from all records, for a `with` block."""
+def batch_tables(
+    spark: SparkSession, ledger: Path | str, *, shared: bool = False
+) -> Iterator[BatchTables]:
+    """The tables computed from all records, for a `with` block.
+
+    `shared`: a local path is a directory that all machines of the cluster mount.
+    """
+    require_shared(spark.sparkContext.master, (ledger,), shared=shared)
     tables = BatchTables(spark, ledger)
     try:
         yield tables
@@ -305,8 +355,25 @@ def scope_of(tables: LedgerTables, asked: ReportRequest, lines: Lines) -> Report
         last_ms=row[1],
         records=lines.records,
         set_aside=dict(tables.set_aside),
+        missing=tables.missing,
+        records_from=tables.records_from,
         unrecorded=lines.unrecorded,
     )
+
+
+def unread(scope: ReportScope) -> Iterator[str]:
+    """Sentences on records that are known to exist, or to have existed, and were not read."""
+    if any(scope.set_aside.values()):
+        yield f"{sum(scope.set_aside.values()):,} lines are no record: what they said is not known"
+    yield from scope.missing
+
+
+def from_sums(scope: ReportScope) -> tuple[str, ...]:
+    """A sentence where days are in scope whose records were removed."""
+    if not scope.has_removed_days:
+        return ()
+    first = scope.records_from
+    return (f"records of before {first} were removed (retain): sums that were kept tell of them",)
 
 
 def whole_days(asked: ReportRequest) -> tuple[str, ...]:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.reports.documents import Agreement, Difference, ReconciliationReport
-from twinbus.pipeline.reports.ledger_tables import by_day, lines_of, of_entity, scope_of, whole_days
+from twinbus.pipeline.reports.ledger_tables import (
+    by_day,
+    lines_of,
+    of_entity,
+    scope_of,
+    unread,
+    whole_days,
+)
 from twinbus.pipeline.tables.buckets import day_of
 from twinbus.pipeline.tables.reconciliation import agreements, disagreements, named
 
@@ -49,7 +56,10 @@ def reconciliation_report(tables: LedgerTables, asked: ReportRequest) -> Reconci
             rows=(),
             differences=(),
             broker_records=0,
-            unknown=("what the broker saw: it wrote no view of its own into this ledger",),
+            unknown=(
+                "what the broker saw: it wrote no view of its own into this ledger",
+                *unread(scope),
+            ),
         )
     records = _in_scope(tables.every_record(), asked)
     found_differing = disagreements(
@@ -76,7 +86,8 @@ def reconciliation_report(tables: LedgerTables, asked: ReportRequest) -> Reconci
             differences_left_out=max(0, total - len(differences)),
             explained=sum(row[kind] for row in rows for kind in EXPLAINED),
             broker_records=lines.broker_records,
-            unknown=tuple(_unknown(scope)),
+            is_compared=not _was_removed(scope, asked),
+            unknown=tuple(_unknown(scope, asked)),
             assumed=whole_days(asked),
         )
     finally:
@@ -126,7 +137,19 @@ def _differences(differing: DataFrame) -> tuple[Difference, ...]:
     )
 
 
-def _unknown(scope: ReportScope) -> Iterator[str]:
+def _was_removed(scope: ReportScope, asked: ReportRequest) -> bool:
+    """Whether records were removed of the days that `_in_scope` reads."""
+    first = scope.records_from
+    return first is not None and (asked.first_day is None or asked.first_day <= first)
+
+
+def _unknown(scope: ReportScope, asked: ReportRequest) -> Iterator[str]:
+    if _was_removed(scope, asked):
+        yield (
+            f"messages of before {scope.records_from}: their records were removed (retain), and ids"
+            " cannot be compared"
+        )
     yield "entities whose broker keeps no view: what clients did there shows as known to them only"
     if scope.unrecorded:
         yield f"{scope.unrecorded:,} records could not be written: they show as differences"
+    yield from unread(scope)

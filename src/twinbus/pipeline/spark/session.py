@@ -14,17 +14,26 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from twinbus.errors import TwinbusError
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.drain.task_ledger import is_url
 from twinbus.pipeline.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["QUICK_START", "SparkStartError", "spark_session", "start_session", "stop_session"]
+__all__ = [
+    "QUICK_START",
+    "SparkStartError",
+    "require_shared",
+    "spark_session",
+    "start_session",
+    "stop_session",
+]
 
 LOCAL_MASTER: Final = "local[*,4]"
 """All cores, and a task is tried four times as on a cluster; `local[*]` alone would try once."""
@@ -106,6 +115,24 @@ def stop_session(session: SparkSession) -> None:
     session.stop()
     if process is not None:
         _reset()
+
+
+def require_shared(
+    master: str | None, places: Iterable[PurePath | str | None], *, shared: bool
+) -> None:
+    """LedgerError for a local path on a cluster, unless it is declared shared (SPEC 8).
+
+    The processes of `local-cluster` are on this machine: they share its disk.
+    """
+    if shared or master is None or _is_local(master):
+        return
+    for place in places:
+        if place and not is_url(str(place)):
+            raise LedgerError(
+                f"{place} is a local path and {master} is a cluster, where each machine has its own"
+                " disk: use a URL that all machines reach, or declare a directory that all of them"
+                " mount (--shared, in Python shared=True)"
+            )
 
 
 def _active() -> SparkSession | None:

@@ -12,8 +12,7 @@ The ledger's own files are not needed by anyone once their records are in the ta
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +20,7 @@ from pyspark.sql import functions as F
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 from twinbus.pipeline.store.increment import STORED_JOURNEYS, kept_tables, keyed, totals
+from twinbus.pipeline.store.raw_files import note_removal, taken_files
 from twinbus.pipeline.store.store import (
     BRONZE,
     JOURNEYS,
@@ -53,6 +53,8 @@ class Replacement:
     kind: str
     old: tuple[str, ...]
     new: str | None
+    records_from: str = ""
+    """The first day whose records are still there afterwards; "": as before."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,13 @@ def commit_replacement(store: TableStore, one: Replacement) -> Snapshot:
         there = latest.parts_of(one.kind)
         if not set(one.old) <= set(there):
             return latest
-        parts = {**latest.parts, one.kind: _replaced(there, one)}
+        after = replace(
+            latest,
+            parts={**latest.parts, one.kind: _replaced(there, one)},
+            records_from=max(latest.records_from, one.records_from),
+        )
         try:
-            return store.commit(latest, replace(latest, parts=parts))
+            return store.commit(latest, after)
         except CommitConflict:
             continue
     raise LedgerError(
@@ -138,35 +144,31 @@ def _small_parts(
 
 def _write_records(store: TableStore, snapshot: Snapshot, parts: Sequence[str], new: str) -> None:
     records = store.read(BRONZE, parts, STORED_RECORDS)
-    write_records(store, records, new)
-    require_same(
-        records.count(), store.read(BRONZE, [new], STORED_RECORDS).count(), "records", store
-    )
+    require_same(records.count(), write_records(store, records, new), "records", store)
 
 
-def write_records(store: TableStore, records: DataFrame, part: str) -> None:
-    """Write records as few files for each day and pair, in the order of time."""
+def write_records(store: TableStore, records: DataFrame, part: str) -> int:
+    """Write records as few files for each day and pair, in the order of time; return how many."""
     placed = records.hint("rebalance", "day", "pair").sortWithinPartitions("day", "pair", "at_ms")
-    store.write(placed, BRONZE, part, partition_by=("day", "pair"))
+    return store.write(placed, BRONZE, part, partition_by=("day", "pair"))
 
 
 def _write_journeys(store: TableStore, snapshot: Snapshot, parts: Sequence[str], new: str) -> None:
     many = store.for_many(snapshot.records)
     rows = many.read(JOURNEYS, parts, STORED_JOURNEYS).drop("key_hash")
-    write_journeys(store, merged(rows), new)
+    written = write_journeys(store, merged(rows), new)
     keys = ("destination", "message_id", "receiver")
-    told = store.read(JOURNEYS, [new], STORED_JOURNEYS)
-    require_same(rows.select(*keys).distinct().count(), told.count(), "journeys", store)
+    require_same(rows.select(*keys).distinct().count(), written, "journeys", store)
 
 
-def write_journeys(store: TableStore, journeys: DataFrame, part: str) -> None:
-    """Write merged journeys as files of a few days each, in the order of time.
+def write_journeys(store: TableStore, journeys: DataFrame, part: str) -> int:
+    """Write merged journeys as files of a few days each, in the order of time; return how many.
 
     So a look-up for new records, which are mostly about young messages, passes over most files.
     """
     by_day = keyed(journeys).withColumn("day", F.floor(F.col("first_ms") / 86_400_000))
     placed = by_day.hint("rebalance", "day").sortWithinPartitions("first_ms").drop("day")
-    store.write(placed, JOURNEYS, part)
+    return store.write(placed, JOURNEYS, part)
 
 
 def _write_sums(store: TableStore, snapshot: Snapshot, parts: Sequence[str], new: str) -> None:
@@ -183,7 +185,7 @@ def require_same(before: int, after: int, what: str, store: TableStore) -> None:
     """LedgerError where a part that was written anew is not whole: the old ones stay."""
     if before != after:
         raise LedgerError(
-            f"{before:,} {what} at {store.place} were written anew and {after:,} were found:"
+            f"{before:,} {what} at {store.place} were to be written anew and {after:,} were:"
             " nothing was changed; look at the disk, and try again"
         )
 
@@ -194,17 +196,11 @@ def remove_raw(store: TableStore) -> list[str]:
     Those of the last batch stay: who looks into the directory sees that a ledger is kept there.
     """
     snapshot = latest_of(store)
-    removed = []
-    for path, batch in sorted(taken_files(store)):
-        if batch < snapshot.batch and path.endswith(FILE_SUFFIX) and store.remove_raw_file(path):
-            removed.append(path)
-    return removed
-
-
-def taken_files(store: TableStore) -> Iterator[tuple[str, int]]:
-    """Every file of the ledger that the stream took, and its batch, as Spark wrote them down."""
-    for text in store.read_texts("checkpoint/sources/0"):
-        for line in text.splitlines():
-            if line.startswith("{"):
-                told = json.loads(line)
-                yield told["path"], int(told["batchId"])
+    going = sorted(
+        path
+        for path, batch in taken_files(store)
+        if batch < snapshot.batch and path.endswith(FILE_SUFFIX)
+    )
+    # Killed after this, nothing is missing that is not noted.
+    note_removal(store, going)
+    return [path for path in going if store.remove_raw_file(path)]

@@ -7,15 +7,19 @@ committing it: next time those files have grown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from pyspark.sql import functions as F
 
+from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, kept_tables, keyed, totals
+from twinbus.pipeline.store.raw_files import missing_from_tables
 from twinbus.pipeline.store.store import BRONZE, Snapshot, TableStore
 from twinbus.pipeline.store.stream import open_store, update
 from twinbus.pipeline.tables.bronze import (
@@ -46,27 +50,38 @@ TRIES: Final = 3
 _FEW_BYTES: Final = 1_500_000
 """Of open files: about `ONE_TASK_MAX` records."""
 
+_FILE: Final = "file"
+
 _FEW_RECORDS: Final = 20_000
 """Of a ledger whose sums are surely few: its tables are read without compiling anything."""
 
 
 @contextmanager
 def current_tables(
-    spark: SparkSession, ledger: Path | str, tables: Path | str | None = None
+    spark: SparkSession,
+    ledger: Path | str,
+    tables: Path | str | None = None,
+    *,
+    shared: bool = False,
 ) -> Iterator[CurrentTables]:
-    """The tables of a ledger for a `with` block, up to its last whole line."""
-    store = open_store(spark, ledger, tables)
+    """The tables of a ledger for a `with` block, up to its last whole line.
+
+    `shared`: local paths are directories that all machines of the cluster mount.
+    """
+    store = open_store(spark, ledger, tables, shared=shared)
     for tries_left in reversed(range(TRIES)):
         before = _open_files(store, ledger)
-        snapshot = update(spark, ledger, tables)
+        snapshot = update(spark, ledger, tables, shared=shared)
         found = _open_files(store, ledger)
         if tries_left and before.keys() - found.keys():
             # Ended before the update looked, or after it: the next one will have it.
             continue
         tail = _Tail(spark, store, snapshot, ledger, found) if found else None
         try:
-            if tail is None or not tries_left or found.keys() <= _open_files(store, ledger).keys():
-                yield CurrentTables(store, snapshot, tail)
+            still_open = _open_files(store, ledger).keys()
+            if tail is None or not tries_left or found.keys() <= still_open:
+                _require_read(ledger, tail, still_open)
+                yield CurrentTables(store, str(ledger), snapshot, tail)
                 return
         finally:
             if tail is not None:
@@ -78,6 +93,7 @@ class CurrentTables:
     """What is known of a ledger at one time. DataFrames of it end with its `with` block."""
 
     _store: TableStore
+    _ledger: str
     _snapshot: Snapshot
     _tail: _Tail | None
 
@@ -85,6 +101,17 @@ class CurrentTables:
     def records(self) -> int:
         """Lines that are records."""
         return self._snapshot.records + (self._tail.records if self._tail else 0)
+
+    @property
+    def records_from(self) -> date | None:
+        """The first day whose records are kept; None: all are."""
+        day = self._snapshot.records_from
+        return date.fromisoformat(day) if day else None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Sentences on files of the ledger that these tables never took."""
+        return tuple(missing_from_tables(self._store, self._ledger).in_words())
 
     @property
     def set_aside(self) -> Mapping[str, int]:
@@ -140,13 +167,21 @@ class _Tail:
         # A file that is ended now has another name: whoever made this looks again.
         reader = session.read.schema(LINES).options(**READING, ignoreMissingFiles="true")
         lines = reader.json(location_of(ledger), pathGlobFilter=OPEN_FILES)
+        lines = lines.withColumn(_FILE, F.col("_metadata.file_name"))
         self._lines = (lines.coalesce(1) if few else lines).persist()
-        counts = self._lines.withColumn("reason", reason()).agg(*line_counts(F.col("reason")))
-        told = counts.collect()[0]
+        told = (
+            self._lines.withColumn("reason", reason())
+            .agg(*line_counts(F.col("reason")), F.collect_set(_FILE).alias(_FILE))
+            .collect()[0]
+        )
+        self.unread = {name for name, size in files.items() if size} - set(
+            map(unquote, told[_FILE])
+        )
+        """Files with lines of which none was read."""
         self.records: int = told["records"]
         # A line that is not whole is being written: it is no news.
         self.set_aside = {why: told[why] for why in REASONS if told[why] and why != "torn"}
-        self.taken = records = records_of(self._lines)
+        self.taken = records = records_of(self._lines).drop(_FILE)
         few = few and self.records <= ONE_TASK_MAX
         self.fresh = keyed(partial_journeys(records, one_task=few)).persist()
         seen = self.fresh.agg(
@@ -165,6 +200,17 @@ class _Tail:
         self.step.close()
         self.fresh.unpersist()
         self._lines.unpersist()
+
+
+def _require_read(ledger: Path | str, tail: _Tail | None, still_open: Collection[str]) -> None:
+    """LedgerError where tasks did not find files that this process sees: Spark passes over them."""
+    unread = sorted(tail.unread & set(still_open)) if tail else []
+    if unread:
+        raise LedgerError(
+            f"{len(unread):,} of the open files at {ledger} could not be read by Spark's workers"
+            f" ({unread[0]}): keep the ledger in a directory that all machines share, or at a URL"
+            " that all machines reach"
+        )
 
 
 def _open_files(store: TableStore, ledger: Path | str) -> dict[str, int]:

@@ -1,8 +1,9 @@
 """What is old goes: records and settled journeys. Sums stay, and so do open journeys.
 
-Reports are made from sums, so they say the same before and after. What is given up is to look into
-old records again (`rebuild`, an audit of the records themselves), and to place a record that comes
-later than all of the kept time: it would begin a journey of its own.
+Reports are made from sums, so they say the same before and after, and name the first day whose
+records are kept; the one that compares records (reconciliation) calls earlier days unknown. What
+is given up is to look into old records again (`rebuild`, an audit of the records themselves), and
+to place a record that comes later than all of the kept time: it would begin a journey of its own.
 """
 
 from __future__ import annotations
@@ -78,10 +79,9 @@ def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int:
         new = None
         if kept:
             new = store.new_part(snapshot.batch)
-            write_records(store, records.where(~is_old), new)
-            found = store.read(BRONZE, [new], STORED_RECORDS).count()
-            require_same(kept, found, "records", store)
-        commit_replacement(store, Replacement(BRONZE, (part,), new))
+            written = write_records(store, records.where(~is_old), new)
+            require_same(kept, written, "records", store)
+        commit_replacement(store, Replacement(BRONZE, (part,), new, first.isoformat()))
     return removed
 
 

@@ -11,6 +11,9 @@ batch that died is done again beside its remains, two processes that do the same
 their files (the first commit wins), and a reader keeps what its snapshot names. Parts that a later
 snapshot replaced are removed `KEEP_S` after that, and so are remains that old.
 
+Tasks count the rows of a part as they write it, and this process counts the rows that it can read
+there: where a worker writes to a disk of its own, the two differ and the part is refused.
+
 A place is a directory or any Hadoop URL; all access goes through Hadoop's file systems.
 """
 
@@ -25,6 +28,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark.scale import session_for_few, session_for_many
@@ -45,7 +52,7 @@ __all__ = [
     "TableStore",
 ]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Goes up when a reader of today would misread tables of tomorrow."""
 
 BRONZE: Final = "bronze"
@@ -62,6 +69,7 @@ _RAW_REMOVED: Final = "raw-removed"
 _BEING_REMOVED: Final = "being-removed"
 """A mark: to remove directories is no single step, and what is left half-way looks like tables."""
 _COMMITS_KEPT: Final = 10
+_WORDS: Final = {BRONZE: "records", JOURNEYS: "journeys"}
 _COMMIT: Final = re.compile(r"(\d+)\.json")
 _PART: Final = re.compile(r"batch=(\d+)-[0-9a-f]+")
 
@@ -90,6 +98,8 @@ class Snapshot:
     """A message was received at a subscription: its journey can have several rows."""
     gold: str = ""
     """The gold tables it has, with their columns, as a digest."""
+    records_from: str = ""
+    """The first day (ISO 8601) whose records are kept; "": all are (`retention`)."""
     replaced_ms: Mapping[str, int] = field(default_factory=dict)
     """When parts (`<kind>/<part>`) were replaced that readers of earlier snapshots may have yet."""
     format: int = FORMAT
@@ -114,7 +124,12 @@ class Snapshot:
             if at_ms > now_ms - KEEP_S * 1000
         }
         gone = dict.fromkeys(sorted(before.named() - self.named()), now_ms)
-        return replace(self, number=before.number + 1, replaced_ms={**still_read, **gone})
+        return replace(
+            self,
+            number=before.number + 1,
+            replaced_ms={**still_read, **gone},
+            format=FORMAT,
+        )
 
 
 class PartSize(NamedTuple):
@@ -187,10 +202,38 @@ class TableStore:
 
     def write(
         self, rows: DataFrame, kind: str, part: str, *, partition_by: Sequence[str] = ()
-    ) -> None:
-        """Write one part; it does not count before a commit names it."""
-        writer = rows.write.option("compression", "zstd").partitionBy(*partition_by)
+    ) -> int:
+        """Write one part; return its rows. It does not count before a commit names it.
+
+        LedgerError where this process cannot read all the rows that tasks have written.
+        """
+        seen = Observation()
+        counted = rows.observe(seen, F.count("*").alias("rows"))
+        writer = counted.write.option("compression", "zstd").partitionBy(*partition_by)
         writer.parquet(f"{self.place}/{kind}/{part}")
+        # Spark drops the count of what it knows to be empty.
+        written: int = seen.get.get("rows", 0)
+        found = self.rows_in(kind, part)
+        if found != written:
+            raise LedgerError(
+                f"{written:,} {_WORDS.get(kind, f'rows of {kind}')} were written to"
+                f" {self.place}/{kind}/{part} and {found:,} can be read there, so nothing was"
+                " committed: workers write to disks of their own; keep the tables in a directory"
+                " that all machines share, or at a URL that all machines reach"
+            )
+        return written
+
+    def rows_in(self, kind: str, part: str) -> int:
+        """How many rows this process can read in a part, by the footers of its files."""
+        path = self._path(f"{self.place}/{kind}/{part}")
+        if not self._files.exists(path):
+            return 0
+        files, rows = self._files.listFiles(path, True), 0
+        while files.hasNext():
+            status = files.next()
+            if status.getPath().getName().endswith(".parquet"):
+                rows += self._rows_of(status)
+        return rows
 
     def read(self, kind: str, parts: Sequence[str], schema: StructType) -> DataFrame:
         """All rows of these parts; none where there is no part."""
@@ -260,19 +303,26 @@ class TableStore:
             if not name.startswith("."):
                 yield self._read_text(f"{self.place}/{directory}/{name}").decode()
 
-    def remove_raw_file(self, address: str) -> bool:
-        """Remove a file of the ledger that a batch took; False: it has gone already."""
-        # The mark first: from the first file on, the tables are the only copy.
+    def mark_raw_removed(self) -> None:
+        """Note that these tables are the only copy of records, before the first file goes."""
         mark = self._path(f"{self.place}/{_RAW_REMOVED}")
         if not self._files.exists(mark):
             self._files.create(mark, True).close()
+
+    def remove_raw_file(self, address: str) -> bool:
+        """Remove a file of the ledger that a batch took; False: it has gone already."""
         path = self._path(self._jvm.java.net.URI(address))
         configuration = self._spark.sparkContext._jsc.hadoopConfiguration()
         return bool(path.getFileSystem(configuration).delete(path, False))
 
+    @property
+    def is_only_copy(self) -> bool:
+        """Whether files of the ledger were removed whose records these tables hold."""
+        return bool(self._files.exists(self._path(f"{self.place}/{_RAW_REMOVED}")))
+
     def require_raw(self) -> None:
         """LedgerError where the ledger's files cannot make the tables again."""
-        if self._files.exists(self._path(f"{self.place}/{_RAW_REMOVED}")):
+        if self.is_only_copy:
             raise LedgerError(
                 f"the tables at {self.place} cannot be rebuilt: they are the only copy of records"
                 " whose files were removed (compact --remove-raw)"
@@ -292,6 +342,41 @@ class TableStore:
         path = self._path(_address(place))
         statuses = self._file_system(_address(place)).listStatus(path)
         return [(status.getPath().getName(), status.getLen()) for status in statuses]
+
+    def text_at(self, place: str, name: str) -> str:
+        """The text of a small file in a directory or at a URL; "" where it cannot be read."""
+        files = self._file_system(_address(place))
+        try:
+            stream = files.open(self._path(f"{_address(place)}/{name}"))
+            try:
+                return bytes(stream.readAllBytes()).decode("utf-8", "replace")
+            finally:
+                stream.close()
+        except Py4JJavaError:
+            return ""
+
+    def put_text(self, place: str, name: str, text: str) -> None:
+        """Write a small file, under a name that nobody has; it appears whole."""
+        files = self._file_system(_address(place))
+        # Readers pass over names that begin with an underscore.
+        draft = self._path(f"{_address(place)}/_{name}")
+        stream = files.create(draft, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        if not files.rename(draft, self._path(f"{_address(place)}/{name}")):
+            raise LedgerError(f"{name} could not be written at {place}: nothing was changed")
+
+    def _rows_of(self, status: Any) -> int:
+        parquet: Any = self._jvm.org.apache.parquet.hadoop
+        settings: Any = self._spark.sparkContext._jsc
+        source = parquet.util.HadoopInputFile.fromStatus(status, settings.hadoopConfiguration())
+        reader = parquet.ParquetFileReader.open(source)
+        try:
+            return int(reader.getRecordCount())
+        finally:
+            reader.close()
 
     def _give_name(self, draft: Any, target: Any) -> bool:
         """Have a file under another name; False: something else has it."""

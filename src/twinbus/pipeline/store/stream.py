@@ -23,6 +23,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.spark.session import require_shared
 from twinbus.pipeline.store.increment import (
     ONE_TASK_MAX,
     STORED_JOURNEYS,
@@ -90,9 +91,17 @@ def tables_place(ledger: Path | str, tables: Path | str | None = None) -> str:
 
 
 def open_store(
-    spark: SparkSession, ledger: Path | str, tables: Path | str | None = None
+    spark: SparkSession,
+    ledger: Path | str,
+    tables: Path | str | None = None,
+    *,
+    shared: bool = False,
 ) -> TableStore:
-    """The store of a ledger's tables; LedgerError where there is no ledger or no use of them."""
+    """The store of a ledger's tables; LedgerError where there is no ledger or no use of them.
+
+    `shared`, here and below: local paths are directories that all machines of the cluster mount.
+    """
+    require_shared(spark.sparkContext.master, (ledger, tables), shared=shared)
     location_of(ledger)
     _require_plain_name(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
@@ -106,12 +115,13 @@ def update(
     tables: Path | str | None = None,
     *,
     files_max: int | None = None,
+    shared: bool = False,
 ) -> Snapshot:
     """Take every file that was ended since the last time; returns what the tables are then.
 
     `files_max` bounds a batch; without it one batch takes them all, which is the least work.
     """
-    store = open_store(spark, ledger, tables)
+    store = open_store(spark, ledger, tables, shared=shared)
     for _ in range(TRIES):
         with _streaming(spark, ledger, store, files_max=files_max) as query:
             query.awaitTermination()
@@ -130,9 +140,10 @@ def follow(
     stop: threading.Event,
     interval_s: float = FOLLOW_S,
     announce: Callable[[Snapshot], None] | None = None,
+    shared: bool = False,
 ) -> None:
     """Take files as they are ended, every `interval_s`, until `stop` is set."""
-    store = open_store(spark, ledger, tables)
+    store = open_store(spark, ledger, tables, shared=shared)
     while not stop.is_set():
         with _streaming(spark, ledger, store, interval_s=interval_s, announce=announce) as query:
             while query.isActive and not stop.wait(0.2):
@@ -142,13 +153,20 @@ def follow(
             query.awaitTermination()
 
 
-def rebuild(spark: SparkSession, ledger: Path | str, tables: Path | str | None = None) -> Snapshot:
+def rebuild(
+    spark: SparkSession,
+    ledger: Path | str,
+    tables: Path | str | None = None,
+    *,
+    shared: bool = False,
+) -> Snapshot:
     """Remove the tables and make them anew from the files of the ledger that are there."""
+    require_shared(spark.sparkContext.master, (ledger, tables), shared=shared)
     location_of(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
     store.require_raw()
     store.remove()
-    return update(spark, ledger, tables)
+    return update(spark, ledger, tables, shared=shared)
 
 
 @contextmanager

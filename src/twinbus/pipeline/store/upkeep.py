@@ -25,6 +25,8 @@ class TablesTask:
     tables: str | None = None
     days: int | None = None
     remove_raw: bool = False
+    shared: bool = False
+    """Local paths are directories that all machines of the cluster mount."""
 
 
 def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:
@@ -32,12 +34,16 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
     from twinbus.pipeline.store import stream
 
     if task.verb == "update":
-        return _snapshot_document(stream.update(spark, task.ledger, task.tables))
+        return _snapshot_document(
+            stream.update(spark, task.ledger, task.tables, shared=task.shared)
+        )
     if task.verb == "rebuild":
-        return _snapshot_document(stream.rebuild(spark, task.ledger, task.tables))
+        return _snapshot_document(
+            stream.rebuild(spark, task.ledger, task.tables, shared=task.shared)
+        )
     if task.verb == "follow":
         return _follow(spark, task, say)
-    store = stream.open_store(spark, task.ledger, task.tables)
+    store = stream.open_store(spark, task.ledger, task.tables, shared=task.shared)
     if task.verb == "compact":
         return _compact(store, task, say)
     if task.verb == "retain":
@@ -58,11 +64,13 @@ def _follow(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
             task.tables,
             stop=stop,
             announce=lambda done: say(f"batch {done.batch}: {done.records:,} records in all"),
+            shared=task.shared,
         )
     finally:
         for one, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
             signal.signal(one, handler)
-    return _snapshot_document(open_store(spark, task.ledger, task.tables).latest())
+    store = open_store(spark, task.ledger, task.tables, shared=task.shared)
+    return _snapshot_document(store.latest())
 
 
 def _compact(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:

@@ -84,6 +84,8 @@ def lines(records: DataFrame) -> DataFrame:
 def fate_sums(journeys: DataFrame) -> DataFrame:
     """Messages by what is known of them, and by fate."""
     accepted, received = F.col("accepted"), F.col("received")
+    # Settled in the backlog, or brought home from it.
+    moved = (F.col("forwards") > 0) | (~received & F.col("left_ms").isNotNull())
     counts = {
         "tried": F.col("tried"),
         "accepted": accepted,
@@ -93,6 +95,8 @@ def fate_sums(journeys: DataFrame) -> DataFrame:
         "entered": F.col("entered_ms").isNotNull(),
         "received": received,
         "received_accepted": accepted & received,
+        "moved_unsent": ~F.col("tried") & moved,
+        "received_unsent": ~F.col("tried") & received & ~moved,
         **{fate: F.col("fate") == fate for fate in FATES_OF_ACCEPTED},
     }
     return (

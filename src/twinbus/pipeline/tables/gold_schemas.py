@@ -118,6 +118,9 @@ FATE_SUMS: Final = StructType(
         StructField("entered", LongType(), nullable=False),
         StructField("received", LongType(), nullable=False),
         StructField("received_accepted", LongType(), nullable=False),
+        # Of messages that no record says were tried: moved by the syphon, or only received.
+        StructField("moved_unsent", LongType(), nullable=False),
+        StructField("received_unsent", LongType(), nullable=False),
         # One for each of `conservation.FATES_OF_ACCEPTED`, as known without a peek.
         StructField("delivered", LongType(), nullable=False),
         StructField("dead_lettered", LongType(), nullable=False),

@@ -53,6 +53,9 @@ EVERY = [
             )
             for holed in (
                 replace(made.CONSERVED, nameless=1),
+                replace(made.CONSERVED, incomplete=("moved and not accepted",)),
+                replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={"torn": 1})),
+                replace(made.CONSERVED, scope=replace(made.CONSERVED.scope, missing=("a file",))),
                 replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={"foreign": 1})),
                 replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={"newer": 1})),
                 replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={}, unrecorded=7)),
@@ -119,6 +122,42 @@ EVERY = [
             made.ONE_VIEW,
             ReportVerdict.UNKNOWN,
             "not known: the ledger has no record of the broker's view",
+        ),
+        # What is missing can tell that a message is not lost, or why the views differ.
+        (
+            replace(made.LOST, scope=replace(made.SCOPE, missing=("a file",))),
+            ReportVerdict.UNKNOWN,
+            (
+                "not known whether anything is lost: 12,034 accepted = 12,029 delivered +"
+                " 2 dead-lettered + 1 expired + 2 lost"
+            ),
+        ),
+        (
+            replace(
+                made.CONSERVED,
+                total=made.balance("", 0),
+                entities=(),
+                incomplete=("moved and not accepted",),
+            ),
+            ReportVerdict.UNKNOWN,
+            "not known whether anything is lost: no record of an accepted message was read",
+        ),
+        (
+            replace(made.DIFFERENT, scope=replace(made.SCOPE, missing=("a file",))),
+            ReportVerdict.UNKNOWN,
+            "not known: 1 difference in 11,500 operations, and records are missing",
+        ),
+        *(
+            (
+                holed,
+                ReportVerdict.UNKNOWN,
+                "not known: 0 differences in 11,500 operations, and records are missing",
+            )
+            for holed in (
+                replace(made.AGREED, scope=made.SCOPE),
+                replace(made.AGREED, is_compared=False),
+                replace(made.AGREED, scope=replace(made.AGREED.scope, unrecorded=1)),
+            )
         ),
     ],
 )

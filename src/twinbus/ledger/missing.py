@@ -1,0 +1,142 @@
+"""Which files of a ledger are missing: removed by a command, or gaps in the numbers of a writer.
+
+    removed-<id>.json    names files that a command takes away; written before the first one goes
+
+A writer numbers its files from 0 without a gap (`files`), so a number that is not there, and that
+no such note names, is a file that somebody deleted or did not copy. A note is kept for ever: a file
+that it names and that is there was not removed yet, or was put back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
+
+__all__ = ["MissingFiles", "is_note", "missing_files", "new_note", "note_name", "noted_files"]
+
+NOTE_VERSION: Final = 1
+
+_NOTE: Final = re.compile(r"removed-[0-9a-f]+\.json")
+_NUMBERED: Final = re.compile(rf"(?P<writer>.+)-(?P<number>\d{{5}}){re.escape(FILE_SUFFIX)}")
+"""A file as `files` names it. Five digits: other names of other programs may end with a number."""
+
+
+@dataclass(frozen=True)
+class MissingFiles:
+    """Files that were in a ledger and cannot be read there."""
+
+    removed: tuple[str, ...] = ()
+    """Those that a note names."""
+    gaps: tuple[str, ...] = ()
+    """Those that a writer must have written, and no note names."""
+    unnoted: int = 0
+    """Removals of which no readable note is there: which files they took is not known."""
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or self.gaps or self.unnoted)
+
+    def but(self, known: Collection[str]) -> MissingFiles:
+        """This without files whose records are known from elsewhere."""
+        return MissingFiles(
+            tuple(name for name in self.removed if name not in known),
+            tuple(name for name in self.gaps if name not in known),
+            self.unnoted,
+        )
+
+    def in_words(self) -> Iterator[str]:
+        """A sentence for each kind."""
+        if self.removed:
+            yield f"records are missing: compact --remove-raw removed {_files(self.removed)}"
+        if self.gaps:
+            yield (
+                f"records are missing: the ledger lacks {_files(self.gaps)}, and has later files of"
+                " the same writer"
+            )
+        if self.unnoted:
+            yield "records are missing: files of the ledger were removed, and no note says which"
+
+
+def note_name() -> str:
+    """A name for a note that no other note has."""
+    return f"removed-{uuid.uuid4().hex[:12]}.json"
+
+
+def is_note(name: str) -> bool:
+    """Whether a file of a ledger is a note of removed files."""
+    return _NOTE.fullmatch(name) is not None
+
+
+def new_note(names: Iterable[str]) -> str:
+    """The text of a note that names these files: the numbers of each writer as ranges."""
+    numbers: dict[str, list[int]] = {}
+    others = []
+    for name in sorted(set(names)):
+        found = _NUMBERED.fullmatch(name)
+        if found is None:
+            others.append(name)
+        else:
+            numbers.setdefault(found["writer"], []).append(int(found["number"]))
+    writers = {writer: _ranges(found) for writer, found in numbers.items()}
+    return json.dumps({"v": NOTE_VERSION, "writers": writers, "others": others})
+
+
+def noted_files(text: str) -> frozenset[str] | None:
+    """The names in a note; None where it is damaged or of a later version."""
+    try:
+        told: Any = json.loads(text)
+        if told["v"] != NOTE_VERSION:
+            return None
+        numbered = (
+            _name(writer, number)
+            for writer, ranges in told["writers"].items()
+            for first, last in ranges
+            for number in range(first, last + 1)
+        )
+        return frozenset([*numbered, *map(str, told["others"])])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def missing_files(names: Iterable[str], notes: Iterable[str]) -> MissingFiles:
+    """What is missing from a ledger with files of these names and notes of these texts."""
+    there = {name.removesuffix(OPEN_SUFFIX) for name in names}
+    read = [noted_files(text) for text in notes]
+    noted: set[str] = set().union(*(found for found in read if found is not None))
+    last: dict[str, int] = {}
+    for name in there | noted:
+        found = _NUMBERED.fullmatch(name)
+        if found is not None:
+            last[found["writer"]] = max(last.get(found["writer"], 0), int(found["number"]))
+    written = {_name(writer, number) for writer in last for number in range(last[writer])}
+    return MissingFiles(
+        removed=tuple(sorted(noted - there)),
+        gaps=tuple(sorted(written - noted - there)),
+        unnoted=read.count(None),
+    )
+
+
+def _name(writer: str, number: int) -> str:
+    return f"{writer}-{number:05d}{FILE_SUFFIX}"
+
+
+def _ranges(numbers: list[int]) -> list[list[int]]:
+    """Numbers in their order as ranges, both ends included."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ranges
+
+
+def _files(names: tuple[str, ...]) -> str:
+    if len(names) == 1:
+        return f"the file {names[0]}"
+    return f"{len(names):,} files ({names[0]} and others)"

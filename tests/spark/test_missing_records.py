@@ -1,0 +1,215 @@
+"""Records that are missing make a report say so: no verdict rests on what nobody read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.kept import write_lines
+from tests.spark.ledgers import (
+    EPOCH_MS,
+    Line,
+    came_out,
+    completed,
+    diverted,
+    forwarded,
+    line,
+    received,
+    sent,
+)
+from twinbus.console.report.conservation_sheet import conservation_sheet
+from twinbus.cost.arithmetic import CountingRule
+from twinbus.cost.prices import standard
+from twinbus.ledger.missing import is_note, missing_files
+from twinbus.ledger.record import OPEN_SUFFIX
+from twinbus.pipeline.jobs import tables as report_of
+from twinbus.pipeline.reports.availability import availability_report
+from twinbus.pipeline.reports.charges import charges_report
+from twinbus.pipeline.reports.conservation import conservation_report
+from twinbus.pipeline.reports.documents import ConservationReport, ReportRequest, ReportVerdict
+from twinbus.pipeline.reports.ledger_tables import batch_tables
+from twinbus.pipeline.reports.reconciliation import reconciliation_report
+from twinbus.pipeline.store.compaction import remove_raw
+from twinbus.pipeline.store.raw_files import missing_from_files, missing_from_tables
+from twinbus.pipeline.store.store import Snapshot, TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+DAY_S = 86_400
+SYPHON: list[Line] = [came_out("a", 9), forwarded("a", 9), completed("a", 9)]
+UNKNOWN = "not known whether anything is lost: no record of an accepted message was read"
+
+
+def conservation(spark: SparkSession, ledger: Path) -> ConservationReport:
+    with batch_tables(spark, ledger) as tables:
+        return conservation_report(tables, ReportRequest(), None)
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.glob("*.jsonl")}
+
+
+@pytest.fixture
+def taken(spark: SparkSession, tmp_path: Path) -> TableStore:
+    """Tables of two batches, by what they say of themselves: the first took the senders' files."""
+    write_lines(tmp_path, "app-00000.jsonl", [sent("b")])
+    write_lines(tmp_path, "app-00001.jsonl", [diverted("a")])
+    write_lines(tmp_path, "syphon-00000.jsonl", SYPHON)
+    store = TableStore(spark, tmp_path / "_tables")
+    store.commit(Snapshot(), Snapshot(batch=1))
+    noted = tmp_path / "_tables" / "checkpoint" / "sources" / "0"
+    noted.mkdir(parents=True)
+    for batch, pattern in enumerate(["app-*", "syphon-*"]):
+        told = [
+            {"path": path.as_uri(), "timestamp": 1, "batchId": batch}
+            for path in tmp_path.glob(pattern)
+        ]
+        (noted / str(batch)).write_text("v1\n" + "\n".join(map(json.dumps, told)))
+    return store
+
+
+def test_files_that_were_removed_make_all_reports_say_so(
+    spark: SparkSession, tmp_path: Path, taken: TableStore
+) -> None:
+    assert [Path(one).name for one in remove_raw(taken)] == ["app-00000.jsonl", "app-00001.jsonl"]
+    gone = "records are missing: compact --remove-raw removed 2 files (app-00000.jsonl and others)"
+    with batch_tables(spark, tmp_path) as tables:
+        report = conservation_report(tables, ReportRequest(), None)
+        others = [
+            charges_report(tables, ReportRequest(), standard(), CountingRule()),
+            availability_report(tables, ReportRequest()),
+            reconciliation_report(tables, ReportRequest()),
+        ]
+    assert report.verdict is ReportVerdict.UNKNOWN
+    assert conservation_sheet(report).headline == UNKNOWN
+    assert report.scope.missing == (gone,)
+    for one in (report, *others):
+        assert gone in one.unknown, one.kind
+    # The tables have these records.
+    assert not missing_from_tables(taken, tmp_path)
+    # Others that are made of what is left do not.
+    assert missing_from_tables(TableStore(spark, tmp_path / "new"), tmp_path)
+
+
+def test_the_drills_report_does_not_call_it_conserved(
+    spark: SparkSession, tmp_path: Path, taken: TableStore
+) -> None:
+    remove_raw(taken)
+    report = report_of(spark, tmp_path, standard())
+    assert (report.lost, report.conserved) == (None, False)
+    assert report.unknown[-1].startswith("records are missing: compact --remove-raw removed 2")
+
+
+@pytest.mark.parametrize(
+    "step", ["put_text", "rename", "mark_raw_removed", "first file", "second file"]
+)
+def test_a_removal_that_is_killed_is_noted_before_anything_is_missing(
+    tmp_path: Path, taken: TableStore, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    before = names(tmp_path)
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    remove, put = TableStore.remove_raw_file, TableStore.put_text
+
+    def removes(store: TableStore, address: str) -> bool:
+        was_there = remove(store, address)
+        if step == "first file" or address.endswith("app-00001.jsonl"):
+            raise KeyboardInterrupt
+        return was_there
+
+    def puts_a_draft(store: TableStore, place: str, name: str, text: str) -> None:
+        put(store, place, f"_{name}", text)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if step.endswith("file"):
+            patch.setattr(TableStore, "remove_raw_file", removes)
+        else:
+            name = "put_text" if step == "rename" else step
+            patch.setattr(TableStore, name, puts_a_draft if step == "rename" else dies)
+        with pytest.raises(KeyboardInterrupt):
+            remove_raw(taken)
+    there = names(tmp_path)
+    assert before - there == set(missing_from_files(taken, tmp_path).removed)
+    # Done again, it ends as if it had never been killed.
+    remove_raw(taken)
+    assert names(tmp_path) == {"syphon-00000.jsonl"}
+    found = missing_from_files(taken, tmp_path)
+    assert set(found.removed) == {"app-00000.jsonl", "app-00001.jsonl"}
+    assert (found.gaps, found.unnoted) == ((), 0)
+    remove_raw(taken)
+    assert sum(is_note(path.name) for path in tmp_path.iterdir()) == 1
+
+
+def test_a_removal_without_a_readable_note_is_unknown(tmp_path: Path, taken: TableStore) -> None:
+    # As a version did that left no note.
+    taken.mark_raw_removed()
+    assert missing_from_files(taken, tmp_path).unnoted == 1
+    remove_raw(taken)
+    assert missing_from_files(taken, tmp_path).unnoted == 0
+    [note] = (path for path in tmp_path.iterdir() if is_note(path.name))
+    note.write_text(note.read_text()[:-9])
+    found = missing_from_files(taken, tmp_path)
+    assert (found.unnoted, found.removed) == (1, ())
+
+
+def test_what_no_sender_recorded_is_unknown(spark: SparkSession, tmp_path: Path) -> None:
+    """By days: only the syphon; only a consumer; sends that count; forwards of those; nothing."""
+    lines = [
+        *SYPHON,
+        received("b", DAY_S),
+        *(sent("c", 2 * DAY_S), received("c", 2 * DAY_S), diverted("d", 2 * DAY_S)),
+        *(came_out("d", 3 * DAY_S), forwarded("d", 3 * DAY_S), completed("d", 3 * DAY_S)),
+        line("manage", None, 5 * DAY_S, cause="administration"),
+        # A send that failed is recorded: its message is not one that nobody sent.
+        *(sent("e", 6 * DAY_S, outcome="unknown"), received("e", 6 * DAY_S)),
+    ]
+    write_lines(tmp_path, "p-0.jsonl", lines)
+    first_ms = EPOCH_MS - EPOCH_MS % (DAY_S * 1000)
+    told = {}
+    with batch_tables(spark, tmp_path) as tables:
+        for day in range(7):
+            since_ms = first_ms + day * DAY_S * 1000
+            asked = ReportRequest(since_ms=since_ms, until_ms=since_ms + DAY_S * 1000)
+            told[day] = conservation_report(tables, asked, None)
+    [syphon], [consumer], [before], [nothing] = (told[day].incomplete for day in (0, 1, 3, 4))
+    assert syphon.startswith("1 messages were moved out of the backlog, and no record says")
+    assert consumer.startswith("1 messages were received, and no record says")
+    assert "operations on messages are in scope, and no record in it says that one was" in before
+    assert nothing == "everything: no record is in scope"
+    for day in (0, 1, 3, 4):
+        assert told[day].verdict is ReportVerdict.UNKNOWN, day
+        assert conservation_sheet(told[day]).headline == UNKNOWN
+        assert told[day].unknown[0] == told[day].incomplete[0]
+    for day in (2, 5, 6):
+        assert (told[day].verdict, told[day].incomplete) == (ReportVerdict.GOOD, ()), day
+    assert (told[2].total.accepted, told[2].total.delivered) == (2, 2)
+    assert conservation_sheet(told[5]).headline == "nothing lost: no message was accepted"
+
+
+def test_a_gap_in_a_writers_files_and_a_torn_line_are_told(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_lines(tmp_path, "app-00001.jsonl", [sent("a"), *(completed("x"), diverted("x"))])
+    report = conservation(spark, tmp_path)
+    assert report.scope.missing[0].startswith(
+        "records are missing: the ledger lacks the file app-00000.jsonl"
+    )
+    # The file that is missing can say that it was forwarded.
+    assert (report.lost_at_least, report.verdict) == (1, ReportVerdict.UNKNOWN)
+    assert not missing_files(["app-00000.jsonl", *names(tmp_path)], [])
+    write_lines(tmp_path, "app-00000.jsonl", [sent("b"), forwarded("x")])
+    being_written = tmp_path / f"app-00002.jsonl{OPEN_SUFFIX}"
+    being_written.write_text('{"v":1,"at_m')
+    assert conservation(spark, tmp_path).verdict is ReportVerdict.GOOD
+    being_written.rename(tmp_path / "app-00002.jsonl")
+    torn = conservation(spark, tmp_path)
+    assert (torn.scope.set_aside, torn.verdict) == ({"torn": 1}, ReportVerdict.UNKNOWN)

@@ -1,0 +1,185 @@
+"""What tasks have written must be what the driver can read, before anything is committed."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+from pyspark.sql import DataFrameReader, DataFrameWriter
+
+from tests.spark.kept import write_lines
+from tests.spark.ledgers import diverted, moved, sent
+from tests.unit.console.commands import run
+from twinbus.console.terminal.output import COULD_NOT, WRONGLY_ASKED
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.drain.drain import drain
+from twinbus.pipeline.reports.ledger_tables import batch_tables
+from twinbus.pipeline.store.compaction import compact
+from twinbus.pipeline.store.current import current_tables
+from twinbus.pipeline.store.retention import retain
+from twinbus.pipeline.store.store import BRONZE, JOURNEYS, TableStore
+from twinbus.pipeline.store.stream import open_store, rebuild, update
+from twinbus.pipeline.tables.bronze import STORED_RECORDS
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+CLUSTER = "spark://cluster:7077"
+PARTS = [
+    (BRONZE, "2 records"),
+    (JOURNEYS, "2 journeys"),
+    ("sums-fates", "2 rows of sums-fates"),
+]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """A ledger of two pairs, whose records Spark keeps in a file each."""
+    write_lines(tmp_path, "p-0.jsonl", [sent("a", pair="x+y"), diverted("b", pair="z+y")])
+    return tmp_path
+
+
+class PrivateDisk:
+    """A worker whose directory nobody else sees: one file of each part of a kind is missing.
+
+    Spark has written the file and counted its rows; only then does it go.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._write = DataFrameWriter.parquet
+
+    def parquet(self, writer: DataFrameWriter, path: str) -> None:
+        self._write(writer, path)
+        if f"/{self._kind}/" in path:
+            [file, *_] = sorted(Path(path.removeprefix("file:")).rglob("*.parquet"))
+            file.unlink()
+
+    def mounted(self) -> AbstractContextManager[object]:
+        def parquet(writer: DataFrameWriter, path: str) -> None:
+            self.parquet(writer, path)
+
+        return mock.patch.object(DataFrameWriter, "parquet", parquet)
+
+
+def test_a_batch_that_cannot_be_read_back_is_not_committed(
+    spark: SparkSession, ledger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with PrivateDisk(BRONZE).mounted():
+        ran = run(capsys, "ledger", "update", str(ledger))
+    assert (ran.status, ran.out, ran.err.count("\n")) == (COULD_NOT, "", 1)
+    assert re.search(r": 2 records were written to .* and 1 can be read there", ran.err)
+    assert "so nothing was committed" in ran.err
+    assert "keep the tables in a directory that all machines share" in ran.err
+    gold = r"1 rows of sums-lines were written to .* and 0 can be read there"
+    with PrivateDisk("sums-lines").mounted(), pytest.raises(LedgerError, match=gold):
+        update(spark, ledger)
+    assert list(ledger.glob("_tables/commits/*")) == []
+    # Once the directory is shared, the same command takes the whole batch.
+    assert update(spark, ledger).records == 2
+
+
+@pytest.mark.parametrize(("kind", "words"), PARTS)
+def test_every_kind_of_part_is_read_back(
+    spark: SparkSession, tmp_path: Path, kind: str, words: str
+) -> None:
+    store = TableStore(spark, tmp_path).for_few()
+    rows = store.session.createDataFrame([(1, "x"), (2, "y")], "number int, pair string")
+    assert store.write(rows, kind, "batch=0-0a") == 2
+    assert store.write(rows.where("false"), kind, "batch=0-0b") == 0
+    assert store.write(rows.where("false"), kind, "batch=0-0c", partition_by=["pair"]) == 0
+    told = rf"{words} were written to .*/{kind}/batch=0-0d and 1 can be read there"
+    with PrivateDisk(kind).mounted(), pytest.raises(LedgerError, match=told):
+        store.write(rows, kind, "batch=0-0d", partition_by=["pair"])
+
+
+@pytest.mark.soak  # half a minute of Spark; CI has the read-back of every part above
+def test_parts_that_are_written_anew_are_read_back_too(spark: SparkSession, ledger: Path) -> None:
+    update(spark, ledger)
+    write_lines(ledger, "p-1.jsonl", [sent("c", 5 * 86_400, pair="x+y")])
+    before = update(spark, ledger)
+    store = open_store(spark, ledger)
+    for kind, _ in PARTS:
+        # Each kind has a commit of its own: those before it are good.
+        with PrivateDisk(kind).mounted(), pytest.raises(LedgerError, match="can be read there"):
+            compact(store)
+    records = store.read(BRONZE, store.latest().parts_of(BRONZE), STORED_RECORDS)
+    assert records.count() == before.records == 3
+    told, today = store.latest(), date(2025, 10, 14)
+    with PrivateDisk(BRONZE).mounted(), pytest.raises(LedgerError, match="can be read there"):
+        retain(store, 1, today=today)
+    assert store.latest() == told
+
+
+def test_open_files_that_no_worker_reads_are_not_passed_over(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_lines(tmp_path, "p-1.jsonl.open", moved("c"))
+    real, hidden = DataFrameReader.json, tmp_path / "hidden"
+
+    def elsewhere(reader: DataFrameReader, path: str, **options: str) -> object:
+        """The driver lists the files; when the tasks come they are not there."""
+        lines = real(reader, path, **options)
+        (tmp_path / "p-1.jsonl.open").rename(hidden)
+        return lines
+
+    def listed(store: TableStore, place: str) -> list[tuple[str, int]]:
+        return [("p-1.jsonl.open", 100), ("empty-0.jsonl.open", 0)]
+
+    with (
+        mock.patch.object(DataFrameReader, "json", elsewhere),
+        mock.patch.object(TableStore, "files_at", listed),
+        pytest.raises(LedgerError, match=r"1 of the open files .* by Spark's workers \(p-1"),
+        current_tables(spark, tmp_path),
+    ):
+        pass
+
+
+def test_local_paths_on_a_cluster_are_refused_unless_declared_shared(
+    spark: SparkSession, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "master", CLUSTER)
+    refused = pytest.raises(LedgerError, match=rf"is a local path and {CLUSTER} is a cluster")
+    with refused:
+        update(spark, ledger)
+    with refused:
+        rebuild(spark, f"file://{ledger}")
+    with refused, batch_tables(spark, ledger):
+        pass
+    with refused, current_tables(spark, "hdfs://host/ledger", ledger):
+        pass
+    with refused:
+        drain(spark, "Endpoint=x", "Endpoint=y", ["q"], ledger_directory=ledger)
+    assert not (ledger / "_tables").exists()
+    assert open_store(spark, ledger, shared=True).latest().number < 0
+    # Executors of `local-cluster` are processes of this machine.
+    monkeypatch.setattr(spark.sparkContext, "master", "local-cluster[2,1,1024]")
+    assert open_store(spark, ledger).latest().number < 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["ledger", verb] for verb in ("status", "update", "rebuild", "compact")),
+        ["ledger", "retain", "--days", "3"],
+        *(["report", kind] for kind in ("charges", "availability", "conservation")),
+        ["report", "reconciliation", "--tables", "none"],
+    ],
+    ids=" ".join,
+)
+def test_commands_refuse_local_paths_before_spark_starts(
+    ledger: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    verb, word, *more = command
+    ran = run(capsys, verb, word, str(ledger), *more, "--master", CLUSTER)
+    assert (ran.status, ran.out, ran.err.count("\n")) == (WRONGLY_ASKED, "", 1)
+    assert f"{ledger} is a local path and {CLUSTER} is a cluster" in ran.err
+    assert "--shared" in ran.err

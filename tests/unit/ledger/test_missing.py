@@ -1,0 +1,91 @@
+"""Files of a ledger that are missing: what a note names, and gaps in a writer's numbers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.ledger import LedgerWriter
+from twinbus.ledger.files import LedgerFiles
+from twinbus.ledger.missing import (
+    MissingFiles,
+    is_note,
+    missing_files,
+    new_note,
+    note_name,
+    noted_files,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def files(writer: str, *numbers: int) -> list[str]:
+    return [f"{writer}-{number:05d}.jsonl" for number in numbers]
+
+
+def test_a_number_that_is_not_there_is_missed() -> None:
+    there = [*files("web-1", 0, 2), "web-1-00004.jsonl.open", *files("web-2", 1), "other-9.jsonl"]
+    found = missing_files(there, [])
+    assert found == MissingFiles(gaps=(*files("web-1", 1, 3), *files("web-2", 0)))
+    [sentence] = found.in_words()
+    assert "the ledger lacks 3 files (web-1-00001.jsonl and others)" in sentence
+
+
+def test_a_noted_file_is_removed_once_it_is_not_there() -> None:
+    note = new_note([*files("web-1", 0, 1, 2), "odd.jsonl"])
+    assert not missing_files([*files("web-1", 0, 1, 2), "odd.jsonl"], [note])
+    found = missing_files(files("web-1", 1, 3), [note])
+    assert found == MissingFiles(removed=("odd.jsonl", "web-1-00000.jsonl", "web-1-00002.jsonl"))
+    # Tables that took them still have their records.
+    assert not found.but({"odd.jsonl", *files("web-1", 0, 1, 2)})
+    assert list(found.but(files("web-1", 0, 1, 2)).in_words()) == [
+        "records are missing: compact --remove-raw removed the file odd.jsonl"
+    ]
+    # The last file of a writer that a note names is not the end of its numbers.
+    assert missing_files([], [new_note(files("web-1", 2))]).gaps == tuple(files("web-1", 0, 1))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"v":1}', '{"v":2,"writers":{},"others":[]}'])
+def test_a_note_that_cannot_be_read_is_missed_too(text: str) -> None:
+    found = missing_files(files("web-1", 0), [text, new_note(files("web-1", 1))])
+    assert (found.removed, found.unnoted) == (("web-1-00001.jsonl",), 1)
+    assert "no note says which" in list(found.in_words())[-1]
+
+
+@given(st.sets(st.sampled_from([*files("a", *range(9)), *files("b-1", *range(9)), "x.jsonl"])))
+def test_a_note_names_what_it_was_made_of(names: set[str]) -> None:
+    assert noted_files(new_note(names)) == names
+
+
+def test_a_note_is_small_and_no_file_of_records() -> None:
+    name = note_name()
+    assert is_note(name)
+    assert not is_note(f"_{name}")
+    assert ".jsonl" not in name
+    assert json.loads(new_note(files("web-1", *range(90_000))))["writers"] == {
+        "web-1": [[0, 89_999]]
+    }
+
+
+def test_a_file_that_stayed_empty_leaves_no_gap(tmp_path: Path) -> None:
+    writer = LedgerFiles(tmp_path, "web-1")
+    assert writer.append(b"one\n") == 4
+    writer.end()
+    # Opened, and its first line could not be written.
+    writer._make_ready(1)
+    writer.end()
+    assert writer.append(b"two\n") == 4
+    writer.end()
+    assert sorted(path.name for path in tmp_path.iterdir()) == files("web-1", 0, 1)
+
+
+def test_a_writer_numbers_its_files_from_0(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, process="web-1") as writer:
+        writer.record("send", entity="orders")
+    assert not missing_files([path.name for path in tmp_path.iterdir()], [])
+    assert [path.name for path in tmp_path.iterdir()] == files("web-1", 0)
