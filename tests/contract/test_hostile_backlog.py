@@ -16,7 +16,7 @@ from twinbus import pair_namespaces
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.connection import node
+from twinbus.syphon.connection import request_node
 from twinbus.syphon.host import DrainStats, drain
 
 pytestmark = pytest.mark.contract
@@ -128,7 +128,7 @@ def test_a_backlog_message_cannot_purge_a_queue_of_the_primary(
         messages = alternating([stored(key) for key in good], list(hostile.values()))
         await backlog_of(roads, messages, session_order=session_order)
         # The numbers of the purges are those of the links in the syphon, as in a new process.
-        monkeypatch.setattr(node, "_numbers", itertools.count(1))
+        monkeypatch.setattr(request_node, "_numbers", itertools.count(1))
         await syphoned(roads, session_order=session_order)
         assert set(await roads.received(QUEUE, len(good) + len(RESIDENTS))) == {*RESIDENTS, *good}
         letters = await dead_letters(roads, len(hostile))

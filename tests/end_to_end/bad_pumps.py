@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from twinbus.syphon.core.actions import Action, Complete, Forward, Release
@@ -36,7 +36,7 @@ class HastyPump(Pump):
         self.hasty = self.hasty or is_first()
         return completed_unsent(self, message, actions, now) if self.hasty else actions
 
-    def settled(self, messages: Iterable[BacklogMessage], now: float) -> list[Action]:
+    def settled(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         actions = super().settled(messages, now)
         if self.hasty and not self.in_flight:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrameReader, DataFrameWriter
 from tests.spark.kept import write_lines
 from tests.spark.ledgers import diverted, moved, sent
 from tests.unit.console.commands import run
-from twinbus.console.terminal.output import COULD_NOT, WRONGLY_ASKED
+from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.drain.drain import drain
 from twinbus.pipeline.reports.ledger_tables import batch_tables
@@ -180,6 +180,6 @@ def test_commands_refuse_local_paths_before_spark_starts(
 ) -> None:
     verb, word, *more = command
     ran = run(capsys, verb, word, str(ledger), *more, "--master", CLUSTER)
-    assert (ran.status, ran.out, ran.err.count("\n")) == (WRONGLY_ASKED, "", 1)
+    assert (ran.status, ran.out, ran.err.count("\n")) == (USAGE_ERROR, "", 1)
     assert f"{ledger} is a local path and {CLUSTER} is a cluster" in ran.err
     assert "--shared" in ran.err

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from twinbus.ledger.missing import is_note, missing_files
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, LedgerError, decode
 
 __all__ = ["Reading", "read"]
@@ -27,6 +28,10 @@ class Reading(Iterator[dict[str, Any]]):
         """Last lines that a crash, or a writer at work, left unfinished; at most one a file."""
         self.foreign = 0
         """Other lines that are no record: damaged, not ours, or of a later version."""
+        names = [path.name for path in directory.iterdir()]
+        notes = [(directory / name).read_text(errors="replace") for name in names if is_note(name)]
+        self.missing = missing_files(names, notes)
+        """Files that were in the ledger and are not there to be read."""
         self._lines = self._read(directory)
 
     def __next__(self) -> dict[str, Any]:

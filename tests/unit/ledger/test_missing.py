@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.ledger import LedgerWriter
+from twinbus.ledger import LedgerWriter, read
 from twinbus.ledger.files import LedgerFiles
 from twinbus.ledger.missing import (
     MissingFiles,
@@ -59,7 +59,7 @@ def test_a_note_that_cannot_be_read_is_missed_too(text: str) -> None:
 
 @given(st.sets(st.sampled_from([*files("a", *range(9)), *files("b-1", *range(9)), "x.jsonl"])))
 def test_a_note_names_what_it_was_made_of(names: set[str]) -> None:
-    assert noted_files(new_note(names)) == names
+    assert noted_files(new_note(names)) == frozenset(names)
 
 
 def test_a_note_is_small_and_no_file_of_records() -> None:
@@ -89,3 +89,10 @@ def test_a_writer_numbers_its_files_from_0(tmp_path: Path) -> None:
         writer.record("send", entity="orders")
     assert not missing_files([path.name for path in tmp_path.iterdir()], [])
     assert [path.name for path in tmp_path.iterdir()] == files("web-1", 0)
+
+
+def test_a_reader_without_spark_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "web-1-00002.jsonl").touch()
+    (tmp_path / note_name()).write_text(new_note(files("web-1", 0)))
+    missing = read(tmp_path).missing
+    assert (missing.removed, missing.gaps) == (("web-1-00000.jsonl",), ("web-1-00001.jsonl",))

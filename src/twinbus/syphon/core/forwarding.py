@@ -26,14 +26,14 @@ from twinbus.syphon.core.receiving import Receiving
 from twinbus.syphon.core.settlements import Settlements
 from twinbus.syphon.core.waiting import WaitingMessages
 
-__all__ = ["Forwarding"]
+__all__ = ["PumpForwarding"]
 
 MISSING: Final = "DestinationNotFound"
 TOO_LARGE_REASON: Final = "MessageTooLarge"
 REFUSED: Final = "RefusedByDestination"
 
 
-class Forwarding:
+class PumpForwarding:
     """Decides what one pump sends, defers and dead-letters."""
 
     def __init__(

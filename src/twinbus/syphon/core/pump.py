@@ -17,7 +17,7 @@ returns, and calls `tick` at `timer_at`. The parts of a pump:
     Intake, Settlements         messages in memory, and what was decided about them
     Destinations                the entities of the primary, and which of them are held
     WaitingMessages             what waits to be sent, in memory or deferred
-    Receiving, Forwarding       what is asked of the backlog queue, and what is sent
+    Receiving, PumpForwarding       what is asked of the backlog queue, and what is sent
     StrictOrder                 if the order of sessions is strict: whose turn it is
 """
 
@@ -37,7 +37,7 @@ from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.deferred import DeferredMessages
 from twinbus.syphon.core.destination import Destination, Destinations
 from twinbus.syphon.core.forecast import DrainMeter
-from twinbus.syphon.core.forwarding import Forwarding
+from twinbus.syphon.core.forwarding import PumpForwarding
 from twinbus.syphon.core.intake import RENEW_AFTER, Intake, IntakeLimits
 from twinbus.syphon.core.rate import Pace
 from twinbus.syphon.core.receiving import Receiving
@@ -81,7 +81,7 @@ class Pump:
         self._receiving = Receiving(
             self._intake, self._settlements, self._destinations, self._waiting, self._deferred
         )
-        self._forwarding = Forwarding(
+        self._forwarding = PumpForwarding(
             self._destinations, self._settlements, self._waiting, self._receiving
         )
         self._order: StrictOrder | None = None

@@ -13,7 +13,7 @@ from twinbus.syphon.core.actions import Action, Complete, DeadLetter, PeekForOrd
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.deferred import DeferredMessages
 from twinbus.syphon.core.destination import Destination, Destinations
-from twinbus.syphon.core.forwarding import Forwarding
+from twinbus.syphon.core.forwarding import PumpForwarding
 from twinbus.syphon.core.intake import Intake
 from twinbus.syphon.core.receiving import Receiving
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
@@ -41,7 +41,7 @@ class StrictOrder:
         settlements: Settlements,
         deferred: DeferredMessages,
         receiving: Receiving,
-        forwarding: Forwarding,
+        forwarding: PumpForwarding,
     ) -> None:
         self.lanes = lanes
         self.check_at: float | None = None
