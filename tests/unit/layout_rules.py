@@ -23,7 +23,7 @@ PURE_FOLDERS = frozenset(
 )
 """Folders whose modules are pure although they are not called `core`."""
 
-PURE_MODULES = frozenset({"errors", "options"})
+PURE_MODULES = frozenset({"twinbus.errors", "twinbus.options", "twinbus.timers"})
 
 SHELLS: Mapping[str, str] = {
     "twinbus.amqp.transport": "moves bytes between a socket and the sans-IO connection",
@@ -115,7 +115,7 @@ class Module:
         if self.name in SHELLS:
             return False
         in_core = "core" in self.folder.split(".")
-        return in_core or self.folder in PURE_FOLDERS or self.name.split(".")[-1] in PURE_MODULES
+        return in_core or self.folder in PURE_FOLDERS or self.name in PURE_MODULES
 
     def imports(self) -> Iterator[tuple[int, str]]:
         """Line and full name of every import, wherever it stands; type-only ones count too."""

@@ -17,8 +17,8 @@ from twinbus.pipeline.reports.documents import (
     ConservationReport,
     FailoverWindow,
     ReconciliationReport,
-    iso,
 )
+from twinbus.pipeline.reports.plain_json import iso
 
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import LedgerReport

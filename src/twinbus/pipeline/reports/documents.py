@@ -12,13 +12,14 @@ None means unknown, never 0. The sentences in `unknown` name what is not known a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from datetime import UTC, date, datetime
+from dataclasses import dataclass, field
+from datetime import date
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, ClassVar, Final, NamedTuple
 
 from twinbus.pipeline.reports.bill import Bill, Charge
+from twinbus.pipeline.reports.plain_json import day_of, fields_as_json
 
 __all__ = [
     "AgedBacklog",
@@ -46,7 +47,6 @@ __all__ = [
     "ReportVerdict",
     "Sends",
     "Sighting",
-    "iso",
 ]
 
 
@@ -72,12 +72,12 @@ class ReportRequest:
     @property
     def first_day(self) -> date | None:
         """The day (UTC) in which the window begins."""
-        return None if self.since_ms is None else _day(self.since_ms)
+        return None if self.since_ms is None else day_of(self.since_ms)
 
     @property
     def last_day(self) -> date | None:
         """The last day (UTC) of the window."""
-        return None if self.until_ms is None else _day(self.until_ms - 1)
+        return None if self.until_ms is None else day_of(self.until_ms - 1)
 
     @property
     def is_of_whole_days(self) -> bool:
@@ -117,7 +117,7 @@ class ReportScope:
     def has_removed_days(self) -> bool:
         """Whether days are in scope whose records were removed."""
         first = self.records_from
-        return first is not None and (self.since_ms is None or _day(self.since_ms) < first)
+        return first is not None and (self.since_ms is None or day_of(self.since_ms) < first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ class LedgerReport:
 
     def as_json(self) -> dict[str, Any]:
         """The report for `json.dumps`: amounts are exact strings, days are ISO 8601."""
-        return {"report": self.kind, "verdict": self.verdict.value, **_fields(self)}
+        return {"report": self.kind, "verdict": self.verdict.value, **fields_as_json(self)}
 
 
 class ChargeLine(NamedTuple):
@@ -479,37 +479,3 @@ class ReconciliationReport(LedgerReport):
         if self.unexplained:
             return ReportVerdict.BAD
         return ReportVerdict.GOOD if self.scope.is_whole else ReportVerdict.UNKNOWN
-
-
-def iso(at_ms: int | None) -> str | None:
-    """A time in UTC as ISO 8601 says it, to the millisecond."""
-    if at_ms is None:
-        return None
-    moment = datetime.fromtimestamp(at_ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _day(at_ms: int) -> date:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).date()
-
-
-def _fields(whole: Any) -> dict[str, Any]:
-    return {one.name: _plain(getattr(whole, one.name)) for one in fields(whole)}
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case Decimal() | StrEnum():
-            return str(value)
-        case date():
-            return value.isoformat()
-        case Mapping():
-            return {key: _plain(inner) for key, inner in value.items()}
-        case tuple() if hasattr(value, "_asdict"):
-            return {key: _plain(inner) for key, inner in value._asdict().items()}
-        case tuple() | list():
-            return [_plain(inner) for inner in value]
-        case _ if is_dataclass(value):
-            return _fields(value)
-        case _:
-            return value

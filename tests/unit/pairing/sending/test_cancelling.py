@@ -225,7 +225,7 @@ async def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_tim
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     timers = [timer for timer in loop._scheduled if not timer.cancelled()]
-    assert len([t for t in timers if "_look" in repr(t)]) == 1
+    assert len([t for t in timers if "Watchdog._check" in repr(t)]) == 1
     await asyncio.gather(*sends)
     assert ended == {bound: bound for bound in bounds}
     await world.client.close()
