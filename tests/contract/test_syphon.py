@@ -483,7 +483,7 @@ def test_wrong_use_gets_one_clear_line(namespaces: Namespaces) -> None:
         namespaces.drain("nothing/here")
     weak = Namespaces(*namespaces.brokers)
     weak.secondary = secondary.connection_string(rule="sender", key="send-key")
-    with pytest.raises(errors.SyphonError, match="need the Manage right"):
+    with pytest.raises(errors.SyphonError, match="needs the Manage right"):
         weak.drain()
     with pytest.raises(errors.SyphonError, match="no pump is made by 'nowhere:at_all'"):
         namespaces.drain(pump_factory="nowhere:at_all")

@@ -237,7 +237,7 @@ def _gives_up_the_missing(world: MixedBacklog, queue: str) -> None:
     texts = {path: text for path, _, text in dead}
     assert texts[SMALL] == "small: the message has 2000 bytes, the entity takes 1024"
     assert texts[MISSING].startswith(
-        "missing does not exist in the primary, and did not for 1 s (undeliverable_grace): "
+        "missing is missing from the primary (undeliverable_grace 1 s): "
     )
 
 

@@ -20,8 +20,8 @@ from twinbus.pairing.core.failover import NOTHING, PINGED, EntityFailover
 from twinbus.syphon.core import unpacking
 from twinbus.syphon.core.actions import Forward
 from twinbus.syphon.core.destination import Destination
-from twinbus.syphon.core.forwarding import PumpForwarding
 from twinbus.syphon.core.pump import Pump
+from twinbus.syphon.core.send_control import SendControl
 from twinbus.transfer import aliases_of, from_backlog_sections
 
 __all__ = ["PLANTED", "PLANTED_IN_STRICT", "forward_twice"]
@@ -44,9 +44,9 @@ def lost_timer() -> AbstractContextManager[Any]:
 
 def complete_before_send() -> AbstractContextManager[Any]:
     """The backlog queue is told to forget a message before the primary has said that it has it."""
-    real = PumpForwarding.serve
+    real = SendControl.serve
 
-    def planted(self: PumpForwarding, destination: Destination, now: float) -> Any:
+    def planted(self: SendControl, destination: Destination, now: float) -> Any:
         actions = real(self, destination, now)
         hasty = [action.message for action in actions if isinstance(action, Forward)]
         for parcel in hasty:
@@ -54,14 +54,14 @@ def complete_before_send() -> AbstractContextManager[Any]:
             parcel.accepted = True
         return [*self._settlements.complete(hasty, now), *actions] if hasty else actions
 
-    return patch.object(PumpForwarding, "serve", planted)
+    return patch.object(SendControl, "serve", planted)
 
 
 def forward_twice() -> AbstractContextManager[Any]:
     """The syphon sends every message of the backlog twice, one right after the other."""
-    real = PumpForwarding.serve
+    real = SendControl.serve
 
-    def planted(self: PumpForwarding, destination: Destination, now: float) -> Any:
+    def planted(self: SendControl, destination: Destination, now: float) -> Any:
         actions = real(self, destination, now)
         return [
             action
@@ -69,7 +69,7 @@ def forward_twice() -> AbstractContextManager[Any]:
             for action in ((each, each) if isinstance(each, Forward) else (each,))
         ]
 
-    return patch.object(PumpForwarding, "serve", planted)
+    return patch.object(SendControl, "serve", planted)
 
 
 def alias_not_restored() -> AbstractContextManager[Any]:

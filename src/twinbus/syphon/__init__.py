@@ -1,7 +1,8 @@
-"""The syphon: brings what was diverted to backlog queues back to where it belonged (SPEC 6).
+"""The syphon: moves messages from backlog queues to their destinations on the primary (SPEC 6).
 
-`pump` decides for one backlog queue, `parcel` is one message on its way; both are pure. `relay`
-moves the bytes over two `line`s, `host` runs the relays of a pair, or drains once and returns.
+`core` decides, and is pure: a `Pump` for each backlog queue. `connection` is raw AMQP to one
+namespace. `relay` performs what the pump decides. `host` runs the relays of a pair, or drains once
+and returns; `replaying` replays dead letters.
 """
 
 from __future__ import annotations

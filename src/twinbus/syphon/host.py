@@ -1,4 +1,4 @@
-"""Runs the relays of a pair: inside an application for as long as it lives, or once until empty."""
+"""Runs the relays of a pair: as long as an application runs, or until the backlog is empty."""
 
 from __future__ import annotations
 
@@ -37,50 +37,50 @@ __all__ = [
 log = logging.getLogger("twinbus.syphon")
 
 IDLE_S: Final = 1.0
-"""Between two looks at the counts of a queue that is being drained."""
+"""Pause between two counts of a queue that is being drained."""
 
 SETTLE_S: Final = 0.02
-"""Between two looks at whether the pumps are idle, which costs nothing."""
+"""Pause between two checks whether the pumps are idle; a check costs nothing."""
 
 PEEK_AGAIN_S: Final = 10.0
-"""Between two counts by peeking while nothing moves: each looks at the whole of a queue."""
+"""Pause between two counts by peeking while nothing moves: each peeks at the whole queue."""
 
 SELECTED_IN_MEMORY: Final = 200
-"""Messages in hand of a pump that serves some destinations only: those of others that it receives
-on the way are deferred, and it should not reach far beyond the last one that it is to move."""
+"""Messages in memory of a pump that serves only some destinations. It defers those of others that
+it receives on the way, and must not defer many beyond the last one that it moves."""
 
 
 class PumpFactory(Protocol):
-    """Makes the pump of one backlog queue; tests put faulty ones in."""
+    """Makes the pump of one backlog queue; tests pass faulty ones."""
 
     def __call__(
         self, *, limits: IntakeLimits | None, undeliverable_grace_s: float, poll_s: float
     ) -> Pump:
-        """A pump that has received nothing yet."""
+        """Return a new pump."""
 
 
 class SyphonGroup:
-    """Hosts that come one after the other, as queues are found; paused and asked as one."""
+    """Hosts that are added as queues are found, and controlled as one."""
 
     def __init__(self) -> None:
         self.hosts: list[SyphonHost] = []
         self.is_paused = False
 
     async def add(self, host: SyphonHost) -> None:
-        """Start one more, paused if the others are."""
+        """Add and start a host, paused if the others are."""
         if self.is_paused:
             host.pause()
         self.hosts.append(host)
         await host.start()
 
     def pause(self) -> None:
-        """Receive nothing more and give back what was not sent; what was sent comes to its end."""
+        """Receive nothing more and release what was not sent; what was sent is completed."""
         self.is_paused = True
         for host in self.hosts:
             host.pause()
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Resume after a pause."""
         self.is_paused = False
         for host in self.hosts:
             host.resume()
@@ -91,7 +91,7 @@ class SyphonGroup:
         return sum(host.in_flight for host in self.hosts)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """For each backlog queue: what was moved, what is under way, what is in the way."""
+        """Return for each backlog queue what was moved, what is in flight, and the problems."""
         return {queue: state for host in self.hosts for queue, state in host.status().items()}
 
 
@@ -113,13 +113,13 @@ class SyphonHost:
         rate: Rate | None = None,
         only: Collection[str] | None = None,
     ) -> None:
-        """A side is a connection string, or something with a `connection_string`.
+        """A side is a connection string, or an object with a `connection_string`.
 
-        `pump_factory` may be named as "module:attribute", for processes that cannot be handed one.
-        `on_delivered` gets the path of each entity of the primary that took a message. `lease`:
-        each queue is pumped only while this host holds its lease; None: if the order is strict.
-        `rate` bounds what all pumps that share it send. `only` are the destinations to serve:
-        messages of others that are received on the way are deferred, and left so.
+        `pump_factory` may be named as "module:attribute", for other processes. `on_delivered` is
+        called with the path of each entity of the primary that accepted a message. `lease`: each
+        queue is pumped only while this host holds its lease; None: if the order is strict. `rate`
+        limits all pumps that share it. `only` are the destinations to serve: messages of others
+        that are received on the way are deferred, and stay so.
         """
         options = options or SendAvailabilityOptions()
         is_strict = options.session_order == "strict"
@@ -156,14 +156,14 @@ class SyphonHost:
             relay.pump.pace = None if rate is None else Pace(rate)
 
     async def start(self) -> None:
-        """Begin to syphon; returns at once, whether the namespaces can be reached or not."""
+        """Start the relays; return at once, even if a namespace cannot be reached."""
         if self.leases is not None:
             self.leases.start()
         for relay in self.relays:
             relay.start()
 
     async def close(self) -> None:
-        """Wait for what is in flight, then let every connection go."""
+        """Wait for what is in flight, then close every connection."""
         await asyncio.gather(*(relay.close() for relay in self.relays))
         for relay in self.relays:
             if relay.pump.pace is not None:
@@ -172,14 +172,14 @@ class SyphonHost:
             await self.leases.close()
 
     def pause(self) -> None:
-        """Receive nothing more and give back what was not sent; what was sent comes to its end."""
+        """Receive nothing more and release what was not sent; what was sent is completed."""
         for relay in self.relays:
-            relay.tell(relay.pump.pause)
+            relay.notify(relay.pump.pause)
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Resume after a pause."""
         for relay in self.relays:
-            relay.tell(relay.pump.resume)
+            relay.notify(relay.pump.resume)
 
     @property
     def is_paused(self) -> bool:
@@ -187,7 +187,7 @@ class SyphonHost:
 
     @property
     def moved(self) -> int:
-        """Messages that have left the backlog, for the primary or as dead letters."""
+        """Messages that left the backlog: accepted by the primary, or dead-lettered."""
         return sum(relay.pump.completed + relay.pump.dead_lettered for relay in self.relays)
 
     @property
@@ -196,7 +196,7 @@ class SyphonHost:
         return sum(relay.pump.in_flight for relay in self.relays)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """For each backlog queue: what was moved, what is under way, what is in the way."""
+        """Return for each backlog queue what was moved, what is in flight, and the problems."""
         now = time.monotonic()
         return {
             relay.queue: {
@@ -216,7 +216,7 @@ class SyphonHost:
         }
 
     def problems(self, relay: Relay) -> dict[str, str]:
-        """What keeps one relay from its work: a side, or the lease, and why."""
+        """Return what stops one relay: a side or the lease, and why."""
         waits = None if self.leases is None else self.leases.problem(relay.queue)
         return {**relay.problems, **({} if waits is None else {"lease": waits})}
 
@@ -235,24 +235,24 @@ class DrainProgress:
     forwarded: int
     dead_lettered: int
     problems: tuple[str, ...] = ()
-    """What keeps messages where they are, in a person's words."""
+    """Why messages are not moved."""
     giving_up: Mapping[str, float] = field(default_factory=dict)
-    """Destinations that are missing, and in how many seconds their messages are dead-lettered."""
+    """Missing destinations, and in how many seconds their messages are dead-lettered."""
     left_aside: int = 0
-    """Messages of destinations that are not to be served, deferred on the way."""
+    """Messages of destinations that are not served, deferred on the way."""
     is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DrainStats:
-    """What a drain did, as this process saw it; the ledger is what to count by."""
+    """What a drain did, as this process saw it; for exact counts use the ledger."""
 
     forwarded: int
     completed: int
     dead_lettered: int
     seconds: float
     left_aside: int = 0
-    """Messages of destinations that were not to be served, deferred on the way and left so."""
+    """Messages of destinations that are not served, deferred on the way and left so."""
 
 
 async def drain(
@@ -270,12 +270,11 @@ async def drain(
     rate: Rate | None = None,
     only: Collection[str] | None = None,
 ) -> DrainStats:
-    """Move everything out of these backlog queues; returns when each holds nothing more.
+    """Move everything out of these backlog queues; return when all are empty.
 
-    What cannot be delivered yet keeps it running; cancel it to stop, nothing is lost by that.
-    SyphonError if a queue is not there, if its counts must not be seen, or if a pump fails. With
-    `only`, it is done when no message to these destinations is left; queues that hold none are not
-    touched.
+    It runs on while messages cannot be delivered; cancelling it loses nothing. Raise SyphonError if
+    a queue does not exist, if its counts are refused, or if a pump fails. With `only`, return when
+    no message to these destinations is left; queues that hold none are not touched.
     """
     if only is not None:
         found = await _count_matching(endpoint_of(secondary), queues, destination_keys(only))
@@ -298,13 +297,13 @@ async def drain(
 async def _count_matching(
     secondary: Endpoint, queues: Sequence[str], only: frozenset[str]
 ) -> dict[str, int]:
-    """What the queues hold for these destinations, as soon as somebody answers."""
+    """Count the messages to these destinations; retry until the secondary answers."""
     backoff = ReconnectBackoff()
     while True:
         try:
             return await count_matching(secondary, queues, only)
         except NamespaceUnreachable as error:
-            log.warning("looking for messages to %s: %s", ", ".join(sorted(only)), error)
+            log.warning("counting messages to %s: %s", ", ".join(sorted(only)), error)
             await asyncio.sleep(backoff.after(0.0))
 
 
@@ -314,7 +313,7 @@ async def drain_host(
     idle_s: float = IDLE_S,
     on_progress: Callable[[DrainProgress], None] | None = None,
 ) -> DrainStats:
-    """Run a host until its queues are empty, and close it; as `drain` in all else."""
+    """Run a host until its queues are empty, then close it; otherwise as `drain`."""
     began = time.monotonic()
     await _total(host.secondary, host.relays)
     await host.start()
@@ -342,12 +341,12 @@ async def _until_empty(
             raise SyphonError(fault)
         waiting = await remaining.waiting()
         if on_progress is not None:
-            # While nobody answers the last number stands, and the problems say why.
+            # While the secondary does not answer, show the last number; the problems say why.
             known = known if waiting is None else waiting
             on_progress(_progress(host, known))
         if waiting == 0 and host.in_flight == 0:
             return
-        # A queue that has gone quiet is asked at once, a busy one from time to time.
+        # Count a quiet queue at once, a busy one from time to time.
         ends = time.monotonic() + idle_s
         moved = host.moved
         while time.monotonic() < ends:
@@ -357,25 +356,25 @@ async def _until_empty(
 
 
 class _RemainingMessages:
-    """What a host has still to move."""
+    """Counts what a host has still to move."""
 
     def __init__(self, host: SyphonHost) -> None:
         self._host = host
         self._found = self._moved = 0
-        """Messages to the selected destinations at the last peek, and what was moved then."""
+        """Messages to the selected destinations at the last peek, and `host.moved` then."""
         self._moved_before = 0
-        """What was moved at the last look."""
+        """`host.moved` at the last call."""
         self._peek_at = 0.0
 
     async def waiting(self) -> int | None:
-        """How many messages; None while nobody answers."""
+        """Return how many messages are left; None while the secondary does not answer."""
         host = self._host
         if host.only is None:
             return await _total(host.secondary, host.relays)
         expected = self._found - (host.moved - self._moved)
         now = time.monotonic()
         if host.moved > self._moved_before:
-            # A peek looks at all that the queues hold: not while the numbers tell.
+            # A peek reads the whole of the queues: not while the counters move.
             self._moved_before, self._peek_at = host.moved, now + PEEK_AGAIN_S
         if expected > 0 and now < self._peek_at:
             return expected
@@ -390,7 +389,7 @@ class _RemainingMessages:
 
 
 def giving_up(pump: Pump, now: float) -> dict[str, float]:
-    """The missing destinations of a pump, and in how many seconds they are given up."""
+    """Return the missing destinations of a pump, and in how many seconds it gives them up."""
     return {path: round(max(0.0, at - now), 1) for path, at in pump.given_up_at.items()}
 
 
@@ -415,7 +414,7 @@ def _progress(host: SyphonHost, waiting: int) -> DrainProgress:
 
 
 async def _total(secondary: Endpoint, relays: Sequence[Relay]) -> int | None:
-    """What waits in all queues; None while nobody answers."""
+    """Count the messages in all queues; None while the secondary does not answer."""
     try:
         counts = await asyncio.gather(*(counts_of(secondary, relay.queue) for relay in relays))
     except CountsUnavailable as error:
@@ -432,7 +431,7 @@ def _factory(given: PumpFactory | str) -> PumpFactory:
         found: PumpFactory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise SyphonError(
-            f"no pump is made by {given!r}: name one as module:attribute ({error})"
+            f"no pump is made by {given!r}: name a factory as module:attribute ({error})"
         ) from error
     return found
 
@@ -441,4 +440,4 @@ class _NoLedger:
     keeps_records = False
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
-        """Nothing: no ledger was asked for."""
+        """Record nothing."""

@@ -1,10 +1,10 @@
-"""Dead letters found, and put back on the active side of their backlog queue.
+"""Finds dead letters of backlog queues and replays them: sends them to the queue again.
 
-    peek what is there -> receive under a lock -> send the copy -> accepted -> complete the letter
+    peek -> receive under a lock -> send a copy -> accepted -> complete the dead letter
 
-A kill between the copy's accept and the completion leaves both: the message is then delivered, and
-can be replayed, twice. It has kept its id, so that duplicate detection on the destination removes
-one. What was received and is not meant is given back at the end, uncounted.
+A kill between the accept and the completion leaves both, so the message can be delivered twice. It
+keeps its id, so that duplicate detection at the destination removes one. Received letters that are
+not selected are released at the end, without a delivery count.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from twinbus.syphon.relay.dispositions import ranges
 __all__ = ["Replayed", "dead_letters", "replay"]
 
 CREDIT: Final = 50
-"""Letters received ahead; few, because each is locked while it waits."""
+"""Dead letters received ahead; few, because each is locked while it waits."""
 
 LOCKED: Final = "locked by another receiver, or gone since it was seen"
 
 QUIET_S: Final = 3.0
-"""So long without a letter: those that are still wanted are locked by somebody else."""
+"""After so long without a delivery, another receiver holds the locks of the rest."""
 
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """What a replay did, by queue and sequence number of the letters."""
+    """What a replay did with the selected dead letters."""
 
     replayed: tuple[PeekedMessage, ...] = ()
     refused: tuple[PeekedMessage, ...] = ()
-    """Replayed too often before; `force` replays them all the same."""
+    """Replayed too often before; `force` replays them anyway."""
     missed: tuple[tuple[PeekedMessage, str], ...] = ()
-    """Still where they were, and why."""
+    """Not replayed, and why."""
 
 
 async def dead_letters(
     endpoint: Endpoint, queues: Sequence[str], wanted: DeadLetterFilter
 ) -> AsyncGenerator[PeekedMessage, None]:
-    """The dead letters of these backlog queues that are meant; nothing is locked or settled."""
+    """Yield the selected dead letters of these backlog queues; nothing is locked."""
     async with open_connection(endpoint) as connection:
         for queue in queues:
             async for letter in peek(connection, queue, dead_letters=True):
@@ -81,10 +81,10 @@ async def replay(
     *,
     force: bool = False,
 ) -> Replayed:
-    """Put the dead letters that are meant back into their backlog queues, once each.
+    """Send the selected dead letters to their backlog queues again, once each.
 
-    Only what is there when it begins: a letter that comes back meanwhile is not taken again. A
-    message that was replayed REPLAYS_MAX times already is refused unless `force`.
+    Only those that are there at the start: a letter that returns meanwhile is not replayed again. A
+    message that was replayed REPLAYS_MAX times is refused unless `force`.
     """
     replayed: list[PeekedMessage] = []
     refused: list[PeekedMessage] = []
@@ -109,24 +109,24 @@ async def replay(
 
 
 class _QueueReplay:
-    """One queue's replay: a link from its dead letters, and one to its active side."""
+    """Replays dead letters of one queue: one link receives them, one sends the copies."""
 
     def __init__(self, endpoint: Endpoint, queue: str, pending: dict[int, PeekedMessage]) -> None:
         self.done: list[PeekedMessage] = []
         self.not_taken: list[tuple[PeekedMessage, str]] = []
-        """Letters whose copy the backlog queue refused, and its words."""
+        """Letters whose copy the backlog queue refused, and why."""
         self._queue = queue
         self._pending = pending
         self._connection = NamespaceConnection(endpoint, self._on_event)
         self._arrived: asyncio.Queue[DeliveryArrived] = asyncio.Queue()
         self._answers: dict[tuple[bool, int], asyncio.Future[object]] = {}
-        """What is waited for: of a copy (True) or of a letter's settlement, by delivery id."""
+        """Pending answers: for a copy (True) or a letter's settlement (False), by delivery id."""
         self._has_credit = asyncio.Event()
         self._refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._unsettled: list[int] = []
 
     async def run(self) -> None:
-        """Replay until nothing is meant any more, or nothing comes."""
+        """Replay until nothing is pending, or nothing more is delivered."""
         connection = self._connection
         letters = f"{self._queue}/{DEAD_LETTERS}"
         try:
@@ -184,7 +184,7 @@ class _QueueReplay:
     async def _replay(
         self, copies: SenderLink, delivery: DeliveryArrived, copy: bytes
     ) -> str | None:
-        """Send the copy, then complete; why the copy was not taken, if it was not."""
+        """Send the copy, then complete the letter; return why the copy was refused, or None."""
         while not copies.credit:
             self._has_credit.clear()
             await self._wait_for(self._has_credit.wait(), "the backlog queue gave no credit")
@@ -192,16 +192,16 @@ class _QueueReplay:
         refusal = await self._refused((True, sent), "the copy was not answered")
         if refusal is not None:
             return f"the copy was refused: {refusal}"
-        # Only now: until here the letter is where it was.
+        # Only now: until the copy is accepted, the letter stays in the dead-letter queue.
         self._connection.session.dispose(delivery.delivery_id, delivery.delivery_id, ACCEPTED_BYTES)
-        stuck = "the copy is stored, but the dead letter may be there still"
+        stuck = "the copy is stored, but the dead letter may still be there"
         refusal = await self._refused((False, delivery.delivery_id), stuck)
         if refusal is not None:
             raise SyphonError(f"{self._queue}: {stuck}: {refusal}")
         return None
 
     async def _refused(self, key: tuple[bool, int], problem: str) -> str | None:
-        """Wait for an answer; None if it is yes, else its words."""
+        """Wait for an answer; return None if it is accepted, else why not."""
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._answers[key] = answer
         self._connection.flush()
@@ -220,7 +220,7 @@ class _QueueReplay:
             raise SyphonError(text) from error
 
     async def _unless_ended(self, work: Any) -> Any:
-        """Wait for `work`, the end of the connection, or the refusal of a link."""
+        """Wait for `work`; raise SyphonError if the connection or a link ends first."""
         task = asyncio.ensure_future(work)
         ends: set[asyncio.Future[Any]] = {task, self._connection.lost, self._refusal}
         try:
@@ -233,11 +233,11 @@ class _QueueReplay:
             task.cancel()
 
     async def _release_rest(self, source: ReceiverLink) -> None:
-        """Release what was received and not pending, as if it had not been."""
+        """Release what was received and not replayed."""
         source.grant(0)
         self._connection.flush()
         with contextlib.suppress(ConnectionLost, RequestRefused):
-            # Its answer comes after every letter that was under way when the credit ended.
+            # The answer comes after every letter that was on the wire when the credit ended.
             await self._connection.request(
                 self._queue, "peek-message", {"from-sequence-number": 1, "message-count": Int(1)}
             )

@@ -1,8 +1,7 @@
-"""A message into the form of the backlog and back (SPEC 4): the road of the aliases, both ways.
+"""Converts a message to its backlog form and back (SPEC 4).
 
-`sections` works on raw AMQP sections, as the syphon and the broker's own tools see a message;
-`sdk` on the message objects of azure-servicebus, as a paired sender does. `aliases` is what both
-know: names, types, sizes.
+`sections` works on raw AMQP sections, as the syphon receives them; `sdk` on the message objects of
+azure-servicebus, as a paired sender uses them. `aliases` has what both share: names, types, sizes.
 """
 
 from __future__ import annotations

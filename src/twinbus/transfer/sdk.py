@@ -1,8 +1,8 @@
-"""Message objects of azure-servicebus into the form of the backlog and back, as copies.
+"""Converts message objects of azure-servicebus to the backlog form and back; makes copies.
 
-The objects are known by their attributes, not by their classes, so that nothing of azure is loaded
-here. What a value's AMQP type is, the SDK lets one say with a dict of TYPE and VALUE, and a
-described value with a tuple of descriptor and value.
+The code uses the attributes of the objects, not their classes, so that it does not import azure. In
+the SDK a dict of TYPE and VALUE states the AMQP type of a value, and a tuple of descriptor and
+value is a described value.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_backlog_message(message: Any, path: str, *, message_id: str | None = None) -> Any:
-    """A copy, an AmqpAnnotatedMessage, as a backlog queue keeps it; the message stays as it was.
+    """Return a copy in backlog form, an AmqpAnnotatedMessage; the message is not changed.
 
     `message` is a ServiceBusMessage or an AmqpAnnotatedMessage; `message_id` is the id it gets if
-    it has none. ReservedPropertyError if a property has the name of an alias.
+    it has none. Raise ReservedPropertyError if a property has the name of an alias.
     """
     source = _annotated(message)
     custom = dict(source.application_properties or {})
@@ -48,16 +48,16 @@ def to_backlog_message(message: Any, path: str, *, message_id: str | None = None
 
 
 def with_message_id(message: Any, message_id: str) -> Any:
-    """A copy, an AmqpAnnotatedMessage, with this id; the message stays as it was."""
+    """Return a copy with this id, an AmqpAnnotatedMessage; the message is not changed."""
     result = _copied(_annotated(message))
     _properties_of(result).message_id = message_id
     return result
 
 
 def from_backlog_message(message: Any, *, aliases: Aliases | None = None) -> tuple[Any, Aliases]:
-    """A copy, an AmqpAnnotatedMessage, as it was sent to the primary, and the aliases it had.
+    """Return the original message, as an AmqpAnnotatedMessage, and the aliases it had.
 
-    `aliases` in place of the message's own restore something else, such as a shorter time to live.
+    `aliases` replace those of the message, to restore for example a shorter time to live.
     """
     source = _annotated(message)
     custom = source.application_properties or {}
@@ -82,7 +82,7 @@ def from_backlog_message(message: Any, *, aliases: Aliases | None = None) -> tup
 
 
 def _annotated(message: Any) -> Any:
-    """The AmqpAnnotatedMessage that `message` is or holds."""
+    """Return the AmqpAnnotatedMessage that `message` is or holds."""
     raw = getattr(message, "raw_amqp_message", message)
     if not hasattr(raw, "delivery_annotations"):
         raise TypeError(
@@ -93,7 +93,7 @@ def _annotated(message: Any) -> Any:
 
 
 def _copied(source: Any) -> Any:
-    """A copy that shares the body, and no part that is going to be changed."""
+    """Return a copy that shares the body, and no part that will be changed."""
     result = _twin(source)
     result.header = _twin(source.header)
     result.properties = _twin(source.properties)
@@ -102,7 +102,7 @@ def _copied(source: Any) -> Any:
 
 
 def _twin(source: Any) -> Any:
-    """`copy.copy` of an object of the SDK, which are plain ones, for a quarter of its price."""
+    """Return a shallow copy of a plain SDK object, four times as fast as `copy.copy`."""
     if source is None:
         return None
     result = object.__new__(type(source))
@@ -112,7 +112,7 @@ def _twin(source: Any) -> Any:
 
 def _header_of(message: Any) -> Any:
     if message.header is None:
-        # The message's own class knows how to make one.
+        # The class of the message creates the header.
         message.header = type(message)(value_body=None, header={"durable": None}).header
     return message.header
 
@@ -169,7 +169,7 @@ def _take_partition_key(message: Any, session_id: str | None) -> bool:
 
 
 def _annotation(message: Any, name: str) -> tuple[Any, Any]:
-    """The annotation's key as it is there, text or bytes, and its value."""
+    """Return the annotation's key as the message has it, text or bytes, and its value."""
     annotations = message.annotations or {}
     for key in (name.encode(), name):
         if annotations.get(key) is not None:
@@ -178,7 +178,7 @@ def _annotation(message: Any, name: str) -> tuple[Any, Any]:
 
 
 def _sdk_value(value: object) -> object:
-    """A value with its AMQP type, as the SDK's encoder takes it."""
+    """Return a value with its AMQP type in the form that the SDK encodes."""
     if isinstance(value, Described):
         descriptor = {"TYPE": "SYMBOL", "VALUE": str(value.descriptor).encode()}
         return descriptor, {"TYPE": "LONG", "VALUE": value.value}
@@ -188,12 +188,12 @@ def _sdk_value(value: object) -> object:
 
 
 def _plain_value(value: Any) -> object:
-    """A value as our own codec would have read it, from any form that the SDK gives or takes."""
+    """Return a value as our codec reads it, from any form that the SDK uses."""
     match value:
         case bytes():
             return _text(value)
         case datetime():
-            # A date without a zone is in UTC, as the SDK reads it.
+            # A date without a zone is in UTC, as in the SDK.
             aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
             return Timestamp((aware - EPOCH) // timedelta(milliseconds=1))
         case {"TYPE": "TIMESTAMP", "VALUE": datetime() as date}:

@@ -1,13 +1,13 @@
-"""Raw AMQP sections into the form of the backlog and back, body and all else untouched.
+"""Converts raw AMQP sections to the backlog form and back; the body stays untouched.
 
     header              ttl                                  cleared, kept as x-ms-timetolive
     message annotations x-opt-scheduled-enqueue-time         cleared, kept as x-ms-scheduled...
-                        x-opt-partition-key = the session    leaves and returns with the session
+                        x-opt-partition-key = the session    cleared and restored with the session
     properties          group-id                             cleared, kept as x-ms-sessionid
                         absolute-expiry, creation time       derived from the time to live, cleared
     application properties                                   gain the aliases and x-ms-path
 
-A section in which nothing of this stands comes out as the very bytes that went in.
+A section without any of these keeps its exact bytes.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = [
 ]
 
 TTL, FIRST_ACQUIRER, DELIVERY_COUNT = 2, 3, 4
-"""Places in the header."""
+"""Indexes of header fields."""
 ABSOLUTE_EXPIRY, CREATION, GROUP_ID = 8, 9, 10
-"""Places in the properties."""
+"""Indexes of properties fields."""
 
 SCHEDULED_ANNOTATION: Final = "x-opt-scheduled-enqueue-time"
 PARTITION_KEY_ANNOTATION: Final = "x-opt-partition-key"
@@ -63,7 +63,7 @@ DELIVERY_MARKS: Final = frozenset(
         "x-opt-sequence-number",
     }
 )
-"""Annotations that a broker writes on what it delivers."""
+"""Annotations that a broker adds to a delivery."""
 
 _RESERVED: Final = {name.encode(): name for name in RESERVED_NAMES}
 _SCHEDULED: Final = SCHEDULED_ANNOTATION.encode()
@@ -77,7 +77,7 @@ UINT_MAX: Final = 0xFFFF_FFFF
 
 
 def to_backlog_sections(sections: Sections, path: str) -> Sections:
-    """The message as a backlog queue keeps it; ReservedPropertyError if a name is taken."""
+    """Return the message in backlog form; raise ReservedPropertyError if it has an alias name."""
     custom = entries_of(sections.application_properties)
     for entry in custom:
         if entry[0] in _RESERVED:
@@ -89,7 +89,7 @@ def to_backlog_sections(sections: Sections, path: str) -> Sections:
     expiry = _number(field_value(sections.properties, properties, ABSOLUTE_EXPIRY))
     creation = _number(field_value(sections.properties, properties, CREATION))
     session_id = field_value(sections.properties, properties, GROUP_ID)
-    # The specification makes it a string. Anything else is no session, and stays what it is.
+    # AMQP makes it a string. Anything else is no session, and is not changed.
     session_id = session_id if isinstance(session_id, str) else None
     # `type`, because a symbol is a str too and would come back as a string.
     key_leaves = type(partition_key) is str and partition_key == session_id
@@ -129,7 +129,7 @@ def to_backlog_sections(sections: Sections, path: str) -> Sections:
 
 
 def aliases_of(sections: Sections) -> Aliases:
-    """What a backlog message says it was; TransferError if it is none, or cannot be read."""
+    """Return the aliases of a backlog message; raise TransferError if they cannot be read."""
     return _aliases_among(
         sections.application_properties, entries_of(sections.application_properties)
     )
@@ -138,9 +138,9 @@ def aliases_of(sections: Sections) -> Aliases:
 def from_backlog_sections(
     sections: Sections, *, now_ms: int, aliases: Aliases | None = None
 ) -> tuple[Sections, Aliases]:
-    """The message as it was sent to the primary, and the aliases it had.
+    """Return the original message and the aliases it had.
 
-    `aliases` in place of the message's own restore something else, such as a shorter time to live.
+    `aliases` replace those of the message, to restore for example a shorter time to live.
     """
     custom = entries_of(sections.application_properties)
     aliases = aliases or _aliases_among(sections.application_properties, custom)
@@ -169,10 +169,10 @@ def from_backlog_sections(
 
 
 def without_delivery_marks(sections: Sections) -> Sections:
-    """A delivered message as it was sent: without what the delivering broker wrote on it."""
+    """Return a delivered message without what the delivering broker added."""
     result = _copied(sections)
     if sections.delivery_annotations:
-        # Nearly always the lock token alone; what else is there is the sender's.
+        # Nearly always the lock token alone; anything else is the sender's.
         result.delivery_annotations = with_entries(
             sections.delivery_annotations,
             DELIVERY_ANNOTATIONS,
@@ -203,7 +203,7 @@ def _copied(sections: Sections) -> Sections:
 
 
 def _annotations(raw: bytes) -> tuple[list[Entry], int | None, object]:
-    """The entries of the annotations, the scheduled time, and the partition key."""
+    """Return the entries of the annotations, the scheduled time, and the partition key."""
     scheduled: int | None = None
     partition_key: object = None
     entries = entries_of(raw)
@@ -244,7 +244,7 @@ def _restored_properties(aliases: Aliases, now_ms: int) -> dict[int, bytes]:
 
 
 def _restored_annotations(aliases: Aliases) -> dict[bytes, bytes]:
-    """Key and encoded entry of each annotation that returns."""
+    """Return key and encoded entry of each annotation to restore."""
     annotations = {}
     if aliases.scheduled_ms is not None:
         annotations[_SCHEDULED] = _SCHEDULED_KEY + encode(Timestamp(aliases.scheduled_ms))

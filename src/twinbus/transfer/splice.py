@@ -1,9 +1,9 @@
-"""Changes to a raw section that leave every byte of the rest as it was.
+"""Changes parts of a raw section and keeps every other byte.
 
-Decoding a section and encoding it again would change encodings that mean the same, and costs more:
-here the entries of a map and the fields of a list are found by skipping, and the bytes between the
-changes are copied. Every message of a drained backlog comes through here twice, so that the loops
-are written for speed: plain tuples, and a table of widths in place of a call for each value.
+Decoding and encoding again would change equivalent encodings, and is slower. Here the entries of a
+map and the fields of a list are found by skipping, and the bytes between changes are copied. Every
+message of a drained backlog comes through here twice, so the loops are written for speed: plain
+tuples, and a table of widths instead of a call for each value.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = [
 NULL: Final = b"\x40"
 
 Entry = tuple[bytes, int, int, int]
-"""One entry of a map: the text of its key, where it begins, where its value begins, where it ends.
-A key that is no text is b"", which is no name of ours."""
+"""One entry of a map: the text of its key, its start, the start of its value, its end. The text is
+b"" if the key is not a string or symbol."""
 
 _FIXED: Final = {0x4: 1, 0x5: 2, 0x6: 3, 0x7: 5, 0x8: 9, 0x9: 17}
 _WIDTHS: Final = tuple(_FIXED.get(code >> 4, 0) for code in range(256))
-"""Bytes that a value takes with its code; 0: it has to be asked."""
+"""Bytes of a value including its code; 0: not fixed."""
 _SHORT: Final = tuple(code >> 4 in (0xA, 0xC, 0xE) for code in range(256))
-"""Codes whose next byte says how many bytes follow it."""
+"""Codes whose next byte is the number of bytes that follow."""
 _SHORT_TEXT: Final = frozenset((0xA1, 0xA3))
 _LONG_TEXT: Final = frozenset((0xB1, 0xB3))
 _LIST_EMPTY: Final = 0x45
@@ -45,7 +45,7 @@ _COMPACT: Final = frozenset((0xC0, 0xC1))
 
 
 def entries_of(raw: bytes) -> list[Entry]:
-    """The entries of a raw map section; none of b""."""
+    """Return the entries of a raw map section; none for b""."""
     if not raw:
         return []
     at, end, count = _head(raw)
@@ -72,7 +72,7 @@ def entries_of(raw: bytes) -> list[Entry]:
 
 
 def fields_of(raw: bytes) -> list[int]:
-    """Where each field of a raw list section begins, and where the last one ends; none of b""."""
+    """Return the start of each field of a raw list section, and the last end; none for b""."""
     if not raw:
         return []
     at, end, count = _head(raw)
@@ -94,7 +94,7 @@ def fields_of(raw: bytes) -> list[int]:
 
 
 def field_value(raw: bytes, bounds: list[int], index: int) -> Any:
-    """The decoded field at `index`; None where it is null or the list is shorter."""
+    """Return the decoded field at `index`; None if it is null or the list is shorter."""
     if index + 1 >= len(bounds) or raw[bounds[index]] == 0x40:
         return None
     return decode(raw, bounds[index])[0]
@@ -108,9 +108,9 @@ def with_entries(
     without: Collection[bytes] = (),
     added: Collection[bytes] = (),
 ) -> bytes:
-    """The map section without some keys, and with more entries (encoded) at its end.
+    """Return the map section without some keys, and with encoded entries added at its end.
 
-    A map that would be empty is left out: b"".
+    An empty map is left out: b"".
     """
     kept = [raw[entry[1] : entry[3]] for entry in entries if entry[0] not in without]
     count = 2 * (len(kept) + len(added))
@@ -120,9 +120,9 @@ def with_entries(
 
 
 def with_fields(raw: bytes, section: int, bounds: list[int], changes: Mapping[int, bytes]) -> bytes:
-    """The list section with the fields at some places replaced by these, encoded.
+    """Return the list section with the fields at some indexes replaced by encoded ones.
 
-    As it is if there are no changes; longer if a place lies behind its end.
+    It becomes longer if an index is beyond its end.
     """
     if not changes:
         return raw
@@ -135,7 +135,7 @@ def with_fields(raw: bytes, section: int, bounds: list[int], changes: Mapping[in
 
 
 def _key(raw: bytes, at: int) -> tuple[int, bytes]:
-    """Where the key at `at` ends, and its text."""
+    """Return where the key at `at` ends, and its text."""
     code = raw[at]
     if code in _SHORT_TEXT:
         end = at + 2 + raw[at + 1]
@@ -145,7 +145,7 @@ def _key(raw: bytes, at: int) -> tuple[int, bytes]:
 
 
 def _head(raw: bytes) -> tuple[int, int, int]:
-    """Where the items of a section's list or map begin and end, and how many there are."""
+    """Return where the items of a list or map section begin and end, and their number."""
     _, content = section_at(raw, 0)
     code = raw[content]
     end = skip(raw, content)

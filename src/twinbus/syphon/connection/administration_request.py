@@ -1,4 +1,4 @@
-"""One request to a namespace's administration API, over HTTP."""
+"""A GET request to the administration API of a namespace."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["ANSWER_S", "NotAnswered", "get"]
 API_VERSION: Final = "2021-05"
 
 ANSWER_S: Final = 10.0
-"""Bound of a request, and of getting the token for it."""
+"""Time limit of a request, and of getting the token for it."""
 
 
 class NotAnswered(Exception):
-    """Nobody answered to the end; the text says how."""
+    """The namespace did not answer completely; the text says why."""
 
 
 def get(
     endpoint: Endpoint, path: str, token: NamespaceToken, *, query: str = "", bytes_max: int
 ) -> tuple[int, str]:
-    """Status and text of what is at `path`, which is quoted already; blocks."""
+    """Return status and text of the resource at `path`, a quoted path; blocks."""
     host, port, tls = endpoint.administration
     connection: http.client.HTTPConnection
     if tls:
@@ -38,10 +38,10 @@ def get(
         response = connection.getresponse()
         status, text = response.status, response.read(bytes_max).decode("utf-8", "replace")
         if response.length:
-            # Less came than was announced: half an answer would say something else.
-            raise NotAnswered("it hung up in the middle of its answer")
+            # The answer is shorter than announced; a part of it could be misread.
+            raise NotAnswered("the connection was closed in the middle of the answer")
     except (OSError, UnicodeError, http.client.HTTPException) as error:
-        # UnicodeError: no name of a host, such as contoso..example.
+        # UnicodeError: an invalid host name, such as contoso..example.
         raise NotAnswered(str(error)) from error
     finally:
         connection.close()

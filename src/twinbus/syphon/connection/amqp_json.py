@@ -1,7 +1,7 @@
-"""AMQP values as JSON, for people and for tools that know no AMQP. Pure.
+"""Converts AMQP values to JSON.
 
-What JSON has no form for is an object that names it: bytes are {"base64": ...}, a described value
-is {"described": descriptor, "value": ...}. Times are ISO 8601 in UTC.
+Values without a JSON form become objects: bytes are {"base64": ...}, a described value is
+{"described": descriptor, "value": ...}. Times are ISO 8601 in UTC.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def as_json(value: object) -> Any:
-    """A decoded AMQP value as `json.dumps` takes it."""
+    """Return a decoded AMQP value in a form that `json.dumps` accepts."""
     match value:
         case None | bool():
             return value
@@ -48,13 +48,13 @@ def as_json(value: object) -> Any:
 
 
 def iso_time(unix_ms: int) -> str:
-    """A time as text; a number that is no date stays a number."""
+    """Return a time as text; a number out of the range of dates stays a number."""
     moment = as_time(unix_ms)
     return str(unix_ms) if moment is None else moment.isoformat(timespec="milliseconds")
 
 
 def as_time(unix_ms: int | None) -> datetime | None:
-    """A time; None for none, and for a number that is no date."""
+    """Return a time; None for None and for a number out of the range of dates."""
     if unix_ms is None:
         return None
     try:

@@ -1,7 +1,6 @@
-"""How many messages a backlog queue holds, asked over the administration API.
+"""Counts the messages of a backlog queue over the administration API.
 
-The numbers decide whether a backlog is drained: active (locked ones included), scheduled and
-deferred must all be 0 (SPEC 6).
+A backlog is drained when active (including locked), scheduled and deferred are all 0 (SPEC 6).
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ _COUNT: Final = re.compile(r"<(?:\w+:)?(\w*MessageCount)>(\d+)<")
 
 
 class CountsUnavailable(Exception):
-    """The namespace did not answer; it may later."""
+    """The namespace does not answer now; it may later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueCounts:
-    """The messages of one queue."""
+    """The message counts of one queue."""
 
     active: int = 0
-    """Locked ones included."""
+    """Including locked messages."""
     scheduled: int = 0
     dead_lettered: int = 0
     total: int = 0
 
     @property
     def waiting(self) -> int:
-        """Active, locked, scheduled and deferred: what a drained queue has none of.
+        """Active, locked, scheduled and deferred messages; 0 if the queue is drained.
 
-        Deferred ones have no number of their own; they are what the total has beyond the others.
+        Deferred messages have no count of their own; they are the rest of the total.
         """
         return max(self.total - self.dead_lettered, self.active + self.scheduled)
 
 
 async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
-    """The counts now; SyphonError if they are refused, CountsUnavailable if nobody answers."""
+    """Return the counts. Raise SyphonError if refused, CountsUnavailable without an answer."""
     try:
         async with asyncio.timeout(ANSWER_S):
             token = await endpoint.token(queue, time.time())
@@ -70,11 +69,11 @@ def _ask(endpoint: Endpoint, queue: str, token: NamespaceToken) -> QueueCounts:
 def _read(endpoint: Endpoint, queue: str, status: int, text: str) -> QueueCounts:
     if status in (401, 403):
         raise SyphonError(
-            f"the counts of {queue} in {endpoint.label} need the Manage right, and "
-            f"{endpoint.tokens.who} does not have it: drain with one that does"
+            f"counting the messages of {queue} in {endpoint.label} needs the Manage right, and "
+            f"{endpoint.tokens.who} does not have it: use a credential that has it"
         )
     counts = dict(_COUNT.findall(text))
-    # Azure answers 200 with an empty feed for a queue that is not there.
+    # Azure answers 200 with an empty feed for a queue that does not exist.
     if status == 404 or (status == 200 and "MessageCount" not in counts):
         raise SyphonError(f"there is no queue {queue} in {endpoint.label}; name one that exists")
     if status != 200:

@@ -1,11 +1,12 @@
-"""One signed-in AMQP connection to a namespace: tokens put and renewed, requests answered.
+"""An authorized AMQP connection to a namespace: it renews tokens and sends requests.
 
-    line = Line(endpoint, on_event); await line.open()
-    await line.authorize("orders"); link = line.session.attach_sender(...); line.flush()
-    ...; await line.close()
+    connection = NamespaceConnection(endpoint, on_event); await connection.open()
+    await connection.authorize("orders")
+    link = connection.session.attach_sender(...); connection.flush()
+    ...; await connection.close()
 
-What happens to links of the owner goes to `on_event`. When the connection is lost, for whatever
-reason, `lost` gets the reason and nothing else comes.
+Events of the owner's links go to `on_event`. When the connection is lost, the future `lost` gets
+the reason, and no more events follow.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ log = logging.getLogger("twinbus.syphon")
 T = TypeVar("T")
 
 ANSWER_S: Final = 15.0
-"""Bound of each step: the socket, the open, a token, a request."""
+"""Time limit of each step: the socket, the open, a token, a request."""
 
 CLOSE_S: Final = 2.0
-"""How long a goodbye may take; nothing depends on its being heard."""
+"""Time limit of a clean close; nothing depends on it."""
 
 TOKEN_RENEW_AFTER: Final = 0.7
-"""Of a token's life."""
+"""Share of a token's life after which it is renewed."""
 
 TOKEN_AGAIN_S: Final = 30.0
-"""After a token could not be renewed: some tries fit into the rest of an hour's token."""
+"""Pause after a failed renewal; several attempts fit into the rest of a token's life."""
 
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
 
@@ -62,7 +63,7 @@ class NamespaceConnection:
         answer_s: float = ANSWER_S,
         token_life_share: float = TOKEN_RENEW_AFTER,
     ) -> None:
-        """`on_deliveries`, if given, gets what one read brought at once, in place of `on_event`."""
+        """`on_deliveries`, if given, gets the deliveries of one read at once, not `on_event`."""
         self.endpoint = endpoint
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.session: Session
@@ -82,7 +83,7 @@ class NamespaceConnection:
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Connect and begin; LineLost says what stood in the way."""
+        """Connect and begin a session; ConnectionLost says why that failed."""
         host, port = self.endpoint.host, self.endpoint.port
         try:
             async with asyncio.timeout(self._answer_s):
@@ -99,15 +100,15 @@ class NamespaceConnection:
                 )
                 await self._unless_lost(self._begun.wait())
         except (OSError, TimeoutError, UnicodeError) as error:
-            # UnicodeError: no name of a host, such as contoso..example.
+            # UnicodeError: an invalid host name, such as contoso..example.
             text = f"{self.endpoint.label} cannot be reached: {str(error) or 'no answer'}"
             self._lose(text)
             raise ConnectionLost(text) from error
 
     async def authorize(self, path: str) -> bool:
-        """Have links to `path` allowed: put a token for it, and again before it expires.
+        """Put a token for links to `path`, and renew it before it expires.
 
-        Whether the namespace was asked: a token that it has already needs no other.
+        Return whether a token was put: a path that is authorized needs no other.
         """
         if path in self._authorized:
             return False
@@ -116,15 +117,15 @@ class NamespaceConnection:
         return True
 
     def forget_token(self, path: str) -> None:
-        """Have the next `authorize` put a new token: what the last one was worth is not enough."""
+        """Let the next `authorize` put a new token: the namespace refused the last one."""
         self._authorized.discard(path)
 
     async def request(
         self, path: str, operation: str, body: dict[str, Any], *, link_name: str | None = None
     ) -> dict[str, Any]:
-        """Ask the `$management` node of an entity; the answer's body.
+        """Send a request to the `$management` node of an entity; return the answer's body.
 
-        `link_name` is the link that holds what is asked for: the lock of a session.
+        `link_name` is the link that holds the session lock in question.
         """
         await self.authorize(path)
         headers = {"operation": f"com.microsoft:{operation}", "type": "entity-mgmt"}
@@ -133,18 +134,18 @@ class NamespaceConnection:
         return await self._request(f"{path}/$management", headers, body)
 
     def flush(self) -> None:
-        """Write what the owner did to the session."""
+        """Write the frames that the owner added to the session."""
         if self._transport is not None:
             self._transport.flush()
 
     def drop(self, reason: str) -> None:
-        """Cut the connection: it does not answer."""
+        """Abort the connection: it does not answer."""
         self._lose(reason)
         if self._transport is not None:
             self._transport.abort()
 
     async def close(self) -> None:
-        """Say goodbye and let the socket go."""
+        """Close the connection and the socket."""
         self._lose("it was closed here")
         for renewal in list(self._renewals):
             renewal.cancel()
@@ -163,12 +164,12 @@ class NamespaceConnection:
         self._renew_in(path, life_s)
 
     async def _token(self, path: str) -> NamespaceToken:
-        """A token from wherever they come from; RequestRefused if none is to be had."""
+        """Get a token from the credential; raise RequestRefused if it gives none."""
         try:
             async with asyncio.timeout(self._answer_s):
                 return await self.endpoint.token(path, time.time())
         except Exception as error:
-            # Whatever a credential raises: the relay holds the messages and asks again.
+            # A credential may raise anything: the relay holds the messages and tries again.
             text = str(error).strip() or f"no answer for {self._answer_s:g} s"
             raise RequestRefused(
                 f"{self.endpoint.tokens.who} gives no token: {text.splitlines()[0]}",
@@ -193,9 +194,11 @@ class NamespaceConnection:
         try:
             await self._put_token(path)
         except (ConnectionLost, RequestRefused) as error:
-            # The links end with the old token, and whoever attaches again puts a new one; until
-            # then there may be time to get it.
-            log.warning("%s: the token for %s: %s", self.endpoint.label, path, error)
+            # The links end with the old token, and the next attach puts a new one. Another renewal
+            # may succeed before that.
+            log.warning(
+                "%s: renewing the token for %s failed: %s", self.endpoint.label, path, error
+            )
             self._authorized.discard(path)
             self._renew_in(path, TOKEN_AGAIN_S)
 
@@ -223,7 +226,7 @@ class NamespaceConnection:
             return node
 
     def _on_deliveries_read(self, run: list[DeliveryArrived]) -> None:
-        """Hand deliveries to the owner together, where none of them answers a request."""
+        """Hand deliveries to the owner together, unless one of them answers a request."""
         links = {event.link for event in run}
         if self._on_deliveries is None or any(
             isinstance(link.owner, RequestNode) for link in links
@@ -234,7 +237,7 @@ class NamespaceConnection:
             self._on_deliveries(run)
 
     def _on_transport_event(self, event: Event) -> None:
-        # Settlements and deliveries to the owner come by the thousand, all else now and then.
+        # Most events are settlements and deliveries to the owner: check for them first.
         if isinstance(event, Disposed):
             self._on_event(event)
             return
@@ -284,4 +287,4 @@ class NamespaceConnection:
 
 
 def _ignored(_: Event) -> None:
-    """What is left to say when the line is lost."""
+    """Ignore events after the connection is lost."""

@@ -1,4 +1,4 @@
-"""Looking into queues without touching them: peek over AMQP, and which backlog queues there are."""
+"""Reads queues without receiving: peeks at messages, lists the backlog queues."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 DEAD_LETTERS: Final = "$DeadLetterQueue"
-"""Behind a queue's path: its dead-letter queue."""
+"""Name of the dead-letter queue, after the path of its queue."""
 
 PEEK_COUNT: Final = 100
-"""Messages that one peek asks for: at the most, 26 MB of them are in memory at once."""
+"""Messages of one peek: at most 26 MB are in memory at once."""
 
 LIST_PAGE: Final = 100
 PAGE_BYTES_MAX: Final = 16 << 20
@@ -49,11 +49,11 @@ _BACKLOG: Final = re.compile(r"(?P<label>.+)/x-servicebus-transfer/(?P<index>\d+
 
 
 class ListingRefused(SyphonError):
-    """The queues of a namespace must not be listed; those that are named can be used."""
+    """The credential may not list the queues of a namespace; named queues can be used."""
 
 
 class NamespaceUnreachable(SyphonError):
-    """Nobody answers now; that may change."""
+    """The namespace does not answer now; it may later."""
 
 
 @asynccontextmanager
@@ -93,7 +93,7 @@ async def peek(
     end: int | None = None,
     page: int = PEEK_COUNT,
 ) -> AsyncGenerator[PeekedMessage, None]:
-    """The messages of a queue, or its dead letters, oldest first; nothing is locked or settled.
+    """Yield the messages of a queue, or its dead letters, oldest first; nothing is locked.
 
     From sequence number `start` on, and before `end`. One request asks for `page` messages.
     """
@@ -111,7 +111,7 @@ async def peek(
             if end is not None and peeked.sequence_number >= end:
                 return
             yield peeked
-        # Not from the last: one that cannot be read at all has no number.
+        # The last one may be unreadable and have no number.
         following = max(peeked.sequence_number for peeked in found) + 1
         if following <= start:
             return
@@ -119,9 +119,9 @@ async def peek(
 
 
 async def list_backlog_queues(endpoint: Endpoint, label: str | None = None) -> list[str]:
-    """The backlog queues in a namespace, of one primary's label or of all, by label and index.
+    """Return the backlog queues of a namespace, for one primary's label or for all, in order.
 
-    SyphonError if they must not be listed, or nobody answers.
+    Raise SyphonError if listing them is refused or not answered.
     """
     try:
         async with asyncio.timeout(ANSWER_S):

@@ -1,7 +1,7 @@
 """Requests to a node of a namespace (`$cbs`, an entity's `$management`) and their answers.
 
-Two links carry them: one to ask on, one to be answered on. A request ends with its answer, with
-RequestRefused, with LineLost, or when its time is over; never otherwise.
+One link carries the requests, another the answers. A request ends with its answer, with
+RequestRefused, with ConnectionLost, or with its time limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from twinbus.amqp.types import DecodeError
 __all__ = ["ConnectionLost", "RequestNode", "RequestRefused", "uuid_of_token"]
 
 CREDIT: Final = 100
-"""Answers that may be under way, and so requests too; renewed with each request."""
+"""Requests that may be pending at once; granted again with each request."""
 
 OK, ACCEPTED, NO_CONTENT = 200, 202, 204
 
@@ -36,11 +36,11 @@ _numbers = itertools.count(1)
 
 
 class ConnectionLost(Exception):
-    """The connection is gone, or did not answer in time; the text says how."""
+    """The connection is lost, or did not answer in time; the text says which."""
 
 
 class RequestRefused(Exception):
-    """A node answered that it will not do what was asked; `status` and `condition` say why."""
+    """A node refused a request; `status` and `condition` say why."""
 
     def __init__(self, text: str, status: int, condition: str) -> None:
         super().__init__(text)
@@ -49,12 +49,12 @@ class RequestRefused(Exception):
 
 
 def uuid_of_token(lock_token: bytes) -> UUID:
-    """A delivery's lock token as requests carry it: the same GUID, in big-endian order."""
+    """Return a delivery's lock token as requests carry it: the same GUID, in big-endian order."""
     return UUID(bytes_le=lock_token)
 
 
 class RequestNode:
-    """One node on one session."""
+    """Sends requests to one node on one session."""
 
     def __init__(self, session: Session, address: str) -> None:
         self.address = address
@@ -63,7 +63,7 @@ class RequestNode:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._changed = asyncio.Event()
-        """Set when something changed that a request may wait for."""
+        """Set when credit, or the number of pending requests, changed."""
         self._failed: Exception | None = None
         self._sender = session.attach_sender(
             f"{self._reply_to}-questions",
@@ -82,7 +82,7 @@ class RequestNode:
         return LinkState.CLOSED not in (self._sender.state, self._receiver.state)
 
     def send(self, headers: dict[str, Any], body: object) -> asyncio.Future[dict[str, Any]]:
-        """Send a request, right after `turn`, and flush the line; it gets the answer's parts."""
+        """Send a request after `wait_for_credit`; return a future of the answer's body."""
         request_id = f"{self._reply_to}-{next(_numbers)}"
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = answer
@@ -97,11 +97,11 @@ class RequestNode:
         return answer
 
     async def wait_until_ready(self) -> None:
-        """Returns once requests can be sent."""
+        """Wait until both links are open."""
         await asyncio.shield(self._ready)
 
     async def wait_for_credit(self) -> None:
-        """Returns once one more request may be sent: as far as the credit of both links goes."""
+        """Wait until the credit of both links allows one more request."""
         while self._failed is None and (self._sender.credit <= 0 or len(self._pending) >= CREDIT):
             self._changed.clear()
             await self._changed.wait()
@@ -113,7 +113,7 @@ class RequestNode:
         self._changed.set()
 
     def handle(self, event: Event) -> None:
-        """Take what happened to one of the two links."""
+        """Handle an event of one of the two links."""
         match event:
             case DeliveryArrived():
                 self._handle_answer(event)
@@ -129,14 +129,14 @@ class RequestNode:
                 pass
 
     def fail(self, error: Exception) -> None:
-        """End every request that waits."""
+        """End every pending request with an error, and detach."""
         self._failed = self._failed or error
         self._changed.set()
         waiting: list[asyncio.Future[Any]] = [self._ready, *self._pending.values()]
         for answer in waiting:
             if not answer.done():
                 answer.set_exception(error)
-                # Nobody may be waiting: a renewal that is abandoned with its line.
+                # Mark it as retrieved: nothing may await it any more.
                 answer.exception()
         for link in (self._sender, self._receiver):
             link.detach()
@@ -152,12 +152,12 @@ class RequestNode:
             headers = decode_map(sections.application_properties)
             body = decode_value(sections.body) if sections.body else None
         except DecodeError:
-            # Nobody can tell whose it is; the request runs into its time limit.
+            # The answer names no request; the request runs into its time limit.
             return
         answer = self._pending.get(str(request_id))
         if answer is None or answer.done():
             return
-        # $cbs writes its words with hyphens, $management in camel case (AMQP.md 2.8).
+        # $cbs writes header names with hyphens, $management in camel case (AMQP.md 2.8).
         status = headers.get("status-code", headers.get("statusCode", 0))
         text = headers.get("status-description", headers.get("statusDescription", ""))
         if status in (OK, ACCEPTED, NO_CONTENT):

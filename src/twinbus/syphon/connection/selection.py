@@ -1,7 +1,7 @@
-"""Which messages of a backlog queue belong to some destinations, found by peeking.
+"""Counts the messages of backlog queues that belong to selected destinations, by peeking.
 
-A drain of some destinations only must know where their messages are: queues without any are not
-touched at all, and in the others nothing more is received once theirs are gone.
+A drain of selected destinations does not touch queues without their messages, and stops when no
+message of theirs is left.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["count_matching", "destination_keys"]
 
 
 def destination_keys(paths: Iterable[str]) -> frozenset[str]:
-    """Entity paths as a pump compares them; SyphonError if one is empty."""
+    """Return entity paths as a pump compares them; raise SyphonError if one is empty."""
     keys = frozenset(path.strip().strip("/").lower() for path in paths)
     if not keys or "" in keys:
         raise SyphonError("a destination is the path of a queue or topic; this one is empty")
@@ -26,9 +26,9 @@ def destination_keys(paths: Iterable[str]) -> frozenset[str]:
 async def count_matching(
     endpoint: Endpoint, queues: Sequence[str], only: frozenset[str]
 ) -> dict[str, int]:
-    """How many messages to these destinations each queue holds, whatever their state.
+    """Return how many messages to these destinations each queue holds, in any state.
 
-    SyphonError if nobody answers, or the queues must not be peeked.
+    Raise SyphonError if peeking is refused or not answered.
     """
     found = dict.fromkeys(queues, 0)
     async with open_connection(endpoint) as connection:

@@ -1,4 +1,4 @@
-"""What a pump tells its relay to do: plain values, performed in the order in which they come."""
+"""The actions of a pump: plain values that its relay performs in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GrantCredit:
-    """Let the backlog queue send up to `credit` messages from now on; 0: none."""
+    """Let the backlog queue send up to `credit` more messages; 0: none."""
 
     credit: int
 
@@ -44,7 +44,7 @@ class OpenDestination:
 
 @dataclass(frozen=True, slots=True)
 class CloseDestination:
-    """Close the link to a destination; whatever it still answers is not to be told."""
+    """Close the link to a destination, and ignore what it still answers."""
 
     path: str
 
@@ -58,7 +58,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Complete these in the backlog queue: the primary has them."""
+    """Complete messages in the backlog queue: the primary has them."""
 
     messages: list[BacklogMessage]
 
@@ -74,62 +74,62 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Set a message aside in the backlog queue, to be received by its number later."""
+    """Defer a message in the backlog queue, to be received by its sequence number later."""
 
     message: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give a message back to the backlog queue as if it had not been received."""
+    """Release a message, so that the backlog queue delivers it again."""
 
     message: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Renew the locks of these."""
+    """Renew the locks of messages."""
 
     messages: list[BacklogMessage]
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveDeferred:
-    """Receive these deferred messages by their numbers."""
+    """Receive deferred messages by their sequence numbers."""
 
     numbers: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class FindDeferred:
-    """Peek for deferred messages, of whichever process deferred them."""
+    """Search for deferred messages by peeking; any process may have deferred them."""
 
     to_the_end: bool = True
-    """False: as far as they lie together at the front, for the queue is busy and may be long."""
+    """False: only those at the front, because the queue is busy and may be long."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeekForOrder:
-    """Peek one page from this number on, for strict session order."""
+    """Peek one page from this sequence number on, for strict session order."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """Peek one page from this number on: is anything there that could be delivered?"""
+    """Peek one page from this sequence number on, for a message that can be delivered."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
 class EmptyPoll:
-    """One long poll ended without a message: a counted operation (SPEC 6)."""
+    """Record that a long poll ended without a message: a counted operation (SPEC 6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """Give up a connection that does not answer, and make a new one."""
+    """Drop a connection that does not answer, and connect again."""
 
     side: Literal["primary", "secondary"]
     reason: str
@@ -137,7 +137,7 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Call `tick` at that time: what waits because of the rate may be sent then."""
+    """Call `tick` at that time: the rate allows the next messages then."""
 
     until: float
 

@@ -7,15 +7,14 @@ from typing import Final
 __all__ = ["LOCK_SHORTEST_S", "BacklogMessage"]
 
 LOCK_UNKNOWN_S: Final = 30.0
-"""Taken for the lock's length where the delivery does not say: the default is 60 s in Azure, 30 s
-in most people's queues."""
+"""Assumed lock duration if the delivery does not state the end of its lock."""
 
 LOCK_SHORTEST_S: Final = 2.0
-"""A clock that runs ahead of the broker's must not make us renew without a pause."""
+"""Lower bound, so that a clock ahead of the broker's does not cause renewals without a pause."""
 
 
 class BacklogMessage:
-    """One received delivery: what the pump decides by, and what the relay needs to act."""
+    """One delivery of a backlog queue, with the state that pump and relay keep for it."""
 
     __slots__ = (
         "accepted",
@@ -43,25 +42,25 @@ class BacklogMessage:
     def __init__(self, lock_token: bytes, size_bytes: int) -> None:
         self.lock_token = lock_token
         self.size_bytes = size_bytes
-        """Of the delivery as it came: what the in-flight bound counts."""
+        """Size of the delivery as received; the limits count this size."""
         self.sequence_number = 0
         self.enqueued_ms = 0
         self.message_id: str | None = None
         self.path = ""
         self.destination = ""
-        """The path in lower case: entity paths are compared so."""
+        """The path in lower case, because entity paths are case-insensitive."""
         self.session: str | None = None
-        """The session that it had, and will have again."""
+        """The session id of the original message."""
         self.wire = b""
-        """The restored message; emptied once the primary has it."""
+        """The restored message, encoded; emptied once the primary has it."""
         self.fault: tuple[str, str] | None = None
-        """Reason and description, when the message cannot be brought anywhere."""
+        """Dead-letter reason and description if the message cannot be restored."""
         self.lock_s = LOCK_UNKNOWN_S
         self.is_deferred = False
-        """It was received by number, and goes back to the deferred ones if it is let go."""
+        """It was received by sequence number; if released, it is deferred again."""
         self.epoch = 0
         self.delivery_id = -1
-        """Of the source link of that epoch; -1: it can only be settled by its lock token."""
+        """On the source link of that epoch; -1: it can only be settled by its lock token."""
         self.received_at = 0.0
         self.renew_at = 0.0
         self.sent_at = 0.0
@@ -69,15 +68,15 @@ class BacklogMessage:
         self.accepted = False
         """The primary has it."""
         self.outcome: object = None
-        """What was decided about the source delivery; set once."""
+        """How the delivery is settled: an action, or the class `Complete`; set once."""
 
     def __repr__(self) -> str:
         return f"<message {self.sequence_number} to {self.path or 'nowhere'}>"
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What the same message has again when the queue delivers it again.
+        """Sequence number and enqueued time: the same for each delivery of a message.
 
-        The number alone would take a queue that was deleted and made anew for the old one.
+        The number alone is not enough: a queue that was deleted and created again starts at 1.
         """
         return self.sequence_number, self.enqueued_ms

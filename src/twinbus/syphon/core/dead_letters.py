@@ -1,8 +1,8 @@
-"""Dead letters of backlog queues: which are meant, and in what form one goes back. Pure.
+"""Dead letters of backlog queues: how to select them, and the form in which one is replayed.
 
-A replay puts a copy on the active side of the message's own backlog queue and then completes the
-dead letter: at-least-once, the id kept. The copy carries a count of its replays, so that a message
-which is dead-lettered again and again is refused after a few, and nothing goes round for ever.
+A replay sends a copy to the message's own backlog queue and then completes the dead letter: at
+least once, with the same message id. The copy carries a count of its replays, so that a message
+that is dead-lettered again and again is refused after a few.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from twinbus.transfer.splice import entries_of, with_entries
 __all__ = ["REPLAYS_MAX", "DeadLetterFilter", "for_replay"]
 
 REPLAYS_MAX: Final = 3
-"""A message that came back so often will come back again; a person must look at it first."""
+"""After so many replays a message is refused: it would only be dead-lettered again."""
 
 COUNT_MAX: Final = 2**31 - 1
 """Largest count that is written: the one that a dead letter comes with is foreign input."""
@@ -31,18 +31,18 @@ _REMOVED: Final = frozenset(name.encode() for name in (REASON, DESCRIPTION, REPL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters are meant; each part that is given must hold."""
+    """Selects dead letters; every field that is set must match."""
 
     path: str | None = None
-    """The entity where they belong, in any case."""
+    """The destination entity; case is ignored."""
     reason: str | None = None
-    """In any case."""
+    """The dead-letter reason; case is ignored."""
     since_ms: int | None = None
-    """They were diverted at or after this time (unix milliseconds)."""
+    """Messages enqueued at or after this time (unix milliseconds)."""
     sequence_number: int | None = None
 
     def matches(self, letter: PeekedMessage) -> bool:
-        """Whether this one is meant."""
+        """Return whether this dead letter is selected."""
         if self.sequence_number is not None and letter.sequence_number != self.sequence_number:
             return False
         if self.path is not None and _folded(letter.path) != _folded(self.path):
@@ -53,16 +53,16 @@ class DeadLetterFilter:
 
 
 def for_replay(wire: bytes) -> bytes:
-    """A dead letter as it goes back: without its reason and marks, and counted.
+    """Return a dead letter as it is sent again: without reason and marks, and counted.
 
-    Every other byte is as it was. DecodeError if it is no message.
+    Every other byte is unchanged. Raise DecodeError if it is not a message.
     """
     sections = without_delivery_marks(split(wire))
     custom = sections.application_properties
     replays = min(read_peeked("", wire).replays + 1, COUNT_MAX)
     counted = string(REPLAYS) + encode(Int(replays))
     entries = entries_of(custom)
-    # In front, so that the destination stays last, where the syphon looks for it first.
+    # In front, so that the destination stays last, where the syphon finds it fastest.
     kept = [custom[start:end] for key, start, _, end in entries if key not in _REMOVED]
     sections.application_properties = with_entries(
         b"", APPLICATION_PROPERTIES, [], added=[counted, *kept]

@@ -1,4 +1,4 @@
-"""One destination on the primary as a pump sees it, and what its refusals mean (SPEC 6).
+"""The state of one destination on the primary, and what its refusals mean (SPEC 6).
 
 unattached --attach--> attached --refusal of the entity--> held --back-off--> on trial, with
                           ^                                  ^                one message
@@ -25,24 +25,23 @@ __all__ = [
 
 FIRST_BACKOFF_S: Final = 1.0
 LONGEST_BACKOFF_S: Final = 60.0
-"""A destination that refuses is asked again after the first, then after twice as long each time, up
-to the second."""
+"""First and longest pause before a refusing destination is tried again; it doubles each time."""
 
 ANY_NUMBER: Final = 1 << 30
-"""Messages in flight to a destination that takes what it gets: the pump's own bound holds."""
+"""No limit for one destination; the limit of the pump holds."""
 
 ATTACHED_SOON_S: Final = 2.0
-"""An attach usually takes milliseconds. One that takes longer may take for ever, and what waits for
-it must not be in the way of others."""
+"""An attach usually takes milliseconds. If it takes longer, what waits for it must not block the
+other destinations."""
 
 RECENT_S: Final = 10.0
-"""A destination that took a message within this time is going on."""
+"""A destination that accepted a message within this time is progressing."""
 
 
 class RefusalMeaning(Enum):
     """What a refusal says."""
 
-    MESSAGE = "the message is refused for what it is"
+    MESSAGE = "the message is refused for its content"
     MISSING = "the entity does not exist"
     HOLD = "the entity cannot take messages now"
 
@@ -62,17 +61,17 @@ _MEANINGS: Final = {
     "amqp:not-found": RefusalMeaning.MISSING,
     "amqp:resource-deleted": RefusalMeaning.MISSING,
 }
-"""Conditions that do not only ask for patience. Every other one (disabled, full, busy,
-unauthorized, internal error, unknown) does: a message waits rather than be given up."""
+"""On every other condition (disabled, full, busy, unauthorized, internal error, unknown) the
+message waits."""
 
 
 def meaning_of(condition: str | None) -> RefusalMeaning:
-    """What a refusal with that AMQP condition says of the message or the entity."""
+    """Return what a refusal with that AMQP condition says about the message or the entity."""
     return _MEANINGS.get(condition or "", RefusalMeaning.HOLD)
 
 
 class Destination:
-    """What is under way to one entity of the primary, and whether more may be sent."""
+    """The messages to one entity of the primary, and whether more may be sent."""
 
     __slots__ = (
         "accepted_at",
@@ -100,75 +99,75 @@ class Destination:
         self.path = path
         self.attached = False
         self.attach_at: float | None = None
-        """When an attach was asked for that is not answered yet."""
+        """When an attach was requested that is not answered yet."""
         self.credit = 0
         self.limit_bytes = 0
-        """Largest message that the link takes; 0: it does not say."""
+        """Largest message that the link accepts; 0: unknown."""
         self.window = ANY_NUMBER
         self.waiting: deque[BacklogMessage] = deque()
         self.unsorted = False
-        """Parcels came back to `waiting` out of order."""
+        """Messages came back to `waiting` out of order."""
         self.sent: dict[bytes, BacklogMessage] = {}
         """In flight, the oldest first, by lock token."""
         self.deferred: OrderedDict[int, None] = OrderedDict()
-        """Numbers of messages that were set aside in the backlog queue; taken from the front, with
-        each message that comes or is accepted, which a plain dict would make slow."""
+        """Sequence numbers of deferred messages. An OrderedDict, because taking from the front of a
+        plain dict is slow."""
         self.held_until: float | None = None
-        """None: it takes what it is sent, as far as is known."""
+        """None: it is not held."""
         self.is_on_trial = False
-        """It was held, and one message is to find out whether it still has to be."""
+        """It was held, and one message tries whether it accepts again."""
         self.is_selected = True
-        """It is one of those that the syphon is to serve."""
+        """The syphon serves it."""
         self.reason = ""
         self.backoff_s = 0.0
         self.missing_since: float | None = None
         self.accepted_at = float("-inf")
         self.progressed = False
-        """It took a message since its link was attached."""
+        """It accepted a message since its link was attached."""
         self.is_careful = False
-        """The link was detached for what some message is: one at a time, until it is found."""
+        """The link was closed for the content of one message: send one at a time to find it."""
 
     def __repr__(self) -> str:
         state = "open" if self.held_until is None else f"held: {self.reason}"
         return f"<{self.path}, {state}, {len(self.sent)} sent, {len(self.waiting)} waiting>"
 
     def is_progressing(self, now: float) -> bool:
-        """Whether messages to it arrive, so that others must not make it wait."""
+        """Return whether messages to it arrive, so that held destinations must not block it."""
         if self.held_until is not None:
             return False
         return bool(self.sent or self.waiting) or now - self.accepted_at < RECENT_S
 
     @property
     def is_held(self) -> bool:
-        """Whether it is to be sent nothing at all."""
+        """Whether nothing may be sent to it."""
         return self.held_until is not None and not self.is_on_trial
 
     @property
     def ready(self) -> int:
-        """How many messages could be sent to it at once."""
+        """How many messages could be sent to it now."""
         if not self.attached or self.is_held:
             return 0
         return max(0, min(len(self.waiting), self.credit, self.window - len(self.sent)))
 
     def size_problem(self, message: BacklogMessage) -> str:
-        """Why the link would not take a message for its size; empty: it would."""
+        """Return why the link refuses a message for its size; empty: it does not."""
         if not 0 < self.limit_bytes < len(message.wire):
             return ""
-        return f"the message has {len(message.wire)} bytes, {self.path} takes {self.limit_bytes}"
+        return f"the message has {len(message.wire)} bytes; {self.path} accepts {self.limit_bytes}"
 
     def is_given_up(self, grace_s: float, now: float) -> bool:
-        """Whether it has been missing for so long that its messages are given up."""
+        """Return whether it has been missing for the whole grace period."""
         return self.missing_since is not None and now - self.missing_since >= grace_s
 
     def remove_unsendable(self, message: BacklogMessage, *, is_up: bool) -> bool:
-        """Take a message out that waits here in vain; false if it is sent, or will be soon."""
+        """Remove a message that cannot be sent; false if it is sent, or will be soon."""
         if message.lock_token in self.sent or (is_up and not self.is_held):
             return False
         self.waiting.remove(message)
         return True
 
     def due_at(self, answer_s: float) -> float | None:
-        """When its back-off, or the time for an answer, is over; None: nothing is waited for."""
+        """Return when its back-off, or the time for an answer, ends; None: neither is running."""
         if self.is_held:
             return self.held_until
         if self.attach_at is not None:
@@ -177,7 +176,7 @@ class Destination:
         return next((oldest.sent_at + answer_s for oldest in self.sent.values()), None)
 
     def hold(self, reason: str, now: float) -> None:
-        """Send it nothing for a while; each time in a row for longer."""
+        """Send it nothing until the back-off ends, which doubles each time in a row."""
         if not self.is_held:
             self.backoff_s = min(max(FIRST_BACKOFF_S, self.backoff_s * 2), LONGEST_BACKOFF_S)
             self.held_until = now + self.backoff_s
@@ -186,29 +185,29 @@ class Destination:
         self.window = 1
 
     def deselect(self) -> None:
-        """Never send it anything: somebody asked for others only."""
+        """Never send it anything: the syphon serves others only."""
         self.is_selected = False
         self.held_until = float("inf")
 
     def is_late(self, now: float) -> bool:
-        """Whether an attach takes so long that it had better be doubted."""
+        """Return whether an attach takes unusually long."""
         if self.attach_at is None or self.held_until is not None:
             return False
         return now >= self.attach_at + ATTACHED_SOON_S
 
     def doubt(self, now: float) -> None:
-        """Send it one message, once that can be done, before any more."""
+        """Hold it while the attach is unanswered; try it with one message first."""
         self.held_until = now
         self.reason = f"an attach to {self.path} was not answered for {ATTACHED_SOON_S:g} s so far"
         self.start_trial()
 
     def start_trial(self) -> None:
-        """Let one message find out whether it takes them again."""
+        """Try with one message whether it accepts again."""
         self.is_on_trial = True
         self.window = 1
 
     def succeeded(self, now: float) -> None:
-        """It took a message: it is itself again."""
+        """Note that it accepted a message: it is no longer held."""
         self.accepted_at = now
         self.progressed = True
         self.backoff_s = 0.0
@@ -221,7 +220,7 @@ class Destination:
             self.window = ANY_NUMBER
 
     def drop_link(self) -> list[BacklogMessage]:
-        """Forget the link; what was in flight on it waits again, and is returned."""
+        """Forget the link; return what was in flight on it, which waits again."""
         back = list(self.sent.values())
         self.sent.clear()
         self.waiting.extendleft(reversed(back))
@@ -232,18 +231,18 @@ class Destination:
         return back
 
     def return_to_waiting(self, message: BacklogMessage) -> None:
-        """Have a refused message wait again."""
+        """Let a refused message wait again."""
         self.waiting.appendleft(message)
         self.unsorted = True
 
     def take_waiting(self) -> list[BacklogMessage]:
-        """All that waits, which then waits here no more."""
+        """Remove and return all waiting messages."""
         taken = list(self.waiting)
         self.waiting.clear()
         return taken
 
     def next_waiting(self) -> BacklogMessage:
-        """The message to send next: in the order of the backlog queue."""
+        """Remove and return the message to send next, in the order of the backlog queue."""
         if self.unsorted:
             self.waiting = deque(sorted(self.waiting, key=lambda each: each.sequence_number))
             self.unsorted = False

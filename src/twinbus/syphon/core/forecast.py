@@ -1,4 +1,4 @@
-"""How fast a backlog goes, over the last while, and when it will be gone. Pure."""
+"""How fast a backlog drains, and when it will be empty."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Final
 __all__ = ["WINDOW_S", "DrainMeter", "time_to_empty_s"]
 
 WINDOW_S: Final = 30
-"""Over which a rate is taken: long enough to be steady, short enough to show a standstill."""
+"""Window of the rate: long enough to be steady, short enough to show a standstill."""
 
 LEAST_S: Final = 1.0
-"""What is divided by at least, so that a first batch is not taken for a speed."""
+"""Shortest span to divide by, so that a first batch does not count as a rate."""
 
 
 class DrainMeter:
-    """Counts what leaves a backlog, second by second, for as long as the window goes."""
+    """Counts the messages that leave a backlog, for each second of the window."""
 
     __slots__ = ("_began_at", "_seconds")
 
     def __init__(self) -> None:
         self._began_at: float | None = None
         self._seconds: deque[list[int]] = deque(maxlen=WINDOW_S)
-        """Each second in which something left, and how much."""
+        """Each second in which messages left, and how many."""
 
     def moved(self, count: int, now: float) -> None:
-        """So many left just now."""
+        """Count messages that left now."""
         if self._began_at is None:
             self._began_at = now
         if not count:
@@ -37,18 +37,18 @@ class DrainMeter:
             seconds.append([second, count])
 
     def per_s(self, now: float) -> float:
-        """Messages a second over the window, or since the first call if that is less."""
+        """Return the messages per second over the window, or since the first call if shorter."""
         if self._began_at is None:
             return 0.0
         first = int(now // 1) - WINDOW_S
         moved = sum(count for second, count in self._seconds if second > first)
-        # The present second is only partly over, and the first one of the window is counted whole.
+        # The present second is not over, and the first one of the window counts as a whole.
         span_s = min(now - self._began_at, WINDOW_S - 1 + now % 1)
         return moved / max(LEAST_S, span_s)
 
 
 def time_to_empty_s(waiting: int, per_s: float) -> float | None:
-    """How long the rest takes at that rate; None: it does not move, and nobody knows."""
+    """Return how long the rest takes at that rate; None: nothing moves."""
     if waiting <= 0:
         return 0.0
     return waiting / per_s if per_s > 0 else None

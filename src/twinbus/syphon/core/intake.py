@@ -1,7 +1,7 @@
-"""What a pump has taken in and not yet settled: how much that is, and how much more it may be.
+"""The messages that a pump has received and not settled, and how many more it may receive.
 
-link      up to 3/4 of the messages, by the credit that the backlog queue was given
-fetched   up to 1/4, deferred messages that are received by number
+link      up to 3/4 of the messages, by the credit of the backlog queue
+fetched   up to 1/4, deferred messages that are received by sequence number
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from twinbus.syphon.core.backlog_message import BacklogMessage
 __all__ = ["Intake", "IntakeLimits"]
 
 FETCH_SHARE: Final = 4
-"""One in so many of the messages in flight may be ones that were deferred."""
+"""1/4 of the messages in flight may be deferred ones."""
 
 REMEMBERED_MAX: Final = 10_000
-"""Messages that the primary has and whose completion is not known. The oldest are forgotten."""
+"""Messages that the primary has and whose completion is unconfirmed; the oldest are dropped."""
 
 SIZE_AT_FIRST: Final = 16 * 1024
-"""Expected of a message as long as none was seen, in bytes."""
+"""Expected size of the first message, in bytes."""
 
 RENEW_AFTER: Final = 0.5
-"""Of a lock's time; the other half is left for a renewal that takes long, or is tried twice."""
+"""Share of the lock duration after which a lock is renewed; the rest is for a second attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntakeLimits:
-    """How much a pump may have under way, and how long it waits for an answer."""
+    """How much a pump may have in flight, and how long it waits for an answer."""
 
     messages: int = 2_000
-    """Received and not yet settled: also the most that a crash can duplicate."""
+    """Messages received and not settled; a crash can duplicate at most as many."""
     size_bytes: int = 16 * 1024 * 1024
-    """The same in bytes; exceeded only by messages larger than those seen before."""
+    """The same in bytes; only messages larger than any before can exceed it."""
     answer_s: float = 30.0
-    """An accept, an attach or a settlement that takes longer will not come."""
+    """Time limit of an accept, an attach or a settlement."""
 
     def __post_init__(self) -> None:
         if self.messages < FETCH_SHARE or self.size_bytes < 1 or self.answer_s <= 0:
@@ -47,7 +47,7 @@ class IntakeLimits:
 
 
 class Intake:
-    """The messages of one backlog queue that are under way, and the credit for more."""
+    """The messages of one backlog queue in flight, and the credit for more."""
 
     __slots__ = (
         "_fetch_window",
@@ -68,12 +68,12 @@ class Intake:
         self.credit = 0
         """Messages that the backlog queue may still send."""
         self.fetching = 0
-        """Deferred messages that were asked for and have not come."""
+        """Deferred messages requested by number that have not arrived."""
         self.size_bytes = 0
         self.on_removed: Callable[[BacklogMessage], None] | None = None
-        """Told of each message that is not here any more, whatever became of it."""
+        """Called with each message that is removed, for any reason."""
         self._live: dict[bytes, BacklogMessage] = {}
-        """By lock token; the one whose lock is next to renew comes first."""
+        """By lock token, ordered by the time of the next renewal."""
         self._limit_bytes = limits.size_bytes
         self._largest_bytes = SIZE_AT_FIRST
         self._limit_messages = limits.messages
@@ -92,11 +92,11 @@ class Intake:
         return message.lock_token in self._live
 
     def add(self, message: BacklogMessage, now: float) -> bool:
-        """A message came; whether it is so large that the credit must be thought over."""
+        """Add a received message; return whether it is larger than the credit allowed for."""
         assert message.lock_token not in self._live, message
         self._live[message.lock_token] = message
         self.size_bytes += message.size_bytes
-        # Sinks slowly, so that one large message does not narrow the window for ever.
+        # Decays, so that one large message does not narrow the window for ever.
         expected = self._largest_bytes
         self._largest_bytes = max(1, message.size_bytes, expected - (expected >> 6))
         if message.is_deferred:
@@ -108,7 +108,7 @@ class Intake:
         return message.size_bytes > expected
 
     def forget(self, message: BacklogMessage) -> bool:
-        """The message is settled, or no longer ours; false if that was known."""
+        """Remove a message that is settled or lost; return whether it was here."""
         if self._live.pop(message.lock_token, None) is None:
             return False
         self.size_bytes -= message.size_bytes
@@ -123,39 +123,39 @@ class Intake:
     # Credit
 
     def limit_to(self, messages: int) -> None:
-        """Take in no more than so many at once, and never more than the limit."""
+        """Receive at most this many messages at once, within the limit of `IntakeLimits`."""
         messages = min(messages, self._limit_messages)
         self._fetch_window = max(1, messages // FETCH_SHARE)
         self._link_window = max(1, messages - self._fetch_window)
 
     def wanted(self) -> int:
-        """How many more messages the backlog queue may send."""
+        """Return how many more messages the backlog queue may send."""
         room = self._room_by_bytes()
         return max(0, min(self._link_window - (len(self._live) - self._fetched), room))
 
     def is_worth_a_frame(self, wanted: int) -> bool:
-        """Whether the credit is so far from what is wanted that the queue should be told."""
+        """Return whether the credit differs enough from `wanted` to tell the queue."""
         most = min(self._link_window, max(1, self._limit_bytes // self._largest_bytes))
         return wanted - self.credit >= max(1, most // 8) or wanted < self.credit // 2
 
     def fetch_room(self) -> int:
-        """How many deferred messages may be asked for."""
+        """Return how many deferred messages may be requested."""
         room = min(self._fetch_window - self._fetched, self._room_by_bytes())
         return max(0, room - self.fetching)
 
     def _room_by_bytes(self) -> int:
         room = (self._limit_bytes - self.size_bytes) // self._largest_bytes
-        # A message larger than all that is allowed must get through, alone.
+        # A message larger than the limit must get through, alone.
         return room if self._live else max(1, room)
 
     # Locks
 
     def first_renewal_at(self) -> float | None:
-        """When the first lock is to be renewed."""
+        """Return when the first lock has to be renewed."""
         return next((message.renew_at for message in self), None)
 
     def due(self, now: float) -> list[BacklogMessage]:
-        """The messages whose locks are to be renewed by now."""
+        """Return the messages whose locks have to be renewed now."""
         due: list[BacklogMessage] = []
         for message in self:
             if message.renew_at > now:
@@ -164,7 +164,7 @@ class Intake:
         return due
 
     def renew_later(self, message: BacklogMessage, at: float) -> None:
-        """Have a message come up again at that time, if it is still here."""
+        """Schedule the next renewal of a message, if it is still here."""
         if self._live.pop(message.lock_token, None) is not None:
             message.renew_at = at
             self._live[message.lock_token] = message
@@ -172,13 +172,13 @@ class Intake:
     # Memory
 
     def remember(self, message: BacklogMessage) -> None:
-        """The primary has this one, but the backlog queue will deliver it again."""
+        """Remember a message that the primary has and that the queue will deliver again."""
         self._remembered[message.identity] = None
         if len(self._remembered) > REMEMBERED_MAX:
             del self._remembered[next(iter(self._remembered))]
 
     def recall(self, message: BacklogMessage) -> bool:
-        """Whether the primary has this one already; asked once."""
+        """Return whether the primary already has this message, and forget that."""
         if not self._remembered or message.identity not in self._remembered:
             return False
         del self._remembered[message.identity]

@@ -1,8 +1,8 @@
-"""The lease of a backlog queue: where it is, and for how long one may rely on it (SPEC 6).
+"""The lease of a backlog queue: where it is held, and for how long it is valid (SPEC 6).
 
-Who pumps a queue under a lease holds the lock of a session on `<label>/x-twinbus-lease`. Only the
-service knows the lock's end by its own clock, so the holder counts from the moment at which it
-*asked*, on its own clock, and stops a good while before.
+The lease holder owns a session lock on `<label>/x-twinbus-lease`. The lock ends by the clock of the
+service. The holder counts from the time of its *request*, on its own clock, and stops well before
+the end.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["LEASE_LOCK_S", "LeaseAddress", "LeaseValidity", "lease_address"]
 LEASE_MARK: Final = "x-twinbus-lease"
 
 LEASE_LOCK_S: Final = 30.0
-"""Lock duration of the lease queue as it is created: how long a pump that died keeps others out. A
-longer one is not relied on."""
+"""Lock duration of the lease queue as it is created: how long a pump that died blocks others. The
+rest of a longer lock is not used."""
 
 LOCK_LEAST_S: Final = 1.0
-"""Taken for a lock that by our clock is over already: one of the two clocks is wrong."""
+"""Assumed for a lock that has ended by our clock: one of the two clocks is wrong."""
 
 KEPT_SHARE: Final = 0.8
-"""Of a lock's time in which the holder acts; the rest is for clocks that run at different rates and
-for what is on its way."""
+"""Share of the lock duration for which the lease is valid; the rest allows for clock drift and for
+messages on the wire."""
 
 RENEW_SHARE: Final = 0.25
-"""Of a lock's time between two renewals, so that one that fails can be tried again twice."""
+"""Share of the lock duration between two renewals; a failed one can be tried again twice."""
 
 
 class LeaseAddress(NamedTuple):
@@ -36,13 +36,13 @@ class LeaseAddress(NamedTuple):
 
 
 def lease_address(backlog_queue: str) -> LeaseAddress:
-    """`contoso/x-servicebus-transfer/3` is leased as session 3 of `contoso/x-twinbus-lease`."""
+    """Return session 3 of `contoso/x-twinbus-lease` for `contoso/x-servicebus-transfer/3`."""
     label, _, index = [*backlog_queue.rsplit("/", 2), "", ""][:3]
     return LeaseAddress(f"{label}/{LEASE_MARK}", index or "0")
 
 
 class LeaseValidity:
-    """Whether a lease is held, as far as its holder may rely on it."""
+    """How long the holder of a lease may act on it."""
 
     __slots__ = ("ends_at", "renew_at")
 
@@ -57,15 +57,15 @@ class LeaseValidity:
         return now < self.ends_at
 
     def granted(self, asked_at: float, lock_s: float) -> None:
-        """The lock runs for `lock_s` from some moment after `asked_at`."""
+        """Extend the lease: the service granted a lock of `lock_s`, requested at `asked_at`."""
         lock_s = min(max(lock_s, LOCK_LEAST_S), LEASE_LOCK_S)
         self.ends_at = max(self.ends_at, asked_at + lock_s * KEPT_SHARE)
         self.renew_at = asked_at + lock_s * RENEW_SHARE
 
     def not_renewed(self, now: float) -> None:
-        """A renewal failed; it is tried again soon, as long as the lease lasts."""
+        """Schedule another renewal soon, as long as the lease is valid."""
         self.renew_at = now + max(0.1, (self.ends_at - now) / 4)
 
     def lost(self) -> None:
-        """Somebody else may have it."""
+        """End the lease: another syphon may hold it."""
         self.ends_at = float("-inf")

@@ -1,8 +1,8 @@
-"""Whether messages that can be delivered lie behind those of a held destination.
+"""Finds messages that can be delivered after those of held destinations.
 
-While nothing can be delivered a pump receives nothing (SPEC 6). But when all that it has in hand is
-for held destinations, it does not know what comes behind. So it peeks there, which locks nothing;
-only if it finds a message for another destination are those before it deferred, up to that one.
+While nothing can be delivered, a pump receives nothing (SPEC 6). If all messages in memory are for
+held destinations, the pump does not know what comes after them. So it peeks there, which locks
+nothing, and defers the messages in between only if it finds one for another destination.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from typing import Final
 __all__ = ["LookAheadState"]
 
 PAGES_MAX: Final = 40
-"""Peeks of one look; the next one goes on from there. With the pause between two looks, this is
-what bounds the requests of a pump that has nothing else to do."""
+"""Pages peeked in a row; after a pause, the next peeks go on from there. This bounds the requests
+of a pump that can deliver nothing."""
 
 AGAIN_S: Final = 10.0
 AGAIN_MAX_S: Final = 60.0
-"""Between two looks; each time that the whole queue was seen in vain for longer."""
+"""Pause between two rounds of peeks; doubled each time the whole queue held nothing of use."""
 
 TARGET_WAIT_S: Final = 10.0
-"""A message that was found and does not come for so long has gone elsewhere."""
-
+"""Time for a message that was found to be delivered; then another receiver has it."""
 
 NOT_NEEDED_S: Final = 1.0
+"""Pause after messages arrived without a peek."""
 
 
 class LookAheadState:
-    """How far the queue was looked through, and what was found."""
+    """How far one queue was peeked, and the message that was found."""
 
     __slots__ = ("_again_s", "_next", "_pages", "_target_until", "is_peeking", "peek_at", "target")
 
     def __init__(self) -> None:
         self.peek_at = 0.0
-        """No look before that time."""
+        """No peek before that time."""
         self.is_peeking = False
-        """A page was asked for and has not come."""
+        """A page is being peeked."""
         self.target: int | None = None
-        """Number of a message that could be delivered, if those before it were not in the way."""
+        """Sequence number of a message that can be delivered once those before it are deferred."""
         self._next = 1
         self._pages = 0
         self._target_until = 0.0
@@ -45,20 +45,20 @@ class LookAheadState:
 
     @property
     def due_at(self) -> float | None:
-        """When something is to be done without anything having come."""
+        """When `tick` or the next peek is due; None: a page is being peeked."""
         if self.target is not None:
             return self._target_until
         return None if self.is_peeking else self.peek_at
 
     def next_start(self, now: float) -> int | None:
-        """Where to peek from; None: not now."""
+        """Return the sequence number to peek from, and expect the page; None: not now."""
         if self.is_peeking or self.target is not None or now < self.peek_at:
             return None
         self.is_peeking = True
         return self._next
 
     def found(self, number: int, now: float) -> None:
-        """This one could be delivered."""
+        """Wait for this message: it can be delivered."""
         self.is_peeking = False
         self.target = number
         self._target_until = now + TARGET_WAIT_S
@@ -66,7 +66,7 @@ class LookAheadState:
         self._pages, self._next = 0, 1
 
     def found_nothing(self, last: int | None, now: float) -> None:
-        """A page ended with that number and held nothing of use; None: there was no page."""
+        """Go on after a page that held nothing of use and ended with `last`; None: it was empty."""
         self.is_peeking = False
         self._pages += 1
         if last is not None and self._pages < PAGES_MAX:
@@ -79,14 +79,14 @@ class LookAheadState:
             self._again_s = min(2 * self._again_s, AGAIN_MAX_S)
 
     def cut_off(self, now: float) -> None:
-        """Whoever was asked will not answer."""
+        """Start over after a pause: the peek failed, or the target did not come."""
         self.is_peeking = False
         self.target = None
         self._pages = 0
         self.peek_at = now + AGAIN_S
 
     def delivered(self, number: int, now: float) -> None:
-        """The queue delivered this one."""
+        """Note a delivery; at the target, the look-ahead is over."""
         if self.target is None:
             return
         self._target_until = now + TARGET_WAIT_S
@@ -94,10 +94,10 @@ class LookAheadState:
             self.target = None
 
     def tick(self, now: float) -> None:
-        """Give up a message that does not come; called before `ask`."""
+        """Give up a target that was not delivered in time."""
         if self.target is not None and now >= self._target_until:
             self.cut_off(now)
 
     def not_needed(self, now: float) -> None:
-        """Messages arrive, or nothing can be asked: see again a little later."""
+        """Put off the next peek: messages arrive, or the queue cannot be asked."""
         self.peek_at = max(self.peek_at, now + NOT_NEEDED_S)

@@ -17,7 +17,7 @@ returns, and calls `tick` at `timer_at`. The parts of a pump:
     Intake, Settlements         messages in memory, and what was decided about them
     Destinations                the entities of the primary, and which of them are held
     WaitingMessages             what waits to be sent, in memory or deferred
-    Receiving, PumpForwarding       what is asked of the backlog queue, and what is sent
+    ReceiveControl, SendControl       what is asked of the backlog queue, and what is sent
     StrictOrder                 if the order of sessions is strict: whose turn it is
 """
 
@@ -37,10 +37,10 @@ from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.deferred import DeferredMessages
 from twinbus.syphon.core.destination import Destination, Destinations
 from twinbus.syphon.core.forecast import DrainMeter
-from twinbus.syphon.core.forwarding import PumpForwarding
 from twinbus.syphon.core.intake import RENEW_AFTER, Intake, IntakeLimits
 from twinbus.syphon.core.rate import Pace
-from twinbus.syphon.core.receiving import Receiving
+from twinbus.syphon.core.receive_control import ReceiveControl
+from twinbus.syphon.core.send_control import SendControl
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
 from twinbus.syphon.core.settlements import Settlements
 from twinbus.syphon.core.strict_order import IN_MEMORY_SHARE, StrictOrder
@@ -78,10 +78,10 @@ class Pump:
         self._deferred = DeferredMessages()
         self._destinations = Destinations(undeliverable_grace_s)
         self._waiting = WaitingMessages(self._destinations, self._intake, self._deferred, lanes)
-        self._receiving = Receiving(
+        self._receiving = ReceiveControl(
             self._intake, self._settlements, self._destinations, self._waiting, self._deferred
         )
-        self._forwarding = PumpForwarding(
+        self._sending = SendControl(
             self._destinations, self._settlements, self._waiting, self._receiving
         )
         self._order: StrictOrder | None = None
@@ -94,7 +94,7 @@ class Pump:
                 settlements=self._settlements,
                 deferred=self._deferred,
                 receiving=self._receiving,
-                forwarding=self._forwarding,
+                sending=self._sending,
             )
 
     def __repr__(self) -> str:
@@ -189,7 +189,7 @@ class Pump:
         actions: list[Action] = []
         for destination in self._destinations:
             if destination.waiting:
-                actions += self._forwarding.serve(destination, now)
+                actions += self._sending.serve(destination, now)
         return actions + self._receiving.grant(now)
 
     def primary_down(self, now: float) -> list[Action]:
@@ -266,7 +266,7 @@ class Pump:
                 self._waiting.add(message, destination)
             else:
                 destination.waiting.append(message)
-            actions = self._forwarding.serve(destination, now)
+            actions = self._sending.serve(destination, now)
             if is_unexpectedly_large:
                 actions += self._receiving.grant(now)
         return actions if order is None else actions + order.advance(now)
@@ -358,7 +358,7 @@ class Pump:
         destination = self._destinations.find(path)
         if destination is None or destination.attach_at is None:
             return []
-        return self._forwarding.give_up_attach(destination, text, now)
+        return self._sending.give_up_attach(destination, text, now)
 
     def granted(self, path: str, credit: int, now: float) -> list[Action]:
         """Send what waits, as far as the destination's new credit goes."""
@@ -366,7 +366,7 @@ class Pump:
         if destination is None or not destination.attached:
             return []
         destination.credit = credit
-        return self._forwarding.serve(destination, now)
+        return self._sending.serve(destination, now)
 
     def detached(self, path: str, condition: str | None, text: str, now: float) -> list[Action]:
         """Handle the end of a link: refused, or closed with messages that may have arrived."""
@@ -374,7 +374,7 @@ class Pump:
         destination = self._destinations.find(path)
         if destination is None or not (destination.attached or destination.attach_at is not None):
             return []
-        return self._forwarding.detached(destination, condition, text, now)
+        return self._sending.detached(destination, condition, text, now)
 
     def accepted(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Complete these: the primary has them."""
@@ -400,7 +400,7 @@ class Pump:
             if destination.held_until is None:
                 destinations.held.discard(destination.path.lower())
             if destination.waiting or self._waiting.has_deferred(destination):
-                actions += self._forwarding.serve(destination, now)
+                actions += self._sending.serve(destination, now)
         return actions
 
     def refused(
@@ -411,7 +411,7 @@ class Pump:
         destination = self._destinations.by_key.get(message.destination)
         if destination is None or destination.sent.pop(message.lock_token, None) is None:
             return []
-        return self._forwarding.refused(message, destination, condition, text, now)
+        return self._sending.refused(message, destination, condition, text, now)
 
     # Answers to peeks, and to requests by number
 
@@ -448,7 +448,7 @@ class Pump:
         for entry in page:
             if self._receiving.is_worth_receiving(entry):
                 look_ahead.found(entry.number, now)
-                return self._forwarding.defer_all_held(now)
+                return self._sending.defer_all_held(now)
         look_ahead.found_nothing(page[-1].number if page else None, now)
         return self._receiving.peek_ahead(now)
 
@@ -468,13 +468,13 @@ class Pump:
                 destination.doubt(now)
                 self._destinations.held.add(key)
         for destination in self._destinations:
-            actions += self._forwarding.tick(destination, self.limits.answer_s, now)
+            actions += self._sending.tick(destination, self.limits.answer_s, now)
         actions += self._receiving.renew_locks(self.limits.answer_s, now)
         if self.credit and now >= self._poll_at:
             self._poll_at = now + self._poll_s
             actions.append(EmptyPoll())
         if self.pace is not None:
-            actions += self._forwarding.serve_by_rate(self.pace, now)
+            actions += self._sending.serve_by_rate(self.pace, now)
         find_at = self._receiving.find_deferred_at()
         if find_at is not None and now >= find_at:
             self._deferred.search_started(now)

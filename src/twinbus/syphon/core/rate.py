@@ -1,11 +1,11 @@
-"""At most so many messages a second, over all pumps of a host, one after another.
+"""Limits the messages per second of all pumps of a host.
 
     rate = Rate(500); pace = Pace(rate)            one pace for each pump
-    pace.allowed("orders", 40, now) -> how many of the 40 may be sent now; the rest waits in line
+    pace.allowed("orders", 40, now) -> how many of the 40 may be sent now; the rest waits
 
-A pump takes its messages by the slice: it reserves the next free slice of time, and what it sends
-then is paid. Whoever reserves first is first, so pumps with work take turns; inside a pump the
-destinations with work do the same. Nobody's share is kept for those who have nothing to send.
+A pump reserves the next free slice of time, and may send so many messages when it begins. Slices
+are reserved in order of request, so pumps with work take turns, and so do the destinations of a
+pump. A pump without work reserves nothing.
 
 Pure: `now` is an argument, and `wake_at` is when a reserved slice begins.
 """
@@ -18,28 +18,28 @@ from typing import Final
 __all__ = ["STANDARD_PER_S", "Pace", "Rate"]
 
 STANDARD_PER_S: Final = 250.0
-"""What a Standard namespace has left for a syphon. It gives 1,000 credits a second; a moved message
-takes two of them in the primary (the syphon's send, the consumer's receive) and at most two in the
-secondary (receive and settlement). So 250 a second takes half of each namespace, and the other half
-is the application's own."""
+"""Rate for a Standard namespace, which has 1,000 credits a second. A moved message costs two in the
+primary (the syphon's send, the consumer's receive) and at most two in the secondary (receive and
+settlement). So 250 messages a second use half of each namespace, and leave half to the
+application."""
 
 SLICE_S: Final = 0.1
-"""Of the rate that a pump reserves at once: long enough to send in groups, short enough that ten
-busy pumps each have their turn every second. Also the most that is made up for after a pause."""
+"""Length of the slice that a pump reserves: long enough to send in groups, short enough that ten
+busy pumps each get a slice every second. Also the most unused time that is made up for."""
 
 IN_MEMORY_S: Final = 2.0
-"""Of the rate that all pumps together have received and not sent. A lock runs for a minute, so that
-none has to be renewed only because its message waits for its slice."""
+"""How many seconds' worth of messages all pumps together hold in memory. It is far below the usual
+lock duration, so that no lock is renewed only because its message waits for a slice."""
 
 IN_MEMORY_MIN: Final = 2
-"""For one pump, however low the rate: one that the queue delivers, one that is asked for."""
+"""For one pump at any rate: one message that the queue delivers, one received by number."""
 
 LOWEST_PER_S: Final = 0.01
 HIGHEST_PER_S: Final = 1_000_000.0
 
 
 class Rate:
-    """How many messages a second all paces together may send."""
+    """The messages per second that all paces together may send."""
 
     __slots__ = ("_free_at", "_paces", "per_s", "slice_messages")
 
@@ -58,25 +58,25 @@ class Rate:
         return f"<rate {self.per_s:g}/s, {len(self._paces)} paces, free at {self._free_at:.3f}>"
 
     def reserve(self, count: int, now: float) -> float:
-        """From when on `count` messages may be sent that nobody else was promised."""
-        # What nobody used is made up for, but for one slice only: no burst after a quiet time.
+        """Reserve a slice for `count` messages; return when it begins."""
+        # Unused time is made up for, but one slice only: no burst after a quiet time.
         starts_at = max(self._free_at, now - SLICE_S)
         self._free_at = starts_at + count / self.per_s
         return starts_at
 
     def add(self, pace: Pace) -> None:
-        """One more takes part."""
+        """Let one more pace share the rate."""
         self._paces.append(pace)
 
     def remove(self, pace: Pace) -> None:
-        """One takes part no more."""
+        """Let a pace no longer share the rate."""
         if pace in self._paces:
             self._paces.remove(pace)
 
     def share(self, pace: Pace) -> int:
-        """How many messages a pump may have in hand: as many as it can send in a short time.
+        """Return how many messages a pump may have in memory: what it can send in a short time.
 
-        Those who have work share it among them; one that has none gets ready with an equal part.
+        The pumps with work share the rate; a pump without work gets an equal part of all pumps.
         """
         working = sum(other.is_working for other in self._paces)
         parts = working if pace.is_working else len(self._paces)
@@ -84,42 +84,42 @@ class Rate:
 
 
 class Pace:
-    """One pump's part in a rate."""
+    """One pump's share of a rate."""
 
     __slots__ = ("_from", "_queue", "_rate", "_unused", "is_working")
 
     def __init__(self, rate: Rate) -> None:
         self.is_working = False
-        """The pump has messages in hand."""
+        """The pump has messages in memory."""
         self._rate = rate
         self._unused = 0
-        """Messages of the reserved slice that were not sent yet."""
+        """Messages of the reserved slice that are not sent yet."""
         self._from = float("-inf")
         self._queue: dict[str, None] = {}
-        """The destinations that wait for this pump's next slice, in their order."""
+        """The destinations that wait for this pump's next slice, in order."""
         rate.add(self)
 
     def __repr__(self) -> str:
-        return f"<pace, {self._unused} from {self._from:.3f} on, {list(self._queue)} in line>"
+        return f"<pace, {self._unused} from {self._from:.3f} on, {list(self._queue)} waiting>"
 
     @property
     def wake_at(self) -> float | None:
-        """When the destinations in line can be served; None: none is in line."""
+        """When the waiting destinations can be served; None: none waits."""
         return self._from if self._queue else None
 
     @property
     def share(self) -> int:
-        """How many messages the pump may have in hand."""
+        """How many messages the pump may have in memory."""
         return self._rate.share(self)
 
     def leave(self) -> None:
-        """Take part no more."""
+        """Give up the share of the rate."""
         self._rate.remove(self)
 
     def allowed(self, destination: str, wanted: int, now: float) -> int:
-        """How many of the wanted messages may be sent now; with fewer, it is put in line."""
+        """Return how many messages may be sent now; if fewer than wanted, the destination waits."""
         if next(iter(self._queue), destination) != destination:
-            # Others wait already; who asks oftener gets no more for it.
+            # Others wait already; asking more often gets no larger share.
             self._queue[destination] = None
             return 0
         if not self._unused:
@@ -131,7 +131,7 @@ class Pace:
         count = min(wanted, self._unused)
         self._unused -= count
         if count < wanted:
-            # It had its slice: behind those that wait.
+            # It had its slice: others come first.
             self._queue[destination] = None
         if self._queue and not self._unused:
             self._reserve(wanted - count or 1, now)
@@ -142,9 +142,9 @@ class Pace:
         self._from = self._rate.reserve(self._unused, now)
 
     def next_destination(self) -> str | None:
-        """The destination that is to be served next."""
+        """Return the destination to serve next."""
         return next(iter(self._queue), None)
 
     def remove(self, destination: str) -> None:
-        """It has nothing to send after all."""
+        """Remove a destination that has nothing to send."""
         self._queue.pop(destination, None)

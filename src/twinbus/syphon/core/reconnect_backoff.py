@@ -1,4 +1,4 @@
-"""How long a side that was lost is left alone before it is tried again."""
+"""The delay before a lost connection is made again."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ __all__ = ["FIRST_RECONNECT_S", "LONGEST_RECONNECT_S", "ReconnectBackoff"]
 
 FIRST_RECONNECT_S: Final = 0.5
 LONGEST_RECONNECT_S: Final = 5.0
-"""Between two attempts to connect: so long does a namespace that is back wait for its messages."""
+"""Maximum reconnect delay after recovery."""
 
 
 class ReconnectBackoff:
-    """Pauses that double, from the shortest again once a connection has held for a while."""
+    """Delays that double, and start over once a connection has lasted for a while."""
 
     def __init__(self) -> None:
         self._pause_s = 0.0
 
     def after(self, held_s: float) -> float:
-        """The pause after a connection that was had, or asked for, for `held_s` seconds."""
+        """Return the delay after a connection (or an attempt) that lasted `held_s` seconds."""
         is_new = held_s > LONGEST_RECONNECT_S
         grown_s = FIRST_RECONNECT_S if is_new else max(FIRST_RECONNECT_S, self._pause_s * 2)
         self._pause_s = min(grown_s, LONGEST_RECONNECT_S)

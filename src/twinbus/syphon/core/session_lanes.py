@@ -1,14 +1,14 @@
 """Strict session order inside one backlog queue: whose turn it is in each session (SPEC 3).
 
-    a lane = the messages of one session, by number:   head, next, next, ...
-    the head goes when it is in hand and nothing before it can be unknown; the next one goes when
-    the queue has confirmed what became of the head
+    a lane = the messages of one session, by sequence number:   head, next, next, ...
+    the head is sent when it is in memory and every message before it is known; the next one is
+    sent when the queue has confirmed the settlement of the head
 
-A message that is known but not in hand keeps its place: it was deferred, or somebody else has its
-lock (a syphon that died), or it went back. Those behind it wait. What this process was never told
-of is found by a survey: the queue is peeked wherever the numbers that it delivers have a gap.
+A message that is known but not in memory keeps its place: it was deferred or released, or another
+receiver holds its lock (a syphon that died). Those after it wait. The queue is peeked wherever the
+numbers that it delivers have a gap, so that no message stays unknown.
 
-Pure: it answers what may go, what must step aside, and what is to be peeked at.
+Pure: it returns what may be sent, what must be deferred, and where to peek.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from twinbus.syphon.core.backlog_message import BacklogMessage
 __all__ = ["PeekedEntry", "SessionLane", "SessionLanes"]
 
 KNOWN_MAX: Final = 100_000
-"""Numbers remembered of messages that are not in hand. With so many known nothing more is deferred
-for room's sake and no survey goes on, until some of them have been delivered."""
+"""Limit of known messages that are not in memory. At the limit nothing more is deferred for lack of
+room and nothing is peeked, until some of them have been delivered."""
 
 FETCH_RUN: Final = 16
-"""Deferred messages of one session that are asked for at once; a session goes one by one, so that
-more would only sit in memory."""
+"""Deferred messages of one session received in one request. They are sent one by one, so more would
+only use memory."""
 
 RUNS_MAX: Final = 1_000
-"""Runs of delivered numbers kept beyond the survey; forgotten ones are peeked at again."""
+"""Runs of delivered numbers kept beyond `known_up_to`; those dropped are peeked again."""
 
 
 class PeekedEntry(NamedTuple):
@@ -44,11 +44,11 @@ class PeekedEntry(NamedTuple):
 
 
 class MissingMessage(Enum):
-    """Where a message is that is known and not in hand."""
+    """Where a message is that is known and not in memory."""
 
-    ELSEWHERE = "in the queue, or locked by somebody; it will be delivered, or is gone"
-    DEFERRED = "set aside, to be received by its number"
-    REQUESTED = "asked for by its number"
+    ELSEWHERE = "in the queue, locked by another receiver, or gone"
+    DEFERRED = "deferred, to be received by its sequence number"
+    REQUESTED = "requested by its sequence number"
 
 
 class SessionLane:
@@ -62,9 +62,9 @@ class SessionLane:
         self.session = session
         self.messages: dict[int, BacklogMessage | MissingMessage] = {}
         self.waiting: dict[int, BacklogMessage] = {}
-        """In hand, and not their turn."""
+        """In memory, until it is their turn."""
         self.current: BacklogMessage | None = None
-        """Handed over to be sent; until the queue confirmed what became of it."""
+        """Being sent, until the queue confirms its settlement."""
         self._numbers: list[int] = []
 
     def __repr__(self) -> str:
@@ -76,14 +76,14 @@ class SessionLane:
         self.messages[number] = place
 
     def head(self) -> int | None:
-        """The lowest number that is left."""
+        """Return the lowest sequence number of the lane."""
         numbers, messages = self._numbers, self.messages
         while numbers and numbers[0] not in messages:
             heappop(numbers)
         return numbers[0] if numbers else None
 
     def deferred_run(self, count: int) -> list[int]:
-        """The numbers from the head on that are deferred, without a gap, up to `count`."""
+        """Return up to `count` numbers from the head on, as long as they are deferred."""
         run: list[int] = []
         while len(run) < count:
             head = self.head()
@@ -99,36 +99,36 @@ class SessionLanes:
     """The lanes of one backlog queue."""
 
     def __init__(self, in_memory_max: int) -> None:
-        """`in_memory_max` is how many of one session may wait in hand; the rest is set aside."""
+        """`in_memory_max` is how many of one session may wait in memory; the rest is deferred."""
         self.known_up_to = 0
-        """Every message up to this number that has a session is known here, or gone."""
+        """Every message with a session up to this number is known or settled."""
         self._in_memory_max = max(1, in_memory_max)
         self._lanes: dict[tuple[str, str], SessionLane] = {}
         self._by_number: dict[int, SessionLane] = {}
         self._missing: dict[int, MissingMessage] = {}
         self._copies: dict[int, BacklogMessage] = {}
-        """A second delivery of a message whose first is still in hand: its lock was lost."""
+        """A second delivery of a message whose first one is in memory: its lock was lost."""
         self._changed: dict[SessionLane, None] = {}
         self._stuck: dict[SessionLane, None] = {}
-        """Lanes whose head is away."""
+        """Lanes whose head is elsewhere."""
         self._to_fetch: dict[str, dict[SessionLane, None]] = {}
         self._with_waiting: dict[str, dict[SessionLane, None]] = {}
-        """By destination, the lanes in which messages in hand wait for their turn."""
+        """By destination, the lanes in which messages wait in memory."""
         self._beyond_known: list[int] = []
-        """Numbers in hand beyond the survey: a heap."""
+        """Numbers in memory beyond `known_up_to`: a heap."""
         self._runs: list[list[int]] = []
-        """First and last of runs of numbers that were delivered beyond the survey, in order."""
+        """First and last of runs of numbers delivered beyond `known_up_to`, in order."""
         self._highest = 0
         self._peeked_up_to = 0
-        """The highest number known when the peek that is under way was asked for."""
+        """The highest number known when the present peek started."""
 
     def __len__(self) -> int:
         return len(self._lanes)
 
-    # What happens to messages
+    # Events
 
     def delivered(self, number: int) -> None:
-        """A message was delivered, of whatever kind."""
+        """Note the number of any delivered message."""
         self._highest = max(self._highest, number)
         if number == self.known_up_to + 1:
             self._extend_known(number)
@@ -141,7 +141,7 @@ class SessionLanes:
                 del runs[:-RUNS_MAX]
 
     def add(self, message: BacklogMessage) -> BacklogMessage | None:
-        """A message with a session came. An earlier copy is returned, whose lock must be gone."""
+        """Add a message with a session; return an earlier copy, which has lost its lock."""
         number = message.sequence_number
         lane = self._lane(number, message.path, message.session or "")
         if isinstance(lane.messages.get(number), BacklogMessage):
@@ -152,7 +152,7 @@ class SessionLanes:
         return None
 
     def removed(self, message: BacklogMessage) -> None:
-        """A message is no longer in hand; as far as is known it keeps its place."""
+        """Note that a message is no longer in memory; it keeps its place in the lane."""
         number = message.sequence_number
         lane = self._by_number.get(number)
         if lane is None:
@@ -176,24 +176,24 @@ class SessionLanes:
         )
 
     def finish(self, message: BacklogMessage) -> BacklogMessage | None:
-        """A message is in the primary or dead-lettered: the next may go.
+        """Remove a message that the primary has or that is dead-lettered: the next may be sent.
 
-        A copy of it that is in hand is returned: nothing is to be sent any more.
+        Return a copy of it that is in memory and must not be sent.
         """
         number = message.sequence_number
         lane = self._by_number.get(number)
-        # It may have taken the place of the one that left a moment ago.
+        # The copy may already have taken the place of this one.
         copy = None if lane is None else lane.waiting.get(number)
         return self._finish(number) or (copy if copy is not message else None)
 
     def was_deferred(self, message: BacklogMessage) -> None:
-        """A message was deferred."""
+        """Note that a message was deferred."""
         lane = self._by_number.get(message.sequence_number)
         if lane is not None:
             self._set_missing(lane, message.sequence_number, MissingMessage.DEFERRED)
 
     def withdraw(self, message: BacklogMessage) -> bool:
-        """Whether a message waited here for its turn, which it then does no more."""
+        """Remove a message that waits for its turn; return whether it was waiting."""
         number = message.sequence_number
         if self._copies.get(number) is message:
             return True
@@ -204,7 +204,7 @@ class SessionLanes:
         return True
 
     def is_waiting(self, message: BacklogMessage) -> bool:
-        """Whether a message waits here for its turn, or for the end of its other copy."""
+        """Return whether a message waits for its turn, or for the end of its other copy."""
         number = message.sequence_number
         lane = self._by_number.get(number)
         if lane is None:
@@ -212,7 +212,7 @@ class SessionLanes:
         return lane.waiting.get(number) is message or self._copies.get(number) is message
 
     def take_waiting(self, destination: str) -> list[BacklogMessage]:
-        """All that wait for their turn to one destination, which they then do no more."""
+        """Remove and return all messages to one destination that wait for their turn."""
         taken = [
             p for lane in self._with_waiting.pop(destination, ()) for p in lane.waiting.values()
         ]
@@ -223,16 +223,16 @@ class SessionLanes:
     def has_waiting(self, destination: str) -> bool:
         return destination in self._with_waiting
 
-    # Whose turn it is
+    # Turns
 
     def take_changed(self) -> list[SessionLane]:
-        """The lanes in which something may have changed."""
+        """Return the lanes that changed since the last call."""
         changed = list(self._changed)
         self._changed.clear()
         return changed
 
     def next_to_go(self, lane: SessionLane) -> BacklogMessage | None:
-        """The lane's head, handed over to be sent; None: it is not its turn, or not in hand."""
+        """Take the lane's head to be sent; None: it is not its turn, or it is not in memory."""
         head = lane.head()
         if head is None or lane.current is not None or head > self.known_up_to:
             return None
@@ -243,9 +243,9 @@ class SessionLanes:
         return message
 
     def out_of_turn(self, lane: SessionLane) -> list[BacklogMessage]:
-        """What must not stay in hand: those behind a head that is not, and those that are too many.
+        """Take what must not stay in memory: messages after a missing head, and too many of them.
 
-        Left where they are they could fill the pump, and the head would find no room.
+        They could fill the pump, and leave no room for the head.
         """
         head = lane.head()
         if head is None or not lane.waiting or head > self.known_up_to:
@@ -264,11 +264,11 @@ class SessionLanes:
     # Deferred messages
 
     def has_deferred(self, destination: str) -> bool:
-        """Whether a session's head waits to be received by its number."""
+        """Return whether the head of some session is deferred."""
         return destination in self._to_fetch
 
     def take_deferred(self, destination: str, room: int) -> list[int]:
-        """Numbers to receive now: heads, and what follows them."""
+        """Return the numbers to receive now: deferred heads, and what follows them."""
         numbers: list[int] = []
         lanes = self._to_fetch.get(destination, {})
         while lanes and len(numbers) < room:
@@ -283,39 +283,39 @@ class SessionLanes:
         return numbers
 
     def fetch_ended(self, numbers: Iterable[int] | None = None) -> None:
-        """Those that were asked for and did not come are not where they were thought to be."""
+        """Note that requested messages that did not come are not deferred; None: all of them."""
         for number in list(self._missing) if numbers is None else numbers:
             if self._missing.get(number) is MissingMessage.REQUESTED:
                 self._set_missing(self._by_number[number], number, MissingMessage.ELSEWHERE)
 
-    # The survey
+    # Peeks
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a lane waits for a message of which nobody knows where it is."""
+        """Whether a lane waits for a message that is elsewhere."""
         return bool(self._stuck)
 
     def peek_from(self) -> int | None:
-        """Where to peek, because messages in hand lie beyond what is known; None: none does."""
+        """Return where to peek if messages in memory are beyond what is known; else None."""
         if not self._beyond_known or len(self._missing) >= KNOWN_MAX:
             return None
         return self.known_up_to + 1
 
     def recheck_from(self, after: int) -> int | None:
-        """Where to peek for heads that do not come: the first beyond `after`, or the first."""
+        """Return where to peek for missing heads: the first one after `after`, or the first."""
         heads = [head for lane in self._stuck if (head := lane.head()) is not None]
         return min((h for h in heads if h > after), default=min(heads, default=None))
 
     def peek_started(self) -> None:
-        """A peek is asked for now."""
+        """Note that a peek starts now."""
         self._peeked_up_to = max(self._highest, self.known_up_to)
 
     def peeked(self, start: int, page: Iterable[PeekedEntry]) -> int:
-        """What a peek from `start` showed; up to which number that says everything."""
+        """Take a page peeked from `start`; return the number up to which it is complete."""
         entries: dict[int, PeekedEntry] = {entry.number: entry for entry in page}
-        # A page may be short for its size alone, so that only an empty one shows the end; and even
-        # then only of what was there when it was asked for. Numbers are given in order: whatever
-        # lies before the last one seen, and was not seen, is no longer there.
+        # Only an empty page shows the end of the queue (a short one may have reached a size
+        # limit), and only of what was there when the peek started. Numbers are assigned in order:
+        # what is before the last entry, and not on the page, is no longer in the queue.
         end = max(entries, default=self._peeked_up_to)
         for number in [n for n in self._missing if start <= n <= end and n not in entries]:
             self._finish(number)
@@ -326,7 +326,7 @@ class SessionLanes:
         return end
 
     def seen(self, entry: PeekedEntry) -> None:
-        """A message was seen in the queue."""
+        """Note a message that a peek showed."""
         number = entry.number
         if entry.session is None:
             return
@@ -348,12 +348,12 @@ class SessionLanes:
             if lane is not None:
                 self._mark_changed(lane)
 
-    # Places
+    # State of the lanes
 
     def _lane(self, number: int, path: str, session: str) -> SessionLane:
         lane, key = self._by_number.get(number), (path.lower(), session)
         if lane is not None and (lane.destination, lane.session) != key:
-            # A queue that was deleted and made anew counts from the start again.
+            # A queue that was deleted and created again numbers its messages from 1.
             self._finish(number)
             lane = None
         if lane is None:
@@ -394,7 +394,7 @@ class SessionLanes:
         return self._copies.pop(number, None)
 
     def _forget(self, lane: SessionLane) -> None:
-        """Only sessions of which something is left are remembered."""
+        """Remove a lane that has no message left."""
         del self._lanes[lane.destination, lane.session]
         self._changed.pop(lane, None)
         self._stuck.pop(lane, None)
@@ -413,7 +413,7 @@ class SessionLanes:
                 del lanes_of[lane.destination]
 
     def _mark_changed(self, lane: SessionLane) -> None:
-        """Something changed in a lane: it is to be looked at, and where its head is, is noted."""
+        """Mark a lane as changed, and note where its head is."""
         self._changed[lane] = None
         head = lane.head()
         place = None if head is None else lane.messages[head]

@@ -13,9 +13,9 @@ from twinbus.syphon.core.actions import Action, Complete, DeadLetter, PeekForOrd
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.deferred import DeferredMessages
 from twinbus.syphon.core.destination import Destination, Destinations
-from twinbus.syphon.core.forwarding import PumpForwarding
 from twinbus.syphon.core.intake import Intake
-from twinbus.syphon.core.receiving import Receiving
+from twinbus.syphon.core.receive_control import ReceiveControl
+from twinbus.syphon.core.send_control import SendControl
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
 from twinbus.syphon.core.settlements import Settlements
 
@@ -40,8 +40,8 @@ class StrictOrder:
         intake: Intake,
         settlements: Settlements,
         deferred: DeferredMessages,
-        receiving: Receiving,
-        forwarding: PumpForwarding,
+        receiving: ReceiveControl,
+        sending: SendControl,
     ) -> None:
         self.lanes = lanes
         self.check_at: float | None = None
@@ -51,9 +51,9 @@ class StrictOrder:
         self._settlements = settlements
         self._deferred = deferred
         self._receiving = receiving
-        self._forwarding = forwarding
+        self._sending = sending
         self._peeking_from: int | None = None
-        """Start of the peek that is under way."""
+        """Start of the pending peek."""
         self._peek_after = 0.0
         """No peek before that time: the last one failed."""
         self._checked = 0
@@ -72,7 +72,7 @@ class StrictOrder:
                     destination.waiting.append(message)
                 served[lane.destination] = destination
             for destination in served.values():
-                actions += self._forwarding.serve(destination, now)
+                actions += self._sending.serve(destination, now)
             for lane in lanes:
                 actions += self._settlements.defer(self.lanes.out_of_turn(lane), now)
         if self.lanes.is_stuck and self.check_at is None:
@@ -122,7 +122,7 @@ class StrictOrder:
     # Peeks
 
     def disconnected(self) -> None:
-        """Forget the requests under way: the link to the backlog queue is gone."""
+        """Forget pending requests: the link to the backlog queue is gone."""
         self._peeking_from = None
         self.lanes.fetch_ended()
 

@@ -1,7 +1,7 @@
-"""What a relay writes into the ledger: each operation on a backlog queue and on the primary.
+"""Writes the operations of a relay to the ledger.
 
-One record for each message received, forwarded and completed, as the bill and the audit want it
-(SPEC 8); one for each empty poll, request and renewal.
+One record for each message received, forwarded and completed, for the bill and the audit (SPEC 8);
+one for each empty poll, request and renewal.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ _OPERATIONS: Final[dict[object, str]] = {
     DeadLetter: "dead_letter",
     Defer: "defer",
 }
-"""A message that is only given back costs nothing and is no record."""
+"""A released message costs nothing and has no record."""
 
 
 Shared = tuple[tuple[str, object], ...]
-"""The fields that the records of many messages have in common, and their values."""
+"""The fields that the records of several messages share, with their values."""
 
 Row = tuple[str | None, int, int, int | None]
-"""Of one message: id, size in bytes, sequence number, and how long it took in us, if it is told."""
+"""One message: id, size in bytes, sequence number, latency in us if known."""
 
 
 class RelayLedger(Protocol):
-    """Where records go: a LedgerWriter, or one that keeps nothing.
+    """A ledger: a LedgerWriter, or one that keeps nothing.
 
-    One that has a `record_deliveries` gets the records of many messages at once, which costs a
-    small part of as many calls; one that says `keeps_records = False` gets none.
+    If it has `record_deliveries`, the records of many messages are written with one cheap call. If
+    it has `keeps_records = False`, no records of messages are written.
     """
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
-        """Note one operation."""
+        """Write one record."""
 
 
 class Bookkeeper:
-    """The records of one backlog queue."""
+    """Writes the records of one backlog queue."""
 
     __slots__ = ("_keeps", "_primary", "_queue", "_record", "_record_many", "_secondary")
 
@@ -76,7 +76,7 @@ class Bookkeeper:
                 self._record_many("forward", shared, now_ms, rows)
 
     def not_forwarded(self, message: BacklogMessage, error: str, *, is_known: bool) -> None:
-        """`is_known` is false where the answer was lost: the primary may have it."""
+        """Record a failed forward. `is_known` is false if the answer was lost."""
         self._record(
             "forward",
             cause="syphon",
@@ -92,7 +92,7 @@ class Bookkeeper:
         )
 
     def settled(self, messages: list[BacklogMessage], error: str | None = None) -> None:
-        """What was decided about these was carried out, or refused with `error`."""
+        """Record that the backlog queue settled messages, or refused to with `error`."""
         if not self._keeps:
             return
         completed: list[BacklogMessage] = []
@@ -112,7 +112,7 @@ class Bookkeeper:
         self._at_source("renew", cause="syphon", outcome=outcome, error=error)
 
     def managed(self) -> None:
-        """A peek, or a settlement by token."""
+        """Record a peek, or a settlement by lock token."""
         self._at_source("manage", cause="syphon", outcome="ok")
 
     def _shared(self, path: str, namespace: str, side: str, error: str | None = None) -> Shared:
@@ -154,7 +154,7 @@ class Bookkeeper:
 
 
 def _by_path(messages: list[BacklogMessage]) -> Iterable[tuple[str, list[BacklogMessage]]]:
-    """The messages by where they belong, in their order."""
+    """Group the messages by destination, in order."""
     if len({message.path for message in messages}) <= 1:
         return [(messages[0].path, messages)] if messages else []
     found: dict[str, list[BacklogMessage]] = {}

@@ -1,12 +1,12 @@
-"""Holds the leases of backlog queues, so that each of them has one pump at a time (SPEC 6).
+"""Holds the leases of backlog queues, so that each queue has one pump at a time (SPEC 6).
 
     leases = Leases(secondary, queues, on_change); leases.start()
     ...; leases.holds(queue) -> True while this process may pump it
     await leases.close()
 
-One connection for all of them, one link for each: the lock of a session that is named, which can be
-had whether the session has messages or not. A link or connection that is lost is a lease that is
-lost, at once: the service gives the session to the next who asks.
+One connection for all leases, one link for each: it holds the lock of a named session, which needs
+no messages. If the link or the connection is lost, the lease is lost at once: the service gives the
+session to the next receiver.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Leases"]
 log = logging.getLogger("twinbus.syphon")
 
 RETRY_S: Final = 1.0
-"""Between two attempts at a lease that somebody else has, or that cannot be had now."""
+"""Pause between two attempts to acquire a lease."""
 
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
@@ -51,7 +51,7 @@ WAITING: Final = "another syphon has the lease"
 GIVEN_BACK: Final = "it was given back"
 TICKS_PER_S: Final = 10_000_000
 EPOCH_TICKS: Final = 621_355_968_000_000_000
-"""The unix epoch in ticks of .NET since the year 1."""
+"""The unix epoch in .NET ticks since the year 1."""
 
 _link_numbers = itertools.count(1)
 
@@ -64,15 +64,15 @@ class _Lease:
         self.address: LeaseAddress = lease_address(queue)
         self.validity = LeaseValidity()
         self.lock_s = LEASE_LOCK_S
-        """Of the lock when it was had; a renewal gives as much again."""
+        """Lock duration; a renewal extends the lock by as much."""
         self.is_announced = False
         self.answer: asyncio.Future[ReceiverLink] | None = None
         self.ended: asyncio.Future[str] | None = None
-        self.problem = "it was not asked for yet"
+        self.problem = "it was not requested yet"
 
 
 class Leases:
-    """The leases that this process holds, or waits for."""
+    """The leases that this process holds or waits for."""
 
     def __init__(
         self,
@@ -80,29 +80,29 @@ class Leases:
         queues: Iterable[str],
         on_change: Callable[[str, bool], None],
     ) -> None:
-        """`on_change` gets a backlog queue and whether it may be pumped from now on."""
+        """`on_change` is called with a backlog queue and whether it may be pumped now."""
         self._endpoint = endpoint
         self._leases = {queue: _Lease(queue) for queue in queues}
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to ask for the leases, for as long as it takes."""
+        """Start to acquire the leases, and keep trying."""
         self._task = asyncio.create_task(self._keep(), name="syphon leases")
 
     async def close(self) -> None:
-        """Give the leases back; others can have them at once."""
+        """Release the leases; others can acquire them at once."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
 
     def holds(self, queue: str) -> bool:
-        """Whether this process may pump the queue now."""
+        """Return whether this process may pump the queue now."""
         return self._leases[queue].validity.holds(time.monotonic())
 
     def problem(self, queue: str) -> str | None:
-        """Why the lease is not held; None: it is."""
+        """Return why the lease is not held; None: it is held."""
         return None if self.holds(queue) else self._leases[queue].problem
 
     async def _keep(self) -> None:
@@ -118,8 +118,8 @@ class Leases:
                 for lease in self._leases.values():
                     self._lose(lease, reason)
             except* Exception as errors:
-                # Whatever it was, the pumps stand still until somebody holds the leases.
-                log.exception("the leases could not be kept")
+                # After any error, keep trying: the pumps stop until the leases are held.
+                log.exception("keeping the leases failed")
                 for lease in self._leases.values():
                     self._lose(lease, f"{errors.exceptions[0]!r}")
             finally:
@@ -130,7 +130,7 @@ class Leases:
             await asyncio.sleep(RETRY_S)
 
     async def _keep_one(self, connection: NamespaceConnection, lease: _Lease) -> None:
-        """Have one lease, again and again; ends with LineLost."""
+        """Hold one lease, and acquire it again when it is lost, until ConnectionLost."""
         while True:
             link: ReceiverLink | None = None
             try:
@@ -147,7 +147,7 @@ class Leases:
             await asyncio.sleep(RETRY_S)
 
     async def _acquire(self, connection: NamespaceConnection, lease: _Lease) -> ReceiverLink:
-        """The link that holds the session; RequestRefused says who stands in the way."""
+        """Return the link that holds the session lock; RequestRefused says why it cannot be had."""
         if connection.lost.done():
             raise ConnectionLost(connection.lost.result())
         loop = asyncio.get_running_loop()
@@ -179,7 +179,7 @@ class Leases:
     async def _renew_for_ever(
         self, connection: NamespaceConnection, lease: _Lease, link: ReceiverLink
     ) -> str:
-        """Renew the lease in time; why it ended."""
+        """Renew the lease until it ends; return why it ended."""
         ended, validity = lease.ended, lease.validity
         assert ended is not None
         while True:
@@ -209,7 +209,7 @@ class Leases:
                     return str(refusal)
                 validity.not_renewed(time.monotonic())
             else:
-                # Once it has lapsed it is lost, whatever the service says: the pump was stopped.
+                # A lapsed lease is lost even if the service renewed the lock: the pump was stopped.
                 if not validity.holds(time.monotonic()):
                     return "it was not renewed in time"
                 validity.granted(asked_at, lease.lock_s)
@@ -228,7 +228,7 @@ class Leases:
                 text = (event.error.description if event.error else None) or "the link was closed"
                 lease.ended.set_result(_reason_text(self._endpoint, lease.address, condition, text))
                 if lease.is_announced:
-                    # At once, and not when the task gets its turn: nothing more may be sent.
+                    # At once, not when the task runs: nothing more may be sent.
                     self._lose(lease, text)
 
     def _report_held(self, lease: _Lease) -> None:
@@ -239,7 +239,7 @@ class Leases:
     def _lose(self, lease: _Lease, reason: str) -> None:
         lease.validity.lost()
         if reason != lease.problem:
-            # To wait for another syphon is what a lease is for; all else is somebody's to mend.
+            # Waiting for another syphon is normal; any other reason needs attention.
             is_usual = reason.startswith((WAITING, GIVEN_BACK))
             level = logging.INFO if is_usual else logging.WARNING
             log.log(level, "%s: the lease is not held: %s", lease.queue, reason)
@@ -250,7 +250,7 @@ class Leases:
 
 
 def _lock_s(link: ReceiverLink) -> float:
-    """How long the lock runs that an attach gave, by our clock."""
+    """Return the remaining duration of the lock that an attach granted, by our clock."""
     ticks = link.properties.get(LOCKED_UNTIL)
     if not isinstance(ticks, int):
         return LEASE_LOCK_S
@@ -262,7 +262,7 @@ def _reason_text(endpoint: Endpoint, address: LeaseAddress, condition: str, text
         return f"{WAITING} (session {address.session} of {address.queue})"
     if condition == NOT_FOUND:
         return (
-            f"there is no queue {address.queue} in {endpoint.label} to hold the lease on; create it"
-            " with sessions required, or pair with session_order='strict' and the Manage right"
+            f"there is no lease queue {address.queue} in {endpoint.label}; create it with sessions"
+            " required, or pair with session_order='strict' and the Manage right"
         )
     return text

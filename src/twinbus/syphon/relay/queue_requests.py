@@ -15,33 +15,33 @@ from twinbus.syphon.core.unpacking import unpack
 __all__ = ["QueueRequests", "SettledRequest"]
 
 TOKENS_MAX: Final = 100
-"""Lock tokens or numbers in one request."""
+"""Lock tokens or sequence numbers in one request."""
 
 PEEK_COUNT: Final = 250
 PEEKS_MAX: Final = 400
-"""Peeks of one look; what lies further back is found by a later one."""
+"""Peeks of one search; a later search finds what is further back."""
 
 FOUND_MAX: Final = 10_000
 DEFERRED_STATE: Final = 1
 ABOUT_ONE: Final = (404, 410)
-"""Statuses of a refusal for one of the messages that a request is about: it is gone, locked by
-somebody else, or its lock has ended. All others (busy, unauthorized, an internal error) would be
-the answer for each of them."""
+"""Statuses of a refusal because of one message of the request: it is gone, locked by another
+receiver, or its lock has ended. Any other status (busy, unauthorized, internal error) concerns all
+of them."""
 
 
 class SettledRequest(NamedTuple):
-    """What became of a request about many messages."""
+    """The result of a request about many messages."""
 
     done: list[BacklogMessage]
     lost: list[BacklogMessage]
-    """Their locks are gone."""
+    """They lost their locks."""
     rest: list[BacklogMessage]
-    """Not done, for a reason that has nothing to do with them: `refusal`."""
+    """Not done; `refusal` says why."""
     refusal: RequestRefused | None
 
 
 class QueueRequests:
-    """What is asked of a backlog queue's `$management` node."""
+    """Makes requests to the `$management` node of one backlog queue."""
 
     def __init__(self, connection: NamespaceConnection, queue: str) -> None:
         self._connection = connection
@@ -50,7 +50,7 @@ class QueueRequests:
     async def settle(
         self, messages: list[BacklogMessage], status: str, arguments: dict[str, Any]
     ) -> SettledRequest:
-        """Settle by lock token."""
+        """Settle messages by lock token."""
         return await self._for_each_group(
             messages, "update-disposition", {"disposition-status": status, **arguments}
         )
@@ -79,7 +79,7 @@ class QueueRequests:
                 if len(group) == 1:
                     lost += group
                 else:
-                    # One bad token spoils the answer for all: halve until it is alone.
+                    # One bad token fails the whole request: halve it until the token is alone.
                     middle = len(group) // 2
                     groups += [group[:middle], group[middle:]]
             else:
@@ -89,7 +89,7 @@ class QueueRequests:
     async def receive_deferred(
         self, numbers: list[int]
     ) -> tuple[list[tuple[bytes, bytes]], list[int]]:
-        """Receive deferred messages by number: each with its lock token; refused numbers."""
+        """Receive deferred messages: return each with its lock token, and the refused numbers."""
         fetched: list[tuple[bytes, bytes]] = []
         refused: list[int] = []
         groups = [numbers[at : at + TOKENS_MAX] for at in range(0, len(numbers), TOKENS_MAX)]
@@ -104,7 +104,7 @@ class QueueRequests:
                 if refusal.status not in ABOUT_ONE:
                     refused += [number for each in (group, *groups) for number in each]
                     break
-                # One that is locked or gone spoils the answer for all: halve until it is alone.
+                # One message that is locked or gone fails the whole request: halve it until alone.
                 middle = len(group) // 2
                 halves = [group[:middle], group[middle:]] if middle else []
                 groups = halves + groups
@@ -119,10 +119,10 @@ class QueueRequests:
     async def find_deferred(
         self, now_ms: int, *, to_the_end: bool = True
     ) -> tuple[list[PeekedEntry], bool]:
-        """Deferred messages, and whether these are all.
+        """Peek for deferred messages; return them, and whether these are all.
 
-        Unless `to_the_end`, only as far as each page has some: what a syphon deferred before it
-        died lies before all that nobody received yet.
+        Unless `to_the_end`, stop at the first page without any: what a syphon deferred before it
+        died is in front of the messages that nobody received yet.
         """
         found: list[PeekedEntry] = []
         start = 1
@@ -138,7 +138,7 @@ class QueueRequests:
         return found, False
 
     async def peek(self, start: int, now_ms: int) -> list[PeekedEntry]:
-        """Messages in any state from a number on, in order; empty: there is none."""
+        """Return one page of messages in any state from a number on, in order."""
         answer = await self._connection.request(
             self._queue,
             "peek-message",

@@ -1,12 +1,12 @@
-"""Moves the messages of one backlog queue: raw AMQP in, raw AMQP out, as its pump says.
+"""Moves the messages of one backlog queue to the primary, as its pump decides.
 
     secondary --deliveries--> pump --Forward--> primary
         ^                                          |
         '------ Complete, as ranges <--- accepted -'
 
-Both sides are pipelined. Everything that one read of a socket brought is handled before anything
-is written, so that sends and settlements leave in groups. A side whose connection is lost is
-connected again for as long as the relay runs; the pump knows what that means for each message.
+Both sides are raw AMQP and pipelined. The relay handles everything that one read of a socket
+brought before it writes, so that sends and settlements leave in groups. It reconnects a lost side
+as long as it runs; the pump decides what a loss means for each message.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ __all__ = ["Relay"]
 log = logging.getLogger("twinbus.syphon")
 
 LONGEST_TICK_S: Final = 1.0
-"""Between two looks at the time, so that a timer set meanwhile is late by no more."""
+"""Longest sleep of the timer, so that a timer set meanwhile is late by no more."""
 
 SETTLE_S: Final = 0.02
-"""Between two looks at whether what is in flight has come to its end."""
+"""Pause between two checks whether anything is in flight."""
 
 DRAINED_S: Final = 2.0
-"""A queue that was asked to send nothing more has answered by then, behind what it had sent."""
+"""Time for the queue to answer a drain; the answer comes after the last message."""
 
 LEASE: Final = "the lease is not held"
 COMPLETED: Final = disposition_of(Complete)
@@ -83,7 +83,7 @@ _link_numbers = itertools.count(1)
 
 
 class Relay:
-    """One backlog queue's way to the primary; runs until it is closed."""
+    """Moves one backlog queue to the primary until it is closed."""
 
     def __init__(
         self,
@@ -97,16 +97,17 @@ class Relay:
         on_delivered: Callable[[str], None] | None = None,
         lease: Callable[[], bool] | None = None,
     ) -> None:
-        """`on_delivered` gets the path of each destination that took something.
+        """`on_delivered` is called with the path of each destination that accepted a message.
 
-        With a `lease` nothing is forwarded but while that says yes; `lease_changed` tells when.
+        With a `lease`, messages are forwarded only while it returns true; call `lease_changed`
+        when it changes.
         """
         self.queue = queue
         self.pump = pump
         self.problems: dict[str, str] = {}
-        """Side (primary, secondary) and why it cannot be used, while it cannot."""
+        """Each side (primary, secondary) that cannot be used now, and why."""
         self.fault: str | None = None
-        """What went wrong in the syphon itself; nothing can be relied on then, but the backlog."""
+        """An internal error of the syphon; the backlog keeps what was not moved."""
         self._primary_endpoint, self._secondary_endpoint = primary, secondary
         self._books = Bookkeeper(ledger, primary.label, secondary.label, queue)
         self._unpacker = Unpacker(remaining_ttl=remaining_ttl)
@@ -126,11 +127,11 @@ class Relay:
         )
         self._outbound = DestinationLinks(pump, self._books, self._perform)
         self._deliveries: dict[int, BacklogMessage] = {}
-        """Received and not settled, by delivery id of this epoch's source link."""
+        """Received and not settled, by delivery id on the source link of this epoch."""
         self._epoch = 0
         self._completing: list[int] = []
         self._by_token: dict[tuple[str, ...], list[BacklogMessage]] = {}
-        """To settle by request, by what was decided: a status, the arguments of a dead letter."""
+        """Messages to settle by request, by status and dead-letter arguments."""
         self._flushing = False
         self._wake_timer: asyncio.TimerHandle | None = None
         self._running: list[asyncio.Task[None]] = []
@@ -157,7 +158,7 @@ class Relay:
         }
 
     def start(self) -> None:
-        """Begin; connections are made, and made again, in the background."""
+        """Start; the relay connects, and reconnects, in the background."""
         self._running = [
             asyncio.create_task(work, name=f"syphon {self.queue}")
             for work in (
@@ -167,12 +168,12 @@ class Relay:
             )
         ]
 
-    def tell(self, happening: Callable[[float], list[Action]]) -> None:
-        """Have the pump hear of something that a person wants, or that is due."""
-        self._perform(happening(_now()))
+    def notify(self, event: Callable[[float], list[Action]]) -> None:
+        """Call an event method of the pump with the time, and perform its actions."""
+        self._perform(event(_now()))
 
     def lease_changed(self, is_held: bool) -> None:
-        """Go on, or stop at once: without the lease the primary is not even connected to."""
+        """Resume, or stop at once: without the lease the relay disconnects from the primary."""
         if is_held:
             self._leased.set()
             self._perform(self.pump.resume(_now(), LEASE))
@@ -183,14 +184,14 @@ class Relay:
                 self._primary.drop("the lease is gone")
 
     async def close(self, timeout_s: float = 10.0) -> None:
-        """Receive nothing more, wait for what is in flight, and let both sides go."""
+        """Stop receiving, wait for what is in flight, and close both connections."""
         self._perform(self.pump.pause(_now()))
         source, began = self._source, _now()
         if source is not None and self._secondary is not None:
             source.grant(0, drain=True)
             self._secondary.flush()
         while self._running and _now() < began + timeout_s:
-            # What was on its way would stay locked: the answer to a drain comes behind all of it.
+            # Messages on the wire would stay locked. The answer to a drain comes after them.
             is_coming = source is not None and source is self._source and source.is_draining
             if not self.pump.in_flight and not (is_coming and _now() < began + DRAINED_S):
                 break
@@ -208,7 +209,7 @@ class Relay:
     async def _keep_connected(
         self, side: str, serve: Callable[[], Coroutine[Any, Any, str]]
     ) -> None:
-        """Have one side served for ever, with a growing pause after each loss."""
+        """Serve one side for ever, with a growing pause after each loss."""
         backoff = ReconnectBackoff()
         while True:
             began = _now()
@@ -217,7 +218,7 @@ class Relay:
             except (ConnectionLost, RequestRefused) as error:
                 reason = str(error)
             except Exception as error:
-                # Nobody waits for this task: what ended it would never be heard of.
+                # Nothing awaits this task: an error that ended it would be lost.
                 log.exception("%s: %s", self.queue, side)
                 reason = repr(error)
             self.problems[side] = reason
@@ -266,7 +267,7 @@ class Relay:
             await connection.close()
 
     async def _serve_source(self, connection: NamespaceConnection) -> str:
-        """Attach to the backlog queue and receive until the link is gone; why it is."""
+        """Attach to the backlog queue and receive until the link ends; return why it ended."""
         name = f"{self.queue}-syphon-{next(_link_numbers)}"
         gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._source_gone = gone
@@ -306,12 +307,12 @@ class Relay:
                 log.exception("%s: the pump failed", self.queue)
                 self.fault = (
                     f"{self.queue}: the syphon itself failed, {error!r}; the backlog keeps what "
-                    "was not moved. Start it again, and report this with what the log says"
+                    "was not moved. Start the syphon again, and report this with the log"
                 )
                 self.problems["pump"] = self.fault
                 await asyncio.sleep(LONGEST_TICK_S)
 
-    # What happened
+    # Events
 
     def _on_secondary(self, event: Event) -> None:
         if isinstance(event, DeliveryArrived):
@@ -331,7 +332,7 @@ class Relay:
                 gone.set_result(text or "the backlog queue's link was closed")
 
     def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
-        """Messages came from the backlog queue, in one read."""
+        """Unpack the deliveries of one read and hand them to the pump."""
         now_ms = time.time_ns() // 1_000_000
         unpack, epoch, deliveries = self._unpacker.unpack, self._epoch, self._deliveries
         messages: list[BacklogMessage] = []
@@ -345,7 +346,7 @@ class Relay:
         self._perform(self.pump.received_all(messages, _now()))
 
     def _on_settled(self, event: Disposed) -> None:
-        """The backlog queue settled: it is done, or it says why it is not."""
+        """Tell the pump that the backlog queue settled a range of deliveries, or refused to."""
         taken = self._deliveries.pop
         messages = [
             message
@@ -379,7 +380,7 @@ class Relay:
                 self._perform(self.pump.detached(path, condition, text, _now()))
 
     def _on_outcome(self, event: Disposed) -> None:
-        """The primary took a range of messages, or did not."""
+        """Tell the pump that the primary accepted or refused a range of messages."""
         taken = event.session.take_unsettled(event.first, event.last)
         in_flight = self._outbound.in_flight.pop
         messages = [p for number, _, _ in taken if (p := in_flight(number, None)) is not None]
@@ -398,7 +399,7 @@ class Relay:
             self._books.not_forwarded(message, condition or text, is_known=True)
             self._perform(self.pump.refused(message, condition, text, now))
 
-    # What to do
+    # Actions
 
     def _perform(self, actions: list[Action]) -> None:
         if not actions:
@@ -411,7 +412,7 @@ class Relay:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write what this turn of the loop brought, in groups."""
+        """Write the settlements and sends of this turn of the event loop, in groups."""
         self._flushing = False
         connection = self._secondary
         if self._completing and connection is not None and self._source is not None:
@@ -467,7 +468,7 @@ class Relay:
 
     def _wait(self, action: WaitUntil) -> None:
         loop = asyncio.get_running_loop()
-        self._wake_timer = loop.call_later(action.until - _now(), self.tell, self.pump.tick)
+        self._wake_timer = loop.call_later(action.until - _now(), self.notify, self.pump.tick)
 
     def _reconnect(self, action: Reconnect) -> None:
         connection = self._primary if action.side == "primary" else self._secondary
@@ -476,10 +477,10 @@ class Relay:
 
 
 def _now() -> float:
-    # Asked of the module each time: a simulated world puts its own clock there.
+    # Looked up in the module each time: a simulation replaces the clock there.
     return time.monotonic()
 
 
 def _sleep_s(due: float | None, now: float) -> float:
-    """How long to sleep before the next look at the time."""
+    """Return how long to sleep before the next tick."""
     return LONGEST_TICK_S if due is None else min(LONGEST_TICK_S, max(0.01, due - now))

@@ -46,5 +46,5 @@ def test_an_answer_without_counts_says_that_the_queue_is_not_there() -> None:
 
 @pytest.mark.parametrize("came", [0, 10, len(COUNTS) - 1])
 def test_an_answer_that_is_cut_off_says_nothing_of_the_queue(came: int) -> None:
-    with pytest.raises(CountsUnavailable, match="hung up"):
+    with pytest.raises(CountsUnavailable, match="closed in the middle"):
         asyncio.run(asked_of_one_that_answers("200 OK", COUNTS[:came], len(COUNTS)))

@@ -23,10 +23,10 @@ from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.settlements import Settlements
 from twinbus.syphon.core.waiting import WaitingMessages
 
-__all__ = ["Receiving"]
+__all__ = ["ReceiveControl"]
 
 
-class Receiving:
+class ReceiveControl:
     """Decides what one pump asks its backlog queue for."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Receiving:
 
     @property
     def is_possible(self) -> bool:
-        """Whether both namespaces can be reached and nobody paused the pump."""
+        """Whether both namespaces can be reached and the pump is not paused."""
         if not (self._destinations.is_primary_up and self._settlements.is_open):
             return False
         return not self.paused

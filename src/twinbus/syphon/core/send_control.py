@@ -22,18 +22,18 @@ from twinbus.syphon.core.destination import (
     meaning_of,
 )
 from twinbus.syphon.core.rate import Pace
-from twinbus.syphon.core.receiving import Receiving
+from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.syphon.core.settlements import Settlements
 from twinbus.syphon.core.waiting import WaitingMessages
 
-__all__ = ["PumpForwarding"]
+__all__ = ["SendControl"]
 
 MISSING: Final = "DestinationNotFound"
 TOO_LARGE_REASON: Final = "MessageTooLarge"
 REFUSED: Final = "RefusedByDestination"
 
 
-class PumpForwarding:
+class SendControl:
     """Decides what one pump sends, defers and dead-letters."""
 
     def __init__(
@@ -41,7 +41,7 @@ class PumpForwarding:
         destinations: Destinations,
         settlements: Settlements,
         waiting: WaitingMessages,
-        receiving: Receiving,
+        receiving: ReceiveControl,
     ) -> None:
         self._destinations = destinations
         self._settlements = settlements
@@ -109,8 +109,8 @@ class PumpForwarding:
         grace_s = self._destinations.grace_s
         if destination.is_given_up(grace_s, now) and not destination.is_on_trial:
             text = (
-                f"{destination.path} does not exist in the primary, and did not for "
-                f"{grace_s:g} s (undeliverable_grace): {destination.reason}"
+                f"{destination.path} is missing from the primary "
+                f"(undeliverable_grace {grace_s:g} s): {destination.reason}"
             )
             return [
                 action
