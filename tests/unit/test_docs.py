@@ -12,6 +12,9 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 _TEST_IN = re.compile(r"`(test_\w+)` in (tests/[\w/]+\.py)")
 _FILE = re.compile(r"\b((?:tests|src|bench)/[\w/]+\.py)")
+_STOP = re.compile(r"^\d+\. `([\w/]+\.py): (\w+)`", re.MULTILINE)
+"""A stop of a walk through the code: a file below src/twinbus, and a function in it."""
+
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -23,6 +26,12 @@ def missing(document: Path, text: str) -> list[str]:
         if not (ROOT / path).exists() or f"def {name}(" not in (ROOT / path).read_text()
     ]
     found += [path for path in _FILE.findall(text) if not (ROOT / path).exists()]
+    found += [
+        f"{name} in {path}"
+        for path, name in _STOP.findall(text)
+        if not (file := ROOT / "src" / "twinbus" / path).exists()
+        or f"def {name}(" not in file.read_text()
+    ]
     return found + [link for link in _LINK.findall(text) if not (document.parent / link).exists()]
 
 
@@ -32,8 +41,14 @@ def test_a_document_speaks_of_what_is_there(document: Path) -> None:
 
 
 def test_what_is_not_there_is_found() -> None:
-    text = "`test_a` in tests/unit/test_docs.py, tests/unit/gone.py, [x](gone.md), [y](#here)"
-    named = ["test_a in tests/unit/test_docs.py", "tests/unit/gone.py", "gone.md"]
+    text = (
+        "`test_a` in tests/unit/test_docs.py, tests/unit/gone.py, [x](gone.md), [y](#here)\n"
+        "1. `pair.py: pair_namespaces`: is there\n2. `pair.py: gone`\n3. `gone.py: f`"
+    )
+    named = [
+        *("test_a in tests/unit/test_docs.py", "tests/unit/gone.py"),
+        *("gone in pair.py", "f in gone.py", "gone.md"),
+    ]
     assert missing(ROOT / "README.md", text) == named
 
 
