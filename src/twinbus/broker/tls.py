@@ -36,7 +36,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
         raise BrokerStartError(
-            f"the certificate {certificate} and the key {key} cannot be used: {_in_words(error)};"
+            f"the certificate {certificate} and the key {key} cannot be used: {_reason(error)};"
             " give a certificate and its own key, both PEM, the key without a password"
         ) from error
     return context
@@ -46,7 +46,7 @@ def _no_password() -> str:
     raise ValueError("the key is locked with a password")
 
 
-def _in_words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     known = {
         "KEY_VALUES_MISMATCH": "the key is not the certificate's",
         "NO_START_LINE": "one of them is no PEM file",

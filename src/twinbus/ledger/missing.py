@@ -49,7 +49,7 @@ class MissingFiles:
             self.unnoted,
         )
 
-    def in_words(self) -> Iterator[str]:
+    def sentences(self) -> Iterator[str]:
         """A sentence for each kind."""
         if self.removed:
             yield f"records are missing: compact --remove-raw removed {_files(self.removed)}"

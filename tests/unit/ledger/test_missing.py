@@ -32,7 +32,7 @@ def test_a_number_that_is_not_there_is_missed() -> None:
     there = [*files("web-1", 0, 2), "web-1-00004.jsonl.open", *files("web-2", 1), "other-9.jsonl"]
     found = missing_files(there, [])
     assert found == MissingFiles(gaps=(*files("web-1", 1, 3), *files("web-2", 0)))
-    [sentence] = found.in_words()
+    [sentence] = found.sentences()
     assert "the ledger lacks 3 files (web-1-00001.jsonl and others)" in sentence
 
 
@@ -43,7 +43,7 @@ def test_a_noted_file_is_removed_once_it_is_not_there() -> None:
     assert found == MissingFiles(removed=("odd.jsonl", "web-1-00000.jsonl", "web-1-00002.jsonl"))
     # Tables that took them still have their records.
     assert not found.but({"odd.jsonl", *files("web-1", 0, 1, 2)})
-    assert list(found.but(files("web-1", 0, 1, 2)).in_words()) == [
+    assert list(found.but(files("web-1", 0, 1, 2)).sentences()) == [
         "records are missing: compact --remove-raw removed the file odd.jsonl"
     ]
     # The last file of a writer that a note names is not the end of its numbers.
@@ -54,7 +54,7 @@ def test_a_noted_file_is_removed_once_it_is_not_there() -> None:
 def test_a_note_that_cannot_be_read_is_missed_too(text: str) -> None:
     found = missing_files(files("web-1", 0), [text, new_note(files("web-1", 1))])
     assert (found.removed, found.unnoted) == (("web-1-00001.jsonl",), 1)
-    assert "no note says which" in list(found.in_words())[-1]
+    assert "no note says which" in list(found.sentences())[-1]
 
 
 @given(st.sets(st.sampled_from([*files("a", *range(9)), *files("b-1", *range(9)), "x.jsonl"])))

@@ -12,7 +12,7 @@ from twinbus.console.namespaces import run_to_its_end
 from twinbus.console.terminal.live_line import live_line
 from twinbus.console.terminal.output import print_json
 from twinbus.pipeline.spark import session
-from twinbus.pipeline.spark.failure_text import spark_in_words
+from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.store import upkeep
 from twinbus.pipeline.store.upkeep import TablesTask
 
@@ -46,7 +46,7 @@ async def _perform(task: TablesTask, master: str | None) -> Document:
 
         def work() -> Document:
             with (
-                spark_in_words(),
+                spark_failures_in_one_line(),
                 session.spark_session(master=master or session.LOCAL_MASTER) as spark,
             ):
                 line.say("reading the tables")

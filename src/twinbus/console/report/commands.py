@@ -28,7 +28,7 @@ from twinbus.cost.quantities import QuantityError, parse_duration
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
-from twinbus.pipeline.spark.failure_text import spark_in_words
+from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.spark.java import find_java
 from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START
 
@@ -191,7 +191,7 @@ def _make_report(
 
     try:
         with (
-            spark_in_words(),
+            spark_failures_in_one_line(),
             (
                 reporting.batch_tables(spark, plan.ledger, shared=plan.shared)
                 if plan.tables == NO_TABLES

@@ -166,7 +166,7 @@ class BatchTables:
         self._is_small = size_bytes is not None and size_bytes <= SMALL_BYTES
         session = _session_for(spark, size_bytes)
         inside = TableStore(session, tables_place(ledger))
-        self.missing = tuple(missing_from_files(inside, ledger).in_words())
+        self.missing = tuple(missing_from_files(inside, ledger).sentences())
         is_open = F.endswith(F.col("_metadata.file_name"), F.lit(OPEN_SUFFIX))
         # Kept before counting: a query of a few columns does not see a damaged line.
         lines = bronze.read_ledger(session, ledger).withColumn(_IS_OPEN, is_open)

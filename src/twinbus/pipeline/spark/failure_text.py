@@ -9,7 +9,7 @@ from typing import Final
 
 from twinbus.errors import TwinbusError
 
-__all__ = ["SparkFailed", "spark_in_words"]
+__all__ = ["SparkFailed", "spark_failures_in_one_line"]
 
 _LENGTH_MAX: Final = 300
 
@@ -22,7 +22,7 @@ class SparkFailed(TwinbusError):
 
 
 @contextmanager
-def spark_in_words() -> Iterator[None]:
+def spark_failures_in_one_line() -> Iterator[None]:
     """SparkFailed for what Spark or its JVM raises in the block: around a session, or in it."""
     try:
         yield

@@ -111,7 +111,7 @@ class CurrentTables:
     @property
     def missing(self) -> tuple[str, ...]:
         """Sentences on files of the ledger that these tables never took."""
-        return tuple(missing_from_tables(self._store, self._ledger).in_words())
+        return tuple(missing_from_tables(self._store, self._ledger).sentences())
 
     @property
     def set_aside(self) -> Mapping[str, int]:

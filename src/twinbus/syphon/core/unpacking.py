@@ -1,7 +1,7 @@
-"""A delivery of a backlog queue into a parcel: where it belongs, and as what it is sent there.
+"""Restores a backlog message from a raw delivery: its destination, and the bytes to send there.
 
 Pure. Only the sections that change are looked into, the body never (SPEC 4). `unpack` does it step
-by step with `twinbus.transfer`. An `Unpacker` gives the same parcels faster: a backlog holds many
+by step with `twinbus.transfer`. An `Unpacker` gives the same messages faster: a backlog holds many
 messages of one shape, so it learns from each message that took the slow way how such a message
 looks, and takes the short way for every later one that looks so, byte for byte.
 """
@@ -71,39 +71,39 @@ _INT_FORMATS: Final = {0x81: "q", 0x83: "q", 0x55: "b", 0x54: "b", 0x71: "i", 0x
 def unpack(
     payload: bytes, lock_token: bytes, now_ms: int, *, remaining_ttl: bool = False
 ) -> BacklogMessage:
-    """The parcel in a delivery; what cannot be brought anywhere has a `fault`."""
-    parcel = BacklogMessage(lock_token, len(payload))
-    _fill(parcel, payload, now_ms, remaining_ttl)
-    return parcel
+    """The message in a delivery; what cannot be brought anywhere has a `fault`."""
+    message = BacklogMessage(lock_token, len(payload))
+    _fill(message, payload, now_ms, remaining_ttl)
+    return message
 
 
 def _fill(
-    parcel: BacklogMessage, payload: bytes, now_ms: int, remaining_ttl: bool
+    message: BacklogMessage, payload: bytes, now_ms: int, remaining_ttl: bool
 ) -> Sections | None:
     """Unpack step by step; the delivery's sections, if they could be brought somewhere."""
     try:
         sections = split(payload)
-        _read_marks(parcel, sections.message_annotations, now_ms)
-        parcel.message_id = _message_id(sections.properties)
-        shortened = _shortened(parcel, aliases_of(sections), now_ms) if remaining_ttl else None
+        _read_marks(message, sections.message_annotations, now_ms)
+        message.message_id = _message_id(sections.properties)
+        shortened = _shortened(message, aliases_of(sections), now_ms) if remaining_ttl else None
         restored, aliases = from_backlog_sections(
             without_delivery_marks(sections), now_ms=now_ms, aliases=shortened
         )
-        parcel.wire = join(restored)
+        message.wire = join(restored)
     except TransferError as error:
-        parcel.fault = (error.reason, str(error))
+        message.fault = (error.reason, str(error))
         return None
     except AmqpError as error:
-        parcel.fault = (MALFORMED, f"the message cannot be read: {error}")
+        message.fault = (MALFORMED, f"the message cannot be read: {error}")
         return None
     except UNFORESEEN as error:
         # Raised further it would end the connection, at each delivery anew, and the messages
         # beside this one would never arrive (SPEC 6).
-        parcel.fault = (NOT_RESTORED, f"restoring the message failed: {error!r:.400}")
+        message.fault = (NOT_RESTORED, f"restoring the message failed: {error!r:.400}")
         return None
-    parcel.path = aliases.path
-    parcel.destination = parcel.path.lower()
-    parcel.session = aliases.session_id
+    message.path = aliases.path
+    message.destination = message.path.lower()
+    message.session = aliases.session_id
     return sections
 
 
@@ -120,19 +120,19 @@ class Unpacker:
         """Application properties as they came: as they were sent, and the path."""
 
     def unpack(self, payload: bytes, lock_token: bytes, now_ms: int) -> BacklogMessage:
-        """The parcel in a delivery; what cannot be brought anywhere has a `fault`."""
-        parcel = BacklogMessage(lock_token, len(payload))
+        """The message in a delivery; what cannot be brought anywhere has a `fault`."""
+        message = BacklogMessage(lock_token, len(payload))
         try:
-            if not self._take_short_way(parcel, payload, now_ms):
-                sections = _fill(parcel, payload, now_ms, self._remaining_ttl)
+            if not self._take_short_way(message, payload, now_ms):
+                sections = _fill(message, payload, now_ms, self._remaining_ttl)
                 if sections is not None:
                     self._learn(sections)
         except UNFORESEEN:
             # The long way alone decides what a message is, and what is wrong with it.
             return unpack(payload, lock_token, now_ms, remaining_ttl=self._remaining_ttl)
-        return parcel
+        return message
 
-    def _take_short_way(self, parcel: BacklogMessage, payload: bytes, now_ms: int) -> bool:
+    def _take_short_way(self, message: BacklogMessage, payload: bytes, now_ms: int) -> bool:
         """Unpack a message that looks like one before; false, and nothing done, if it does not.
 
         It is header, marks, properties, application properties and one data section, each known
@@ -167,7 +167,7 @@ class Unpacker:
             restored = self._restored.get(custom) or self._restore(custom)
             if restored is None:
                 sections = Sections(header, b"", b"", properties, custom, payload[body_at:], b"")
-                return self._take_middle_way(parcel, sections, found, now_ms)
+                return self._take_middle_way(message, sections, found, now_ms)
             message_id: str | None
             if payload[start + 6] == 0xA1 and payload[start + 3] == 0xC0:
                 message_id = properties[8 : 8 + properties[7]].decode("utf-8", "replace")
@@ -175,33 +175,33 @@ class Unpacker:
                 message_id = _message_id(properties)
         except (DecodeError, struct.error, IndexError):
             return False
-        parcel.sequence_number, parcel.enqueued_ms, locked_ms = found
+        message.sequence_number, message.enqueued_ms, locked_ms = found
         if locked_ms:
-            parcel.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
-        parcel.message_id = message_id
-        kept, parcel.path, parcel.destination = restored
-        parcel.wire = b"".join((header, properties, kept, payload[body_at:]))
+            message.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
+        message.message_id = message_id
+        kept, message.path, message.destination = restored
+        message.wire = b"".join((header, properties, kept, payload[body_at:]))
         return True
 
     def _take_middle_way(
-        self, parcel: BacklogMessage, sections: Sections, found: tuple[int, int, int], now_ms: int
+        self, message: BacklogMessage, sections: Sections, found: tuple[int, int, int], now_ms: int
     ) -> bool:
         """Unpack a message with other aliases than a path alone, whose marks are read already."""
         try:
-            parcel.sequence_number, parcel.enqueued_ms, locked_ms = found
-            parcel.message_id = _message_id(sections.properties)
+            message.sequence_number, message.enqueued_ms, locked_ms = found
+            message.message_id = _message_id(sections.properties)
             shortened = None
             if self._remaining_ttl:
-                shortened = _shortened(parcel, aliases_of(sections), now_ms)
+                shortened = _shortened(message, aliases_of(sections), now_ms)
             restored, aliases = from_backlog_sections(sections, now_ms=now_ms, aliases=shortened)
         except (TransferError, AmqpError):
             return False  # The long way says what is wrong with it.
         if locked_ms:
-            parcel.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
-        parcel.wire = join(restored)
-        parcel.path = aliases.path
-        parcel.destination = parcel.path.lower()
-        parcel.session = aliases.session_id
+            message.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
+        message.wire = join(restored)
+        message.path = aliases.path
+        message.destination = message.path.lower()
+        message.session = aliases.session_id
         return True
 
     def _restore(self, custom: bytes) -> tuple[bytes, str, str] | None:
@@ -349,17 +349,17 @@ def _message_id(properties: bytes) -> str | None:
     return None if found is None else str(found)
 
 
-def _read_marks(parcel: BacklogMessage, raw: bytes, now_ms: int) -> None:
+def _read_marks(message: BacklogMessage, raw: bytes, now_ms: int) -> None:
     """What the broker wrote on the delivery: its number, its age, and how long it is locked."""
     for key, _, value_at, _ in entries_of(raw):
         if key == _SEQUENCE:
-            parcel.sequence_number = _number(decode(raw, value_at)[0])
+            message.sequence_number = _number(decode(raw, value_at)[0])
         elif key == _ENQUEUED:
-            parcel.enqueued_ms = _number(decode(raw, value_at)[0])
+            message.enqueued_ms = _number(decode(raw, value_at)[0])
         elif key == _LOCKED:
             locked_ms = _number(decode(raw, value_at)[0])
             if locked_ms:
-                parcel.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
+                message.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
 
 
 def _number(value: object) -> int:
@@ -370,14 +370,14 @@ class _Expired(TransferError):
     reason = EXPIRED
 
 
-def _shortened(parcel: BacklogMessage, aliases: Aliases, now_ms: int) -> Aliases:
+def _shortened(message: BacklogMessage, aliases: Aliases, now_ms: int) -> Aliases:
     """The aliases with what is left of the time to live (SPEC 6)."""
-    if aliases.time_to_live_ms is None or not parcel.enqueued_ms:
+    if aliases.time_to_live_ms is None or not message.enqueued_ms:
         return aliases
-    left_ms = aliases.time_to_live_ms - max(0, now_ms - parcel.enqueued_ms)
+    left_ms = aliases.time_to_live_ms - max(0, now_ms - message.enqueued_ms)
     if left_ms <= 0:
-        parcel.path = aliases.path
-        parcel.destination = parcel.path.lower()
+        message.path = aliases.path
+        message.destination = message.path.lower()
         raise _Expired(
             f"its time to live of {aliases.time_to_live_ms / 1000:g} s ended in the backlog, "
             f"{-left_ms / 1000:.0f} s before the syphon came to it"

@@ -93,7 +93,7 @@ class DestinationLinks:
     def lost(self, reason: str) -> None:
         """The line is gone, and with it all links."""
         self.line = None
-        for parcel in self.in_flight.values():
-            self._books.not_forwarded(parcel, reason, is_known=False)
+        for message in self.in_flight.values():
+            self._books.not_forwarded(message, reason, is_known=False)
         self.in_flight.clear()
         self.links.clear()

@@ -7,7 +7,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-unt
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.spark.failure_text import SparkFailed, spark_in_words
+from twinbus.pipeline.spark.failure_text import SparkFailed, spark_failures_in_one_line
 
 FROM_JAVA = """An error occurred while calling o42.exists.
 : java.lang.IllegalArgumentException: java.net.UnknownHostException: nohost
@@ -38,7 +38,7 @@ java.io.FileNotFoundException: File file:/x does not exist
     ],
 )
 def test_the_line_that_says_why_is_told_and_no_other(error: Exception, line: str) -> None:
-    with pytest.raises(SparkFailed) as told, spark_in_words():
+    with pytest.raises(SparkFailed) as told, spark_failures_in_one_line():
         raise error
     assert str(told.value) == f"Spark could not work it out: {line}"
     assert told.value.__cause__ is error
@@ -46,6 +46,6 @@ def test_the_line_that_says_why_is_told_and_no_other(error: Exception, line: str
 
 @pytest.mark.parametrize("error", [LedgerError("ours"), ValueError("a mistake"), SystemExit(1)])
 def test_what_is_not_sparks_stays_as_it_is(error: BaseException) -> None:
-    with pytest.raises(type(error)) as told, spark_in_words():
+    with pytest.raises(type(error)) as told, spark_failures_in_one_line():
         raise error
     assert told.value is error

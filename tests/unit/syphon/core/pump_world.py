@@ -109,10 +109,10 @@ class World:
     def crash(self, *, stored: bool = False, carried_out: bool = False) -> None:
         """Kill the syphon and start another: the locks of the first run on until they expire."""
         if stored:
-            self.in_primary += [parcel.sequence_number for parcel in self.sent]
+            self.in_primary += [message.sequence_number for message in self.sent]
         if carried_out:
-            for outcome, parcel in self.settling:
-                self._carry_out(outcome, parcel)
+            for outcome, message in self.settling:
+                self._carry_out(outcome, message)
         self._start_pump()
 
     def steal(self, number: int) -> None:
@@ -136,7 +136,7 @@ class World:
         """Lose the connection; `stored`: what was sent arrived all the same."""
         self.is_primary_up = False
         if stored:
-            self.in_primary += [parcel.sequence_number for parcel in self.sent]
+            self.in_primary += [message.sequence_number for message in self.sent]
         self.sent, self.attaching = [], []
         self.attached.clear()
         self.perform(self.pump.primary_down(self.now))
@@ -150,8 +150,8 @@ class World:
         """Lose the connection; `carried_out`: settlements were, but nobody knows."""
         self.is_secondary_up = False
         if carried_out:
-            for outcome, parcel in self.settling:
-                self._carry_out(outcome, parcel)
+            for outcome, message in self.settling:
+                self._carry_out(outcome, message)
         self.settling, self.renewing, self.fetches, self.looks = [], [], [], 0
         self.surveys, self.looks_ahead = [], []
         self.credit = 0
@@ -174,9 +174,9 @@ class World:
             self.perform(self.pump.fetched(numbers, self.now, failed=True))
             return
         for stored in found:
-            parcel = self._lock(stored)
-            parcel.is_deferred = stored.was_deferred = True
-            self.perform(self.pump.received(parcel, self.now))
+            message = self._lock(stored)
+            message.is_deferred = stored.was_deferred = True
+            self.perform(self.pump.received(message, self.now))
         self.perform(self.pump.fetched(numbers, self.now))
 
     def answer_look(self) -> None:
@@ -212,30 +212,30 @@ class World:
         if path in self.attaching:
             self.attaching.remove(path)
         self.attached.pop(path, None)
-        lost = [parcel for parcel in self.sent if parcel.path == path]
-        self.sent = [parcel for parcel in self.sent if parcel.path != path]
+        lost = [message for message in self.sent if message.path == path]
+        self.sent = [message for message in self.sent if message.path != path]
         if stored:
-            self.in_primary += [parcel.sequence_number for parcel in lost]
+            self.in_primary += [message.sequence_number for message in lost]
         self.perform(self.pump.detached(path, condition, "because", self.now))
 
     def accept(self, count: int = 1) -> None:
         """The primary stores and accepts the oldest in flight."""
         taken, self.sent = self.sent[:count], self.sent[count:]
-        self.in_primary += [parcel.sequence_number for parcel in taken]
+        self.in_primary += [message.sequence_number for message in taken]
         self.perform(self.pump.accepted(taken, self.now))
 
     def refuse(self, condition: str) -> None:
-        parcel = self.sent.pop(0)
-        self.perform(self.pump.refused(parcel, condition, "because", self.now))
+        message = self.sent.pop(0)
+        self.perform(self.pump.refused(message, condition, "because", self.now))
 
     def confirm(self, count: int = 1, *, lock_lost: bool = False) -> None:
         """The queue carries out the oldest settlements, or says that their locks are gone."""
         done, self.settling = self.settling[:count], self.settling[count:]
-        for outcome, parcel in done:
-            if lock_lost or not self._carry_out(outcome, parcel):
-                self.perform(self.pump.settle_failed([parcel], self.now))
+        for outcome, message in done:
+            if lock_lost or not self._carry_out(outcome, message):
+                self.perform(self.pump.settle_failed([message], self.now))
             else:
-                self.perform(self.pump.settled([parcel], self.now))
+                self.perform(self.pump.settled([message], self.now))
 
     def expire(self, number: int) -> None:
         """A lock ends: the queue will deliver the message again."""
@@ -324,7 +324,7 @@ class World:
                 self.detached.append(action.path)
                 if self.attached.pop(action.path, None) is None:
                     self.attaching.remove(action.path)
-                self.sent = [parcel for parcel in self.sent if parcel.path != action.path]
+                self.sent = [message for message in self.sent if message.path != action.path]
             case Forward():
                 self.attached[action.message.path] -= 1
                 assert self.attached[action.message.path] >= 0
@@ -333,9 +333,9 @@ class World:
                     self._check_turn(action.message)
                 self.sent.append(action.message)
             case Complete():
-                for parcel in action.messages:
-                    assert parcel.sequence_number in self.in_primary, "completed before accepted"
-                    self._settle("gone", parcel)
+                for message in action.messages:
+                    assert message.sequence_number in self.in_primary, "completed before accepted"
+                    self._settle("gone", message)
             case DeadLetter():
                 self.queue[action.message.sequence_number].reason = action.reason
                 self._settle("dead", action.message)
@@ -375,33 +375,33 @@ class World:
         for stored in self.queue.values():
             assert stored.state != "gone" or stored.number in self.in_primary, "lost"
 
-    def _check_turn(self, parcel: BacklogMessage) -> None:
+    def _check_turn(self, message: BacklogMessage) -> None:
         """Nothing of its session that the primary does not have was stored before it."""
-        if parcel.session is None:
+        if message.session is None:
             return
         assert all(
-            other.session != parcel.session or other.path != parcel.path for other in self.sent
+            other.session != message.session or other.path != message.path for other in self.sent
         )
         for stored in self.left:
-            if stored.number >= parcel.sequence_number:
+            if stored.number >= message.sequence_number:
                 return
-            same = (stored.session, stored.path) == (parcel.session, parcel.path)
-            assert not same or stored.number in self.in_primary, f"{parcel} overtakes {stored}"
+            same = (stored.session, stored.path) == (message.session, message.path)
+            assert not same or stored.number in self.in_primary, f"{message} overtakes {stored}"
 
-    def _settle(self, outcome: str, parcel: BacklogMessage) -> None:
+    def _settle(self, outcome: str, message: BacklogMessage) -> None:
         assert self.is_secondary_up
-        self.settling.append((outcome, parcel))
+        self.settling.append((outcome, message))
 
-    def _carry_out(self, outcome: str, parcel: BacklogMessage) -> bool:
-        stored = self.queue[parcel.sequence_number]
-        if not self._is_locked(parcel):
+    def _carry_out(self, outcome: str, message: BacklogMessage) -> bool:
+        stored = self.queue[message.sequence_number]
+        if not self._is_locked(message):
             return False
         stored.state = outcome
         return True
 
-    def _is_locked(self, parcel: BacklogMessage) -> bool:
-        stored = self.queue[parcel.sequence_number]
-        return stored.state == "locked" and stored.lock_token == parcel.lock_token
+    def _is_locked(self, message: BacklogMessage) -> bool:
+        stored = self.queue[message.sequence_number]
+        return stored.state == "locked" and stored.lock_token == message.lock_token
 
     def _is_ours(self, stored: Stored) -> bool:
         return any(each.lock_token == stored.lock_token for each in self.pump._intake)
@@ -409,15 +409,15 @@ class World:
     def _lock(self, stored: Stored) -> BacklogMessage:
         stored.lock_token = next(self._tokens).to_bytes(16, "big")
         stored.state = "locked"
-        parcel = BacklogMessage(stored.lock_token, stored.size_bytes)
-        parcel.sequence_number, parcel.enqueued_ms = stored.number, 1_000 + stored.number
-        parcel.path, parcel.session = stored.path, stored.session
-        parcel.destination = stored.path.lower()
-        parcel.wire = b"w" * stored.size_bytes
-        parcel.lock_s = LOCK_S
+        message = BacklogMessage(stored.lock_token, stored.size_bytes)
+        message.sequence_number, message.enqueued_ms = stored.number, 1_000 + stored.number
+        message.path, message.session = stored.path, stored.session
+        message.destination = stored.path.lower()
+        message.wire = b"w" * stored.size_bytes
+        message.lock_s = LOCK_S
         if not stored.path:
-            parcel.fault = ("MissingDestination", "no path")
-        return parcel
+            message.fault = ("MissingDestination", "no path")
+        return message
 
 
 def _sighting(stored: Stored) -> PeekedEntry:

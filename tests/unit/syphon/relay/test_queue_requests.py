@@ -68,12 +68,12 @@ class Asked:
 
 def locked(count: int) -> list[BacklogMessage]:
     """Messages whose lock tokens, as requests carry them, are their numbers."""
-    parcels = []
+    messages = []
     for number in range(count):
-        parcel = BacklogMessage(UUID(int=number).bytes_le, 100)
-        parcel.sequence_number, parcel.path = number, "orders"
-        parcels.append(parcel)
-    return parcels
+        message = BacklogMessage(UUID(int=number).bytes_le, 100)
+        message.sequence_number, message.path = number, "orders"
+        messages.append(message)
+    return messages
 
 
 def requests_to(line: Asked) -> QueueRequests:
@@ -82,16 +82,16 @@ def requests_to(line: Asked) -> QueueRequests:
 
 @pytest.mark.parametrize("status", [404, 410])
 def test_a_lock_that_is_lost_is_found_among_the_others(status: int) -> None:
-    line, parcels = Asked({7}, status, "com.microsoft:message-lock-lost"), locked(100)
-    told = asyncio.run(requests_to(line).renew(parcels))
-    assert (len(told.done), told.lost, told.rest) == (99, [parcels[7]], [])
+    line, messages = Asked({7}, status, "com.microsoft:message-lock-lost"), locked(100)
+    told = asyncio.run(requests_to(line).renew(messages))
+    assert (len(told.done), told.lost, told.rest) == (99, [messages[7]], [])
     assert line.requests <= 15
 
 
 @pytest.mark.parametrize("status", [401, 500, 503])
 def test_a_queue_that_is_busy_is_not_asked_again_for_each_message(status: int) -> None:
-    line, parcels = Asked({7}, status, "com.microsoft:server-busy"), locked(250)
-    told = asyncio.run(requests_to(line).renew(parcels))
+    line, messages = Asked({7}, status, "com.microsoft:server-busy"), locked(250)
+    told = asyncio.run(requests_to(line).renew(messages))
     assert line.requests == 3, "groups that were taken before, and the one that was not"
     assert (len(told.done), told.lost, len(told.rest)) == (150, [], 100)
     assert told.refusal is not None
@@ -163,7 +163,7 @@ def test_the_ledger_has_the_reason_for_which_a_settlement_failed(
     books = Bookkeeper(ledger, "contoso", "second", "queue")
     errands = RequestTasks(Pump(), books, wanted.extend, cast("Any", None), "queue")
     errands.connection = cast("NamespaceConnection", Asked({0}, status, condition))
-    parcels = locked(1)
-    parcels[0].outcome = Complete
-    asyncio.run(errands.settle(parcels, "completed", []))
+    messages = locked(1)
+    messages[0].outcome = Complete
+    asyncio.run(errands.settle(messages, "completed", []))
     assert [error for error in ledger.errors if error] == [told]
