@@ -1,8 +1,8 @@
 """The ledger: what every process of a pair did, one line for each operation (SPEC 8).
 
 `record` says what a line holds, `writer` appends lines cheaply and survives a crash, `files` begins
-and ends the files, `adoption` ends those of the dead, `reader` reads them without Spark. The
-tables over it are in `twinbus.pipeline`.
+and ends the files, `adoption` ends those of the dead, `missing` names those that are gone, `reader`
+reads them without Spark. The tables over it are in `twinbus.pipeline`.
 """
 
 from __future__ import annotations
