@@ -175,6 +175,7 @@ class BatchTables:
         self._records = self._kept(records) if self._is_small else records
         self._fates = self._kept(judged(partial_journeys(self._records)))
         self._tables = {table.name: table for table in gold_tables(bucket_s)}
+        self._kept_tables: dict[str, DataFrame] = {}
         self._set_aside: dict[str, int] | None = None
 
     @property
@@ -189,12 +190,16 @@ class BatchTables:
         return self._set_aside
 
     def table(self, name: str) -> DataFrame:
-        """One of the gold tables."""
-        table = self._tables[name]
-        if table.of_records is not None:
-            return table.of_records(self._records)
-        assert table.of_journeys is not None, name
-        return table.of_journeys(self._fates)
+        """One of the gold tables, kept: a query may read it several times."""
+        if name not in self._kept_tables:
+            table = self._tables[name]
+            if table.of_records is not None:
+                made = table.of_records(self._records)
+            else:
+                assert table.of_journeys is not None, name
+                made = table.of_journeys(self._fates)
+            self._kept_tables[name] = self._kept(made)
+        return self._kept_tables[name]
 
     def notable(self) -> DataFrame:
         """Messages that a report may have to name."""
@@ -220,8 +225,8 @@ class BatchTables:
 
     def close(self) -> None:
         """Let Spark drop the kept rows."""
-        self._fates.unpersist()
-        self._lines.unpersist()
+        for kept in (*self._kept_tables.values(), self._fates, self._lines):
+            kept.unpersist()
 
 
 @contextmanager
