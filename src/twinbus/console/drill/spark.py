@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -20,8 +21,7 @@ from twinbus.pipeline.spark.session import (
     LOCAL_MASTER,
     QUICK_START,
     SparkStartError,
-    start_session,
-    stop_session,
+    spark_session,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class SparkThread:
-    """A Spark session and its thread; a context manager that ends both."""
+    """A Spark session on its own thread; a context manager that ends both.
+
+    A session that was running before is used and left running.
+    """
 
     def __init__(
         self, *, master: str = LOCAL_MASTER, settings: Mapping[str, str] = QUICK_START
@@ -73,6 +76,7 @@ class SparkThread:
         """The last line of the start: which Java it found."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._session: SparkSession | None = None
+        self._open = ExitStack()
         self._limit_s = END_LIMIT_S
         self._closing = False
         # A daemon: a start that hangs must not hang Ctrl-C.
@@ -99,8 +103,10 @@ class SparkThread:
                 return
             try:
                 if self._session is None:
-                    self._session = start_session(
-                        master=self._master, announce=self._announce, settings=self._settings
+                    self._session = self._open.enter_context(
+                        spark_session(
+                            master=self._master, announce=self._announce, settings=self._settings
+                        )
                     )
                 future.set_result(work(self._session))
             except BaseException as error:  # noqa: BLE001 - the future carries it
@@ -125,7 +131,6 @@ class SparkThread:
         self.announcement = line
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
-        if self._session is not None:
-            stop_session(self._session)
+        with self._open:
+            while (work := self._work.get()) is not None:
+                work()
