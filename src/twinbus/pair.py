@@ -153,8 +153,11 @@ class Pair:
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
-        """All available backlog queues, in the rotation or pulled."""
-        return self._live().state.rotation.queues
+        """All available backlog queues by index, in the rotation or pulled."""
+        state = self._live().state
+        # Those that discovery finds later are added as they answer, in any order.
+        available = frozenset(state.rotation.queues)
+        return tuple(path for path in state.paths if path in available)
 
     def status(self) -> PairStatus:
         """The pair at this moment; it works also after the pair was closed or faulted."""

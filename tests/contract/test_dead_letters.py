@@ -120,7 +120,7 @@ def test_dead_letters_are_listed_by_what_is_asked(world: World) -> None:
     _, text, _ = world.run("list", "--max", "2")
     assert "2 dead letters; --max 2 was reached" in text
     _, text, _ = world.run()
-    assert "DestinationNotFound: late does not exist" in text
+    assert "DestinationNotFound: late is missing from the primary" in text
     assert "5 dead letters" in text
 
 
