@@ -165,12 +165,13 @@ class BatchTables:
         size_bytes = _size_bytes(ledger)
         self._is_small = size_bytes is not None and size_bytes <= SMALL_BYTES
         session = _session_for(spark, size_bytes)
+        # First: it refuses a place without a ledger in one line.
+        lines = bronze.read_ledger(session, ledger)
         inside = TableStore(session, tables_place(ledger))
         self.missing = tuple(missing_from_files(inside, ledger).sentences())
         is_open = F.endswith(F.col("_metadata.file_name"), F.lit(OPEN_SUFFIX))
         # Kept before counting: a query of a few columns does not see a damaged line.
-        lines = bronze.read_ledger(session, ledger).withColumn(_IS_OPEN, is_open)
-        self._lines = self._kept(lines)
+        self._lines = self._kept(lines.withColumn(_IS_OPEN, is_open))
         records = bronze.records_of(self._lines).drop(_IS_OPEN)
         self._records = self._kept(records) if self._is_small else records
         self._fates = self._kept(judged(partial_journeys(self._records)))
