@@ -83,6 +83,8 @@ class Connection:
         self.container_id = container_id
         self.phase = ConnectionPhase.HEADER
         self.remote_container_id = ""
+        self.peer_closed = False
+        """Whether the peer sent CLOSE: it sends nothing after it."""
         self.sessions: dict[int, Session] = {}
         """Live sessions by our channel."""
         self._server = server
@@ -336,6 +338,7 @@ class Connection:
             events.append(Ended(session, end.error))
 
     def _take_close(self, close: Close, events: list[Event]) -> None:
+        self.peer_closed = True
         self.close()
         self._end()
         events.append(Closed(close.error))

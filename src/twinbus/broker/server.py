@@ -143,7 +143,7 @@ class BrokerServer:
                 self.view.closed()
         finally:
             for peer in list(self.peers):
-                peer.close("amqp:connection:forced", "the broker is shutting down")
+                peer.close("amqp:connection:forced", "the broker is shutting down", linger=False)
             self.store.close()
 
     # The tick

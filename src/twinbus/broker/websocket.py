@@ -70,6 +70,9 @@ class WebSocketTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._closing
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def pause_reading(self) -> None:
         self._may_read.clear()
 

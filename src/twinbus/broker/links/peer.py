@@ -41,6 +41,13 @@ log = logging.getLogger("twinbus.broker")
 OUTPUT_BYTES_MAX = 1024 * 1024
 """Bytes rendered for one client and not yet written; a turn's deliveries may exceed it once."""
 
+LINGER_S = 2.0
+"""How long a connection that the broker closed stays open for the client to read why.
+
+A socket that is closed while the client still sends is reset, and a reset can destroy the CLOSE
+frame before the client has read it.
+"""
+
 
 class PeerOwner(Protocol):
     """The server, as a connection uses it."""
@@ -66,6 +73,7 @@ class Peer(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._doomed = False
         self._hanging = False
+        self._said_close = False
         self._timer: asyncio.TimerHandle | None = None
 
     # asyncio.Protocol
@@ -85,7 +93,7 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Act on what the client sent."""
-        if self._hanging:
+        if self._hanging or self._said_close:
             return
         now_ms = self._context.now_ms()
         run: list[DeliveryArrived] = []
@@ -228,11 +236,11 @@ class Peer(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def close(self, condition: str, description: str) -> None:
+    def close(self, condition: str, description: str, *, linger: bool = True) -> None:
         """Close the connection with a reason; output that waits for a commit is dropped."""
         self.connection.take_output(self._context.now_ms())
         self.connection.close(condition, description)
-        self._write(self.connection.take_output(self._context.now_ms()), True)
+        self._write(self.connection.take_output(self._context.now_ms()), True, linger)
 
     def abandon_links(self) -> None:
         """Detach every link from its entity: the engine is being replaced."""
@@ -416,13 +424,20 @@ class Peer(asyncio.Protocol):
 
     # Output and time
 
-    def _write(self, data: bytes, closing: bool) -> None:
+    def _write(self, data: bytes, closing: bool, linger: bool = True) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         if data:
             self._transport.write(data)
-        if closing:
-            self._transport.close()
+        if closing and not self._said_close:
+            self._said_close = True
+            if self.connection.peer_closed or not linger:
+                self._transport.close()
+                return
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            # The client closes the socket when it has read CLOSE; this is for one that does not.
+            self._context.loop.call_later(LINGER_S, self._transport.close)
 
     def _arm(self) -> None:
         deadline_ms = self.connection.next_deadline_ms()
