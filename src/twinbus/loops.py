@@ -11,8 +11,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["fast_loop", "run_alone", "run_anywhere"]
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Literal
 
-__all__ = ["LEDGER_VARIABLE", "SendAvailabilityOptions", "Verdict"]
-
 Duration = timedelta | float
 """Seconds, or a timedelta."""
 

@@ -22,8 +22,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from twinbus.errors import PairClosedError, PairingError
 
-__all__ = ["LoopThread"]
-
 log = logging.getLogger("twinbus.pair")
 
 T = TypeVar("T")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from twinbus.pairing.core.announcements import PairEvent
     from twinbus.pairing.observing.metrics import PairCollector
 
-__all__ = ["Pair", "pair_namespaces"]
-
 RECEIVERS_CLOSE_S: Final = 10.0
 """How long open receivers of the application may take to close: the SDK takes a second for each,
 and cannot be interrupted."""

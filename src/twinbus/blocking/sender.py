@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from twinbus.pairing.sending.sender import PairedSender as CoreSender
 
-__all__ = ["PairedSender"]
-
 
 class PairedSender:
     """Sends to one entity of the primary, or to a backlog queue while the entity is down."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from twinbus.pairing.lifecycle.closing import PairSide as CoreSide
     from twinbus.pairing.observing.listeners import EventStream as CoreStream
 
-__all__ = ["EventStream", "PairSide"]
-
 T = TypeVar("T")
 
 

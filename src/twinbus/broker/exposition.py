@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from twinbus.broker.engine.namespace import BrokerNamespace
     from twinbus.broker.engine.queue import Queue
 
-__all__ = ["CONTENT_TYPE", "OTHERS", "BrokerGauges", "exposition"]
-
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 ENTITIES_MAX: Final = 1_000

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from twinbus.broker.engine.engine_log import LoggedOperation
 
-__all__ = ["BrokerView", "open_view_ledger"]
-
 ERROR_LENGTH_MAX = 300
 """Limit of a reason's text, which a client may have written."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from typing import Final, NoReturn
 
-__all__ = ["main"]
-
 USAGE_ERROR: Final = 2
 
 

@@ -25,8 +25,6 @@ from twinbus.pairing.lifecycle.administration import first_line
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-__all__ = ["UnreachableError", "administration", "explained", "parse_side", "run_to_its_end"]
-
 FORBIDDEN: Final = (401, 403)
 
 

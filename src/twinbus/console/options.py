@@ -13,33 +13,6 @@ from twinbus.cost.arithmetic import CountingRule
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
 
-__all__ = [
-    "ClientsOption",
-    "EntitiesOption",
-    "EntityOption",
-    "LabelOption",
-    "LedgerArgument",
-    "MasterOption",
-    "MessagingUnitsOption",
-    "PairOption",
-    "PollOption",
-    "PricesOption",
-    "PrimaryOption",
-    "QueueOption",
-    "QueuesOption",
-    "RateOption",
-    "SecondaryOption",
-    "SettlementOption",
-    "SharedOption",
-    "SinceOption",
-    "SizeOption",
-    "counting_rule",
-    "label_of",
-    "require_messaging_units",
-    "require_shared_places",
-    "secondary_of",
-]
-
 MESSAGING_UNITS: Final = (1, 2, 4, 8, 16)
 """The sizes in which Azure sells a Premium namespace."""
 

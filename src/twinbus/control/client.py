@@ -25,8 +25,6 @@ from twinbus.control.protocol import (
 from twinbus.control.run_directory import VARIABLE, socket_directories_of, sockets_in
 from twinbus.errors import ControlError
 
-__all__ = ["RunningHost", "SilentHost", "ask", "find", "socket_directories"]
-
 ANSWER_S: Final = 5.0
 """A host answers within milliseconds unless its event loop is blocked."""
 

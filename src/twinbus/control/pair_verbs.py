@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from twinbus.control.protocol import ControlRefused, Verb
 
-__all__ = ["SteeredPair", "pair_verbs"]
-
 KNOWN_SHOWN_MAX = 10
 """Paths to list in an error."""
 

@@ -14,24 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = [
-    "ANSWER_BYTES_MAX",
-    "HELLO",
-    "REQUEST_BYTES_MAX",
-    "VERSION",
-    "Answer",
-    "ControlRefused",
-    "ControlRequest",
-    "HostCard",
-    "Verb",
-    "arguments_for",
-    "encode_refusal",
-    "encode_request",
-    "encode_result",
-    "parse_answer",
-    "parse_request",
-]
-
 VERSION: Final = 1
 """Incremented when an older command would misread a newer pair, or the other way round."""
 

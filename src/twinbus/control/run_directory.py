@@ -20,18 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "VARIABLE",
-    "RunDirectoryUnusable",
-    "SocketDirectory",
-    "is_listening",
-    "open_socket",
-    "prepare",
-    "socket_directories_of",
-    "sockets_in",
-    "sweep",
-]
-
 VARIABLE: Final = "TWINBUS_RUN_DIR"
 
 SUFFIX: Final = ".sock"

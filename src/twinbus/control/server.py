@@ -41,8 +41,6 @@ from twinbus.control.run_directory import (
 )
 from twinbus.errors import TwinbusError
 
-__all__ = ["ControlServer"]
-
 log = logging.getLogger("twinbus.control")
 
 CLIENTS_MAX: Final = 16

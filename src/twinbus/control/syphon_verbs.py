@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from twinbus.control.protocol import Verb
 
-__all__ = ["SteeredSyphon", "steering_verbs"]
-
 
 class SteeredSyphon(Protocol):
     """What these verbs need of a syphon."""

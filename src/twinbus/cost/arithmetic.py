@@ -16,16 +16,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-__all__ = [
-    "UNIT_BYTES",
-    "CountingRule",
-    "idle_syphon_operations",
-    "message_units",
-    "moved_message_units",
-    "ping_operations",
-    "units",
-]
-
 UNIT_BYTES: Final = 64 * 1024
 """Maximum bytes of one billed operation."""
 

@@ -19,19 +19,6 @@ from typing import Any, Final
 
 from twinbus.cost.prices import PriceBook
 
-__all__ = [
-    "MONTH_HOURS",
-    "BillLine",
-    "MonthUse",
-    "MonthlyBill",
-    "ServiceTier",
-    "bill",
-    "exact",
-    "exact_or_none",
-    "geo_replication_bill",
-    "operations_meter",
-]
-
 MONTH_HOURS: Final = 730
 """A twelfth of a year, as in Azure's own calculator."""
 

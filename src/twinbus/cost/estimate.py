@@ -39,8 +39,6 @@ from twinbus.cost.bill import (
 from twinbus.cost.prices import PriceBook
 from twinbus.cost.quantities import DAY_S, HOUR_S, KB, QuantityError
 
-__all__ = ["CauseCost", "CostEstimate", "Workload", "estimate"]
-
 MONTH_DAYS: Final = 30
 """The documented 28,800 receives are those of 30 days."""
 MONTH_S: Final = MONTH_DAYS * DAY_S

@@ -12,8 +12,6 @@ from typing import Final
 
 from twinbus.errors import TwinbusError
 
-__all__ = ["CURRENCY", "PriceBookError", "PriceDocument", "read_json"]
-
 CURRENCY: Final = re.compile(r"[A-Z]{3}")
 """An ISO 4217 code, as Azure returns it."""
 

@@ -20,21 +20,6 @@ from typing import Final
 
 from twinbus.errors import TwinbusError
 
-__all__ = [
-    "DAY_S",
-    "DURATION_MAX_S",
-    "FREQUENCY_MAX_PER_YEAR",
-    "KB",
-    "RATE_MAX_PER_S",
-    "SIZE_MAX_BYTES",
-    "YEAR_S",
-    "QuantityError",
-    "parse_duration",
-    "parse_frequency",
-    "parse_rate",
-    "parse_size",
-]
-
 KB: Final = 1_024
 """Bytes of a KB, as in the 64 KB of a billed unit and the 256 KB of a Standard message."""
 

@@ -11,8 +11,6 @@ from typing import Final
 
 from twinbus.cost.price_documents import CURRENCY, PriceBookError
 
-__all__ = ["PriceItem", "PricePage", "items_of", "pages_of"]
-
 REGION: Final = re.compile(r"[a-z0-9-]{1,50}", re.ASCII)
 
 PRICE_MAX: Final = Decimal(10) ** 9

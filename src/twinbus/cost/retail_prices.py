@@ -20,8 +20,6 @@ from twinbus.cost.price_documents import PriceBookError
 from twinbus.cost.prices import FORMAT, NEEDED_METERS, PriceBook, parse
 from twinbus.cost.retail_items import PriceItem, PricePage, items_of, pages_of
 
-__all__ = ["Imported", "SetAside", "book_from"]
-
 MAY_BE_MISSING: Final = frozenset({"geo_replication", "egress"})
 """Not sold in every region, or sold by another service; a book may leave them unpriced."""
 

@@ -19,8 +19,6 @@ from typing import Final
 from twinbus.ledger.files import HOST
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, LedgerError
 
-__all__ = ["UNCHANGED_S", "adopt"]
-
 UNCHANGED_S: Final = 86_400.0
 """A living writer ends its file every few minutes; after a day only a suspended machine is left."""
 

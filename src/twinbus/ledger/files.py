@@ -24,8 +24,6 @@ from typing import Final
 
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
 
-__all__ = ["HOST", "MAX_BYTES", "ROTATE_BYTES", "ROTATE_S", "LedgerFiles", "process_name"]
-
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 """A file of this size is one task's worth of reading for Spark."""
 

@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
 
-__all__ = ["MissingFiles", "is_note", "missing_files", "new_note", "note_name", "noted_files"]
-
 NOTE_VERSION: Final = 1
 
 _NOTE: Final = re.compile(r"removed-[0-9a-f]+\.json")

@@ -9,8 +9,6 @@ from typing import Any, BinaryIO
 from twinbus.ledger.missing import is_note, missing_files
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, LedgerError, decode
 
-__all__ = ["Reading", "read"]
-
 
 def read(directory: Path | str) -> Reading:
     """The records of a ledger, file by file in the order of names, as an iterator that counts."""

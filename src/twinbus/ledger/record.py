@@ -14,23 +14,6 @@ from typing import Any, Final
 
 from twinbus.errors import TwinbusError
 
-__all__ = [
-    "CAUSES",
-    "FIELDS",
-    "FILE_SUFFIX",
-    "OPEN_SUFFIX",
-    "OPERATIONS",
-    "OUTCOMES",
-    "VERSION",
-    "LedgerError",
-    "LineForm",
-    "decode",
-    "encode",
-    "encode_deliveries",
-    "encode_message",
-    "encode_messages",
-]
-
 VERSION: Final = 1
 """Goes up when a reader of today would misread a line of tomorrow. A new field is none."""
 

@@ -36,8 +36,6 @@ from twinbus.ledger.record import (
     encode_messages,
 )
 
-__all__ = ["LedgerWriter", "NullLedger", "open_ledger"]
-
 log = logging.getLogger("twinbus.ledger")
 
 MAX_BYTES_VARIABLE: Final = "TWINBUS_LEDGER_MAX_BYTES"

@@ -9,8 +9,6 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import Final
 
-__all__ = ["bracketed", "host_and_port", "is_loopback", "namespace_label"]
-
 LABEL_CHARACTERS: Final = frozenset("-._") | frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 )

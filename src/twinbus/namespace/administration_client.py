@@ -18,8 +18,6 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
 
-__all__ = ["administration_client"]
-
 SILENCE_S: Final = 30.0
 """A pair bounds its calls itself, more tightly. The SDK's own bound is 5 minutes, in which a person
 at a command line has long given up."""

@@ -7,8 +7,6 @@ from typing import Final
 
 from twinbus.namespace.address import host_and_port
 
-__all__ = ["ConnectionString"]
-
 TLS_PORT: Final = 5671
 PLAIN_PORT: Final = 5672
 """Default ports: AMQP over TLS, and AMQP without TLS for a development emulator."""

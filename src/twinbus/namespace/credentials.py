@@ -13,8 +13,6 @@ import asyncio
 import inspect
 from typing import Any
 
-__all__ = ["AwaitableCredential", "require_credential"]
-
 
 def require_credential(credential: Any) -> None:
     """Raise TypeError unless the object is one of the credentials above."""

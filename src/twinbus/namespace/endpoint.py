@@ -15,8 +15,6 @@ from twinbus.namespace.tokens import (
     tokens_of_credential,
 )
 
-__all__ = ["Endpoint", "endpoint_of"]
-
 HTTPS_PORT: Final = 443
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from azure.servicebus import ServiceBusClient as SyncClient
     from azure.servicebus.aio import ServiceBusClient
 
-__all__ = ["Namespace"]
-
 HTTPS_PORT: Final = 443
 """The port that Azure's resource manager writes after a host name; it does not serve AMQP."""
 

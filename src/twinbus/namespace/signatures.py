@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote_plus
 
-__all__ = ["SCHEME", "expiry_of", "sign", "signature_digest", "utc_text"]
-
 SCHEME: Final = "SharedAccessSignature "
 
 _EXPIRY: Final = re.compile(r"(?:^|[&\s])se=(\d{1,15})(?:&|$)")

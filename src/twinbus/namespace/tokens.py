@@ -13,16 +13,6 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from twinbus.namespace.connection_string import ConnectionString
 from twinbus.namespace.signatures import expiry_of, sign
 
-__all__ = [
-    "CredentialTokens",
-    "KeyTokens",
-    "NamespaceToken",
-    "SignatureTokens",
-    "TokenSource",
-    "tokens_of_connection_string",
-    "tokens_of_credential",
-]
-
 T = TypeVar("T")
 
 SAS_TOKEN: Final = "servicebus.windows.net:sastoken"  # noqa: S105 - a type's name

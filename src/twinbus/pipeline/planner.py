@@ -33,8 +33,6 @@ from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-__all__ = ["SimulationError", "drawn_years", "lived_years", "simulate", "totals", "with_peace"]
-
 THOUSANDTHS: Final = 1_000
 
 _COUNTED: Final = tuple("outages outage failovers raised refused diverted pings overhang".split())

@@ -40,8 +40,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 if TYPE_CHECKING:
     from twinbus.syphon.host import DrainProgress
 
-__all__ = ["main"]
-
 PROGRESS_INTERVAL_S: Final = 5.0
 
 FAILED: Final = 1

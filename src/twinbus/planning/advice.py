@@ -18,8 +18,6 @@ from twinbus.cost.quantities import QuantityError
 if TYPE_CHECKING:
     from twinbus.planning.outcomes import PlanQuestion, SettingOutcome
 
-__all__ = ["Advice", "PlanLimits", "advise", "raised_per_million"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanLimits:

@@ -24,18 +24,6 @@ from typing import Any, Final, Protocol
 
 from twinbus.cost.quantities import QuantityError
 
-__all__ = [
-    "PLAIN",
-    "BacklogLevel",
-    "Calculus",
-    "Effect",
-    "Setting",
-    "Traffic",
-    "effect_of",
-    "fullest_share",
-    "next_level",
-]
-
 GAP_MIN_S: Final = 0.01
 """Lower bound of the gap, which is a divisor; a smaller gap changes no figure measurably."""
 

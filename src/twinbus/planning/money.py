@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from twinbus.cost.prices import PriceBook
     from twinbus.planning.outcomes import PlanQuestion, SettingOutcome
 
-__all__ = ["YearMoney", "operations_of", "year_money"]
-
 MONTHS: Final = 12
 
 

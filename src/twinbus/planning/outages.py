@@ -18,8 +18,6 @@ from typing import Final
 
 from twinbus.cost.quantities import DAY_S, QuantityError, parse_duration, parse_frequency
 
-__all__ = ["LENGTH_MAX_S", "Lengths", "OutagePattern", "parse_pattern"]
-
 LENGTH_MAX_S: Final = 30 * DAY_S
 """Maximum length of a simulated outage. Without it one extreme draw of a wide lognormal would
 dominate a mean, and a real outage of a month would be handled in another way."""

@@ -21,8 +21,6 @@ from twinbus.options import (
 from twinbus.planning.model import Setting, Traffic
 from twinbus.planning.outages import OutagePattern
 
-__all__ = ["SETTINGS_MAX", "YEARS_MAX", "PlanQuestion", "SampledMean", "SettingOutcome", "grid"]
-
 GB: Final = 1024**3
 
 QUEUE_MIN_BYTES: Final = GB

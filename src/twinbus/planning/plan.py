@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from twinbus.cost.prices import PriceBook
     from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome
 
-__all__ = ["Plan", "plan_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:

@@ -24,16 +24,6 @@ from twinbus.syphon.relay.bookkeeping import RelayLedger
 from twinbus.syphon.relay.lease import Leases
 from twinbus.syphon.relay.relay import Relay
 
-__all__ = [
-    "DrainProgress",
-    "DrainStats",
-    "PumpFactory",
-    "SyphonGroup",
-    "SyphonHost",
-    "drain",
-    "drain_host",
-]
-
 log = logging.getLogger("twinbus.syphon")
 
 IDLE_S: Final = 1.0

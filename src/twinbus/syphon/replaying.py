@@ -39,8 +39,6 @@ from twinbus.syphon.connection.peeking import DEAD_LETTERS, open_connection, pee
 from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter, for_replay
 from twinbus.syphon.relay.dispositions import ranges
 
-__all__ = ["Replayed", "dead_letters", "replay"]
-
 CREDIT: Final = 50
 """Dead letters received ahead; few, because each is locked while it waits."""
 

@@ -22,8 +22,6 @@ from twinbus.errors import (
 )
 from twinbus.transfer.entity_names import require_entity_name
 
-__all__ = ["RESERVED_KEYS", "RESERVED_NAMES", "Aliases", "overhead_bytes", "require_fits"]
-
 SESSION_ID: Final = "x-ms-sessionid"
 TIME_TO_LIVE: Final = "x-ms-timetolive"
 SCHEDULED_TIME: Final = "x-ms-scheduledenqueuetimeutc"

@@ -12,8 +12,6 @@ from typing import Final
 
 from twinbus.errors import InvalidDestinationError
 
-__all__ = ["ENTITY_NAME_MAX", "is_entity_name", "require_entity_name"]
-
 ENTITY_NAME_MAX: Final = 260
 """Characters of a path of a queue or topic: the limit of Azure."""
 

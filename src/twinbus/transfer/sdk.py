@@ -15,8 +15,6 @@ from twinbus.errors import AliasValueError, ReservedPropertyError
 from twinbus.transfer.aliases import RESERVED_NAMES, Aliases
 from twinbus.transfer.sections import PARTITION_KEY_ANNOTATION, SCHEDULED_ANNOTATION
 
-__all__ = ["from_backlog_message", "to_backlog_message", "with_message_id"]
-
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 

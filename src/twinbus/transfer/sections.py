@@ -37,13 +37,6 @@ from twinbus.transfer.splice import (
     with_fields,
 )
 
-__all__ = [
-    "aliases_of",
-    "from_backlog_sections",
-    "to_backlog_sections",
-    "without_delivery_marks",
-]
-
 TTL, FIRST_ACQUIRER, DELIVERY_COUNT = 2, 3, 4
 """Indexes of header fields."""
 ABSOLUTE_EXPIRY, CREATION, GROUP_ID = 8, 9, 10

@@ -17,16 +17,6 @@ from twinbus.amqp.message import section_at
 from twinbus.amqp.skipping import skip
 from twinbus.amqp.types import DecodeError
 
-__all__ = [
-    "NULL",
-    "Entry",
-    "entries_of",
-    "field_value",
-    "fields_of",
-    "with_entries",
-    "with_fields",
-]
-
 NULL: Final = b"\x40"
 
 Entry = tuple[bytes, int, int, int]

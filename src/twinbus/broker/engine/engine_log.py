@@ -15,8 +15,6 @@ from twinbus.broker.journal import StoredMessage
 if TYPE_CHECKING:
     from twinbus.broker.messages.incoming import Incoming
 
-__all__ = ["EngineLog", "LoggedOperation", "Row"]
-
 Row = tuple[str | None, int, int | None, int | None]
 """Message id, size in bytes, sequence number, and the duration, which the broker does not know."""
 

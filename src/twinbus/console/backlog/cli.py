@@ -19,8 +19,6 @@ from twinbus.console.options import (
 from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Inspect, create and prune backlog queues.",
     no_args_is_help=True,

@@ -30,8 +30,6 @@ from twinbus.pairing.lifecycle.administration import (
 )
 from twinbus.pairing.sending.recording import Recorder
 
-__all__ = ["create", "list_queues", "peek_messages", "prune", "selected_queues"]
-
 CALL_S: Final = 20.0
 """Timeout of one administration call: a person waits longer than an application does."""
 

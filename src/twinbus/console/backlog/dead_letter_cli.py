@@ -20,8 +20,6 @@ from twinbus.console.options import (
 from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 
-__all__ = ["app"]
-
 app = typer.Typer(help="List, show, replay and export dead letters.", rich_markup_mode=None)
 
 ReasonOption = Annotated[

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
     from twinbus.syphon.connection.peeked_message import PeekedMessage
 
-__all__ = [
-    "QueueSelection",
-    "export_letters",
-    "filter_of",
-    "list_letters",
-    "replay_letters",
-    "show_letter",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class QueueSelection:

@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from twinbus.syphon.connection.namespace_connection import NamespaceConnection
     from twinbus.syphon.connection.peeked_message import PeekedMessage
 
-__all__ = [
-    "BacklogRow",
-    "QueueContents",
-    "backlog_rows",
-    "queue_contents",
-    "remove_if_empty",
-    "with_ages",
-]
-
 QUEUES_PER_CONNECTION: Final = 50
 """A peeked queue takes two links, and a connection to Service Bus has 256 of them."""
 

@@ -11,16 +11,6 @@ if TYPE_CHECKING:
     from twinbus.console.backlog.queue_contents import BacklogRow, QueueContents
     from twinbus.pairing.lifecycle.administration import Findings
 
-__all__ = [
-    "created_lines",
-    "created_row",
-    "fate",
-    "message_lines",
-    "other_labels",
-    "prune_lines",
-    "queue_lines",
-]
-
 TEXT_LENGTH_MAX: Final = 40
 """Limit of an id or a session in a table; JSON has the whole text."""
 

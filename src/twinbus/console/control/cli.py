@@ -10,8 +10,6 @@ from twinbus.console.options import PairOption
 from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption
 
-__all__ = ["add_to"]
-
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="The queue or topic, as the application names it.")
 ]

@@ -18,8 +18,6 @@ from twinbus.console.terminal.table import paint, visible
 from twinbus.control.client import RunningHost, SilentHost, ask, socket_directories
 from twinbus.errors import ControlError
 
-__all__ = ["show_status", "steer"]
-
 REFRESH_S: Final = 1.0
 
 HOME_AND_CLEAR: Final = "\x1b[H\x1b[J"

@@ -10,8 +10,6 @@ from twinbus.console.terminal.table import visible
 from twinbus.control.client import RunningHost, SilentHost, find
 from twinbus.errors import ControlError
 
-__all__ = ["choose_hosts", "choose_one_name", "find_hosts"]
-
 
 def find_hosts() -> tuple[list[RunningHost], list[SilentHost]]:
     """Return the hosts that answer, and those that do not; the latter are reported on stderr."""

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from twinbus.console.terminal.table import aligned, duration, visible
 
-__all__ = ["PairView", "attention", "entity_line", "render", "summary"]
-
 RANKS: Final = {"unusable": 0, "failed over": 1, "suspect": 2, "healthy": 3}
 """Worst first."""
 

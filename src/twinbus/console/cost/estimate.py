@@ -23,8 +23,6 @@ from twinbus.cost.quantities import (
 )
 from twinbus.options import PING_INTERVAL_MAX_S, SYPHON_POLL_MAX_S
 
-__all__ = ["EstimateRequest", "run"]
-
 CONNECTIONS_MAX: Final = 10_000_000
 
 

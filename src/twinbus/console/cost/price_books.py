@@ -19,8 +19,6 @@ from twinbus.cost.price_documents import read_json
 from twinbus.cost.prices import Meter, PriceBook, PriceBookError
 from twinbus.cost.retail_prices import Imported, book_from
 
-__all__ = ["book_of", "import_files", "show"]
-
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """All prices of Service Bus in all regions are 2 MB."""
 

@@ -11,8 +11,6 @@ from twinbus.console.options import PricesOption
 from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Show the price book, or import one from Azure's prices.",
     no_args_is_help=True,

@@ -10,8 +10,6 @@ from twinbus.console.options import LabelOption, QueuesOption
 from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption
 
-__all__ = ["add_to"]
-
 
 def add_to(app: typer.Typer) -> None:
     """Add this command to the command line."""

@@ -22,8 +22,6 @@ from twinbus.console.terminal.live_line import LiveLine, live_line
 from twinbus.console.terminal.output import COULD_NOT, print_json
 from twinbus.namespace.namespace import Namespace
 
-__all__ = ["run"]
-
 
 def run(
     primary: Namespace, secondary: Namespace, *, count: int, entity: str | None, as_json: bool

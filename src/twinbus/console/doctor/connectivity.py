@@ -13,8 +13,6 @@ from twinbus.console.doctor.examined_pair import ExaminedPair
 from twinbus.console.doctor.findings import Finding, Level
 from twinbus.namespace.endpoint import endpoint_of
 
-__all__ = ["check_clock", "check_reach", "check_sides"]
-
 PATH_LENGTH_MAX: Final = 260
 """Limit of an entity's path in Service Bus."""
 

@@ -9,8 +9,6 @@ from twinbus.console.doctor.findings import Finding, Level
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import backlog_paths
 
-__all__ = ["ExaminedPair", "refused"]
-
 
 @dataclass(slots=True)
 class ExaminedPair:

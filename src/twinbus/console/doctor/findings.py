@@ -9,8 +9,6 @@ from typing import Any
 
 from twinbus.console.terminal.table import paint, visible
 
-__all__ = ["Finding", "Level", "document", "line_of", "verdict"]
-
 CHECK_WIDTH = 22
 
 

@@ -29,8 +29,6 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import parse_backlog_path
 from twinbus.pairing.lifecycle.administration import first_line
 
-__all__ = ["check_credentials", "check_limits", "check_queues", "check_rights", "learn_manage"]
-
 ATTEMPT_S: Final = 10.0
 
 FULL_SHARE: Final = 0.8

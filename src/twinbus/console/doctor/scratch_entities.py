@@ -15,8 +15,6 @@ from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.lifecycle.administration import first_line
 
-__all__ = ["Scratch"]
-
 IDLE: Final = timedelta(minutes=5)
 """The minimum of Service Bus: it deletes what a killed doctor left behind."""
 

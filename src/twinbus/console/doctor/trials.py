@@ -25,8 +25,6 @@ from twinbus.pairing.sending.pinger import send_ping
 from twinbus.syphon.host import SyphonHost
 from twinbus.transfer import to_backlog_message
 
-__all__ = ["make_probes", "try_ping", "try_round_trip"]
-
 SUBSCRIPTION: Final = "seen"
 ATTEMPT_S: Final = 10.0
 

@@ -25,8 +25,6 @@ from twinbus.console.sheet.text import text_of
 if TYPE_CHECKING:
     from twinbus.console.drill.result import DrillPlan, DrillResult
 
-__all__ = ["run"]
-
 PUMP_VARIABLE: Final = "TWINBUS_DRILL_PUMP"
 """Names another pump as module:attribute: tests use a faulty one to see the drill fail."""
 

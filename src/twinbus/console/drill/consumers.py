@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from twinbus.ledger import LedgerWriter
 
-__all__ = ["Consumers", "backlog_count", "left_in_backlog"]
-
 RECEIVERS: Final = 2
 """At each entity without sessions; one with sessions has a receiver for each session."""
 BATCH: Final = 200

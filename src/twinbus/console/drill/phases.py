@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from twinbus.console.drill.screen import DrillScreen, PhaseLine
     from twinbus.pair import Pair
 
-__all__ = ["Drill"]
-
 POLL_S: Final = 0.25
 """Between two checks of something awaited: often enough for a progress bar."""
 

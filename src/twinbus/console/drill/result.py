@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import Balance, FailoverWindow
     from twinbus.pipeline.reports.outage import OutageReport
 
-__all__ = ["DrillPlan", "DrillResult", "Moments", "TookTime", "seconds_between"]
-
 LEAD_S: Final = 3.0
 """Healthy traffic before the kill: enough to show a rate."""
 TAIL_S: Final = 5.0

@@ -27,8 +27,6 @@ from twinbus.console.drill.result import TookTime
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DrillScreen", "PhaseLine"]
-
 BAR_WIDTH: Final = 16
 NAME_WIDTH: Final = 8
 

@@ -16,8 +16,6 @@ from twinbus.pipeline.reports.documents import ReportVerdict
 if TYPE_CHECKING:
     from twinbus.console.drill.result import DrillPlan, DrillResult
 
-__all__ = ["drill_sheet", "outage_picture", "outage_timeline", "rate_text"]
-
 IDS_SHOWN: Final = 20
 """Ids that a person reads; drill.json has more."""
 

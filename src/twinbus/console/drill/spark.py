@@ -27,8 +27,6 @@ from twinbus.pipeline.spark.session import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkThread", "require_spark", "start_worker", "warm_up_reports"]
-
 T = TypeVar("T")
 
 END_LIMIT_S: Final = 20.0

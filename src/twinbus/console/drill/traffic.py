@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from twinbus.console.drill.result import DrillPlan
 
-__all__ = ["DrillTraffic"]
-
 TIMEOUT_MARGIN_S: Final = 30.0
 """A caller's timeout beyond the failover interval: no outage of a drill needs more."""
 

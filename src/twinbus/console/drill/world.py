@@ -21,8 +21,6 @@ from twinbus.errors import TwinbusError
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
 
-__all__ = ["ENTITIES", "DrillError", "Entity", "NamespaceProcess", "World", "administration"]
-
 PRIMARY: Final = "contoso"
 SECONDARY: Final = "contoso-dr"
 

@@ -23,8 +23,6 @@ from twinbus.console.options import (
 from twinbus.console.terminal.help_text import epilog
 from twinbus.console.terminal.output import Output, OutputOption
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Maintain the tables of a ledger: update, compact, retain.",
     no_args_is_help=True,

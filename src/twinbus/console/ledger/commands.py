@@ -16,8 +16,6 @@ from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.store import upkeep
 from twinbus.pipeline.store.upkeep import TablesTask
 
-__all__ = ["run"]
-
 
 def run(
     task: TablesTask,

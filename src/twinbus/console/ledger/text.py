@@ -6,8 +6,6 @@ from typing import Any
 
 from twinbus.console.terminal.table import aligned, size
 
-__all__ = ["Document", "compact_lines", "retain_lines", "status_lines", "table_lines"]
-
 Document = dict[str, Any]
 
 

@@ -20,8 +20,6 @@ from twinbus.console.options import (
 from twinbus.console.plan.output import PlanOutput
 from twinbus.console.terminal.help_text import epilog
 
-__all__ = ["add_to"]
-
 
 def add_to(app: typer.Typer) -> None:
     """Give the command line this command."""

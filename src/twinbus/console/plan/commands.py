@@ -21,8 +21,6 @@ from twinbus.planning.plan import Plan, plan_of
 if TYPE_CHECKING:
     from twinbus.cost.prices import PriceBook
 
-__all__ = ["run"]
-
 
 def run(
     asked: PlanRequest,

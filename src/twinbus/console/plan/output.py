@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 
-__all__ = ["PlanOutput"]
-
 
 class PlanOutput(StrEnum):
     """The value of `--output`."""

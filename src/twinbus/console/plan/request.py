@@ -23,8 +23,6 @@ from twinbus.planning.model import Traffic
 from twinbus.planning.outages import parse_pattern
 from twinbus.planning.outcomes import QUEUE_MAX_BYTES, PlanQuestion, grid
 
-__all__ = ["PlanInput", "PlanRequest", "read"]
-
 T = TypeVar("T")
 
 MESSAGE_MAX_BYTES: Final = 256 * KB

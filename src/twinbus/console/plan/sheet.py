@@ -16,8 +16,6 @@ from twinbus.pipeline.reports.documents import ReportVerdict
 from twinbus.planning.outcomes import SampledMean, SettingOutcome
 from twinbus.planning.plan import Plan
 
-__all__ = ["plan_sheet"]
-
 HEADINGS: Final = (
     "failover",
     "ping",

@@ -25,8 +25,6 @@ from twinbus.console.terminal.table import visible
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import AvailabilityReport, FailoverWindow, Percentiles
 
-__all__ = ["availability_sheet", "over_time"]
-
 LABEL_LENGTH: Final = 28
 """Letters of an entity's name in the label of a marker."""
 MARKED_WINDOWS_MAX: Final = 4

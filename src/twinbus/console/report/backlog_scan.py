@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from twinbus.pipeline.reports.conservation import BacklogSnapshot
 
-__all__ = ["BacklogScan"]
-
 PLACES: Final = {False: "waiting", True: "dead_lettered"}
 """`Sighting.place` by whether the message is a dead letter."""
 

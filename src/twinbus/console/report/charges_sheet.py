@@ -24,8 +24,6 @@ from twinbus.console.terminal.table import money, size, visible
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import ChargesReport
 
-__all__ = ["by_kind_table", "cause_figure", "charges_sheet"]
-
 
 def charges_sheet(report: ChargesReport) -> Sheet:
     """The content of the report."""

@@ -26,8 +26,6 @@ from twinbus.console.terminal.output import WrongUse
 if TYPE_CHECKING:
     from twinbus.console.report.commands import ReportPlan
 
-__all__ = ["ReportOutput", "app"]
-
 app = typer.Typer(
     help="Report a ledger's charges, availability and conservation.",
     no_args_is_help=True,

@@ -39,16 +39,6 @@ if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import LedgerReport
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
-__all__ = [
-    "NO_TABLES",
-    "ReportPlan",
-    "availability",
-    "charges",
-    "conservation",
-    "detection_s",
-    "reconciliation",
-]
-
 NO_TABLES: Final = "none"
 
 LONG_BYTES: Final = 500 << 20

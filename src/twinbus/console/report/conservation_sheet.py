@@ -26,8 +26,6 @@ from twinbus.pipeline.reports.documents import ReportVerdict
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import Balance, ConservationReport, NamedMessage
 
-__all__ = ["FATE_WORDS", "conservation_sheet"]
-
 FATE_WORDS: Final = {
     "delivered": "delivered",
     "waiting": "waiting",

@@ -23,8 +23,6 @@ from twinbus.pipeline.reports.plain_json import iso
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import LedgerReport
 
-__all__ = ["csv_of"]
-
 
 def csv_of(report: LedgerReport) -> str:
     """All rows of the report's main table; the header does not depend on the rows.

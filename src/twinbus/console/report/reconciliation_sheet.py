@@ -22,8 +22,6 @@ from twinbus.pipeline.reports.documents import ReportVerdict
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import ReconciliationReport
 
-__all__ = ["reconciliation_sheet"]
-
 
 def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
     """The content of the report."""

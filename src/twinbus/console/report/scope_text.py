@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from twinbus.console.sheet.sheet import Section
     from twinbus.pipeline.reports.documents import LedgerReport, ReportScope
 
-__all__ = ["CAUSES", "DUPLICATE_CAUSES", "cause_name", "closing_sections"]
-
 CAUSES: Final = {
     "application": "sends to the primary",
     "failover": "sends to the backlog",

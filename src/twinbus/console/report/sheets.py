@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from twinbus.console.sheet.sheet import Sheet
     from twinbus.pipeline.reports.documents import LedgerReport
 
-__all__ = ["sheet_of"]
-
 
 def sheet_of(report: LedgerReport) -> Sheet:
     """The sheet of a report of any kind."""

@@ -10,8 +10,6 @@ from twinbus.console.sheet.sheet import Figure
 from twinbus.console.sheet.svg import LEFT, RIGHT, WIDTH, AmountAxis, legend, series_class, svg
 from twinbus.console.terminal.table import aligned, visible
 
-__all__ = ["NAME_LENGTH", "NamedBar", "bar_figure", "bars", "columns", "shares"]
-
 PANEL: Final = 220
 ROW: Final = 34
 NAMES_WIDTH: Final = 190

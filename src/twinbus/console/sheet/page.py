@@ -15,8 +15,6 @@ from twinbus.pipeline.reports.documents import ReportVerdict
 if TYPE_CHECKING:
     from twinbus.console.sheet.sheet import Sheet, Table
 
-__all__ = ["page_of"]
-
 STYLE: Final = """
 :root{color-scheme:light dark;--ink:#1b2130;--soft:#51586a;--ground:#f4f6fa;--card:#fff;
 --line:#d9dee8;--good:#14804a;--good-ground:#e5f5ec;--bad:#b3261e;--bad-ground:#fdeceb;

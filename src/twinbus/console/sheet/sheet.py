@@ -12,23 +12,6 @@ from typing import Final, NamedTuple
 
 from twinbus.pipeline.reports.documents import ReportVerdict
 
-__all__ = [
-    "ROWS_SHOWN",
-    "UNKNOWN",
-    "Figure",
-    "Section",
-    "Sheet",
-    "Table",
-    "Tile",
-    "clock",
-    "column_indexes",
-    "count",
-    "counted",
-    "rest",
-    "sections",
-    "span",
-]
-
 ROWS_SHOWN: Final = 20
 """Rows of a table that a person reads; JSON and CSV have all of them."""
 

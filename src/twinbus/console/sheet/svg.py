@@ -10,19 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
-__all__ = [
-    "CHAR_WIDTH",
-    "LEFT",
-    "RIGHT",
-    "STYLE",
-    "WIDTH",
-    "AmountAxis",
-    "legend",
-    "nice",
-    "series_class",
-    "svg",
-]
-
 WIDTH: Final = 880
 LEFT: Final = 64
 RIGHT: Final = 12

@@ -11,8 +11,6 @@ from twinbus.pipeline.reports.documents import ReportVerdict
 if TYPE_CHECKING:
     from twinbus.console.sheet.sheet import Sheet, Table
 
-__all__ = ["text_of"]
-
 INDENT: Final = "  "
 
 _COLOURS: Final = {

@@ -10,8 +10,6 @@ from typing import Final
 
 from twinbus.console.sheet.svg import CHAR_WIDTH, LEFT, RIGHT, WIDTH, AmountAxis, nice, svg
 
-__all__ = ["Band", "Bar", "Marker", "Timeline", "timeline"]
-
 LABELS_TOP: Final = 30
 LABEL_ROW: Final = 16
 PANEL: Final = 170

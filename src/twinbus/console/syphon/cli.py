@@ -22,8 +22,6 @@ from twinbus.console.terminal.seconds import seconds_of
 if TYPE_CHECKING:
     from twinbus.console.syphon.request import SyphonRequest
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Move the backlog to the primary; pause, resume, status.",
     no_args_is_help=True,

@@ -25,8 +25,6 @@ from twinbus.syphon.connection.selection import count_matching, destination_keys
 from twinbus.syphon.core.forecast import DrainMeter, time_to_empty_s
 from twinbus.syphon.host import DrainProgress, SyphonHost, drain_host
 
-__all__ = ["drain_here", "drain_on_spark"]
-
 LINE_EVERY_S: Final = 10.0
 """Time between two lines of a log, which should show that the drain goes on."""
 

@@ -24,8 +24,6 @@ from twinbus.syphon.connection.selection import destination_keys
 from twinbus.syphon.core.rate import Rate
 from twinbus.syphon.host import SyphonHost
 
-__all__ = ["SyphonRequest", "rate_of"]
-
 CALL_S: Final = 20.0
 
 

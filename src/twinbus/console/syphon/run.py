@@ -25,8 +25,6 @@ from twinbus.syphon.connection.peeking import ListingRefused
 from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.host import SyphonGroup
 
-__all__ = ["run"]
-
 CHECK_EVERY_S: Final = 1.0
 """Time between two checks for obstacles."""
 

@@ -15,8 +15,6 @@ from twinbus.console.terminal.table import paint, visible
 from twinbus.control.client import RunningHost, SilentHost, ask, socket_directories
 from twinbus.errors import ControlError
 
-__all__ = ["show_status", "steer"]
-
 DONE: Final = {
     "pause": "paused; {in_flight:,} messages in flight are finished, no more are received until"
     " `twinbus syphon resume`",

@@ -11,15 +11,6 @@ from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.host import DrainProgress
 from twinbus.syphon.relay.lease import WAITING
 
-__all__ = [
-    "SyphonProgress",
-    "needs_attention",
-    "outcome",
-    "progress_line",
-    "reasons",
-    "status_lines",
-]
-
 BAR_WIDTH: Final = 24
 STILL_S: Final = 5.0
 """A drain that moved no message for this long is not moving, whatever its last rate was."""

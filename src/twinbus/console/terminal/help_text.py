@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["epilog"]
-
 KEEP_LINES = "\b\n"
 """Tells the help formatter not to rewrap the lines of a paragraph."""
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Final
 
-__all__ = ["LiveLine", "live_line"]
-
 SHOW_AFTER_S: Final = 1.0
 """A step that ends sooner is not shown."""
 

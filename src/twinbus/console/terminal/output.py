@@ -11,17 +11,6 @@ import typer
 
 from twinbus.errors import TwinbusError
 
-__all__ = [
-    "ATTENTION",
-    "COULD_NOT",
-    "STOPPED",
-    "USAGE_ERROR",
-    "Output",
-    "OutputOption",
-    "WrongUse",
-    "print_json",
-]
-
 COULD_NOT: Final = 1
 USAGE_ERROR: Final = 2
 ATTENTION: Final = 3

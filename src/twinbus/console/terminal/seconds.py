@@ -7,8 +7,6 @@ from math import inf
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.quantities import QuantityError, parse_duration
 
-__all__ = ["seconds_of"]
-
 
 def seconds_of(text: str, option: str, *, least: float, most: float = inf) -> float:
     """Return the seconds; WrongUse if the text cannot be read or is out of range."""

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import IO, Final
 
-__all__ = ["UNPRICED", "aligned", "duration", "money", "paint", "size", "visible"]
-
 GAP: Final = "  "
 UNPRICED: Final = "not priced"
 

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.quantities import parse_duration
 
-__all__ = ["Window", "window_of"]
-
 AGO_MAX_S: Final = 100 * 366 * 86_400
 """A hundred years: no ledger is older, and `datetime` has a limit."""
 

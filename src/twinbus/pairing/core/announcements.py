@@ -15,21 +15,6 @@ from typing import Any
 from twinbus.pairing.core.events import EntityState
 from twinbus.pairing.core.sides import Side, SideState
 
-__all__ = [
-    "BacklogQueueFound",
-    "BacklogQueueLeftOut",
-    "BacklogQueuePulled",
-    "BacklogQueueReturned",
-    "EntityChanged",
-    "EntityHeld",
-    "EventsDropped",
-    "GuardWarned",
-    "PairEvent",
-    "PingEnded",
-    "ProtectionChanged",
-    "SideChanged",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PairEvent:

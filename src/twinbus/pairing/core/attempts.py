@@ -24,24 +24,6 @@ from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import EntityState, Route
 
-__all__ = [
-    "BacklogChoice",
-    "CallEnding",
-    "DivertFailed",
-    "DivertTo",
-    "EntityView",
-    "PrimaryFailed",
-    "PullQueue",
-    "Raise",
-    "RetryPolicy",
-    "SendCall",
-    "Step",
-    "TryPrimary",
-    "WaitEnded",
-    "WaitForRetry",
-    "backoff_s",
-]
-
 
 class EntityView(Protocol):
     """What a call reads of its entity's failover."""

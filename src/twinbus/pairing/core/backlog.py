@@ -10,19 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-__all__ = [
-    "WANTED",
-    "BacklogDescription",
-    "Drift",
-    "KeptChoice",
-    "Rotation",
-    "backlog_paths",
-    "drift_of",
-    "lease_path",
-    "parse_backlog_path",
-    "session_queue",
-]
-
 MARK: Final = "x-servicebus-transfer"
 """The middle of every backlog queue's path, as the retired .NET library named them."""
 

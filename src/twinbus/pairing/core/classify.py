@@ -15,17 +15,6 @@ from typing import Final
 from twinbus.errors import error_text
 from twinbus.options import Verdict
 
-__all__ = [
-    "CONDITIONS",
-    "TABLE",
-    "FailureMeaning",
-    "FailureRow",
-    "classify",
-    "judge",
-    "meaning_of",
-    "refused_token",
-]
-
 
 class FailureMeaning(Enum):
     """What an exception says about an entity, for sends, diverts and pings alike."""

@@ -9,8 +9,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["DIVERT_BOUNDS_S", "DurationHistogram", "PairCounters"]
-
 DIVERT_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """From a broker on the same network to the longest attempt that the options allow."""
 

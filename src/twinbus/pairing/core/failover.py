@@ -41,8 +41,6 @@ from twinbus.pairing.core.events import (
 )
 from twinbus.timers import TimerFired
 
-__all__ = ["EntityFailover"]
-
 NOTHING: Final[tuple[Action, ...]] = ()
 
 _HEALTHY, _SUSPECT, _FAILED_OVER, _UNUSABLE = EntityState

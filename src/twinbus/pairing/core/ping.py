@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PING_CONTENT_TYPE", "PING_SPACING_S", "PING_TIME_TO_LIVE_S", "PingMessage", "PingTurns"]
-
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 """A service that knows pings recognizes them by this and delivers none to a receiver."""
 

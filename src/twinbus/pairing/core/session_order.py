@@ -19,8 +19,6 @@ from typing import Final, NamedTuple
 
 from twinbus.pairing.core.backlog import session_queue
 
-__all__ = ["Diversion", "QueueScan", "SessionKey", "SessionOrder"]
-
 DOUBT_S: Final = 5.0
 """A divert that was cut off may still arrive. Only a scan that begins this long after it can free
 its session."""

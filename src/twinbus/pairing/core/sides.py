@@ -21,19 +21,6 @@ from typing import ClassVar, Final
 from twinbus.errors import PairClosedError, PairFaultedError, PairingError
 from twinbus.timers import TimerFired
 
-__all__ = [
-    "FOLLOW_S",
-    "Announce",
-    "ClosePair",
-    "CloseSide",
-    "FaultSide",
-    "PairSides",
-    "ReleaseSide",
-    "Side",
-    "SideChange",
-    "SideState",
-]
-
 FOLLOW_S: Final = 5.0
 """How long the other side may stay open after one side's end, where the syphon runs (SPEC 7)."""
 

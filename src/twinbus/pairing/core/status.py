@@ -11,15 +11,6 @@ from twinbus.pairing.core.sides import PairSides, Side
 if TYPE_CHECKING:
     from twinbus.pairing.core.backlog import Rotation
 
-__all__ = [
-    "BacklogQueueStatus",
-    "EntityStatus",
-    "PairStatus",
-    "SideStatus",
-    "backlog_status",
-    "side_status",
-]
-
 IN_ROTATION = "in rotation"
 PULLED = "pulled"
 LEFT_OUT = "left out"

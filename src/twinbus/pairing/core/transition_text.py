@@ -10,8 +10,6 @@ from twinbus.pairing.core.events import EntityState, Transition
 if TYPE_CHECKING:
     from twinbus.pairing.core.backlog import Rotation
 
-__all__ = ["consequence_of", "short_queue_list"]
-
 NUMBERS_MAX: Final = 10
 """Backlog queues that one log line names."""
 

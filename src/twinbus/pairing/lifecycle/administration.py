@@ -40,14 +40,6 @@ if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
     from twinbus.pairing.sending.recording import Recorder
 
-__all__ = [
-    "BacklogAdministration",
-    "Findings",
-    "SecondaryUnreachable",
-    "description_of",
-    "first_line",
-]
-
 T = TypeVar("T")
 
 CALLS_AT_ONCE: Final = 8

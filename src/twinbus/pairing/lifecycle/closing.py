@@ -24,8 +24,6 @@ from twinbus.pairing.core.sides import (
 )
 from twinbus.timers import TimerFired
 
-__all__ = ["PairSide", "SideKeeper"]
-
 log = logging.getLogger("twinbus.pair")
 
 

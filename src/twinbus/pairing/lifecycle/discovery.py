@@ -27,8 +27,6 @@ from twinbus.pairing.sdk.sender_pool import open_only
 if TYPE_CHECKING:
     from twinbus.pairing.sending.shared_state import SharedState
 
-__all__ = ["Discovery"]
-
 log = logging.getLogger("twinbus.pairing")
 
 START_LIMIT_S: Final = 8.0

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from twinbus.pairing.sending.shared_state import SharedState
 
-__all__ = ["BacklogDepth", "QueueDepth"]
-
 log = logging.getLogger("twinbus.pairing")
 
 EVERY_MIN_S: Final = 1.0

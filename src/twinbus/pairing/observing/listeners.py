@@ -17,8 +17,6 @@ from weakref import WeakSet
 
 from twinbus.pairing.core.announcements import EventsDropped, PairEvent
 
-__all__ = ["EventStream", "Listeners"]
-
 log = logging.getLogger("twinbus.pairing")
 
 BUFFER_MAX: Final = 1_000

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from twinbus.pairing.sending.shared_state import SharedState
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
-__all__ = ["OTHERS", "MeasuredPair", "PairCollector"]
-
 OTHERS: Final = "(others)"
 """The entity name under which entities past the limit are summed; none has parentheses."""
 

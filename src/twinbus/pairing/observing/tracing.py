@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
-__all__ = ["Tracing", "tracing_now"]
-
 SYSTEM: Final = "servicebus"
 
 CONTEXT_NAMES: Final = frozenset({"traceparent", "Diagnostic-Id"})

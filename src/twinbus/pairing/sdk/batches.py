@@ -20,8 +20,6 @@ from twinbus.transfer import overhead_bytes
 if TYPE_CHECKING:
     from twinbus.pairing.sdk.outgoing import MessageIds
 
-__all__ = ["PairedMessageBatch"]
-
 ENTRY_GROWTH_MAX: Final = 3
 """A message that grows past 255 bytes has a longer length field in a batch."""
 

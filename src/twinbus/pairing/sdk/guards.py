@@ -21,18 +21,6 @@ from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, error
 from twinbus.transfer import to_backlog_message
 from twinbus.transfer.aliases import RESERVED_KEYS
 
-__all__ = [
-    "BacklogLimits",
-    "annotated",
-    "body_bytes",
-    "diverted_copy",
-    "encoded_bytes",
-    "flaws",
-    "glance",
-    "id_of",
-    "too_large",
-]
-
 PROPERTIES_MAX: Final = 64 * 1_024
 """The service's limit for the properties of a message, system and application together."""
 

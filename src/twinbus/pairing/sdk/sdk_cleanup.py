@@ -12,8 +12,6 @@ from twinbus.pairing.sdk.watchdog import CANCEL_AGAIN_S
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient
 
-__all__ = ["CLOSE_LIMIT_S", "SdkCleanup", "cancel_until_done", "close_sdk_client"]
-
 log = logging.getLogger("twinbus.pairing")
 
 CLOSE_LIMIT_S: Final = 3.0

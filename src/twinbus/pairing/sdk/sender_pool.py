@@ -24,8 +24,6 @@ from twinbus.pairing.sdk.watchdog import Watch, Watchdog
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender
 
-__all__ = ["PooledSender", "SenderCloser", "SenderPool", "open_only", "was_carried_out"]
-
 log = logging.getLogger("twinbus.pairing")
 
 T = TypeVar("T")

@@ -13,8 +13,6 @@ from typing import Final
 
 from twinbus.pairing.sdk.sender_pool import PooledSender, SenderPool, open_only
 
-__all__ = ["OPENING_S", "Warming"]
-
 OPENING_S: Final = 0.6
 """Time to open a link; a shorter failover interval leaves no time to open one meanwhile."""
 

@@ -15,8 +15,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["CANCEL_AGAIN_S", "CHECK_INTERVAL_S", "Watch", "Watchdog"]
-
 CANCEL_AGAIN_S: Final = 0.05
 """Time between two cancellations of a call of the SDK that has missed the first."""
 

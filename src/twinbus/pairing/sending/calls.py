@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from twinbus.pairing.sending.shared_state import SharedState
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
-__all__ = ["CallResult", "PairedCall", "SendTarget", "translated", "with_ids"]
-
 CallResult = tuple[bool, Any]
 """True and the result of the call; or False and the next steps."""
 

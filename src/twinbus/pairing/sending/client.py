@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
     from twinbus.pairing.sending.recording import Recorder
 
-__all__ = ["PairedClient"]
-
 log = logging.getLogger("twinbus.pairing")
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from twinbus.pairing.sending.shared_state import SharedState
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
-__all__ = ["Pinger", "send_ping"]
-
 log = logging.getLogger("twinbus.pairing")
 
 

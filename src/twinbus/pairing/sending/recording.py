@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from twinbus.options import SendAvailabilityOptions
     from twinbus.pairing.core.events import EntityState
 
-__all__ = ["CLOSED", "PairLedger", "Recorder", "open_recorder"]
-
 Outcome = Literal["ok", "failed", "unknown"]
 
 NO_CONNECTION: Final = "Failed to initiate the connection"

@@ -11,8 +11,6 @@ from twinbus.pairing.sending.calls import PairedCall, SendTarget
 if TYPE_CHECKING:
     from twinbus.pairing.core.attempts import BacklogChoice
 
-__all__ = ["ScheduleCall"]
-
 
 class ScheduleCall(PairedCall):
     """One call that needs the primary's sequence numbers, and so cannot be diverted."""

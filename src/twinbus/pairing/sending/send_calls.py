@@ -23,8 +23,6 @@ from twinbus.pairing.sending.session_routing import SPLIT
 if TYPE_CHECKING:
     from twinbus.pairing.sdk.outgoing import Outgoing
 
-__all__ = ["SendingCall"]
-
 
 class SendingCall(PairedCall):
     """One call of `send_messages`."""

@@ -27,8 +27,6 @@ from twinbus.pairing.sending.calls import SendTarget
 from twinbus.pairing.sending.schedule_calls import ScheduleCall
 from twinbus.pairing.sending.send_calls import SendingCall
 
-__all__ = ["PairedSender"]
-
 PRIMARY: Final = Route.PRIMARY
 """A name of its own: every healthy send reads it, and member lookup in an enum is slow."""
 

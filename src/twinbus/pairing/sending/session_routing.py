@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from twinbus.pairing.sending.session_scan import SessionScan
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
-__all__ = ["SPLIT", "CallSessions", "SessionRouting"]
-
 SPLIT: Final = "one call for each session"
 """In place of a queue, for a call with messages of several sessions."""
 

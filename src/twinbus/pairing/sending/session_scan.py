@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from twinbus.pairing.sending.shared_state import SharedState
 
-__all__ = ["SessionScan"]
-
 log = logging.getLogger("twinbus.pairing")
 
 PAGE: Final = 250

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from twinbus.pairing.sending.recording import Recorder
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
-__all__ = ["SharedState"]
-
 log = logging.getLogger("twinbus.pairing")
 
 CLOSE_GRACE_S: Final = 1.0

@@ -38,8 +38,6 @@ from twinbus.pairing.core.failover import EntityFailover
 from twinbus.pairing.core.status import EntityStatus
 from twinbus.timers import TimerFired
 
-__all__ = ["WatchedEntity"]
-
 log = logging.getLogger("twinbus.pairing")
 
 HEALTHY: Final = EntityState.HEALTHY

@@ -21,8 +21,6 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-__all__ = ["DriverAddress", "DriverLink", "DriverListener"]
-
 log = logging.getLogger("twinbus.pipeline")
 
 CONNECT_S: Final = 5.0

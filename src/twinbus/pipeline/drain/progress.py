@@ -13,8 +13,6 @@ from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, cou
 from twinbus.syphon.connection.selection import count_matching
 from twinbus.syphon.host import PEEK_AGAIN_S, DrainProgress
 
-__all__ = ["DrainBacklog"]
-
 
 class DrainBacklog:
     """The queues of one drain and what was last seen in them."""

@@ -48,8 +48,6 @@ from twinbus.syphon.connection.peeking import list_backlog_queues, open_connecti
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["MESSAGES", "ServiceBusSource", "register"]
-
 EVERY_LABEL: Final = "*"
 BACKLOG_MARK: Final = "/x-servicebus-transfer/"
 

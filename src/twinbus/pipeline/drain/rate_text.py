@@ -11,8 +11,6 @@ from typing import Final
 from twinbus.cost.quantities import QuantityError, parse_rate
 from twinbus.syphon.core.rate import HIGHEST_PER_S, LOWEST_PER_S, STANDARD_PER_S
 
-__all__ = ["parse_drain_rate"]
-
 STANDARD: Final = "standard"
 
 

@@ -14,8 +14,6 @@ from twinbus.pipeline.tables.bronze import read_ledger
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DrainRun", "DrainStatistics", "operations_done", "statistics_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrainStatistics:

@@ -24,8 +24,6 @@ from twinbus.syphon.host import DrainProgress, SyphonHost
 from twinbus.syphon.host import drain as drain_here
 from twinbus.syphon.relay.bookkeeping import RelayLedger
 
-__all__ = ["SEPARATOR", "DrainTask"]
-
 SEPARATOR: Final = "\n"
 """Between the queues of a group; no entity path holds one."""
 

@@ -22,8 +22,6 @@ from twinbus.ledger import LedgerError, LedgerWriter, NullLedger
 from twinbus.ledger.record import OPEN_SUFFIX
 from twinbus.syphon.relay.bookkeeping import RelayLedger
 
-__all__ = ["CarriedLedger", "is_url", "require_place", "task_ledger"]
-
 log = logging.getLogger("twinbus.pipeline")
 
 CARRY_S: Final = 10.0

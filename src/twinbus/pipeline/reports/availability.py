@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
-__all__ = ["availability_report", "failovers_over_time"]
-
 POINTS_MAX: Final = 600
 """Maximum points of a time series. Longer windows get wider buckets."""
 

@@ -16,19 +16,6 @@ from twinbus.cost.arithmetic import (
 )
 from twinbus.cost.prices import Meter, PriceBook
 
-__all__ = [
-    "Bill",
-    "Charge",
-    "Modelled",
-    "MonthQuantities",
-    "MonthlySum",
-    "bill",
-    "charges_by_kind",
-    "idle_model",
-    "ping_model",
-    "quantities",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
-__all__ = ["charges_report", "charges_summary"]
-
 LINES_MAX: Final = 100_000
 """Maximum rows of charges in a report: some tens of MB of CSV. Sums include all rows."""
 

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 Counts = dict[str, Any]
 """A row of counts by name, of one destination."""
 
-__all__ = ["DETECTION_S", "BacklogSnapshot", "conservation_report"]
-
 DETECTION_S: Final = 600
 """How long Service Bus remembers ids for duplicate detection, unless an entity says otherwise."""
 

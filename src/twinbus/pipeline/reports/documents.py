@@ -21,35 +21,6 @@ from typing import Any, ClassVar, Final, NamedTuple
 from twinbus.pipeline.reports.bill import Bill, Charge
 from twinbus.pipeline.reports.plain_json import day_of, fields_as_json
 
-__all__ = [
-    "AgedBacklog",
-    "Agreement",
-    "AvailabilityReport",
-    "BacklogPoint",
-    "Balance",
-    "ChargeLine",
-    "ChargesReport",
-    "ConservationReport",
-    "DayUnits",
-    "Difference",
-    "DuplicateMessage",
-    "EntityAvailability",
-    "EntityUnits",
-    "FailoverWindow",
-    "LedgerReport",
-    "ModelLine",
-    "NamedMessage",
-    "Percentiles",
-    "PriceLine",
-    "ReconciliationReport",
-    "ReportRequest",
-    "ReportScope",
-    "ReportVerdict",
-    "Sends",
-    "Sighting",
-]
-
-
 DAY_MS: Final = 86_400_000
 
 

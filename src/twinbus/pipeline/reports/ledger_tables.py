@@ -34,25 +34,6 @@ from twinbus.pipeline.tables.schemas import FATES
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = [
-    "BatchTables",
-    "LedgerTables",
-    "Lines",
-    "StoredTables",
-    "UnknownEntityError",
-    "batch_tables",
-    "by_day",
-    "by_time",
-    "from_sums",
-    "lines_of",
-    "of_entity",
-    "require_entity",
-    "scope_of",
-    "stored_tables",
-    "unread",
-    "whole_days",
-]
-
 NAMES_SHOWN: Final = 5
 NAMES_MAX: Final = 1_000
 """Entities that are compared with a misspelt name."""

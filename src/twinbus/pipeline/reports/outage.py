@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from twinbus.cost.prices import PriceBook
 
-__all__ = ["OutageReport", "outage_report"]
-
 WHOLE_LEDGER: Final = ReportRequest()
 BUCKET_S: Final = 1
 """An outage of seconds is drawn by the second."""

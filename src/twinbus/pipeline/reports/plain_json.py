@@ -9,8 +9,6 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["day_of", "fields_as_json", "iso", "plain"]
-
 
 def iso(at_ms: int | None) -> str | None:
     """A time in UTC as ISO 8601 says it, to the millisecond."""

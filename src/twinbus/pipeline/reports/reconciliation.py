@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
-__all__ = ["reconciliation_report"]
-
 ROWS_MAX: Final = 10_000
 IDS_MAX: Final = 100
 """Ids of each kind, place and operation that a report names."""

@@ -13,8 +13,6 @@ from pyspark import InheritableThread
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["JobCancelled", "JobFailed", "SparkJob", "failure_of"]
-
 _OURS: Final = re.compile(r"^(?:\w+\.)*(?:SyphonError|LedgerError): (.+)$", re.MULTILINE)
 """The last line of a traceback from a task that met an error of ours: its text is for people."""
 

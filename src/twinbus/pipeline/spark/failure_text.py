@@ -9,8 +9,6 @@ from typing import Final
 
 from twinbus.errors import TwinbusError
 
-__all__ = ["SparkFailed", "spark_failures_in_one_line"]
-
 _LENGTH_MAX: Final = 300
 
 _THROWN: Final = re.compile(r"(?:[a-z]\w*\.)+\w+(?:Exception|Error)\b.*")

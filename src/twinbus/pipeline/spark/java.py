@@ -25,8 +25,6 @@ from typing import Final
 
 from twinbus.errors import TwinbusError
 
-__all__ = ["Java", "JavaMissingError", "find_java"]
-
 VERSION_MIN: Final = 17
 """The oldest Java that Spark 4 starts on."""
 

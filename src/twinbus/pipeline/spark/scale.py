@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["session_for_few", "session_for_many"]
-
 ROWS_A_PARTITION: Final = 2_000_000
 """Of records, so that a task has what it adds up in its memory. Larger ones are sorted on disk: an
 audit of a hundred million records in 4 partitions took 235 s and 4.8 GB, in 32 134 s and 2.4 GB."""

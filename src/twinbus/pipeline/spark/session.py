@@ -26,15 +26,6 @@ from twinbus.pipeline.spark.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "QUICK_START",
-    "SparkStartError",
-    "require_shared",
-    "spark_session",
-    "start_session",
-    "stop_session",
-]
-
 LOCAL_MASTER: Final = "local[*,4]"
 """All cores, and a task is tried four times as on a cluster; `local[*]` alone would try once."""
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["is_in_one_process", "package_zip", "ship_package"]
-
 PACKAGE: Final = "twinbus"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 """A zip knows no earlier time; the same package makes the same bytes."""

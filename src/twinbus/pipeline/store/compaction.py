@@ -35,8 +35,6 @@ from twinbus.pipeline.tables.journeys import merged
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Compacted", "Replacement", "commit_replacement", "compact", "remove_raw"]
-
 LARGE_BYTES: Final = 1 << 30
 """A part of this size is left alone: a record is then written anew only a few times in its life."""
 

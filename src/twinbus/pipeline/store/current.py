@@ -42,8 +42,6 @@ from twinbus.pipeline.tables.schemas import FATES, LEDGER
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["CurrentTables", "current_tables"]
-
 TRIES: Final = 3
 """Looks at the open files of a ledger: one that is ended meanwhile could be missed twice."""
 

@@ -25,16 +25,6 @@ from twinbus.pipeline.tables.named_messages import NOTABLE
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "ONE_TASK_MAX",
-    "STORED_JOURNEYS",
-    "Increment",
-    "kept_tables",
-    "keyed",
-    "signature_of",
-    "totals",
-]
-
 BROADCAST_MAX: Final = 1_000_000
 """Messages whose hashes are sent to every task of a look-up (16 MB): past that Spark decides."""
 

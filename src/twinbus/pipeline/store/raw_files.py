@@ -23,8 +23,6 @@ from twinbus.ledger.missing import (
 )
 from twinbus.pipeline.store.store import TableStore
 
-__all__ = ["missing_from_files", "missing_from_tables", "note_removal", "taken_files"]
-
 
 def taken_files(store: TableStore) -> Iterator[tuple[str, int]]:
     """Every file of the ledger that the stream took, and its batch, as Spark wrote them down."""

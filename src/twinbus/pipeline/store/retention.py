@@ -31,8 +31,6 @@ from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["DAYS_MIN", "Retained", "retain"]
-
 DAYS_MIN: Final = 1
 """Today is always kept: its journeys are still on their way."""
 

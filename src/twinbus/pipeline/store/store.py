@@ -40,18 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "BRONZE",
-    "FORMAT",
-    "JOURNEYS",
-    "REBUILD",
-    "SUMS",
-    "CommitConflict",
-    "PartSize",
-    "Snapshot",
-    "TableStore",
-]
-
 FORMAT: Final = 2
 """Goes up when a reader of today would misread tables of tomorrow."""
 

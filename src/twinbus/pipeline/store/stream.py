@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["FOLLOW_S", "follow", "open_store", "rebuild", "tables_place", "update"]
-
 FOLLOW_S: Final = 10.0
 """Between two looks of `follow`: a file of the ledger is ended every few minutes."""
 

@@ -29,16 +29,6 @@ from twinbus.pipeline.tables.journeys import destination_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = [
-    "backlog_over_time",
-    "diversions",
-    "drains",
-    "raised",
-    "states",
-    "stays",
-    "traffic",
-]
-
 
 def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
     """What the clients did with messages of each entity, by time; and polls, of none."""

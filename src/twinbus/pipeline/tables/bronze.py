@@ -28,23 +28,6 @@ from twinbus.pipeline.tables.schemas import CORRUPT, LEDGER
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = [
-    "ALL_FILES",
-    "ENDED_FILES",
-    "LINES",
-    "OPEN_FILES",
-    "READING",
-    "REASONS",
-    "STORED_RECORDS",
-    "line_counts",
-    "location_of",
-    "read_ledger",
-    "reason",
-    "records_of",
-    "set_aside",
-    "stored",
-]
-
 ENDED_FILES: Final = f"*{FILE_SUFFIX}"
 """They never change again: a stream takes each of them once."""
 

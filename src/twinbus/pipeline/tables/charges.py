@@ -31,19 +31,6 @@ from twinbus.pipeline.tables.schemas import CHARGES
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = [
-    "KEYS",
-    "MESSAGE_STAGES",
-    "assumed_receives",
-    "beside_model",
-    "charges",
-    "counted",
-    "deliveries",
-    "monthly",
-    "receives_of",
-    "with_receives",
-]
-
 SUMS: Final = ("operations", "units", "bytes")
 KEYS: Final = tuple(name for name in CHARGES.fieldNames() if name not in SUMS)
 

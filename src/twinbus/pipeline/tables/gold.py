@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["BUCKET_S", "GoldTable", "gold_tables", "merged"]
-
 BUCKET_S: Final = 60
 """The width of a point in time of the kept tables: a year of one entity is half a million rows."""
 

@@ -13,29 +13,6 @@ from pyspark.sql.types import (
     StructType,
 )
 
-__all__ = [
-    "AGED",
-    "AGES",
-    "AGREEMENTS",
-    "BACKLOG",
-    "DELIVERIES",
-    "DISAGREEMENTS",
-    "DIVERSIONS",
-    "DOWNTIMES",
-    "DRAINS",
-    "FATE_SUMS",
-    "LINES",
-    "PERCENTILES",
-    "RAISED",
-    "SKEWS",
-    "STAGES",
-    "STATES",
-    "STAYS",
-    "TRAFFIC",
-    "VIEWS",
-    "WINDOWS",
-]
-
 DELIVERIES: Final = StructType(
     [
         # Of the delivery.

@@ -42,18 +42,6 @@ from twinbus.pipeline.tables.schemas import FATES, JOURNEYS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = [
-    "DELIVERED_FATE",
-    "FATES_OF_ACCEPTED",
-    "MESSAGE_KEY",
-    "UNSEEN",
-    "destination_of",
-    "judged",
-    "looked_at",
-    "merged",
-    "partial_journeys",
-]
-
 DELIVERED_FATE: Final = "delivered"
 FATES_OF_ACCEPTED: Final = (
     DELIVERED_FATE,

@@ -22,8 +22,6 @@ from twinbus.pipeline.tables.schemas import FATES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["NOTABLE", "notable"]
-
 
 def notable(fates: DataFrame) -> DataFrame:
     """The notable among messages, each once."""

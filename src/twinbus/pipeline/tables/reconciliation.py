@@ -39,8 +39,6 @@ from twinbus.pipeline.tables.journeys import RAN_OUT
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["KINDS", "agreements", "disagreements", "named", "views"]
-
 KINDS: Final = (
     *("only_clients", "only_broker"),
     *("ambiguous_done", "ambiguous_not_done", "given_back", "too_young"),

@@ -13,16 +13,6 @@ from pyspark.sql.types import (
     StructType,
 )
 
-__all__ = [
-    "CHARGES",
-    "CORRUPT",
-    "DUPLICATES",
-    "FATES",
-    "JOURNEYS",
-    "LEDGER",
-    "SIGHTINGS",
-]
-
 CORRUPT: Final = "_corrupt"
 """Where Spark puts a line that it cannot read as a record."""
 

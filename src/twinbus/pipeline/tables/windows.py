@@ -22,8 +22,6 @@ from twinbus.pipeline.tables.gold_schemas import DOWNTIMES, PERCENTILES, WINDOWS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["downtimes", "failover_windows", "percentiles"]
-
 SUSPECT: Final = "suspect"
 DOWN: Final = ("failed over", "unusable")
 """States in which sends do not go to the primary."""

@@ -9,8 +9,6 @@ from typing import Final
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
 
-__all__ = ["ANSWER_S", "NotAnswered", "get"]
-
 API_VERSION: Final = "2021-05"
 
 ANSWER_S: Final = 10.0

@@ -14,8 +14,6 @@ from uuid import UUID
 
 from twinbus.amqp.types import Decimal, Described, Timestamp
 
-__all__ = ["as_json", "as_time", "iso_time"]
-
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -17,8 +17,6 @@ from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, get
 
-__all__ = ["CountsUnavailable", "QueueCounts", "counts_of"]
-
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 
 _COUNT: Final = re.compile(r"<(?:\w+:)?(\w*MessageCount)>(\d+)<")

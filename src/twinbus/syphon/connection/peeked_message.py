@@ -28,8 +28,6 @@ from twinbus.syphon.connection.amqp_json import as_json, iso_time
 from twinbus.transfer import Aliases, aliases_of
 from twinbus.transfer.aliases import REPLAYS
 
-__all__ = ["DESCRIPTION", "REASON", "PeekedMessage", "read_peeked"]
-
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 STATES: Final = {0: "active", 1: "deferred", 2: "scheduled"}

@@ -24,16 +24,6 @@ from twinbus.syphon.connection.namespace_connection import (
 )
 from twinbus.syphon.connection.peeked_message import PeekedMessage, read_peeked
 
-__all__ = [
-    "DEAD_LETTERS",
-    "ListingRefused",
-    "NamespaceUnreachable",
-    "list_backlog_queues",
-    "open_connection",
-    "peek",
-    "syphon_errors",
-]
-
 DEAD_LETTERS: Final = "$DeadLetterQueue"
 """Name of the dead-letter queue, after the path of its queue."""
 

@@ -25,8 +25,6 @@ from twinbus.amqp.performatives import ACCEPTED_BYTES, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import DecodeError
 
-__all__ = ["ConnectionLost", "RequestNode", "RequestRefused", "uuid_of_token"]
-
 CREDIT: Final = 100
 """Requests that may be pending at once; granted again with each request."""
 

@@ -12,8 +12,6 @@ from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.syphon.connection.peeking import open_connection, peek
 
-__all__ = ["count_matching", "destination_keys"]
-
 
 def destination_keys(paths: Iterable[str]) -> frozenset[str]:
     """Return entity paths as a pump compares them; raise SyphonError if one is empty."""

@@ -7,26 +7,6 @@ from typing import Literal
 
 from twinbus.syphon.core.backlog_message import BacklogMessage
 
-__all__ = [
-    "Action",
-    "CloseDestination",
-    "Complete",
-    "DeadLetter",
-    "Defer",
-    "EmptyPoll",
-    "FindDeferred",
-    "Forward",
-    "GrantCredit",
-    "LookAhead",
-    "OpenDestination",
-    "PeekForOrder",
-    "ReceiveDeferred",
-    "Reconnect",
-    "Release",
-    "Renew",
-    "WaitUntil",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class GrantCredit:

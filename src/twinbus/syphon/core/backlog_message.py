@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LOCK_SHORTEST_S", "BacklogMessage"]
-
 LOCK_UNKNOWN_S: Final = 30.0
 """Assumed lock duration if the delivery does not state the end of its lock."""
 

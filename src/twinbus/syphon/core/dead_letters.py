@@ -18,8 +18,6 @@ from twinbus.transfer import without_delivery_marks
 from twinbus.transfer.aliases import REPLAYS
 from twinbus.transfer.splice import entries_of, with_entries
 
-__all__ = ["REPLAYS_MAX", "DeadLetterFilter", "for_replay"]
-
 REPLAYS_MAX: Final = 3
 """After so many replays a message is refused: it would only be dead-lettered again."""
 

@@ -12,8 +12,6 @@ from typing import Final
 
 from twinbus.syphon.core.destination import Destination
 
-__all__ = ["DeferredMessages"]
-
 KNOWN_MAX: Final = 100_000
 """Sequence numbers kept for one destination; a search finds the others."""
 

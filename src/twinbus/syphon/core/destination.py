@@ -14,15 +14,6 @@ from typing import Final
 
 from twinbus.syphon.core.backlog_message import BacklogMessage
 
-__all__ = [
-    "ANY_NUMBER",
-    "TOO_LARGE",
-    "Destination",
-    "Destinations",
-    "RefusalMeaning",
-    "meaning_of",
-]
-
 FIRST_BACKOFF_S: Final = 1.0
 LONGEST_BACKOFF_S: Final = 60.0
 """First and longest pause before a refusing destination is tried again; it doubles each time."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-__all__ = ["WINDOW_S", "DrainMeter", "time_to_empty_s"]
-
 WINDOW_S: Final = 30
 """Window of the rate: long enough to be steady, short enough to show a standstill."""
 

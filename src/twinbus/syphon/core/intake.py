@@ -12,8 +12,6 @@ from typing import Final
 
 from twinbus.syphon.core.backlog_message import BacklogMessage
 
-__all__ = ["Intake", "IntakeLimits"]
-
 FETCH_SHARE: Final = 4
 """1/4 of the messages in flight may be deferred ones."""
 

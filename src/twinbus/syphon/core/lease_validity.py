@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["LEASE_LOCK_S", "LeaseAddress", "LeaseValidity", "lease_address"]
-
 LEASE_MARK: Final = "x-twinbus-lease"
 
 LEASE_LOCK_S: Final = 30.0

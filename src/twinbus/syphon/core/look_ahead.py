@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LookAheadState"]
-
 PAGES_MAX: Final = 40
 """Pages peeked in a row; after a pause, the next peeks go on from there. This bounds the requests
 of a pump that can deliver nothing."""

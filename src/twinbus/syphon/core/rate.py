@@ -15,8 +15,6 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
-__all__ = ["STANDARD_PER_S", "Pace", "Rate"]
-
 STANDARD_PER_S: Final = 250.0
 """Rate for a Standard namespace, which has 1,000 credits a second. A moved message costs two in the
 primary (the syphon's send, the consumer's receive) and at most two in the secondary (receive and

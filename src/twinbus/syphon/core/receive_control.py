@@ -23,8 +23,6 @@ from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.settlements import Settlements
 from twinbus.syphon.core.waiting import WaitingMessages
 
-__all__ = ["ReceiveControl"]
-
 
 class ReceiveControl:
     """Decides what one pump asks its backlog queue for."""

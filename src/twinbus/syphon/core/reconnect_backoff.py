@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FIRST_RECONNECT_S", "LONGEST_RECONNECT_S", "ReconnectBackoff"]
-
 FIRST_RECONNECT_S: Final = 0.5
 LONGEST_RECONNECT_S: Final = 5.0
 """Maximum reconnect delay after recovery."""

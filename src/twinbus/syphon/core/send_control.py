@@ -26,8 +26,6 @@ from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.syphon.core.settlements import Settlements
 from twinbus.syphon.core.waiting import WaitingMessages
 
-__all__ = ["SendControl"]
-
 MISSING: Final = "DestinationNotFound"
 TOO_LARGE_REASON: Final = "MessageTooLarge"
 REFUSED: Final = "RefusedByDestination"

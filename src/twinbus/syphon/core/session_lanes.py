@@ -20,8 +20,6 @@ from typing import Final, NamedTuple
 
 from twinbus.syphon.core.backlog_message import BacklogMessage
 
-__all__ = ["PeekedEntry", "SessionLane", "SessionLanes"]
-
 KNOWN_MAX: Final = 100_000
 """Limit of known messages that are not in memory. At the limit nothing more is deferred for lack of
 room and nothing is peeked, until some of them have been delivered."""

@@ -10,8 +10,6 @@ from twinbus.syphon.core.actions import Action, Complete, DeadLetter, Defer, Rel
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.intake import Intake
 
-__all__ = ["Settlements"]
-
 
 class Settlements:
     """The settlements of one pump."""

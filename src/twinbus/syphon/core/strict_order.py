@@ -19,8 +19,6 @@ from twinbus.syphon.core.send_control import SendControl
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
 from twinbus.syphon.core.settlements import Settlements
 
-__all__ = ["IN_MEMORY_SHARE", "StrictOrder"]
-
 IN_MEMORY_SHARE: Final = 8
 """One session may have 1/8 of the pump's messages in memory, so that a long session does not keep
 the others out. The rest is deferred, and received by number when its turn comes."""

@@ -22,8 +22,6 @@ from twinbus.syphon.core.backlog_message import LOCK_SHORTEST_S, BacklogMessage
 from twinbus.transfer import Aliases, aliases_of, from_backlog_sections, without_delivery_marks
 from twinbus.transfer.splice import entries_of, field_value, fields_of
 
-__all__ = ["EXPIRED", "MALFORMED", "NOT_RESTORED", "Unpacker", "unpack"]
-
 MALFORMED: Final = "MalformedMessage"
 NOT_RESTORED: Final = "RestoreFailed"
 EXPIRED: Final = "TimeToLiveExpired"

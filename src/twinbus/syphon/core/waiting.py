@@ -11,8 +11,6 @@ from twinbus.syphon.core.destination import Destination, Destinations
 from twinbus.syphon.core.intake import Intake
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
 
-__all__ = ["WaitingMessages"]
-
 
 class WaitingMessages:
     """The waiting messages of one pump, by destination."""

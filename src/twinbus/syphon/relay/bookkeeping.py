@@ -12,9 +12,6 @@ from typing import Final, Protocol
 from twinbus.syphon.core.actions import Complete, DeadLetter, Defer
 from twinbus.syphon.core.backlog_message import BacklogMessage
 
-__all__ = ["Bookkeeper", "RelayLedger"]
-
-
 _OPERATIONS: Final[dict[object, str]] = {
     DeadLetter: "dead_letter",
     Defer: "defer",

@@ -16,8 +16,6 @@ from twinbus.amqp.performatives import (
 from twinbus.amqp.types import Symbol
 from twinbus.syphon.core.actions import Complete, DeadLetter, Defer, Release
 
-__all__ = ["disposition_of", "disposition_status", "ranges"]
-
 REASON_MAX: Final = 4_096
 """Characters of a reason or description that Service Bus keeps."""
 

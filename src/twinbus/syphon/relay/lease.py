@@ -36,8 +36,6 @@ from twinbus.syphon.core.lease_validity import (
     lease_address,
 )
 
-__all__ = ["Leases"]
-
 log = logging.getLogger("twinbus.syphon")
 
 RETRY_S: Final = 1.0

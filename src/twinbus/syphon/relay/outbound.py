@@ -17,8 +17,6 @@ from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.transfer.entity_names import is_entity_name
 
-__all__ = ["UNAUTHORIZED", "DestinationLinks"]
-
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
 NOT_FOUND: Final = "amqp:not-found"
 MISSING_STATUS: Final = 404

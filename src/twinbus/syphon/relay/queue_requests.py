@@ -12,8 +12,6 @@ from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.unpacking import unpack
 
-__all__ = ["QueueRequests", "SettledRequest"]
-
 TOKENS_MAX: Final = 100
 """Lock tokens or sequence numbers in one request."""
 

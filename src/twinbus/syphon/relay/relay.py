@@ -63,8 +63,6 @@ from twinbus.syphon.relay.dispositions import disposition_of, disposition_status
 from twinbus.syphon.relay.outbound import UNAUTHORIZED, DestinationLinks
 from twinbus.syphon.relay.request_tasks import RequestTasks
 
-__all__ = ["Relay"]
-
 log = logging.getLogger("twinbus.syphon")
 
 LONGEST_TICK_S: Final = 1.0

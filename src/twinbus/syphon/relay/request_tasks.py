@@ -21,8 +21,6 @@ from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.syphon.relay.queue_requests import QueueRequests
 
-__all__ = ["RequestTasks"]
-
 log = logging.getLogger("twinbus.syphon")
 
 LOCK_LOST: Final = "com.microsoft:message-lock-lost"
