@@ -45,9 +45,26 @@ class SdkCleanup:
 
         def made(*args: object) -> None:
             make(*args)
-            self.collect()
+            self._collect_before_close(getattr(self._sdk, "_handler", None))
 
         setattr(self._sdk, "_create_handler", made)  # noqa: B010
+
+    def _collect_before_close(self, handler: object) -> None:
+        """Collect the connection of a handler before the SDK closes and forgets it.
+
+        A connection whose CLOSE cannot be written, because the peer has gone, is marked as ended
+        and forgotten with its socket open.
+        """
+        _remember(self._handlers, handler)
+        close = getattr(handler, "close_async", None)
+        if not callable(close):
+            return
+
+        async def collect_and_close() -> None:
+            self.collect()
+            await close()
+
+        setattr(handler, "close_async", collect_and_close)  # noqa: B010
 
     def collect(self) -> None:
         """Remember what the sender holds now."""
