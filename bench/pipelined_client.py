@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from twinbus.amqp import message as sections
+from twinbus.amqp.frames import decode_performative, encode_frame, encode_transfer_frame
 from twinbus.amqp.performatives import (
     Accepted,
     Attach,
@@ -29,9 +30,6 @@ from twinbus.amqp.performatives import (
     Source,
     Target,
     Transfer,
-    decode_performative,
-    encode_frame,
-    encode_transfer_frame,
 )
 from twinbus.amqp.types import Symbol
 

@@ -17,15 +17,8 @@ from tests.end_to_end.raw_client import RawClient, Refused, batch, message
 from tests.official_sdk import administration, client, sas_token
 from tests.processes import ServedBroker
 from twinbus.amqp.connection import AMQP_HEADER, MAX_FRAME_BYTES, SASL_HEADER
-from twinbus.amqp.performatives import (
-    Close,
-    Open,
-    SaslInit,
-    SaslMechanisms,
-    SaslOutcome,
-    decode_performative,
-    encode_frame,
-)
+from twinbus.amqp.frames import decode_performative, encode_frame
+from twinbus.amqp.performatives import Close, Open, SaslInit, SaslMechanisms, SaslOutcome
 from twinbus.amqp.sasl import SASL_FRAME
 from twinbus.amqp.types import Symbol, UInt
 

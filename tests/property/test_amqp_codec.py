@@ -14,6 +14,7 @@ from twinbus.amqp import performatives
 from twinbus.amqp.composites import read_composite
 from twinbus.amqp.decoding import MALFORMED, decode
 from twinbus.amqp.encoding import encode
+from twinbus.amqp.frames import decode_performative, encode_frame
 from twinbus.amqp.performatives import (
     Accepted,
     Disposition,
@@ -23,8 +24,6 @@ from twinbus.amqp.performatives import (
     Rejected,
     Released,
     Transfer,
-    decode_performative,
-    encode_frame,
 )
 from twinbus.amqp.skipping import skip
 from twinbus.amqp.types import (

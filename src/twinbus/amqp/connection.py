@@ -13,6 +13,7 @@ from enum import Enum
 from struct import Struct
 
 from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Ended, Event, Opened
+from twinbus.amqp.frames import decode_performative, encode_frame
 from twinbus.amqp.link import LinkSession
 from twinbus.amqp.output import SMALLEST_MAX_FRAME_BYTES, FrameOutput, ProtocolViolation
 from twinbus.amqp.performatives import (
@@ -27,8 +28,6 @@ from twinbus.amqp.performatives import (
     Open,
     SaslInit,
     Transfer,
-    decode_performative,
-    encode_frame,
 )
 from twinbus.amqp.sasl import SASL_FRAME, ClientSasl, SaslFailed, ServerSasl
 from twinbus.amqp.session import Session

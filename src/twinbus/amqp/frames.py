@@ -1,212 +1,379 @@
-"""The frames two peers exchange, as values.
+"""Frames to bytes and back, with shortcuts for the frames that come and go with every message.
 
-Fields have the names and the order of the AMQP 1.0 specification. A null field reads as the default
-written here; a field that the specification demands is never None after reading.
+The shortcuts know the shapes that pyamqp, rhea and our own writers give these three frames, and
+return None for any other, which the general decoder then reads. What follows the numbers of such a
+frame (flags and the delivery state) is one of a few byte strings: read once and cached.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
 
-from twinbus.amqp import fields
-from twinbus.amqp.composites import define
-from twinbus.amqp.states import (
-    ERROR,
-    SOURCE,
-    STATE,
-    TARGET,
-    Coordinator,
-    DeliveryState,
-    Error,
-    Source,
-    Target,
-)
+from twinbus.amqp import encoding
+from twinbus.amqp.composites import LAYOUTS, read_composite, write_composite
+from twinbus.amqp.decoding import MALFORMED, malformed
+from twinbus.amqp.performatives import Disposition, Flow, Modified, Performative, Transfer
+from twinbus.amqp.skipping import Wire
+from twinbus.amqp.types import DecodeError
 
-Map = dict[Any, Any]
+_PERFORMATIVES: Final = frozenset(Performative.__args__)
+_FRAME_HEAD: Final = struct.Struct(">IBBH").pack
+_U32 = struct.Struct(">I").unpack_from
 
+_TAIL_BYTES_MAX: Final = 32
+"""Longest cached rest of a frame. Flags and a state without an error need at most 20."""
 
-@dataclass(slots=True)
-class Open:
-    """Begins a connection."""
-
-    container_id: str = ""
-    hostname: str | None = None
-    max_frame_size: int | None = None
-    channel_max: int | None = None
-    idle_time_out: int | None = None
-    outgoing_locales: list[str] | None = None
-    incoming_locales: list[str] | None = None
-    offered_capabilities: list[str] | None = None
-    desired_capabilities: list[str] | None = None
-    properties: Map | None = None
+_TAILS_CACHED: Final = 256
 
 
-@dataclass(slots=True)
-class Begin:
-    """Begins a session."""
-
-    remote_channel: int | None = None
-    next_outgoing_id: int = 0
-    incoming_window: int = 0
-    outgoing_window: int = 0
-    handle_max: int | None = None
-    offered_capabilities: list[str] | None = None
-    desired_capabilities: list[str] | None = None
-    properties: Map | None = None
+def encode_frame(
+    channel: int, performative: Performative, payload: bytes = b"", *, frame_type: int = 0
+) -> bytes:
+    """A whole frame: header, performative with every field, payload. `frame_type` 1 is SASL."""
+    body = write_composite(performative)
+    return _FRAME_HEAD(8 + len(body) + len(payload), 2, frame_type, channel) + body + payload
 
 
-@dataclass(slots=True)
-class Attach:
-    """Attaches a link; `role` is True for the receiving end."""
-
-    name: str = ""
-    handle: int = 0
-    role: bool = False
-    snd_settle_mode: int | None = None
-    rcv_settle_mode: int | None = None
-    source: Source | None = None
-    target: Target | Coordinator | None = None
-    unsettled: Map | None = None
-    incomplete_unsettled: bool = False
-    initial_delivery_count: int | None = None
-    max_message_size: int | None = None
-    offered_capabilities: list[str] | None = None
-    desired_capabilities: list[str] | None = None
-    properties: Map | None = None
+def decode_performative(body: Wire) -> tuple[Performative, int]:
+    """The performative a frame body begins with, and the offset where its payload starts."""
+    try:
+        if body[1] == 0x53 and body[2] in _SHORTCUTS and body[0] == 0x00:
+            found = _SHORTCUTS[body[2]](body)
+            if found is not None:
+                return found
+        performative, offset = read_composite(body, 0)
+    except MALFORMED as error:
+        raise malformed(error, body) from None
+    if type(performative) not in _PERFORMATIVES:
+        raise DecodeError(f"{performative!r:.80} is not a performative")
+    return performative, offset
 
 
-@dataclass(slots=True)
-class Flow:
-    """Tells windows of the session and, with a handle, the credit of a link."""
+def _wide_head(body: Wire) -> tuple[int, int, int]:
+    """Field count, offset of the first field and end of a performative that is no list8.
 
-    next_incoming_id: int | None = None
-    incoming_window: int = 0
-    next_outgoing_id: int = 0
-    outgoing_window: int = 0
-    handle: int | None = None
-    delivery_count: int | None = None
-    link_credit: int | None = None
-    available: int | None = None
-    drain: bool = False
-    echo: bool = False
-    properties: Map | None = None
-
-
-@dataclass(slots=True)
-class Transfer:
-    """Carries a message or a part of one.
-
-    `settled` reads False where it is null: of a message in parts, any part that says True decides.
+    A count of 0 if it is no list32 either.
     """
-
-    handle: int = 0
-    delivery_id: int | None = None
-    delivery_tag: bytes | None = None
-    message_format: int | None = None
-    settled: bool = False
-    more: bool = False
-    rcv_settle_mode: int | None = None
-    state: DeliveryState | None = None
-    resume: bool = False
-    aborted: bool = False
-    batchable: bool = False
+    if body[3] != 0xD0:
+        return 0, 0, 0
+    return _U32(body, 8)[0], 12, 8 + _U32(body, 4)[0]
 
 
-@dataclass(slots=True)
-class Disposition:
-    """Tells the state of the deliveries `first` to `last`; `last` is None for one alone."""
-
-    role: bool = False
-    first: int = 0
-    last: int | None = None
-    settled: bool = False
-    state: DeliveryState | None = None
-    batchable: bool = False
+def decode_transfer(body: Wire) -> tuple[Transfer, int] | None:
+    """The transfer of a body that begins with 00 53 14."""
+    fields = transfer_fields(body)
+    if fields is None:
+        return None
+    handle, delivery_id, tag, flags, end = fields
+    return Transfer(handle, delivery_id, tag, *flags), end
 
 
-@dataclass(slots=True)
-class Detach:
-    """Detaches a link, and ends it when `closed`."""
-
-    handle: int = 0
-    closed: bool = False
-    error: Error | None = None
+TransferFields = tuple[int, int | None, bytes | None, tuple[Any, ...], int]
 
 
-@dataclass(slots=True)
-class End:
-    """Ends a session."""
+def transfer_fields(body: Wire) -> TransferFields | None:
+    """Handle, delivery id and tag of a transfer, the fields after them, and where it ends."""
+    if body[3] == 0xC0:
+        count, offset, end = body[5], 6, 5 + body[4]
+    else:
+        count, offset, end = _wide_head(body)
+    if count < 4 or end > len(body):
+        return None
+    code = body[offset]
+    if code == 0x43:
+        handle = 0
+        offset += 1
+    elif code == 0x52:
+        handle = body[offset + 1]
+        offset += 2
+    elif code == 0x70:
+        (handle,) = _U32(body, offset + 1)
+        offset += 5
+    else:
+        return None
+    code = body[offset]
+    delivery_id: int | None
+    if code == 0x52:
+        delivery_id = body[offset + 1]
+        offset += 2
+    elif code == 0x70:
+        (delivery_id,) = _U32(body, offset + 1)
+        offset += 5
+    elif code == 0x43:
+        delivery_id = 0
+        offset += 1
+    elif code == 0x40:
+        delivery_id = None
+        offset += 1
+    else:
+        return None
+    tag: bytes | None = None
+    if body[offset] == 0xA0:
+        start = offset + 2
+        offset = start + body[offset + 1]
+        tag = bytes(body[start:offset])
+    elif body[offset] == 0x40:
+        offset += 1
+    else:
+        return None
+    tail = bytes(body[offset:end])
+    if offset >= end or len(tail) > _TAIL_BYTES_MAX:
+        return None
+    flags = _transfer_tail(tail, count)
+    if flags is None:
+        return None
+    return handle, delivery_id, tag, flags, end
 
-    error: Error | None = None
+
+def decode_disposition(body: Wire) -> tuple[Disposition, int] | None:
+    """The disposition of a body that begins with 00 53 15."""
+    if body[3] == 0xC0:
+        count, offset, end = body[5], 6, 5 + body[4]
+    else:
+        count, offset, end = _wide_head(body)
+    if count < 3 or end > len(body):
+        return None
+    code = body[offset]
+    if code == 0x56:
+        offset += 1
+        code = 0x42 - body[offset]
+    if code not in (0x41, 0x42):
+        return None
+    role = code == 0x41
+    offset += 1
+    code = body[offset]
+    if code == 0x52:
+        first = body[offset + 1]
+        offset += 2
+    elif code == 0x70:
+        (first,) = _U32(body, offset + 1)
+        offset += 5
+    elif code == 0x43:
+        first = 0
+        offset += 1
+    else:
+        return None
+    code = body[offset]
+    last: int | None
+    if code == 0x52:
+        last = body[offset + 1]
+        offset += 2
+    elif code == 0x70:
+        (last,) = _U32(body, offset + 1)
+        offset += 5
+    elif code == 0x40:
+        last = None
+        offset += 1
+    elif code == 0x43:
+        last = 0
+        offset += 1
+    else:
+        return None
+    tail = bytes(body[offset:end])
+    if offset > end or len(tail) > _TAIL_BYTES_MAX:
+        return None
+    flags = _disposition_tail(tail, count)
+    if flags is None:
+        return None
+    return Disposition(role, first, last, *flags), end
 
 
-@dataclass(slots=True)
-class Close:
-    """Ends a connection."""
+def decode_flow(body: Wire) -> tuple[Flow, int] | None:
+    """The flow of a body that begins with 00 53 13."""
+    if body[3] == 0xC0:
+        count, offset, end = body[5], 6, 5 + body[4]
+    else:
+        count, offset, end = _wide_head(body)
+    if count < 8 or end > len(body):
+        return None
+    numbers: list[Any] = []
+    for _ in range(8):
+        code = body[offset]
+        if code == 0x70:
+            numbers.append(_U32(body, offset + 1)[0])
+            offset += 5
+        elif code == 0x52:
+            numbers.append(body[offset + 1])
+            offset += 2
+        elif code == 0x43:
+            numbers.append(0)
+            offset += 1
+        elif code == 0x40:
+            numbers.append(None)
+            offset += 1
+        else:
+            return None
+    tail = bytes(body[offset:end])
+    if offset > end or len(tail) > _TAIL_BYTES_MAX or None in numbers[1:4]:
+        return None
+    flags = _flow_tail(tail, count)
+    if flags is None:
+        return None
+    return Flow(*numbers, *flags), end
 
-    error: Error | None = None
+
+def _cached_reader(cls: type, known: int) -> Callable[[bytes, int], tuple[Any, ...] | None]:
+    """A cached reader of the fields of `cls` after the first `known`.
+
+    It returns None for a malformed tail: the general decoder reports the error.
+    """
+    fields = LAYOUTS[cls].fields
+
+    @lru_cache(maxsize=_TAILS_CACHED)
+    def read(tail: bytes, count: int) -> tuple[Any, ...] | None:
+        values: list[Any] = []
+        offset = 0
+        try:
+            for index in range(known, len(fields)):
+                value = None
+                if index < count:
+                    value, offset = fields[index].kind.read(tail, offset)
+                values.append(fields[index].default if value is None else value)
+        except (DecodeError, *MALFORMED):
+            return None
+        whole = offset == len(tail) and count <= len(fields)
+        return tuple(values) if whole and not any(map(_is_mutable, values)) else None
+
+    return read
 
 
-@dataclass(slots=True)
-class SaslMechanisms:
-    """The ways to authenticate that the server offers."""
-
-    sasl_server_mechanisms: list[str] | None = None
-
-
-@dataclass(slots=True)
-class SaslInit:
-    """The way the client chose."""
-
-    mechanism: str = ""
-    initial_response: bytes | None = None
-    hostname: str | None = None
+def _is_mutable(value: object) -> bool:
+    """Whether a value must not be handed out twice."""
+    return isinstance(value, dict) or (
+        isinstance(value, Modified) and value.message_annotations is not None
+    )
 
 
-@dataclass(slots=True)
-class SaslOutcome:
-    """Whether the client is let in: code 0."""
+_transfer_tail: Final = _cached_reader(Transfer, 3)
+_disposition_tail: Final = _cached_reader(Disposition, 3)
+_flow_tail: Final = _cached_reader(Flow, 8)
 
-    code: int = 0
-    additional_data: bytes | None = None
+_SHORTCUTS: Final[dict[int, Callable[[Wire], tuple[Any, int] | None]]] = {
+    0x13: decode_flow,
+    0x14: decode_transfer,
+    0x15: decode_disposition,
+}
 
 
-Performative = (
-    Open
-    | Begin
-    | Attach
-    | Flow
-    | Transfer
-    | Disposition
-    | Detach
-    | End
-    | Close
-    | SaslMechanisms
-    | SaslInit
-    | SaslOutcome
-)
+# Numbers are written in their widest form, so that one struct packs the frame up to the tag.
+_TRANSFER: Final = struct.Struct(">IBBH4sBBBIBIBB").pack
+TRANSFER_FLAGS: Final = {
+    (settled, more): bytes((0x42 - settled, 0x42 - more, 0x40, 0x40, 0x42, 0x42, 0x42))
+    for settled in (False, True)
+    for more in (False, True)
+}
 
-_STR, _SYM, _SYMS, _FIELDS = fields.STRING, fields.SYMBOL, fields.SYMBOLS, fields.FIELDS
-_BOOL, _UBYTE, _USHORT, _UINT = fields.BOOLEAN, fields.UBYTE, fields.USHORT, fields.UINT
 
-# fmt: off
-define(Open, "open", 0x10, _STR, _STR, _UINT, _USHORT, _UINT, _SYMS, _SYMS, _SYMS, _SYMS, _FIELDS,
-       required="container_id")
-define(Begin, "begin", 0x11, _USHORT, _UINT, _UINT, _UINT, _UINT, _SYMS, _SYMS, _FIELDS,
-       required="next_outgoing_id incoming_window outgoing_window")
-define(Attach, "attach", 0x12, _STR, _UINT, _BOOL, _UBYTE, _UBYTE, SOURCE, TARGET, fields.MAP,
-       _BOOL, _UINT, fields.ULONG, _SYMS, _SYMS, _FIELDS, required="name handle role")
-define(Flow, "flow", 0x13, *(_UINT,) * 8, _BOOL, _BOOL, _FIELDS,
-       required="incoming_window next_outgoing_id outgoing_window")
-define(Transfer, "transfer", 0x14, _UINT, _UINT, fields.BINARY, _UINT, _BOOL, _BOOL, _UBYTE, STATE,
-       _BOOL, _BOOL, _BOOL, required="handle")
-define(Disposition, "disposition", 0x15, _BOOL, _UINT, _UINT, _BOOL, STATE, _BOOL,
-       required="role first")
-define(Detach, "detach", 0x16, _UINT, _BOOL, ERROR, required="handle")
-define(End, "end", 0x17, ERROR)
-define(Close, "close", 0x18, ERROR)
-define(SaslMechanisms, "sasl-mechanisms", 0x40, _SYMS, required="sasl_server_mechanisms")
-define(SaslInit, "sasl-init", 0x41, _SYM, fields.BINARY, _STR, required="mechanism")
-define(SaslOutcome, "sasl-outcome", 0x44, _UBYTE, fields.BINARY, required="code")
-# fmt: on
+def encode_transfer_frame(
+    channel: int,
+    handle: int,
+    delivery_id: int,
+    delivery_tag: bytes,
+    message_format: int,
+    settled: bool,
+    payload: bytes | memoryview,
+    more: bool = False,
+) -> bytes:
+    """A whole transfer frame around its part of a message."""
+    form = b"\x70" + message_format.to_bytes(4, "big") if message_format else b"\x43"
+    tag_size = len(delivery_tag)
+    size = 20 + len(form) + tag_size
+    return b"".join(
+        (
+            _TRANSFER(
+                13 + size + len(payload),
+                2,
+                0,
+                channel,
+                b"\x00\x53\x14\xc0",
+                size,
+                11,
+                0x70,
+                handle,
+                0x70,
+                delivery_id,
+                0xA0,
+                tag_size,
+            ),
+            delivery_tag,
+            form,
+            TRANSFER_FLAGS[settled, more],
+            payload,
+        )
+    )
+
+
+class TransferPrefix:
+    """The start of a link's outgoing transfers, each of them a whole delivery in one frame."""
+
+    __slots__ = ("_flags", "_head", "_mark", "_pack", "_size")
+
+    def __init__(
+        self, channel: int, handle: int, tag_size: int, settled: bool, message_format: int
+    ) -> None:
+        form = struct.pack(">BI", 0x70, message_format) if message_format else b"\x43"
+        self._flags = form + TRANSFER_FLAGS[settled, False]
+        layout = struct.Struct(f">I16sI2s{tag_size}s{len(self._flags)}s")
+        self._pack: Callable[..., bytes] = layout.pack
+        self._size = layout.size
+        self._mark = bytes((0xA0, tag_size))
+        self._head = struct.pack(
+            ">BBH4sBBBIB",
+            2,
+            0,
+            channel,
+            b"\x00\x53\x14\xc0",
+            layout.size - 13,
+            11,
+            0x70,
+            handle,
+            0x70,
+        )
+
+    def before(self, payload_size: int, delivery_id: int, tag: bytes) -> bytes:
+        """The frame up to its payload."""
+        return self._pack(
+            self._size + payload_size, self._head, delivery_id, self._mark, tag, self._flags
+        )
+
+
+_DISPOSITION: Final = struct.Struct(">IBBH4sBBBBIBIB").pack
+_STATE_BYTES_MAX: Final = 255 - 14
+"""Longest state for which the fields of a disposition still fit a list with a size of one byte."""
+
+
+def encode_disposition_frame(
+    channel: int, role: bool, first: int, last: int, settled: bool, state_bytes: bytes
+) -> bytes:
+    """A whole disposition frame for the deliveries `first` to `last`."""
+    state_size = len(state_bytes)
+    if state_size > _STATE_BYTES_MAX:
+        return _long_disposition_frame(channel, role, first, last, settled, state_bytes)
+    head = _DISPOSITION(
+        27 + state_size,
+        2,
+        0,
+        channel,
+        b"\x00\x53\x15\xc0",
+        14 + state_size,
+        6,
+        0x41 if role else 0x42,
+        0x70,
+        first,
+        0x70,
+        last,
+        0x41 if settled else 0x42,
+    )
+    return head + state_bytes + b"\x42"
+
+
+def _long_disposition_frame(
+    channel: int, role: bool, first: int, last: int, settled: bool, state_bytes: bytes
+) -> bytes:
+    fields = [encoding.write(role), encoding.uint(first), encoding.uint(last)]
+    fields += [encoding.write(settled), state_bytes, b"\x42"]
+    body = b"\x00\x53\x15" + encoding.list_of(fields)
+    return _FRAME_HEAD(8 + len(body), 2, 0, channel) + body

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from twinbus.amqp.fast import TransferPrefix
+from twinbus.amqp.frames import TransferPrefix
 from twinbus.amqp.performatives import Attach, Coordinator, Detach, Error, Flow, Source, Target
 from twinbus.amqp.types import Symbol, UInt, ULong
 

@@ -1,115 +1,312 @@
-"""Performatives: the frames two peers exchange, and their way to bytes and back."""
+"""The frames two peers exchange, and what they carry: termini, delivery states and errors.
+
+Fields have the names and the order of the AMQP 1.0 specification. A null field reads as the default
+written here; a field that the specification demands is never None after reading.
+"""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from twinbus.amqp.composites import read_composite, write_composite
-from twinbus.amqp.decoding import MALFORMED, malformed
-from twinbus.amqp.fast import (
-    ACCEPTED_BYTES,
-    RELEASED_BYTES,
-    decode_disposition,
-    decode_flow,
-    decode_transfer,
-    encode_disposition_frame,
-    encode_state,
-    encode_transfer_frame,
+from twinbus.amqp import fields
+from twinbus.amqp.composites import Nested, define
+from twinbus.amqp.types import Described
+
+Map = dict[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Why the peer, or we, gave up on something."""
+
+    condition: str = "amqp:internal-error"
+    description: str | None = None
+    info: Map | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A delivery that came in part."""
+
+    section_number: int = 0
+    section_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A delivery that was taken: complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A delivery that is invalid: dead-letter, or the answer to a failed request."""
+
+    error: Error | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The receiver did not process the delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modified:
+    """A delivery given back with a mark: abandon, or defer when undeliverable here."""
+
+    delivery_failed: bool = False
+    undeliverable_here: bool = False
+    message_annotations: Map | None = None
+
+
+DeliveryState = Accepted | Rejected | Released | Modified | Received | Described
+
+
+@dataclass(slots=True)
+class Source:
+    """Where the messages of a link come from. Read from bytes, `raw` keeps and repeats them."""
+
+    address: str | None = None
+    durable: int | None = None
+    expiry_policy: str | None = None
+    timeout: int | None = None
+    dynamic: bool = False
+    dynamic_node_properties: Map | None = None
+    distribution_mode: str | None = None
+    filter: Map | None = None
+    default_outcome: DeliveryState | None = None
+    outcomes: list[str] | None = None
+    capabilities: list[str] | None = None
+    raw: bytes | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(slots=True)
+class Target:
+    """Where the messages of a link go. Read from bytes, `raw` keeps and repeats them."""
+
+    address: str | None = None
+    durable: int | None = None
+    expiry_policy: str | None = None
+    timeout: int | None = None
+    dynamic: bool = False
+    dynamic_node_properties: Map | None = None
+    capabilities: list[str] | None = None
+    raw: bytes | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """The target of a link that declares and ends transactions."""
+
+    capabilities: list[str] | None = None
+
+
+@dataclass(slots=True)
+class Open:
+    """Begins a connection."""
+
+    container_id: str = ""
+    hostname: str | None = None
+    max_frame_size: int | None = None
+    channel_max: int | None = None
+    idle_time_out: int | None = None
+    outgoing_locales: list[str] | None = None
+    incoming_locales: list[str] | None = None
+    offered_capabilities: list[str] | None = None
+    desired_capabilities: list[str] | None = None
+    properties: Map | None = None
+
+
+@dataclass(slots=True)
+class Begin:
+    """Begins a session."""
+
+    remote_channel: int | None = None
+    next_outgoing_id: int = 0
+    incoming_window: int = 0
+    outgoing_window: int = 0
+    handle_max: int | None = None
+    offered_capabilities: list[str] | None = None
+    desired_capabilities: list[str] | None = None
+    properties: Map | None = None
+
+
+@dataclass(slots=True)
+class Attach:
+    """Attaches a link; `role` is True for the receiving end."""
+
+    name: str = ""
+    handle: int = 0
+    role: bool = False
+    snd_settle_mode: int | None = None
+    rcv_settle_mode: int | None = None
+    source: Source | None = None
+    target: Target | Coordinator | None = None
+    unsettled: Map | None = None
+    incomplete_unsettled: bool = False
+    initial_delivery_count: int | None = None
+    max_message_size: int | None = None
+    offered_capabilities: list[str] | None = None
+    desired_capabilities: list[str] | None = None
+    properties: Map | None = None
+
+
+@dataclass(slots=True)
+class Flow:
+    """Tells windows of the session and, with a handle, the credit of a link."""
+
+    next_incoming_id: int | None = None
+    incoming_window: int = 0
+    next_outgoing_id: int = 0
+    outgoing_window: int = 0
+    handle: int | None = None
+    delivery_count: int | None = None
+    link_credit: int | None = None
+    available: int | None = None
+    drain: bool = False
+    echo: bool = False
+    properties: Map | None = None
+
+
+@dataclass(slots=True)
+class Transfer:
+    """Carries a message or a part of one.
+
+    `settled` reads False where it is null: of a message in parts, any part that says True decides.
+    """
+
+    handle: int = 0
+    delivery_id: int | None = None
+    delivery_tag: bytes | None = None
+    message_format: int | None = None
+    settled: bool = False
+    more: bool = False
+    rcv_settle_mode: int | None = None
+    state: DeliveryState | None = None
+    resume: bool = False
+    aborted: bool = False
+    batchable: bool = False
+
+
+@dataclass(slots=True)
+class Disposition:
+    """Tells the state of the deliveries `first` to `last`; `last` is None for one alone."""
+
+    role: bool = False
+    first: int = 0
+    last: int | None = None
+    settled: bool = False
+    state: DeliveryState | None = None
+    batchable: bool = False
+
+
+@dataclass(slots=True)
+class Detach:
+    """Detaches a link, and ends it when `closed`."""
+
+    handle: int = 0
+    closed: bool = False
+    error: Error | None = None
+
+
+@dataclass(slots=True)
+class End:
+    """Ends a session."""
+
+    error: Error | None = None
+
+
+@dataclass(slots=True)
+class Close:
+    """Ends a connection."""
+
+    error: Error | None = None
+
+
+@dataclass(slots=True)
+class SaslMechanisms:
+    """The ways to authenticate that the server offers."""
+
+    sasl_server_mechanisms: list[str] | None = None
+
+
+@dataclass(slots=True)
+class SaslInit:
+    """The way the client chose."""
+
+    mechanism: str = ""
+    initial_response: bytes | None = None
+    hostname: str | None = None
+
+
+@dataclass(slots=True)
+class SaslOutcome:
+    """Whether the client is let in: code 0."""
+
+    code: int = 0
+    additional_data: bytes | None = None
+
+
+Performative = (
+    Open
+    | Begin
+    | Attach
+    | Flow
+    | Transfer
+    | Disposition
+    | Detach
+    | End
+    | Close
+    | SaslMechanisms
+    | SaslInit
+    | SaslOutcome
 )
-from twinbus.amqp.frames import (
-    Attach,
-    Begin,
-    Close,
-    Detach,
-    Disposition,
-    End,
-    Flow,
-    Open,
-    Performative,
-    SaslInit,
-    SaslMechanisms,
-    SaslOutcome,
-    Transfer,
+
+_STR, _SYM, _SYMS, _FIELDS = fields.STRING, fields.SYMBOL, fields.SYMBOLS, fields.FIELDS
+_BOOL, _UBYTE, _USHORT, _UINT = fields.BOOLEAN, fields.UBYTE, fields.USHORT, fields.UINT
+_ERROR = Nested("error", [Error])
+_STATE = Nested(
+    "delivery state", (Accepted, Rejected, Released, Modified, Received), open_ended=True
 )
-from twinbus.amqp.skipping import Wire
-from twinbus.amqp.states import (
-    Accepted,
-    Coordinator,
-    DeliveryState,
-    Error,
-    Modified,
-    Received,
-    Rejected,
-    Released,
-    Source,
-    Target,
-)
-from twinbus.amqp.types import DecodeError
+_SOURCE = Nested("source", [Source])
+_TARGET = Nested("target or coordinator", [Target, Coordinator])
 
-__all__ = [
-    "ACCEPTED_BYTES",
-    "RELEASED_BYTES",
-    "Accepted",
-    "Attach",
-    "Begin",
-    "Close",
-    "Coordinator",
-    "DeliveryState",
-    "Detach",
-    "Disposition",
-    "End",
-    "Error",
-    "Flow",
-    "Modified",
-    "Open",
-    "Performative",
-    "Received",
-    "Rejected",
-    "Released",
-    "SaslInit",
-    "SaslMechanisms",
-    "SaslOutcome",
-    "Source",
-    "Target",
-    "Transfer",
-    "decode_performative",
-    "decode_transfer",
-    "encode_disposition_frame",
-    "encode_frame",
-    "encode_state",
-    "encode_transfer_frame",
-]
-
-_PERFORMATIVES: Final = frozenset(Performative.__args__)
-_FRAME_HEAD: Final = struct.Struct(">IBBH").pack
-
-_SHORTCUTS: Final[dict[int, Callable[[Wire], tuple[Any, int] | None]]] = {
-    0x13: decode_flow,
-    0x14: decode_transfer,
-    0x15: decode_disposition,
-}
+# fmt: off
+define(Error, "error", 0x1D, _SYM, _STR, _FIELDS, required="condition")
+define(Received, "received", 0x23, _UINT, fields.ULONG, required="section_number section_offset")
+define(Accepted, "accepted", 0x24)
+define(Rejected, "rejected", 0x25, _ERROR)
+define(Released, "released", 0x26)
+define(Modified, "modified", 0x27, _BOOL, _BOOL, _FIELDS)
+define(Source, "source", 0x28, _STR, _UINT, _SYM, _UINT, _BOOL, _FIELDS, _SYM, _FIELDS, _STATE,
+       _SYMS, _SYMS)
+define(Target, "target", 0x29, _STR, _UINT, _SYM, _UINT, _BOOL, _FIELDS, _SYMS)
+define(Coordinator, "coordinator", 0x30, _SYMS)
+define(Open, "open", 0x10, _STR, _STR, _UINT, _USHORT, _UINT, _SYMS, _SYMS, _SYMS, _SYMS, _FIELDS,
+       required="container_id")
+define(Begin, "begin", 0x11, _USHORT, _UINT, _UINT, _UINT, _UINT, _SYMS, _SYMS, _FIELDS,
+       required="next_outgoing_id incoming_window outgoing_window")
+define(Attach, "attach", 0x12, _STR, _UINT, _BOOL, _UBYTE, _UBYTE, _SOURCE, _TARGET, fields.MAP,
+       _BOOL, _UINT, fields.ULONG, _SYMS, _SYMS, _FIELDS, required="name handle role")
+define(Flow, "flow", 0x13, *(_UINT,) * 8, _BOOL, _BOOL, _FIELDS,
+       required="incoming_window next_outgoing_id outgoing_window")
+define(Transfer, "transfer", 0x14, _UINT, _UINT, fields.BINARY, _UINT, _BOOL, _BOOL, _UBYTE, _STATE,
+       _BOOL, _BOOL, _BOOL, required="handle")
+define(Disposition, "disposition", 0x15, _BOOL, _UINT, _UINT, _BOOL, _STATE, _BOOL,
+       required="role first")
+define(Detach, "detach", 0x16, _UINT, _BOOL, _ERROR, required="handle")
+define(End, "end", 0x17, _ERROR)
+define(Close, "close", 0x18, _ERROR)
+define(SaslMechanisms, "sasl-mechanisms", 0x40, _SYMS, required="sasl_server_mechanisms")
+define(SaslInit, "sasl-init", 0x41, _SYM, fields.BINARY, _STR, required="mechanism")
+define(SaslOutcome, "sasl-outcome", 0x44, _UBYTE, fields.BINARY, required="code")
+# fmt: on
 
 
-def encode_frame(
-    channel: int, performative: Performative, payload: bytes = b"", *, frame_type: int = 0
-) -> bytes:
-    """A whole frame: header, performative with every field, payload. `frame_type` 1 is SASL."""
-    body = write_composite(performative)
-    return _FRAME_HEAD(8 + len(body) + len(payload), 2, frame_type, channel) + body + payload
+def encode_state(state: DeliveryState) -> bytes:
+    """A delivery state as bytes, for `encode_disposition_frame`."""
+    return _STATE.write(state)
 
 
-def decode_performative(body: Wire) -> tuple[Performative, int]:
-    """The performative a frame body begins with, and the offset where its payload starts."""
-    try:
-        if body[1] == 0x53 and body[2] in _SHORTCUTS and body[0] == 0x00:
-            found = _SHORTCUTS[body[2]](body)
-            if found is not None:
-                return found
-        performative, offset = read_composite(body, 0)
-    except MALFORMED as error:
-        raise malformed(error, body) from None
-    if type(performative) not in _PERFORMATIVES:
-        raise DecodeError(f"{performative!r:.80} is not a performative")
-    return performative, offset
+ACCEPTED_BYTES: Final = encode_state(Accepted())
+RELEASED_BYTES: Final = encode_state(Released())

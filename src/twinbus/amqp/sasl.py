@@ -6,7 +6,8 @@ that a client puts on `$cbs`. A client picks ANONYMOUS, or PLAIN where a user is
 
 from __future__ import annotations
 
-from twinbus.amqp.performatives import SaslInit, SaslMechanisms, SaslOutcome, encode_frame
+from twinbus.amqp.frames import encode_frame
+from twinbus.amqp.performatives import SaslInit, SaslMechanisms, SaslOutcome
 from twinbus.amqp.types import AmqpError, Symbol
 
 SASL_FRAME = 1

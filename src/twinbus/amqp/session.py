@@ -18,7 +18,13 @@ from twinbus.amqp.events import (
     Disposed,
     Event,
 )
-from twinbus.amqp.fast import TransferPrefix, transfer_fields
+from twinbus.amqp.frames import (
+    TransferPrefix,
+    encode_disposition_frame,
+    encode_frame,
+    encode_transfer_frame,
+    transfer_fields,
+)
 from twinbus.amqp.link import SERIAL_MASK, Link, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.output import ERRANT_LINK, FrameOutput, ProtocolViolation
 from twinbus.amqp.performatives import (
@@ -30,9 +36,6 @@ from twinbus.amqp.performatives import (
     Source,
     Target,
     Transfer,
-    encode_disposition_frame,
-    encode_frame,
-    encode_transfer_frame,
 )
 from twinbus.amqp.types import UInt
 

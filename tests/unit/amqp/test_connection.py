@@ -26,6 +26,7 @@ from twinbus.amqp.events import (
     Event,
     Opened,
 )
+from twinbus.amqp.frames import encode_frame
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import (
     ACCEPTED_BYTES,
@@ -35,7 +36,6 @@ from twinbus.amqp.performatives import (
     Error,
     Source,
     Target,
-    encode_frame,
 )
 from twinbus.amqp.sasl import ClientSasl, ServerSasl
 from twinbus.amqp.session import INCOMING_WINDOW, Session

@@ -14,6 +14,12 @@ from azure.servicebus._pyamqp import performatives as pyamqp
 
 from twinbus.amqp.composites import read_composite
 from twinbus.amqp.encoding import encode
+from twinbus.amqp.frames import (
+    decode_performative,
+    encode_disposition_frame,
+    encode_frame,
+    encode_transfer_frame,
+)
 from twinbus.amqp.performatives import (
     ACCEPTED_BYTES,
     RELEASED_BYTES,
@@ -39,11 +45,7 @@ from twinbus.amqp.performatives import (
     Source,
     Target,
     Transfer,
-    decode_performative,
-    encode_disposition_frame,
-    encode_frame,
     encode_state,
-    encode_transfer_frame,
 )
 from twinbus.amqp.types import DecodeError, Described, EncodeError, Symbol, UByte, ULong
 
@@ -439,7 +441,7 @@ def test_the_sdk_frames_of_every_message_take_the_shortcut(monkeypatch: pytest.M
     def general_way(*_: object) -> None:
         raise AssertionError("the general way was taken")
 
-    monkeypatch.setattr("twinbus.amqp.performatives.read_composite", general_way)
+    monkeypatch.setattr("twinbus.amqp.frames.read_composite", general_way)
     for theirs, ours in THEIRS:
         if isinstance(ours, (Flow, Transfer, Disposition)):
             _, data = pyamqp_encode.encode_frame(theirs)

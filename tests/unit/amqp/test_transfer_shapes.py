@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.amqp.test_connection import Pair
 from twinbus.amqp.events import Attached, DeliveryArrived, Event
-from twinbus.amqp.fast import TransferPrefix
+from twinbus.amqp.frames import TransferPrefix
 from twinbus.amqp.link import ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.session import Session
@@ -95,7 +95,7 @@ def test_what_was_learned_is_used() -> None:
 
 
 def test_a_prefix_writes_the_frame_that_the_encoder_writes() -> None:
-    from twinbus.amqp.performatives import encode_transfer_frame
+    from twinbus.amqp.frames import encode_transfer_frame
 
     for tag in (b"", b"t", b"0123456789abcdef"):
         for settled in (False, True):
