@@ -63,51 +63,29 @@ class CreditChanged:
     link: SenderLink
 
 
+@dataclass(slots=True, eq=False)
 class DeliveryArrived:
     """One whole delivery (all its frames joined) came in on a receiver link."""
 
-    __slots__ = ("delivery_id", "link", "message_format", "payload", "settled", "tag")
-
-    def __init__(
-        self,
-        link: ReceiverLink,
-        delivery_id: int,
-        tag: bytes,
-        message_format: int,
-        settled: bool,
-        payload: bytes,
-    ) -> None:
-        self.link = link
-        self.delivery_id = delivery_id
-        self.tag = tag
-        self.message_format = message_format
-        self.settled = settled
-        self.payload = payload
+    link: ReceiverLink
+    delivery_id: int
+    tag: bytes
+    message_format: int
+    settled: bool
+    payload: bytes
 
 
+@dataclass(slots=True, eq=False)
 class Disposed:
-    """The peer's DISPOSITION: a state for the deliveries `first` to `last` of one session.
+    """The peer's DISPOSITION: a state for the deliveries `first` to `last` of one session."""
 
-    `by_receiver`: true for deliveries that this end sent.
-    """
-
-    __slots__ = ("by_receiver", "first", "last", "session", "settled", "state")
-
-    def __init__(
-        self,
-        session: LinkSession,
-        by_receiver: bool,
-        first: int,
-        last: int,
-        settled: bool,
-        state: object,
-    ) -> None:
-        self.session = session
-        self.by_receiver = by_receiver
-        self.first = first
-        self.last = last
-        self.settled = settled
-        self.state = state
+    session: LinkSession
+    by_receiver: bool
+    """True for deliveries that this end sent."""
+    first: int
+    last: int
+    settled: bool
+    state: object
 
 
 Event = (

@@ -34,43 +34,17 @@ BATCH_FORMAT: Final = 0x80013700
 _U32 = struct.Struct(">I").unpack_from
 
 
+@dataclass(slots=True)
 class Sections:
     """The raw, whole encoding of each section, b"" where absent; `body` is all body sections."""
 
-    __slots__ = (
-        "application_properties",
-        "body",
-        "delivery_annotations",
-        "footer",
-        "header",
-        "message_annotations",
-        "properties",
-    )
-
-    def __init__(
-        self,
-        header: bytes = b"",
-        delivery_annotations: bytes = b"",
-        message_annotations: bytes = b"",
-        properties: bytes = b"",
-        application_properties: bytes = b"",
-        body: bytes = b"",
-        footer: bytes = b"",
-    ) -> None:
-        self.header = header
-        self.delivery_annotations = delivery_annotations
-        self.message_annotations = message_annotations
-        self.properties = properties
-        self.application_properties = application_properties
-        self.body = body
-        self.footer = footer
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sections):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    __hash__ = None  # type: ignore[assignment]
+    header: bytes = b""
+    delivery_annotations: bytes = b""
+    message_annotations: bytes = b""
+    properties: bytes = b""
+    application_properties: bytes = b""
+    body: bytes = b""
+    footer: bytes = b""
 
     def __repr__(self) -> str:
         present = (f"{name}: {len(getattr(self, name))} B" for name in self.__slots__)

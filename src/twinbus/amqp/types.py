@@ -12,6 +12,7 @@ each behaves as the plain value it extends: `UInt(5) == 5`, a `Symbol` is found 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 class AmqpError(Exception):
@@ -92,46 +93,20 @@ class Symbol(str):
     __slots__ = ()
 
 
+@dataclass(slots=True, unsafe_hash=True)
 class Decimal:
     """A decimal number that nothing here computes with: its format code and its bytes as sent."""
 
-    __slots__ = ("code", "data")
-
-    def __init__(self, code: int, data: bytes) -> None:
-        self.code = code
-        self.data = data
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Decimal):
-            return NotImplemented
-        return self.code == other.code and self.data == other.data
-
-    def __hash__(self) -> int:
-        return hash((self.code, self.data))
-
-    def __repr__(self) -> str:
-        return f"Decimal(0x{self.code:02x}, {self.data!r})"
+    code: int
+    data: bytes
 
 
+@dataclass(slots=True, unsafe_hash=True)
 class Described:
     """A value with a descriptor that gives it a further meaning."""
 
-    __slots__ = ("descriptor", "value")
-
-    def __init__(self, descriptor: object, value: object) -> None:
-        self.descriptor = descriptor
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Described):
-            return NotImplemented
-        return bool(self.descriptor == other.descriptor and self.value == other.value)
-
-    def __hash__(self) -> int:
-        return hash((self.descriptor, self.value))
-
-    def __repr__(self) -> str:
-        return f"Described({self.descriptor!r}, {self.value!r})"
+    descriptor: object
+    value: object
 
 
 class Array(list[object]):

@@ -7,7 +7,7 @@ so no client sees a change that is not on disk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -21,72 +21,36 @@ class MessageState(IntEnum):
     SCHEDULED = 2
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StoredMessage:
     """One message without its payload, which stays in the store."""
 
-    __slots__ = (
-        "dead_letter_source",
-        "delivery_count",
-        "enqueued_at_ms",
-        "enqueued_sequence_number",
-        "expires_at_ms",
-        "lock_token",
-        "message_id",
-        "overrides",
-        "scheduled_for_ms",
-        "sequence_number",
-        "session_id",
-        "size_bytes",
-        "state",
-        "ttl_ms",
-    )
-
-    def __init__(
-        self,
-        sequence_number: int,
-        enqueued_at_ms: int,
-        size_bytes: int,
-        message_id: str | None = None,
-        session_id: str | None = None,
-        ttl_ms: int = 0,
-        expires_at_ms: int = 0,
-        scheduled_for_ms: int = 0,
-        state: MessageState = MessageState.ACTIVE,
-        delivery_count: int = 0,
-        enqueued_sequence_number: int = 0,
-        dead_letter_source: str | None = None,
-        overrides: dict[str, object] | None = None,
-    ) -> None:
-        self.sequence_number = sequence_number
-        self.enqueued_at_ms = enqueued_at_ms
-        self.size_bytes = size_bytes
-        self.message_id = message_id
-        self.session_id = session_id
-        self.ttl_ms = ttl_ms
-        """Time to live the message was enqueued with; 0: none."""
-        self.expires_at_ms = expires_at_ms
-        """0: never."""
-        self.scheduled_for_ms = scheduled_for_ms
-        """0: not scheduled."""
-        self.state = state
-        self.delivery_count = delivery_count
-        self.enqueued_sequence_number = enqueued_sequence_number
-        self.dead_letter_source = dead_letter_source
-        self.overrides = overrides
-        """Application properties that settlement added or changed (DeadLetterReason, …)."""
-        self.lock_token: bytes | None = None
-        """Set while a receiver holds the message. Never stored: a restart frees all locks."""
+    sequence_number: int
+    enqueued_at_ms: int
+    size_bytes: int
+    message_id: str | None = None
+    session_id: str | None = None
+    ttl_ms: int = 0
+    """Time to live the message was enqueued with; 0: none."""
+    expires_at_ms: int = 0
+    """0: never."""
+    scheduled_for_ms: int = 0
+    """0: not scheduled."""
+    state: MessageState = MessageState.ACTIVE
+    delivery_count: int = 0
+    enqueued_sequence_number: int = 0
+    dead_letter_source: str | None = None
+    overrides: dict[str, object] | None = None
+    """Application properties that settlement added or changed (DeadLetterReason, …)."""
+    lock_token: bytes | None = None
+    """Set while a receiver holds the message. Never stored: a restart frees all locks."""
 
     def __repr__(self) -> str:
         state = self.state.name.lower()
         return f"<{state} message {self.sequence_number}, delivered {self.delivery_count} times>"
 
 
-_FIELDS = attrgetter(
-    "sequence_number", "enqueued_at_ms", "size_bytes", "message_id", "session_id", "ttl_ms",
-    "expires_at_ms", "scheduled_for_ms", "state", "delivery_count", "enqueued_sequence_number",
-    "dead_letter_source", "overrides",
-)  # fmt: skip
+_FIELDS = attrgetter(*(each.name for each in fields(StoredMessage) if each.name != "lock_token"))
 
 
 def copy_message(message: StoredMessage) -> StoredMessage:
