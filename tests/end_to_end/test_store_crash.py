@@ -15,7 +15,8 @@ import pytest
 
 from twinbus.broker.journal import EntityImage, StoredMessage
 from twinbus.broker.storage.lmdb_store import LmdbStore
-from twinbus.broker.storage.store import StoreError, flush
+from twinbus.broker.storage.store import flush
+from twinbus.errors import StoreError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,8 @@ from pathlib import Path
 from twinbus.broker.storage.commit import GroupCommit
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.storage.lmdb_store import LmdbStore
-from twinbus.broker.storage.store import StoreError, StoreFull, flush
+from twinbus.broker.storage.store import flush
+from twinbus.errors import StoreError, StoreFull
 
 directory = Path(sys.argv[1])
 

@@ -28,7 +28,6 @@ from twinbus.broker.storage.lmdb_environment import (
     translated,
 )
 from twinbus.broker.storage.record_journal import RecordJournal
-from twinbus.broker.storage.recovery import read_images
 from twinbus.broker.storage.store import Batch, Store
 from twinbus.errors import StoreError
 
@@ -69,7 +68,6 @@ class LmdbStore(RecordJournal, Store):
         _OPEN.add(self)
 
     def recover(self) -> list[EntityImage]:
-        self._forget_all()
         self._end_snapshot()
         if self._suspect:
             self._reopen()
@@ -77,7 +75,7 @@ class LmdbStore(RecordJournal, Store):
         try:
             _sweep_all(environment)
             with environment.begin(buffers=True) as transaction, _no_collection():
-                images, self._amended = read_images(lambda kind: _scan(transaction, kind))
+                return self._restore(lambda kind: _scan(transaction, kind))
         except lmdb.Error as error:
             raise translated(self._directory, error) from error
         except (ValueError, IndexError, struct.error, DecodeError) as error:
@@ -85,8 +83,6 @@ class LmdbStore(RecordJournal, Store):
                 f"{self._directory.path} holds a record that cannot be read ({error}). Put back a"
                 " copy of the directory, or move it away to start empty"
             ) from error
-        self._last_numbers = {image.entity_id: image.last_sequence_number for image in images}
-        return images
 
     def _reopen(self) -> None:
         self._opened().close()
@@ -121,12 +117,7 @@ class LmdbStore(RecordJournal, Store):
         self._end_snapshot()
 
     def _read(self, key: bytes) -> memoryview | None:
-        try:
-            if self._snapshot is None:
-                self._snapshot = self._opened().begin(buffers=True)
-            return self._snapshot.get(key)
-        except lmdb.Error as error:
-            raise translated(self._directory, error) from error
+        return next(iter(self._read_many([key])), None)
 
     def _read_many(self, keys: list[bytes]) -> list[memoryview]:
         try:

@@ -1,4 +1,4 @@
-"""Journal calls turned into the records of the next commit. Pure.
+"""Journal calls turned into the records of the next commit, and records into entities. Pure.
 
 A change waits in `_pending`, one entry for each key; the last one wins, None means delete. The
 shell takes all of it as one batch and keeps that batch in `_in_flight` until it is on disk, while
@@ -8,13 +8,16 @@ changes gather for the next. A payload is looked for in that order: pending, in 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from twinbus.broker.journal import SessionState, StoredMessage
+from twinbus.broker.journal import EntityImage, SessionState, StoredMessage
 from twinbus.broker.storage import records
 from twinbus.broker.storage.records import Data, amendment_key, entity_key, message_key, named_key
 
 Records = dict[bytes, bytes | None]
+
+Scan = Callable[[int], Iterator[tuple[Data, Data]]]
+"""All keys of one kind with their records, in order of key."""
 
 
 class RecordJournal(ABC):
@@ -177,3 +180,46 @@ class RecordJournal(ABC):
         self._raised.clear()
         self._amended.clear()
         self._dropped.clear()
+
+    def _restore(self, scan: Scan) -> list[EntityImage]:
+        """Forget everything but what `scan` finds; return it as entities, in order of id."""
+        self._forget_all()
+        images: dict[int, EntityImage] = {}
+        for key, record in scan(records.ENTITY):
+            entity_id = records.key_entity(key)
+            images[entity_id] = EntityImage(entity_id, *records.unpack_entity(record))
+        for key, record in scan(records.COUNTER):
+            if image := images.get(records.key_entity(key)):
+                image.last_sequence_number = records.unpack_number(record)
+        self._amended = _read_messages(scan, images)
+        for key, record in scan(records.SESSION):
+            if image := images.get(records.key_entity(key)):
+                session_id, state = records.unpack_session_state(record)
+                image.session_states[session_id] = state
+        for key, record in scan(records.DUPLICATE):
+            if image := images.get(records.key_entity(key)):
+                message_id, first_seen_ms = records.unpack_duplicate(record)
+                image.message_ids[message_id] = first_seen_ms
+        for image in images.values():
+            self._last_numbers[image.entity_id] = image.last_sequence_number
+        return list(images.values())
+
+
+def _read_messages(scan: Scan, images: dict[int, EntityImage]) -> dict[int, set[int]]:
+    """Add the messages to their entities; return which of each entity are amended."""
+    amendments = {
+        records.key_numbers(key): bytes(record) for key, record in scan(records.AMENDMENT)
+    }
+    for key, record in scan(records.MESSAGE):
+        numbers = entity_id, sequence_number = records.key_numbers(key)
+        image = images.get(entity_id)
+        if image is None:
+            continue
+        message = records.unpack_message(sequence_number, record)
+        if amendments and numbers in amendments:
+            records.apply_amendment(message, amendments[numbers])
+        image.messages.append(message)
+    amended: dict[int, set[int]] = {}
+    for entity_id, sequence_number in amendments:
+        amended.setdefault(entity_id, set()).add(sequence_number)
+    return amended

@@ -9,13 +9,13 @@ A store is a `Journal` that can make what was noted durable, one batch at a time
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from twinbus.broker.journal import EntityImage, Journal, SessionState, StoredMessage, copy_message
-from twinbus.errors import StoreError, StoreFull
 
-__all__ = ["Batch", "MemoryStore", "Store", "StoreError", "StoreFull", "flush"]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -73,63 +73,50 @@ def flush(store: Store) -> None:
         store.finish(batch)
 
 
-@dataclass(slots=True)
-class _EntityRecords:
-    """Everything stored for one entity."""
-
-    entity: tuple[str, str, dict[str, object]] | None = None
-    last_sequence_number: int = 0
-    messages: dict[int, tuple[StoredMessage, bytes]] = field(default_factory=dict)
-    session_states: dict[str, SessionState] = field(default_factory=dict)
-    message_ids: dict[str, int] = field(default_factory=dict)
-
-
 class MemoryStore(Store):
     """A store in memory (`--ephemeral`); it ends with the process."""
 
     pending_bytes = 0
 
     def __init__(self) -> None:
-        self._records: dict[int, _EntityRecords] = {}
-
-    def _records_of(self, entity_id: int) -> _EntityRecords:
-        records = self._records.get(entity_id)
-        if records is None:
-            records = self._records[entity_id] = _EntityRecords()
-        return records
+        self._images: defaultdict[int, EntityImage] = defaultdict(_nothing)
+        """What is kept of each entity, its messages aside."""
+        self._messages: defaultdict[int, dict[int, tuple[StoredMessage, bytes]]] = defaultdict(dict)
+        """Messages and their payloads, by entity id and sequence number."""
 
     def put_entity(
         self, entity_id: int, kind: str, path: str, description: dict[str, object]
     ) -> None:
-        self._records_of(entity_id).entity = (kind, path, copy.deepcopy(description))
+        image = self._images[entity_id]
+        image.entity_id, image.kind, image.path = entity_id, kind, path
+        image.description = copy.deepcopy(description)
 
     def drop_entity(self, entity_id: int) -> None:
-        self._records.pop(entity_id, None)
+        self._images.pop(entity_id, None)
+        self._messages.pop(entity_id, None)
 
     def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
-        records = self._records_of(entity_id)
-        number = message.sequence_number
-        records.messages[number] = (_snapshot(message), payload)
-        records.last_sequence_number = max(records.last_sequence_number, number)
+        image, number = self._images[entity_id], message.sequence_number
+        self._messages[entity_id][number] = (_snapshot(message), payload)
+        image.last_sequence_number = max(image.last_sequence_number, number)
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
-        kept, _ = self._records_of(entity_id).messages[message.sequence_number]
+        kept, _ = self._messages[entity_id][message.sequence_number]
         kept.state, kept.delivery_count = message.state, message.delivery_count
         kept.overrides = copy.copy(message.overrides)
 
     def remove(self, entity_id: int, message: StoredMessage) -> None:
-        self._records_of(entity_id).messages.pop(message.sequence_number, None)
+        self._messages[entity_id].pop(message.sequence_number, None)
 
     def move(
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:
-        payload = self.payload(entity_id, sequence_number)
-        del self._records_of(entity_id).messages[sequence_number]
+        _, payload = self._messages[entity_id].pop(sequence_number)
         self.put(to_entity_id, message, payload)
 
     def payload(self, entity_id: int, sequence_number: int) -> bytes:
         try:
-            return self._records[entity_id].messages[sequence_number][1]
+            return self._messages[entity_id][sequence_number][1]
         except KeyError:
             raise LookupError(
                 f"entity {entity_id} has no message {sequence_number} in the store"
@@ -138,35 +125,16 @@ class MemoryStore(Store):
     def put_session_state(
         self, entity_id: int, session_id: str, state: SessionState | None
     ) -> None:
-        if state is None:
-            self._records_of(entity_id).session_states.pop(session_id, None)
-        else:
-            self._records_of(entity_id).session_states[session_id] = state
+        _put(self._images[entity_id].session_states, session_id, state)
 
     def put_message_id(self, entity_id: int, message_id: str, first_seen_ms: int | None) -> None:
-        if first_seen_ms is None:
-            self._records_of(entity_id).message_ids.pop(message_id, None)
-        else:
-            self._records_of(entity_id).message_ids[message_id] = first_seen_ms
+        _put(self._images[entity_id].message_ids, message_id, first_seen_ms)
 
     def recover(self) -> list[EntityImage]:
-        images = []
-        for entity_id, records in sorted(self._records.items()):
-            if records.entity is None:
-                continue
-            kind, path, description = records.entity
-            images.append(
-                EntityImage(
-                    entity_id,
-                    kind,
-                    path,
-                    copy.deepcopy(description),
-                    records.last_sequence_number,
-                    [_snapshot(records.messages[number][0]) for number in sorted(records.messages)],
-                    dict(records.session_states),
-                    dict(records.message_ids),
-                )
-            )
+        images = [copy.deepcopy(image) for _, image in sorted(self._images.items()) if image.kind]
+        for image in images:
+            kept = sorted(self._messages[image.entity_id].items())
+            image.messages = [_snapshot(message) for _, (message, _) in kept]
         return images
 
     def take_batch(self) -> Batch | None:
@@ -175,8 +143,7 @@ class MemoryStore(Store):
     def write(self, batch: Batch) -> None:
         raise AssertionError("a store in memory has no batches")
 
-    def finish(self, batch: Batch) -> None:
-        raise AssertionError("a store in memory has no batches")
+    finish = write
 
     def discard(self) -> None:
         """Nothing to drop: every change is kept."""
@@ -185,7 +152,20 @@ class MemoryStore(Store):
         return None
 
     def close(self) -> None:
-        self._records.clear()
+        self._images.clear()
+        self._messages.clear()
+
+
+def _nothing() -> EntityImage:
+    """What is kept of an entity before it is put."""
+    return EntityImage(0, "", "", {})
+
+
+def _put(table: dict[str, T], name: str, value: T | None) -> None:
+    if value is None:
+        table.pop(name, None)
+    else:
+        table[name] = value
 
 
 def _snapshot(message: StoredMessage) -> StoredMessage:
