@@ -23,7 +23,7 @@ from tests.spark.ledgers import (
 from twinbus.pairing.core.events import EntityState, SendFailed
 from twinbus.pairing.core.failover import EntityFailover
 from twinbus.pairing.sending.recording import CLOSED
-from twinbus.pipeline.tables import availability, conservation, gold_schemas, schemas, windows
+from twinbus.pipeline.tables import availability, conservation, schemas, windows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -128,7 +128,7 @@ def test_windows_of_each_process_whatever_the_order_of_the_lines(spark: SparkSes
         # Another pair of the same process.
         diverted("g", 21, process="p", pair="c+d"),
     )
-    assert_rows(windows_of(records), WINDOWS, gold_schemas.WINDOWS)
+    assert_rows(windows_of(records), WINDOWS, schemas.WINDOWS)
 
 
 def test_a_window_ends_with_its_process_once_the_entity_is_well(spark: SparkSession) -> None:
@@ -158,7 +158,7 @@ def test_a_window_ends_with_its_process_once_the_entity_is_well(spark: SparkSess
         ("a+b", "mail", "e", None, ms(10), None, ms(10), "forced", 0),
     ]
     found = at_hand(windows_of(records))
-    assert_rows(found, expected, gold_schemas.WINDOWS)
+    assert_rows(found, expected, schemas.WINDOWS)
     open_now = {row["entity"]: row["open"] for row in _downtimes(found)}
     assert open_now == {"orders": False, "news": True, "mail": False}
 
@@ -176,7 +176,7 @@ def test_the_words_of_states_and_of_a_failover_at_once_are_those_of_the_machine(
 
 
 def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: SparkSession) -> None:
-    table = given(spark, WINDOWS, gold_schemas.WINDOWS)
+    table = given(spark, WINDOWS, schemas.WINDOWS)
     found = windows.downtimes(table, last_ms=ms(120))
     # orders: 20 to 50 (two windows that overlap), 100 to 103, and 112 to the end.
     expected = [
@@ -185,11 +185,11 @@ def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: Spark
         ("audit", 1, 1, 2_000, False),
         ("mail", 2, 2, 10_000 + 2_000, False),
     ]
-    assert_rows(found, expected, gold_schemas.DOWNTIMES)
+    assert_rows(found, expected, schemas.DOWNTIMES)
 
 
 def test_downtime_outside_what_is_asked_for_is_not_counted(spark: SparkSession) -> None:
-    table = given(spark, WINDOWS, gold_schemas.WINDOWS).where("entity = 'orders'")
+    table = given(spark, WINDOWS, schemas.WINDOWS).where("entity = 'orders'")
 
     def failed_over_ms(since_s: float | None, until_s: float | None) -> list[tuple[int, int]]:
         asked = {
@@ -211,14 +211,14 @@ def test_downtime_outside_what_is_asked_for_is_not_counted(spark: SparkSession) 
 
 
 def test_percentiles_are_times_that_occurred(spark: SparkSession) -> None:
-    table = given(spark, WINDOWS, gold_schemas.WINDOWS)
+    table = given(spark, WINDOWS, schemas.WINDOWS)
     found = windows.percentiles(table)
     # detect: 0, 0, 1, 2, 10, 15 s; recover: 2, 2, 3, 5, 20, 20 s.
     expected = [
         ("", "detect", 6, 1_000, 15_000, 15_000, 15_000),
         ("", "recover", 6, 3_000, 20_000, 20_000, 20_000),
     ]
-    assert_rows(found, expected, gold_schemas.PERCENTILES)
+    assert_rows(found, expected, schemas.PERCENTILES)
     of_news = windows.percentiles(table, by=("entity",)).where("entity = 'news'")
     assert sorted(tuple(row) for row in of_news.collect()) == [
         ("news", "detect", 1, 0, 0, 0, 0),
@@ -255,7 +255,7 @@ def test_the_backlog_over_time_its_depth_and_its_oldest_age(spark: SparkSession)
     assert_rows(
         availability.backlog_over_time(orders, bucket_s=1),
         [("orders", SECOND + at, depth, age) for at, depth, age in points],
-        gold_schemas.BACKLOG,
+        schemas.BACKLOG,
     )
     whole = availability.backlog_over_time(stays, bucket_s=10, by=()).orderBy("at_s").collect()
     assert [tuple(row) for row in whole] == [("", SECOND, 3, 10), ("", SECOND + 10, 2, 20)]
@@ -269,9 +269,9 @@ def test_a_drain_is_as_long_as_something_left(spark: SparkSession) -> None:
         ("orders", SECOND, SECOND + 30, 1, 30_000),
         ("orders", SECOND, None, 5, 0),
     ]
-    found = availability.drains(given(spark, left, gold_schemas.STAYS), bucket_s=1)
+    found = availability.drains(given(spark, left, schemas.STAYS), bucket_s=1)
     expected = [("orders", 4, 3, 2, 10_000 + 9_200 + 11_000 + 30_000, SECOND + 10, SECOND + 31)]
-    assert_rows(found, expected, gold_schemas.DRAINS)
+    assert_rows(found, expected, schemas.DRAINS)
 
 
 def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
@@ -295,6 +295,6 @@ def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
         (minute, "", 0, 0, 0, 0, 0, 0, 0, 0, 1),
         (minute + 60, "orders", 0, 1, 1, 0, 1, 1, 1, 0, 0),
     ]
-    assert_rows(found, expected, gold_schemas.TRAFFIC)
+    assert_rows(found, expected, schemas.TRAFFIC)
     errors = availability.raised(conservation.fates(records, None), bucket_s=60)
     assert [tuple(row) for row in errors.collect()] == [(minute + 60, "orders", 1)]

@@ -27,7 +27,7 @@ from twinbus.pipeline.reports.bill import MonthlySum, bill, idle_model, ping_mod
 from twinbus.pipeline.reports.charges import charges_report
 from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.reports.ledger_tables import batch_tables
-from twinbus.pipeline.tables import charges, conservation, gold_schemas, schemas
+from twinbus.pipeline.tables import charges, conservation, schemas
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,7 +196,7 @@ def test_the_four_stages_of_a_moved_message_beside_the_model(spark: SparkSession
         ("", "send_primary", 5, 6, 0, 4, 5),
         ("", "receive_primary", 4, 5, 5, 4, 5),
     ]
-    assert_rows(found, expected, gold_schemas.STAGES)
+    assert_rows(found, expected, schemas.STAGES)
     # As the arithmetic without Spark has it.
     assert (
         3 * arithmetic.moved_message_units(150) + (arithmetic.message_units(65 * KB))

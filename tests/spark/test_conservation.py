@@ -21,7 +21,7 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pipeline.tables import availability, conservation, gold_schemas, journeys, schemas
+from twinbus.pipeline.tables import availability, conservation, journeys, schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,7 +68,7 @@ def test_what_is_accepted_is_the_sum_of_the_fates_of_each_entity(spark: SparkSes
         (DAY, "orders", 8, 6, 2, 5, 1, 5, 3, 0, 3, 1, 3, 1, 0, 0, 1, 1),
         (NEXT_DAY, "news", 1, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1),
     ]
-    assert_rows(found, expected, gold_schemas.FATE_SUMS)
+    assert_rows(found, expected, schemas.FATE_SUMS)
     # A peek afterwards changes what it saw, and the sums with it.
     sightings = spark.createDataFrame([("orders", "waits", "waiting")], schemas.SIGHTINGS)
     looked = conservation.fate_sums(journeys.looked_at(fates, sightings))
@@ -262,7 +262,7 @@ def test_a_backlog_older_than_the_detection_window_is_flagged(spark: SparkSessio
         ("news", 1800, 1),
         ("skewed", 0, 1),
     ]
-    assert_rows(table, expected, gold_schemas.AGES)
+    assert_rows(table, expected, schemas.AGES)
     assert _flagged(table, 600) == [("news", 1, 1800, 600), ("orders", 3, 7260, 600)]
     assert _flagged(table, {"Orders": 7260, "NEWS": 60}) == [("news", 1, 1800, 60)]
     assert _flagged(table, {}) == []
@@ -293,7 +293,7 @@ def test_clocks_that_disagree_are_counted_with_how_much(spark: SparkSession) -> 
         ("orders", "forward, complete", 128, 1),
         ("orders", "accept, receive", 4_194_304, 1),
     ]
-    assert_rows(found, expected, gold_schemas.SKEWS)
+    assert_rows(found, expected, schemas.SKEWS)
 
 
 def test_lines_of_each_day_and_what_they_leave_out(spark: SparkSession) -> None:
@@ -307,4 +307,4 @@ def test_lines_of_each_day_and_what_they_leave_out(spark: SparkSession) -> None:
         broker("send", "a"),
     )
     expected = [(DAY, "client", 4, 2, 0), (NEXT_DAY, "client", 1, 0, 7), (DAY, "broker", 1, 0, 0)]
-    assert_rows(conservation.lines(records), expected, gold_schemas.LINES)
+    assert_rows(conservation.lines(records), expected, schemas.LINES)

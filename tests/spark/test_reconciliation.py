@@ -18,7 +18,7 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pipeline.tables import gold_schemas, reconciliation, schemas
+from twinbus.pipeline.tables import reconciliation, schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,7 +90,7 @@ def test_both_views_are_counted_where_the_broker_says_it_was(spark: SparkSession
             ("contoso", "orders", "send", "again", -1, 1, "ambiguous_done"),
             ("contoso", "orders", "receive", "m", -1, 0, "given_back"),
         ],
-        gold_schemas.DISAGREEMENTS,
+        schemas.DISAGREEMENTS,
     )
     expected = [
         ("contoso", "orders", "send", 3, 5, -2, 1, 1, 2, 1, 0, 0),
@@ -103,7 +103,7 @@ def test_both_views_are_counted_where_the_broker_says_it_was(spark: SparkSession
     assert_rows(
         reconciliation.agreements(reconciliation.views(records), differing),
         expected,
-        gold_schemas.AGREEMENTS,
+        schemas.AGREEMENTS,
     )
 
 

@@ -26,77 +26,53 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.pipeline.spark.shipping import ship_package
+from twinbus.pipeline.tables.schemas import schema
 from twinbus.syphon.connection.amqp_json import as_json, as_time
 from twinbus.syphon.connection.peeked_message import PeekedMessage
 from twinbus.syphon.connection.peeking import list_backlog_queues, open_connection, peek
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 EVERY_LABEL: Final = "*"
 BACKLOG_MARK: Final = "/x-servicebus-transfer/"
 
-MESSAGES: Final = StructType(
-    [
-        StructField("queue", StringType(), nullable=False),
-        StructField("sequence_number", LongType(), nullable=False),
-        StructField("enqueued_sequence_number", LongType()),
-        StructField("enqueued_at", TimestampType()),
-        StructField("state", StringType(), nullable=False),
-        StructField("delivery_count", IntegerType(), nullable=False),
-        StructField("locked_until", TimestampType()),
-        StructField("message_id", StringType()),
-        StructField("session_id", StringType()),
-        StructField("subject", StringType()),
-        StructField("content_type", StringType()),
-        StructField("content_encoding", StringType()),
-        StructField("correlation_id", StringType()),
-        StructField("to", StringType()),
-        StructField("reply_to", StringType()),
-        StructField("reply_to_session_id", StringType()),
-        StructField("partition_key", StringType()),
-        StructField("user_id", BinaryType()),
-        StructField("group_sequence", LongType()),
-        StructField("created_at", TimestampType()),
-        StructField("absolute_expiry", TimestampType()),
-        StructField("time_to_live_ms", LongType()),
-        StructField("scheduled_at", TimestampType()),
-        StructField("durable", BooleanType()),
-        StructField("priority", IntegerType()),
-        # Text, ids and times as they are, other values as JSON; all of it is in the next column.
-        StructField("application_properties", MapType(StringType(), StringType())),
-        StructField("application_properties_json", StringType()),
-        StructField("annotations_json", StringType()),
-        StructField("body_kind", StringType(), nullable=False),
-        StructField("body", BinaryType()),
-        StructField("body_json", StringType()),
-        StructField("size_bytes", LongType(), nullable=False),
-        StructField("dead_letter_source", StringType()),
-        StructField("dead_letter_reason", StringType()),
-        StructField("dead_letter_description", StringType()),
-        # Of a backlog message: what it was before it was diverted (SPEC 4).
-        StructField("destination", StringType()),
-        StructField("original_session_id", StringType()),
-        StructField("original_time_to_live_ms", LongType()),
-        StructField("original_scheduled_at", TimestampType()),
-        StructField("replays", IntegerType(), nullable=False),
-        StructField("problem", StringType()),
-    ]
+MESSAGES: Final = schema(
+    "string: queue",
+    "long: sequence_number",
+    "long?: enqueued_sequence_number",
+    "timestamp?: enqueued_at",
+    "string: state",
+    "integer: delivery_count",
+    "timestamp?: locked_until",
+    "string?: message_id session_id subject content_type content_encoding correlation_id to",
+    "string?: reply_to reply_to_session_id partition_key",
+    "binary?: user_id",
+    "long?: group_sequence",
+    "timestamp?: created_at absolute_expiry",
+    "long?: time_to_live_ms",
+    "timestamp?: scheduled_at",
+    "boolean?: durable",
+    "integer?: priority",
+    # Text, ids and times as they are, other values as JSON; all of it is in the next column.
+    "strings?: application_properties",
+    "string?: application_properties_json annotations_json",
+    "string: body_kind",
+    "binary?: body",
+    "string?: body_json",
+    "long: size_bytes",
+    "string?: dead_letter_source dead_letter_reason dead_letter_description",
+    # Of a backlog message: what it was before it was diverted (SPEC 4).
+    "string?: destination original_session_id",
+    "long?: original_time_to_live_ms",
+    "timestamp?: original_scheduled_at",
+    "integer: replays",
+    "string?: problem",
 )
 
 

@@ -174,12 +174,7 @@ class BatchTables:
     def table(self, name: str) -> DataFrame:
         """One of the gold tables, kept: a query may read it several times."""
         if name not in self._kept_tables:
-            table = self._tables[name]
-            if table.of_records is not None:
-                made = table.of_records(self._records)
-            else:
-                assert table.of_journeys is not None, name
-                made = table.of_journeys(self._fates)
+            made = self._tables[name].rows(self._records, self._fates)
             self._kept_tables[name] = self._kept(made)
         return self._kept_tables[name]
 

@@ -105,11 +105,8 @@ class Increment:
 
     def change_of(self, table: GoldTable) -> DataFrame:
         """What one table gains."""
-        if table.of_records is not None:
-            return table.of_records(self._records)
-        assert table.of_journeys is not None, table.name
-        now = table.of_journeys(self._after)
-        if self._before is None:
+        now = table.rows(self._records, self._after)
+        if self._before is None or table.of_journeys is None:
             return now
         # Not added up here: whoever reads the table adds up all that it has.
         taken_back = [(-F.col(name)).alias(name) for name in table.sums]

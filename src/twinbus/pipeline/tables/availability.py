@@ -13,17 +13,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from twinbus.pipeline.tables import schemas
 from twinbus.pipeline.tables.buckets import bucket_of
 from twinbus.pipeline.tables.conservation import DELETED
-from twinbus.pipeline.tables.gold_schemas import (
-    BACKLOG,
-    DIVERSIONS,
-    DRAINS,
-    RAISED,
-    STATES,
-    STAYS,
-    TRAFFIC,
-)
 from twinbus.pipeline.tables.journeys import destination_of
 
 if TYPE_CHECKING:
@@ -57,7 +49,7 @@ def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
             F.coalesce(destination_of(F.col("entity")), F.lit("")).alias("entity"),
         )
         .agg(*(F.count_if(condition).alias(name) for name, condition in counts.items()))
-        .select(*TRAFFIC.fieldNames())
+        .select(*schemas.TRAFFIC.fieldNames())
     )
 
 
@@ -79,7 +71,7 @@ def diversions(records: DataFrame, *, bucket_s: int) -> DataFrame:
             F.count_if(diverts & ~ok).alias("not_diverted"),
             F.count_if(~diverts).alias("pings"),
         )
-        .select(*DIVERSIONS.fieldNames())
+        .select(*schemas.DIVERSIONS.fieldNames())
     )
 
 
@@ -99,7 +91,7 @@ def states(records: DataFrame) -> DataFrame:
             F.coalesce(F.col("error"), F.lit("")).alias("reason"),
         )
         .agg(F.count("*").alias("changes"))
-        .select(*STATES.fieldNames())
+        .select(*schemas.STATES.fieldNames())
     )
 
 
@@ -123,7 +115,7 @@ def stays(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
             F.count("*").alias("messages"),
             F.sum(F.when(gone, left_ms - entered_ms).otherwise(F.lit(0))).alias("waited_ms"),
         )
-        .select(*STAYS.fieldNames())
+        .select(*schemas.STAYS.fieldNames())
     )
 
 
@@ -133,7 +125,7 @@ def raised(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
         journeys.where(F.col("tried") & ~F.col("accepted"))
         .groupBy(bucket_of(F.col("first_ms"), bucket_s).alias("at_s"), "destination")
         .agg(F.count("*").alias("messages"))
-        .select(*RAISED.fieldNames())
+        .select(*schemas.RAISED.fieldNames())
     )
 
 
@@ -188,7 +180,7 @@ def backlog_over_time(
     whole = oldest.withColumn("oldest_age_s", age_s)
     if not by:
         whole = whole.withColumn("destination", F.lit(""))
-    return whole.select(*BACKLOG.fieldNames())
+    return whole.select(*schemas.BACKLOG.fieldNames())
 
 
 def drains(stays: DataFrame, *, bucket_s: int) -> DataFrame:
@@ -210,7 +202,7 @@ def drains(stays: DataFrame, *, bucket_s: int) -> DataFrame:
             F.min("left_s").alias("began_s"),
             (F.max("left_s") + bucket_s).alias("ended_s"),
         )
-        .select(*DRAINS.fieldNames())
+        .select(*schemas.DRAINS.fieldNames())
     )
 
 

@@ -24,9 +24,8 @@ from pyspark.sql import functions as F
 from twinbus.cost.arithmetic import UNCHARGED, UNIT_BYTES
 from twinbus.pipeline.tables.buckets import day_of
 from twinbus.pipeline.tables.conservation import in_backlog
-from twinbus.pipeline.tables.gold_schemas import DELIVERIES, STAGES
 from twinbus.pipeline.tables.journeys import destination_of
-from twinbus.pipeline.tables.schemas import CHARGES
+from twinbus.pipeline.tables.schemas import CHARGES, DELIVERIES, STAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -12,7 +12,6 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.buckets import day_of
-from twinbus.pipeline.tables.gold_schemas import AGED, AGES, FATE_SUMS, LINES, SKEWS
 from twinbus.pipeline.tables.journeys import (
     DELIVERED_FATE,
     FATES_OF_ACCEPTED,
@@ -20,7 +19,7 @@ from twinbus.pipeline.tables.journeys import (
     judged,
     partial_journeys,
 )
-from twinbus.pipeline.tables.schemas import DUPLICATES
+from twinbus.pipeline.tables.schemas import AGED, AGES, DUPLICATES, FATE_SUMS, LINES, SKEWS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -19,14 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables import (
-    availability,
-    charges,
-    conservation,
-    gold_schemas,
-    reconciliation,
-    schemas,
-)
+from twinbus.pipeline.tables import availability, charges, conservation, reconciliation, schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,13 +31,14 @@ BUCKET_S: Final = 60
 Sums = Callable[["DataFrame"], "DataFrame"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GoldTable:
     """One additive table: rows are told apart by `keys`, every other column is a sum."""
 
     name: str
     schema: StructType
-    keys: tuple[str, ...]
+    first_sum: str
+    """The columns before this one are keys."""
     of_records: Sums | None = None
     """From valid records (of both views) to rows of the schema."""
     of_journeys: Sums | None = None
@@ -52,89 +46,48 @@ class GoldTable:
 
     def __post_init__(self) -> None:
         assert (self.of_records is None) != (self.of_journeys is None), self.name
-        assert set(self.keys) < set(self.schema.fieldNames()), self.name
+        assert self.keys, self.name
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that tell rows apart."""
+        names = self.schema.fieldNames()
+        return tuple(names[: names.index(self.first_sum)])
 
     @property
     def sums(self) -> tuple[str, ...]:
         """The columns that are added up."""
-        return tuple(name for name in self.schema.fieldNames() if name not in self.keys)
+        return tuple(self.schema.fieldNames()[len(self.keys) :])
+
+    def rows(self, records: DataFrame, journeys: DataFrame) -> DataFrame:
+        """The rows of the schema, from whichever of the two the table is counted from."""
+        if self.of_records is not None:
+            return self.of_records(records)
+        assert self.of_journeys is not None, self.name
+        return self.of_journeys(journeys)
 
 
 def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
     """Every table, those over time in points of `bucket_s` seconds."""
+
+    def over_time(sums: Callable[..., DataFrame]) -> Sums:
+        return partial(sums, bucket_s=bucket_s)
+
+    traffic, diversions = over_time(availability.traffic), over_time(availability.diversions)
+    stays, raised = over_time(availability.stays), over_time(availability.raised)
     return (
-        GoldTable(
-            name="charges",
-            schema=schemas.CHARGES,
-            keys=charges.KEYS,
-            of_records=charges.charges,
-        ),
-        GoldTable(
-            name="traffic",
-            schema=gold_schemas.TRAFFIC,
-            keys=("at_s", "entity"),
-            of_records=partial(availability.traffic, bucket_s=bucket_s),
-        ),
-        GoldTable(
-            name="diversions",
-            schema=gold_schemas.DIVERSIONS,
-            keys=("at_s", "pair", "entity", "process"),
-            of_records=partial(availability.diversions, bucket_s=bucket_s),
-        ),
-        GoldTable(
-            name="states",
-            schema=gold_schemas.STATES,
-            keys=("at_ms", "pair", "entity", "process", "state", "reason"),
-            of_records=availability.states,
-        ),
-        GoldTable(
-            name="lines",
-            schema=gold_schemas.LINES,
-            keys=("day", "view"),
-            of_records=conservation.lines,
-        ),
-        GoldTable(
-            name="views",
-            schema=gold_schemas.VIEWS,
-            keys=("day", "namespace", "place", "operation", "view", "outcome"),
-            of_records=reconciliation.views,
-        ),
-        GoldTable(
-            name="fates",
-            schema=gold_schemas.FATE_SUMS,
-            keys=("day", "destination"),
-            of_journeys=conservation.fate_sums,
-        ),
-        GoldTable(
-            name="deliveries",
-            schema=gold_schemas.DELIVERIES,
-            keys=("day", "destination", "moved"),
-            of_journeys=charges.deliveries,
-        ),
-        GoldTable(
-            name="stays",
-            schema=gold_schemas.STAYS,
-            keys=("destination", "entered_s", "left_s"),
-            of_journeys=partial(availability.stays, bucket_s=bucket_s),
-        ),
-        GoldTable(
-            name="raised",
-            schema=gold_schemas.RAISED,
-            keys=("at_s", "destination"),
-            of_journeys=partial(availability.raised, bucket_s=bucket_s),
-        ),
-        GoldTable(
-            name="ages",
-            schema=gold_schemas.AGES,
-            keys=("destination", "age_s"),
-            of_journeys=conservation.ages,
-        ),
-        GoldTable(
-            name="skews",
-            schema=gold_schemas.SKEWS,
-            keys=("destination", "step", "up_to_ms"),
-            of_journeys=conservation.skews,
-        ),
+        GoldTable("charges", schemas.CHARGES, "operations", of_records=charges.charges),
+        GoldTable("traffic", schemas.TRAFFIC, "sent", of_records=traffic),
+        GoldTable("diversions", schemas.DIVERSIONS, "diverted", of_records=diversions),
+        GoldTable("states", schemas.STATES, "changes", of_records=availability.states),
+        GoldTable("lines", schemas.LINES, "records", of_records=conservation.lines),
+        GoldTable("views", schemas.VIEWS, "operations", of_records=reconciliation.views),
+        GoldTable("fates", schemas.FATE_SUMS, "tried", of_journeys=conservation.fate_sums),
+        GoldTable("deliveries", schemas.DELIVERIES, "messages", of_journeys=charges.deliveries),
+        GoldTable("stays", schemas.STAYS, "messages", of_journeys=stays),
+        GoldTable("raised", schemas.RAISED, "messages", of_journeys=raised),
+        GoldTable("ages", schemas.AGES, "messages", of_journeys=conservation.ages),
+        GoldTable("skews", schemas.SKEWS, "messages", of_journeys=conservation.skews),
     )
 
 

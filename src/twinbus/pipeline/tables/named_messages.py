@@ -30,9 +30,5 @@ def notable(fates: DataFrame) -> DataFrame:
     return named.withColumn("messages", F.lit(1).cast("long"))
 
 
-NOTABLE: Final = GoldTable(
-    name="notable",
-    schema=StructType([*FATES.fields, StructField("messages", LongType(), nullable=False)]),
-    keys=tuple(FATES.fieldNames()),
-    of_journeys=notable,
-)
+_SCHEMA: Final = StructType([*FATES.fields, StructField("messages", LongType(), nullable=False)])
+NOTABLE: Final = GoldTable("notable", _SCHEMA, "messages", of_journeys=notable)

@@ -33,8 +33,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.buckets import day_of
-from twinbus.pipeline.tables.gold_schemas import AGREEMENTS, DISAGREEMENTS, VIEWS
 from twinbus.pipeline.tables.journeys import RAN_OUT
+from twinbus.pipeline.tables.schemas import AGREEMENTS, DISAGREEMENTS, VIEWS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -1,174 +1,241 @@
-"""What the tables read and give, as literal schemas. The ledger's is that of `ledger.record`."""
+"""What the tables read and give, as literal schemas. The ledger's is that of `ledger.record`.
+
+The first are those of the ledger and of messages, then the gold tables (`gold`), then what reports
+make of them.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql.types import (
-    BooleanType,
-    DateType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql import types as T
+
+from twinbus.ledger.record import FIELDS
+
+_TYPES: Final = {
+    "binary": T.BinaryType(),
+    "boolean": T.BooleanType(),
+    "date": T.DateType(),
+    "integer": T.IntegerType(),
+    "long": T.LongType(),
+    "string": T.StringType(),
+    "strings": T.MapType(T.StringType(), T.StringType()),
+    "timestamp": T.TimestampType(),
+}
+
+
+def schema(*runs: str) -> T.StructType:
+    """Return the schema of runs of columns, each `type: names`; `type?` is nullable."""
+    columns = []
+    for kind, _, names in (run.partition(": ") for run in runs):
+        of_type = _TYPES[kind.removesuffix("?")]
+        columns += [T.StructField(name, of_type, kind.endswith("?")) for name in names.split()]
+    return T.StructType(columns)
+
 
 CORRUPT: Final = "_corrupt"
 """Where Spark puts a line that it cannot read as a record."""
 
-LEDGER: Final = StructType(
+LEDGER: Final = T.StructType(
+    # Spark's reader takes a schema as a wish: every field of a file can turn out null.
     [
-        # Spark's reader takes a schema as a wish: every field of a file can turn out null.
-        StructField("v", LongType()),
-        StructField("at_ms", LongType()),
-        StructField("operation", StringType()),
-        StructField("process", StringType()),
-        StructField("cause", StringType()),
-        StructField("pair", StringType()),
-        StructField("namespace", StringType()),
-        StructField("side", StringType()),
-        StructField("entity", StringType()),
-        StructField("backlog_queue", StringType()),
-        StructField("message_id", StringType()),
-        StructField("sequence_number", LongType()),
-        StructField("size_bytes", LongType()),
-        StructField("outcome", StringType()),
-        StructField("error", StringType()),
-        StructField("latency_us", LongType()),
-        StructField("state", StringType()),
-        StructField("trace_id", StringType()),
-        StructField("view", StringType()),
-        StructField("unrecorded", LongType()),
+        T.StructField(name, _TYPES["long" if kind is int else "string"])
+        for name, kind in FIELDS.items()
     ]
 )
 
-SIGHTINGS: Final = StructType(
-    [
-        StructField("destination", StringType(), nullable=False),
-        StructField("message_id", StringType(), nullable=False),
-        # "waiting" or "dead_lettered".
-        StructField("place", StringType(), nullable=False),
-    ]
+SIGHTINGS: Final = schema(
+    # The place is "waiting" or "dead_lettered".
+    "string: destination message_id place",
 )
 
-CHARGES: Final = StructType(
-    [
-        StructField("day", DateType(), nullable=False),
-        StructField("namespace", StringType(), nullable=False),
-        StructField("entity", StringType(), nullable=False),
-        StructField("cause", StringType(), nullable=False),
-        StructField("operation", StringType(), nullable=False),
-        # See `charges.stage_of`.
-        StructField("stage", StringType(), nullable=False),
-        # "in" to the namespace, "out" of it, or "none": the call carries no message.
-        StructField("direction", StringType(), nullable=False),
-        StructField("outcome", StringType(), nullable=False),
-        # "client", or "broker" for what the broker says it saw.
-        StructField("view", StringType(), nullable=False),
-        # Worked out from the deliveries and not recorded.
-        StructField("assumed", BooleanType(), nullable=False),
-        StructField("operations", LongType(), nullable=False),
-        StructField("units", LongType(), nullable=False),
-        StructField("bytes", LongType(), nullable=False),
-    ]
+JOURNEYS: Final = schema(
+    # The receiver is the subscription that a row of receipts is about; empty in all other rows.
+    "string: destination message_id receiver",
+    # Any. Tried: a send or divert is recorded, whatever its outcome. Ambiguous: one of them ended
+    # without an answer.
+    "boolean: tried sent diverted ambiguous received",
+    # What the syphon did in the backlog: dead-lettered, completed, received, deferred it.
+    "boolean: set_aside completed came_out deferred",
+    # What the broker says it saw.
+    "boolean: broker_enqueued broker_received broker_completed broker_expired broker_dead_lettered",
+    # Sums. Copies are those that the broker stored, and those that ended: completed, set aside or
+    # expired.
+    "long: failed_sends receipts forwards broker_copies broker_ended",
+    # The greatest, and the last times.
+    "long: size_bytes last_ms",
+    "long?: settled_ms forwarded_ms",
+    # The first times. `tried_ms` is of a divert, whatever its outcome.
+    "long: first_ms",
+    "long?: accepted_ms diverted_ms tried_ms delivered_ms received_ms",
 )
 
-JOURNEYS: Final = StructType(
-    [
-        StructField("destination", StringType(), nullable=False),
-        StructField("message_id", StringType(), nullable=False),
-        # The subscription that a row of receipts is about; empty in all other rows.
-        StructField("receiver", StringType(), nullable=False),
-        # Any. A send or divert of it is recorded, whatever came of it.
-        StructField("tried", BooleanType(), nullable=False),
-        StructField("sent", BooleanType(), nullable=False),
-        StructField("diverted", BooleanType(), nullable=False),
-        # A send or divert ended without an answer.
-        StructField("ambiguous", BooleanType(), nullable=False),
-        StructField("received", BooleanType(), nullable=False),
-        # What the syphon did in the backlog: dead-lettered, completed, received, deferred it.
-        StructField("set_aside", BooleanType(), nullable=False),
-        StructField("completed", BooleanType(), nullable=False),
-        StructField("came_out", BooleanType(), nullable=False),
-        StructField("deferred", BooleanType(), nullable=False),
-        # What the broker says it saw.
-        StructField("broker_enqueued", BooleanType(), nullable=False),
-        StructField("broker_received", BooleanType(), nullable=False),
-        StructField("broker_completed", BooleanType(), nullable=False),
-        StructField("broker_expired", BooleanType(), nullable=False),
-        StructField("broker_dead_lettered", BooleanType(), nullable=False),
-        # Sums.
-        StructField("failed_sends", LongType(), nullable=False),
-        StructField("receipts", LongType(), nullable=False),
-        StructField("forwards", LongType(), nullable=False),
-        # Copies that the broker stored, and those that ended: completed, set aside or expired.
-        StructField("broker_copies", LongType(), nullable=False),
-        StructField("broker_ended", LongType(), nullable=False),
-        # The greatest, and the last times.
-        StructField("size_bytes", LongType(), nullable=False),
-        StructField("last_ms", LongType(), nullable=False),
-        StructField("settled_ms", LongType()),
-        StructField("forwarded_ms", LongType()),
-        # The first times.
-        StructField("first_ms", LongType(), nullable=False),
-        StructField("accepted_ms", LongType()),
-        StructField("diverted_ms", LongType()),
-        # Of a divert, whatever came of it.
-        StructField("tried_ms", LongType()),
-        StructField("delivered_ms", LongType()),
-        StructField("received_ms", LongType()),
-    ]
+FATES: Final = schema(
+    "string: destination message_id",
+    # As in JOURNEYS. Acknowledged: a delivery to the destination was.
+    "boolean: tried accepted diverted ambiguous acknowledged received",
+    "boolean: broker_enqueued broker_received broker_completed broker_expired broker_dead_lettered",
+    "long: failed_sends forwards broker_copies broker_ended",
+    # Receipts past the first, over all entities that received it; how often the entity received it
+    # that did so most often; and if twice or more, which.
+    "long: repeats times",
+    "string?: repeated_at",
+    "long: size_bytes",
+    # Forwarded: the last time. Left: when it was out of the backlog. First and last are records of
+    # any kind.
+    "long?: accepted_ms delivered_ms received_ms entered_ms forwarded_ms left_ms first_ms last_ms",
+    # See `journeys.FATES_OF_ACCEPTED`; null where the message was not accepted.
+    "string?: fate",
 )
 
-FATES: Final = StructType(
-    [
-        StructField("destination", StringType(), nullable=False),
-        StructField("message_id", StringType(), nullable=False),
-        # A send or divert of it is recorded, whatever came of it.
-        StructField("tried", BooleanType(), nullable=False),
-        StructField("accepted", BooleanType(), nullable=False),
-        StructField("diverted", BooleanType(), nullable=False),
-        # A send or divert ended without an answer.
-        StructField("ambiguous", BooleanType(), nullable=False),
-        # A delivery to the destination was acknowledged.
-        StructField("acknowledged", BooleanType(), nullable=False),
-        StructField("received", BooleanType(), nullable=False),
-        StructField("broker_enqueued", BooleanType(), nullable=False),
-        StructField("broker_received", BooleanType(), nullable=False),
-        StructField("broker_completed", BooleanType(), nullable=False),
-        StructField("broker_expired", BooleanType(), nullable=False),
-        StructField("broker_dead_lettered", BooleanType(), nullable=False),
-        StructField("failed_sends", LongType(), nullable=False),
-        StructField("forwards", LongType(), nullable=False),
-        StructField("broker_copies", LongType(), nullable=False),
-        StructField("broker_ended", LongType(), nullable=False),
-        # Receipts past the first, over all entities that received it.
-        StructField("repeats", LongType(), nullable=False),
-        # How often the entity received it that did so most often; and if twice or more, which.
-        StructField("times", LongType(), nullable=False),
-        StructField("repeated_at", StringType()),
-        StructField("size_bytes", LongType(), nullable=False),
-        StructField("accepted_ms", LongType()),
-        StructField("delivered_ms", LongType()),
-        StructField("received_ms", LongType()),
-        StructField("entered_ms", LongType()),
-        # The last forward, and when it was out of the backlog.
-        StructField("forwarded_ms", LongType()),
-        StructField("left_ms", LongType()),
-        # The earliest record of any kind.
-        StructField("first_ms", LongType()),
-        StructField("last_ms", LongType()),
-        # See `journeys.FATES_OF_ACCEPTED`; null where the message was not accepted.
-        StructField("fate", StringType()),
-    ]
+DUPLICATES: Final = schema("string: entity destination message_id", "long: times", "string: window")
+
+CHARGES: Final = schema(
+    "date: day",
+    # The stages are in `charges`. The direction is "in" to the namespace, "out" of it, or "none":
+    # the call carries no message. The view is "client", or "broker" for what the broker saw.
+    "string: namespace entity cause operation stage direction outcome view",
+    # Computed from the deliveries and not recorded.
+    "boolean: assumed",
+    "long: operations units bytes",
 )
 
-DUPLICATES: Final = StructType(
-    [
-        StructField("entity", StringType(), nullable=False),
-        StructField("destination", StringType(), nullable=False),
-        StructField("message_id", StringType(), nullable=False),
-        StructField("times", LongType(), nullable=False),
-        StructField("window", StringType(), nullable=False),
-    ]
+DELIVERIES: Final = schema(
+    # Of the delivery.
+    "date: day",
+    "string: destination",
+    # It went through the backlog.
+    "boolean: moved",
+    "long: messages units bytes",
+)
+
+TRAFFIC: Final = schema(
+    "long: at_s",
+    "string: entity",
+    # Failed and unanswered are attempts on the primary.
+    "long: sent diverted failed unanswered came_out forwarded",
+    # Settled: completed or set aside in a backlog queue. Polls are receives from a backlog queue
+    # that found nothing: about no entity.
+    "long: settled received polls",
+)
+
+DIVERSIONS: Final = schema(
+    "long: at_s",
+    "string: pair entity process",
+    # Pings are signs of life while it diverts nothing.
+    "long: diverted not_diverted pings",
+)
+
+STATES: Final = schema("long: at_ms", "string: pair entity process state reason", "long: changes")
+
+LINES: Final = schema(
+    "date: day",
+    "string: view",
+    # Nameless are accepted messages without an id or an entity: they cannot be followed.
+    # Unrecorded are records that processes say they could not write.
+    "long: records nameless unrecorded",
+)
+
+VIEWS: Final = schema(
+    "date: day",
+    # The place is the path of the entity or of the backlog queue; operations are as the broker
+    # names them.
+    "string: namespace place operation view outcome",
+    "long: operations",
+)
+
+FATE_SUMS: Final = schema(
+    # Of the first record of the message.
+    "date: day",
+    "string: destination",
+    "long: tried accepted raised diverted ambiguous entered received received_accepted",
+    # Of messages that no record says were tried: moved by the syphon, or only received.
+    "long: moved_unsent received_unsent",
+    # One for each of `journeys.FATES_OF_ACCEPTED`, as known without a peek.
+    "long: delivered dead_lettered expired waiting lost undecided",
+)
+
+STAYS: Final = schema(
+    "string: destination",
+    "long: entered_s",
+    # Null while it is in the backlog, for all that is known.
+    "long?: left_s",
+    "long: messages waited_ms",
+)
+
+RAISED: Final = schema("long: at_s", "string: destination", "long: messages")
+
+AGES: Final = schema(
+    "string: destination",
+    # The age is that of messages in the backlog at their last forward: see `conservation.ages`.
+    "long: age_s messages",
+)
+
+SKEWS: Final = schema(
+    # The step names the two steps whose times are in the wrong order.
+    "string: destination step",
+    # By so much at most: a power of two.
+    "long: up_to_ms messages",
+)
+
+BACKLOG: Final = schema(
+    # "": the whole backlog.
+    "string: destination",
+    "long: at_s depth",
+    # Null where it is empty.
+    "long?: oldest_age_s",
+)
+
+DRAINS: Final = schema(
+    "string: destination",
+    "long: drained drain_s most_in_a_bucket waited_ms began_s ended_s",
+)
+
+WINDOWS: Final = schema(
+    "string: pair entity process",
+    # When the first attempt failed; null where none did: a person's command.
+    "long?: suspect_ms",
+    "long: failed_over_ms",
+    # Recovered is null if this process did not see it return; the process's end is that of a window
+    # that ended with its process. Null in both: it is open.
+    "long?: recovered_ms process_ended_ms",
+    "string: reason",
+    # Messages that this process diverted meanwhile; null where they were not counted.
+    "long?: saved",
+)
+
+DOWNTIMES: Final = schema(
+    "string: entity",
+    "long: failovers windows failed_over_ms",
+    "boolean: open",
+)
+
+PERCENTILES: Final = schema(
+    # "": all entities. The measure is "detect" or "recover".
+    "string: entity measure",
+    "long: count p50_ms p95_ms p99_ms max_ms",
+)
+
+STAGES: Final = schema(
+    # "": all of them.
+    "string: entity stage",
+    # Assumed are those of the units that were not recorded.
+    "long: operations units assumed_units model_operations model_units",
+)
+
+AGED: Final = schema("string: destination", "long: messages oldest_s detection_s")
+
+DISAGREEMENTS: Final = schema(
+    "string: namespace place operation message_id",
+    "long: ahead unanswered",
+    # See `reconciliation.KINDS`.
+    "string: kind",
+)
+
+AGREEMENTS: Final = schema(
+    "string: namespace place operation",
+    # Operations that each end says were done.
+    "long: clients broker difference",
+    # Messages, by how they differ.
+    "long: only_clients only_broker ambiguous_done ambiguous_not_done given_back too_young",
 )

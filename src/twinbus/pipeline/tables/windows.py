@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.gold_schemas import DOWNTIMES, PERCENTILES, WINDOWS
+from twinbus.pipeline.tables.schemas import DOWNTIMES, PERCENTILES, WINDOWS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
