@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from twinbus.ledger.record import VERSION
+from twinbus.pipeline.tables.journeys import judged, partial_journeys
 from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
@@ -82,3 +83,8 @@ def assert_rows(found: DataFrame, expected: Sequence[tuple[Any, ...]], schema: S
     columns = [(field.name, field.dataType) for field in found.schema]
     assert columns == [(field.name, field.dataType) for field in schema]
     assert Counter(map(tuple, found.collect())) == Counter(expected)
+
+
+def fates(records: DataFrame) -> DataFrame:
+    """Every message of the records with its fate, as far as records tell."""
+    return judged(partial_journeys(records))

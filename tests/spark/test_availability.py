@@ -14,6 +14,7 @@ from tests.spark.ledgers import (
     came_out,
     completed,
     diverted,
+    fates,
     forwarded,
     line,
     received,
@@ -23,7 +24,7 @@ from tests.spark.ledgers import (
 from twinbus.pairing.core.events import EntityState, SendFailed
 from twinbus.pairing.core.failover import EntityFailover
 from twinbus.pairing.sending.recording import CLOSED
-from twinbus.pipeline.tables import availability, conservation, schemas, windows
+from twinbus.pipeline.tables import availability, schemas, windows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -180,10 +181,10 @@ def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: Spark
     found = windows.downtimes(table, last_ms=ms(120))
     # orders: 20 to 50 (two windows that overlap), 100 to 103, and 112 to the end.
     expected = [
-        ("orders", 3, 4, 30_000 + 3_000 + 8_000, True),
-        ("news", 1, 1, 5_000, False),
-        ("audit", 1, 1, 2_000, False),
-        ("mail", 2, 2, 10_000 + 2_000, False),
+        ("orders", 3, 30_000 + 3_000 + 8_000, True),
+        ("news", 1, 5_000, False),
+        ("audit", 1, 2_000, False),
+        ("mail", 2, 10_000 + 2_000, False),
     ]
     assert_rows(found, expected, schemas.DOWNTIMES)
 
@@ -214,15 +215,14 @@ def test_percentiles_are_times_that_occurred(spark: SparkSession) -> None:
     table = given(spark, WINDOWS, schemas.WINDOWS)
     found = windows.percentiles(table)
     # detect: 0, 0, 1, 2, 10, 15 s; recover: 2, 2, 3, 5, 20, 20 s.
-    expected = [
-        ("", "detect", 6, 1_000, 15_000, 15_000, 15_000),
-        ("", "recover", 6, 3_000, 20_000, 20_000, 20_000),
+    assert sorted(tuple(row) for row in found.collect()) == [
+        ("detect", 6, 1_000, 15_000, 15_000, 15_000),
+        ("recover", 6, 3_000, 20_000, 20_000, 20_000),
     ]
-    assert_rows(found, expected, schemas.PERCENTILES)
-    of_news = windows.percentiles(table, by=("entity",)).where("entity = 'news'")
+    of_news = windows.percentiles(table.where("entity = 'news'"))
     assert sorted(tuple(row) for row in of_news.collect()) == [
-        ("news", "detect", 1, 0, 0, 0, 0),
-        ("news", "recover", 1, 5_000, 5_000, 5_000, 5_000),
+        ("detect", 1, 0, 0, 0, 0),
+        ("recover", 1, 5_000, 5_000, 5_000, 5_000),
     ]
 
 
@@ -238,7 +238,7 @@ def test_the_backlog_over_time_its_depth_and_its_oldest_age(spark: SparkSession)
         *(came_out("a", 9), forwarded("a", 9), completed("a", 9.5)),
         *(came_out("b", 12), forwarded("b", 12), completed("b", 12)),
     )
-    stays = at_hand(availability.stays(conservation.fates(records, None), bucket_s=1))
+    stays = at_hand(availability.stays(fates(records), bucket_s=1))
     orders = stays.where("destination = 'orders'")
     points = [
         # Before and at each change: depth, and the age of the oldest at the end of the second.
@@ -252,13 +252,10 @@ def test_the_backlog_over_time_its_depth_and_its_oldest_age(spark: SparkSession)
         (11, 2, 8),
         (12, 1, 9),
     ]
-    assert_rows(
-        availability.backlog_over_time(orders, bucket_s=1),
-        [("orders", SECOND + at, depth, age) for at, depth, age in points],
-        schemas.BACKLOG,
-    )
-    whole = availability.backlog_over_time(stays, bucket_s=10, by=()).orderBy("at_s").collect()
-    assert [tuple(row) for row in whole] == [("", SECOND, 3, 10), ("", SECOND + 10, 2, 20)]
+    found = availability.backlog_over_time(orders, bucket_s=1).orderBy("at_s").collect()
+    assert [tuple(row) for row in found] == [(SECOND + at, *rest) for at, *rest in points]
+    whole = availability.backlog_over_time(stays, bucket_s=10).orderBy("at_s").collect()
+    assert [tuple(row) for row in whole] == [(SECOND, 3, 10), (SECOND + 10, 2, 20)]
 
 
 def test_a_drain_is_as_long_as_something_left(spark: SparkSession) -> None:
@@ -269,9 +266,9 @@ def test_a_drain_is_as_long_as_something_left(spark: SparkSession) -> None:
         ("orders", SECOND, SECOND + 30, 1, 30_000),
         ("orders", SECOND, None, 5, 0),
     ]
-    found = availability.drains(given(spark, left, schemas.STAYS), bucket_s=1)
-    expected = [("orders", 4, 3, 2, 10_000 + 9_200 + 11_000 + 30_000, SECOND + 10, SECOND + 31)]
-    assert_rows(found, expected, schemas.DRAINS)
+    for rows_left, expected in ((left, (4, 6)), (left[-1:], (0, 0))):
+        found = availability.drained(given(spark, rows_left, schemas.STAYS), bucket_s=2)
+        assert tuple(found.collect()[0]) == expected
 
 
 def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
@@ -296,5 +293,5 @@ def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
         (minute + 60, "orders", 0, 1, 1, 0, 1, 1, 1, 0, 0),
     ]
     assert_rows(found, expected, schemas.TRAFFIC)
-    errors = availability.raised(conservation.fates(records, None), bucket_s=60)
+    errors = availability.raised(fates(records), bucket_s=60)
     assert [tuple(row) for row in errors.collect()] == [(minute + 60, "orders", 1)]

@@ -23,7 +23,7 @@ from twinbus.pipeline.reports.ledger_tables import (
     scope_of,
     unread,
 )
-from twinbus.pipeline.tables.availability import backlog_over_time, drains
+from twinbus.pipeline.tables.availability import backlog_over_time, drained
 from twinbus.pipeline.tables.windows import SILENCE_S, downtimes, failover_windows, percentiles
 
 if TYPE_CHECKING:
@@ -48,18 +48,18 @@ def availability_report(tables: LedgerTables, asked: ReportRequest) -> Availabil
     try:
         found = _over_time(tables, asked, scope, windows)
         took = {
-            row["measure"]: Percentiles(*row[2:])
+            row["measure"]: Percentiles(*row[1:])
             for row in percentiles(windows).collect()
             if found.windows
         }
-        drained, drain_s = _drained(tables, asked)
+        left, drain_s = _drained(tables, asked)
         return replace(
             found,
             entities=_entities(tables, asked, scope, windows),
             detect=took.get("detect"),
             recover=took.get("recover"),
-            drained=drained,
-            drain_ms=drain_s * 1000 if drained else None,
+            drained=left,
+            drain_ms=drain_s * 1000 if left else None,
         )
     finally:
         windows.unpersist()
@@ -194,17 +194,15 @@ def _backlog(tables: LedgerTables, asked: ReportRequest, bucket_s: int) -> tuple
         # Messages that left before the window do not matter.
         there = (F.col("left_s") + tables.bucket_s) * 1000 > asked.since_ms
         stays = stays.where(F.col("left_s").isNull() | there)
-    points = by_time(backlog_over_time(stays, bucket_s=bucket_s, by=()), asked, bucket_s)
-    rows = points.select(*BacklogPoint._fields).collect()
-    return tuple(sorted(BacklogPoint(*row) for row in rows))
+    points = by_time(backlog_over_time(stays, bucket_s=bucket_s), asked, bucket_s)
+    return tuple(sorted(BacklogPoint(*row) for row in points.collect()))
 
 
 def _drained(tables: LedgerTables, asked: ReportRequest) -> tuple[int, int]:
     """Messages that left the backlog, and the seconds (whole buckets) in which they did."""
     left = by_time(of_entity(tables.table("stays"), asked), asked, tables.bucket_s, "left_s")
-    whole = left.withColumn("destination", F.lit(""))
-    rows = drains(whole, bucket_s=tables.bucket_s).select("drained", "drain_s").collect()
-    return (rows[0]["drained"], rows[0]["drain_s"]) if rows else (0, 0)
+    row = drained(left, bucket_s=tables.bucket_s).collect()[0]
+    return row["drained"], row["drain_s"]
 
 
 def _unknown(scope: ReportScope, backlog: Sequence[BacklogPoint]) -> Iterator[str]:

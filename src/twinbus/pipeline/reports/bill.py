@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
 
-from twinbus.cost.arithmetic import (
-    SETTLEMENTS,
-    CountingRule,
-    idle_syphon_operations,
-    ping_operations,
-)
+from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule
 from twinbus.cost.prices import Meter, PriceBook
 
 
@@ -122,34 +117,6 @@ def bill(sums: Sequence[MonthlySum], prices: PriceBook, rule: CountingRule) -> B
         bytes_out=sum(month.bytes_out for month in months),
         egress_amount=_over_months(prices.meter("egress"), [month.bytes_out for month in months]),
     )
-
-
-class Modelled(NamedTuple):
-    """Units of one stage as the ledger has them, and as the documented arithmetic has them."""
-
-    stage: str
-    units: int
-    model_units: int
-    note: str
-
-
-def idle_model(polls: int, *, queue_count: int, poll_s: float, period_s: float) -> Modelled:
-    """Empty polls beside those of a syphon that is idle for the whole period."""
-    model = idle_syphon_operations(queue_count=queue_count, poll_s=poll_s, period_s=period_s)
-    note = f"one for each of {queue_count} backlog queues every {poll_s:g} s, for {period_s:g} s"
-    return Modelled("poll", polls, model, note)
-
-
-def ping_model(pings: int, *, windows_ms: Sequence[int], interval_s: float) -> Modelled:
-    """Pings, beside one an interval for each process and entity while it was failed over."""
-    model = sum(
-        ping_operations(
-            entity_count=1, client_count=1, interval_s=interval_s, outage_s=lasted_ms / 1000
-        )
-        for lasted_ms in windows_ms
-    )
-    note = f"one every {interval_s:g} s in each of {len(windows_ms)} failover windows"
-    return Modelled("ping", pings, model, note)
 
 
 def _over_months(meter: Meter, by_month: Sequence[int]) -> Decimal | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule
+from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule, idle_syphon_operations
 from twinbus.cost.bill import MonthUse, ServiceTier
 from twinbus.cost.bill import bill as month_bill
 from twinbus.pipeline.reports.bill import (
@@ -15,7 +15,6 @@ from twinbus.pipeline.reports.bill import (
     MonthQuantities,
     bill,
     charges_by_kind,
-    idle_model,
     quantities,
 )
 from twinbus.pipeline.reports.documents import (
@@ -203,10 +202,10 @@ def _model(table: DataFrame, deliveries: DataFrame, polled_s: int) -> Iterator[M
         .collect()[0]
     )
     if polls["polls"]:
-        told = idle_model(
-            polls["polls"], queue_count=polls["queues"], poll_s=POLL_S, period_s=polled_s
-        )
-        yield ModelLine("polls that found nothing", told.model_units, told.units, told.note)
+        queues = polls["queues"]
+        model = idle_syphon_operations(queue_count=queues, poll_s=POLL_S, period_s=polled_s)
+        note = f"one for each of {queues} backlog queues every {POLL_S:g} s, for {polled_s:g} s"
+        yield ModelLine("polls that found nothing", model, polls["polls"], note)
 
 
 def _stage(stage: str, row: Any) -> ModelLine:

@@ -244,9 +244,7 @@ def _aged(tables: LedgerTables, asked: ReportRequest, detection_s: int) -> tuple
     found = aged(of_entity(tables.table("ages"), asked), detection_s)
     rows = found.orderBy(F.col("oldest_s").desc(), "destination").limit(ENTITIES_MAX).collect()
     return tuple(
-        AgedBacklog(
-            row["destination"], row["messages"], row["oldest_s"] * 1000, row["detection_s"] * 1000
-        )
+        AgedBacklog(row["destination"], row["messages"], row["oldest_s"] * 1000, detection_s * 1000)
         for row in rows
     )
 

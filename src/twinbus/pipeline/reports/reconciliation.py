@@ -62,15 +62,13 @@ def reconciliation_report(tables: LedgerTables, asked: ReportRequest) -> Reconci
     records = _in_scope(tables.every_record(), asked)
     found_differing = disagreements(
         records,
-        # Clients call a namespace by its host, a broker by its name: paths are what they share.
-        by_namespace=False,
         began=_began(asked),
         newest_ms=records.agg(F.max("at_ms")).collect()[0][0],
     )
     differing = of_entity(found_differing, asked, "place").cache()
     try:
         views = by_day(of_entity(tables.table("views"), asked, "place"), asked)
-        found = agreements(views, differing, by_namespace=False)
+        found = agreements(views, differing)
         # Those that differ first: no difference may be among the rows that are left out.
         differ = sum((F.col(kind) for kind in EXPLANATIONS), F.lit(0)) > 0
         rows = found.orderBy(differ.desc(), "place", "operation").limit(ROWS_MAX).collect()

@@ -129,81 +129,56 @@ def raised(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
     )
 
 
-def backlog_over_time(
-    stays: DataFrame, *, bucket_s: int, by: tuple[str, ...] = ("destination",)
-) -> DataFrame:
+def backlog_over_time(stays: DataFrame, *, bucket_s: int) -> DataFrame:
     """Depth and oldest age of the backlog at the end of each bucket in which it changed.
 
     And at the end of the one before, so that the age can be drawn as it is: it grows between two
-    changes. `by` is () for the whole backlog. The caller picks buckets (a multiple of those of
-    `stays`) so that there are some hundreds: each is compared with each.
+    changes. The caller picks buckets (a multiple of those of `stays`) so that there are some
+    hundreds: each is compared with each.
     """
     wide = stays.select(
-        *by,
         (F.floor(F.col("entered_s") / bucket_s) * bucket_s).alias("entered_s"),
         (F.floor(F.col("left_s") / bucket_s) * bucket_s).alias("left_s"),
         "messages",
     )
-    steps = wide.select(*by, F.col("entered_s").alias("at_s"), F.col("messages").alias("step"))
+    steps = wide.select(F.col("entered_s").alias("at_s"), F.col("messages").alias("step"))
     left = wide.where(F.col("left_s").isNotNull())
-    steps = steps.unionAll(left.select(*by, "left_s", -F.col("messages")))
+    steps = steps.unionAll(left.select("left_s", -F.col("messages")))
     # The second step of nothing is the bucket before, which is a point and no change.
-    steps = steps.unionAll(steps.select(*by, F.col("at_s") - bucket_s, F.lit(0)))
-    so_far = Window.partitionBy(*by).orderBy("at_s")
+    steps = steps.unionAll(steps.select(F.col("at_s") - bucket_s, F.lit(0)))
+    so_far = Window.orderBy("at_s")
     depth = (
-        steps.groupBy(*by, "at_s")
+        steps.groupBy("at_s")
         .agg(F.sum("step").alias("step"))
         .withColumn("depth", F.sum("step").over(so_far.rowsBetween(Window.unboundedPreceding, 0)))
         .withColumn("is_first", F.row_number().over(so_far) == 1)
         .where(~F.col("is_first"))
-        .drop("step", "is_first")
     )
     # When the last of those that came together left; never, where one is still there.
-    stayed = wide.groupBy(*by, "entered_s").agg(
+    stayed = wide.groupBy("entered_s").agg(
         F.max("left_s").alias("left_s"),
         F.count_if(F.col("left_s").isNull()).alias("still_there"),
     )
     there = (F.col("entered_s") <= F.col("at_s")) & (
         (F.col("still_there") > 0) | (F.col("left_s") > F.col("at_s"))
     )
-    same = [F.col(f"point.{name}") == F.col(f"stay.{name}") for name in by]
-    condition = there
-    for equal in same:
-        condition &= equal
-    oldest = (
-        depth.alias("point")
-        .join(stayed.alias("stay"), condition, "left")
-        .groupBy(*(F.col(f"point.{name}").alias(name) for name in by), "at_s", "depth")
-        .agg(F.min("entered_s").alias("entered_s"))
-    )
     age_s = F.when(F.col("depth") > 0, F.col("at_s") + bucket_s - F.col("entered_s"))
-    whole = oldest.withColumn("oldest_age_s", age_s)
-    if not by:
-        whole = whole.withColumn("destination", F.lit(""))
-    return whole.select(*schemas.BACKLOG.fieldNames())
+    return (
+        depth.join(stayed, there, "left")
+        .groupBy("at_s", "depth")
+        .agg(F.min("entered_s").alias("entered_s"))
+        .select("at_s", "depth", age_s.alias("oldest_age_s"))
+    )
 
 
-def drains(stays: DataFrame, *, bucket_s: int) -> DataFrame:
-    """What left the backlog for each destination, in how much time, and after how long.
+def drained(stays: DataFrame, *, bucket_s: int) -> DataFrame:
+    """One row: the messages that left the backlog, and in how many seconds.
 
     The time is that of the buckets in which something left: a syphon that waits is not slow.
     """
-    left = stays.where(F.col("left_s").isNotNull())
-    by_bucket = left.groupBy("destination", "left_s").agg(
-        F.sum("messages").alias("messages"), F.sum("waited_ms").alias("waited_ms")
-    )
-    return (
-        by_bucket.groupBy("destination")
-        .agg(
-            F.sum("messages").alias("drained"),
-            (F.count("*") * bucket_s).alias("drain_s"),
-            F.max("messages").alias("most_in_a_bucket"),
-            F.sum("waited_ms").alias("waited_ms"),
-            F.min("left_s").alias("began_s"),
-            (F.max("left_s") + bucket_s).alias("ended_s"),
-        )
-        .select(*schemas.DRAINS.fieldNames())
-    )
+    left = stays.where(F.col("left_s").isNotNull()).groupBy("left_s").agg(F.sum("messages"))
+    messages = F.coalesce(F.sum("sum(messages)"), F.lit(0))
+    return left.agg(messages.alias("drained"), (F.count("*") * bucket_s).alias("drain_s"))
 
 
 def _of_clients(records: DataFrame) -> DataFrame:

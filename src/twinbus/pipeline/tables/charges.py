@@ -25,7 +25,7 @@ from twinbus.cost.arithmetic import UNCHARGED, UNIT_BYTES
 from twinbus.pipeline.tables.buckets import day_of
 from twinbus.pipeline.tables.conservation import in_backlog
 from twinbus.pipeline.tables.journeys import destination_of
-from twinbus.pipeline.tables.schemas import CHARGES, DELIVERIES, STAGES
+from twinbus.pipeline.tables.schemas import CHARGES, DELIVERIES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -97,11 +97,6 @@ def deliveries(journeys: DataFrame) -> DataFrame:
     )
 
 
-def assumed_receives(journeys: DataFrame) -> DataFrame:
-    """One receive for each delivered message, for a ledger in which nobody recorded any."""
-    return receives_of(deliveries(journeys))
-
-
 def receives_of(deliveries: DataFrame) -> DataFrame:
     """Rows of charges for the receives that deliveries bring with them, marked as assumed."""
     summed = deliveries.groupBy("day", F.col("destination").alias("entity")).agg(
@@ -150,37 +145,27 @@ def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     )
 
 
-def beside_model(table: DataFrame, deliveries: DataFrame, *, by: tuple[str, ...] = ()) -> DataFrame:
-    """The stages that messages are charged, as counted and as the documented model has them.
+def beside_model(table: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """The units of each stage of messages, as counted and as the documented model has them.
 
     The model: four stages for a delivered message that went by the backlog, two for any other. A
-    message that still waits has been charged one stage and is in no model yet. `by` may name
-    `entity`: its destination. `table` is what `with_receives` gives.
+    message that still waits has been charged one stage and is in no model yet. `table` is what
+    `with_receives` gives.
     """
-    shared = {"entity": destination_of(F.col("entity"))}
+    assumed = F.when(F.col("assumed"), F.col("units")).otherwise(0)
     facts = (
         table.where(F.col("stage").isin(*MESSAGE_STAGES))
-        .withColumns({name: shared[name] for name in by})
-        .groupBy(*by, "stage")
-        .agg(
-            F.sum("operations").alias("operations"),
-            F.sum("units").alias("units"),
-            F.sum(F.when(F.col("assumed"), F.col("units")).otherwise(0)).alias("assumed_units"),
-        )
+        .groupBy("stage")
+        .agg(F.sum("units").alias("units"), F.sum(assumed).alias("assumed_units"))
     )
-    of_direct, of_moved = (
-        F.array(*(F.lit(stage) for stage in stages)) for stages in (DIRECT, MESSAGE_STAGES)
-    )
+    of_direct, of_moved = (F.array(*map(F.lit, stages)) for stages in (DIRECT, MESSAGE_STAGES))
     model = (
-        deliveries.withColumn("entity", F.col("destination"))
-        .withColumn("stage", F.explode(F.when(F.col("moved"), of_moved).otherwise(of_direct)))
-        .groupBy(*by, "stage")
-        .agg(F.sum("messages").alias("model_operations"), F.sum("units").alias("model_units"))
+        deliveries.select(F.explode(F.when(F.col("moved"), of_moved).otherwise(of_direct)), "units")
+        .groupBy(F.col("col").alias("stage"))
+        .agg(F.sum("units").alias("model_units"))
     )
-    joined = facts.join(model, [*by, "stage"], "full").fillna(0)
-    if "entity" not in by:
-        joined = joined.withColumn("entity", F.lit(""))
-    return joined.select(*STAGES.fieldNames())
+    joined = facts.join(model, "stage", "full").fillna(0)
+    return joined.select("stage", "units", "assumed_units", "model_units")
 
 
 def monthly(table: DataFrame) -> DataFrame:

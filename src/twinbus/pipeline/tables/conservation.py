@@ -5,42 +5,17 @@ What a message is, and which fates it can have, is said in `journeys`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.buckets import day_of
-from twinbus.pipeline.tables.journeys import (
-    DELIVERED_FATE,
-    FATES_OF_ACCEPTED,
-    destination_of,
-    judged,
-    partial_journeys,
-)
-from twinbus.pipeline.tables.schemas import AGED, AGES, DUPLICATES, FATE_SUMS, LINES, SKEWS
+from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
+from twinbus.pipeline.tables.schemas import AGES, FATE_SUMS, LINES, SKEWS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-__all__ = [
-    "DELETED",
-    "DELIVERED_FATE",
-    "FATES_OF_ACCEPTED",
-    "aged",
-    "ages",
-    "destination_of",
-    "fate_sums",
-    "fates",
-    "in_backlog",
-    "is_duplicate",
-    "lines",
-    "named_duplicates",
-    "skews",
-    "window_of",
-    "witnessed",
-]
 
 AGE_EXACT_S: Final = 3600
 
@@ -51,15 +26,6 @@ BACKLOG_PATH: Final = "%/x-servicebus-transfer/%"
 
 DELETED: Final = "deleted"
 """The broker's word for an entity that is gone with all that was in it."""
-
-
-def fates(records: DataFrame, sightings: DataFrame | None) -> DataFrame:
-    """One row for each message: what is known of it, and its fate if it was accepted.
-
-    `sightings` are what peeks saw after the last record, in all backlog queues and their
-    dead-letter queues; None: nobody looked.
-    """
-    return judged(partial_journeys(records), sightings)
 
 
 def lines(records: DataFrame) -> DataFrame:
@@ -197,24 +163,15 @@ def ages(journeys: DataFrame) -> DataFrame:
     )
 
 
-def aged(ages: DataFrame, detection_s: Mapping[str, int] | int) -> DataFrame:
+def aged(ages: DataFrame, detection_s: int) -> DataFrame:
     """Destinations with messages that were older at their forward than duplicates are detected.
 
-    `detection_s` is the window of all destinations, or of each that is known (0: it detects none,
-    which is no promise that age could break).
+    0 seconds: none are detected, which is no promise that age could break.
     """
-    if isinstance(detection_s, int):
-        window = F.lit(detection_s)
-    else:
-        pairs = [(F.lit(name.lower()), F.lit(each)) for name, each in detection_s.items()]
-        known = F.create_map(*(part for pair in pairs for part in pair))
-        window = known[F.col("destination")] if pairs else F.lit(None)
     return (
-        ages.withColumn("detection_s", window.cast("long"))
-        .where((F.col("detection_s") > 0) & (F.col("age_s") > F.col("detection_s")))
-        .groupBy("destination", "detection_s")
+        ages.where((F.lit(detection_s) > 0) & (F.col("age_s") > detection_s))
+        .groupBy("destination")
         .agg(F.sum("messages").alias("messages"), F.max("age_s").alias("oldest_s"))
-        .select(*AGED.fieldNames())
     )
 
 
@@ -274,24 +231,15 @@ def window_of() -> Column:
 
 
 def named_duplicates(journeys: DataFrame) -> DataFrame:
-    """Messages that are there more than once, at the entity that had them most often."""
-    return (
-        journeys.where(_is_followed() & is_duplicate())
-        .select(
-            F.coalesce("repeated_at", "destination").alias("entity"),
-            "destination",
-            "message_id",
-            (_copies() + 1).alias("times"),
-            window_of().alias("window"),
-        )
-        .select(*DUPLICATES.fieldNames())
+    """Messages that are there more than once, at the entity that had them most often.
+
+    Not what the broker says of a message in a backlog queue, where copies are no duplicates.
+    """
+    copies = F.greatest(F.col("repeats"), F.col("broker_copies") - 1)
+    return journeys.where(~in_backlog(F.col("destination")) & is_duplicate()).select(
+        F.coalesce("repeated_at", "destination").alias("entity"),
+        "destination",
+        "message_id",
+        (copies + 1).alias("times"),
+        window_of().alias("window"),
     )
-
-
-def _copies() -> Column:
-    return F.greatest(F.col("repeats"), F.col("broker_copies") - 1)
-
-
-def _is_followed() -> Column:
-    """Not what the broker says of a message in a backlog queue, where copies are no duplicates."""
-    return ~in_backlog(F.col("destination"))

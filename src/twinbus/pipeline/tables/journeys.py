@@ -175,13 +175,10 @@ def merged(journeys: DataFrame, *, one_task: bool = False) -> DataFrame:
     )
 
 
-def judged(
-    journeys: DataFrame, sightings: DataFrame | None = None, *, fan_out: bool = True
-) -> DataFrame:
+def judged(journeys: DataFrame, *, fan_out: bool = True) -> DataFrame:
     """One row for each message of merged journeys: what is known of it, and its fate.
 
-    `sightings` are what peeks saw after the last record, in all backlog queues and their
-    dead-letter queues; None: nobody looked. `fan_out` may be False where no row has a receiver.
+    `fan_out` may be False where no row has a receiver.
     """
     messages = _folded(journeys) if fan_out else _alone(journeys)
     acknowledged = F.col("sent") | (F.col("forwards") > 0)
@@ -202,7 +199,7 @@ def judged(
     # consumer has it. What was sent without an answer can be at both ends.
     received_ms = F.when(~F.col("sent") & ~F.col("ambiguous"), F.col("received_ms"))
     left_ms = F.coalesce(F.col("settled_ms"), F.col("forwarded_ms"), received_ms)
-    known = messages.withColumns(
+    return messages.withColumns(
         {
             "accepted": accepted,
             "acknowledged": acknowledged,
@@ -211,11 +208,14 @@ def judged(
             "fate": fate,
         }
     ).select(*FATES.fieldNames())
-    return known if sightings is None else looked_at(known, sightings)
 
 
 def looked_at(fates: DataFrame, sightings: DataFrame) -> DataFrame:
-    """The same messages after a look into every backlog queue: none is undecided any more."""
+    """The same messages after a look into every backlog queue: none is undecided any more.
+
+    `sightings` are what peeks saw after the last record, in all backlog queues and their
+    dead-letter queues.
+    """
     seen = (
         sightings.select(
             destination_of(F.col("destination")).alias("destination"), "message_id", "place"

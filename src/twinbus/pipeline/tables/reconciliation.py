@@ -1,6 +1,7 @@
 """The clients' view beside the broker's: the same operations, told by both ends (SPEC 8).
 
-An operation is compared at its *place*, as the broker names it: the entity, or the backlog queue.
+An operation is compared at its *place*, as the broker names it: the path of the entity or of the
+backlog queue. (Clients call a namespace by its host, a broker by its name: only paths are shared.)
 
     clients say                                  broker says
     send, forward                                send at the entity
@@ -34,7 +35,7 @@ from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.buckets import day_of
 from twinbus.pipeline.tables.journeys import RAN_OUT
-from twinbus.pipeline.tables.schemas import AGREEMENTS, DISAGREEMENTS, VIEWS
+from twinbus.pipeline.tables.schemas import VIEWS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -70,60 +71,47 @@ def views(records: DataFrame) -> DataFrame:
 
 
 def disagreements(
-    records: DataFrame,
-    *,
-    by_namespace: bool = True,
-    began: Column | None = None,
-    newest_ms: int | None = None,
+    records: DataFrame, *, began: Column | None = None, newest_ms: int | None = None
 ) -> DataFrame:
     """Messages on which the ends disagree, or of which a client had no answer.
 
-    `by_namespace` is False where the two ends do not call the namespaces by the same names; then
-    places of the same path are taken for one. `began` is a condition on `first_ms`, when the first
-    of either end did it: the other may have told of it a day later. `newest_ms` is the time of the
-    newest record there is; None: all is told that ever will be.
+    `began` is a condition on `first_ms`, when the first of either end did it: the other may have
+    recorded it a day later. `newest_ms` is the time of the newest record there is; None: all is
+    recorded that ever will be.
     """
     ok, client = F.col("outcome") == "ok", F.col("view") == "client"
     one, less = F.lit(1).cast("long"), F.lit(-1).cast("long")
     placed = _placed(records).where(F.col("message_id").isNotNull())
-    if not by_namespace:
-        placed = placed.withColumn("namespace", F.lit(""))
-    told = placed.groupBy("namespace", "place", "operation", "message_id").agg(
+    told = placed.groupBy("place", "operation", "message_id").agg(
         F.sum(F.when(ok & client, one).when(ok, less).otherwise(0)).alias("ahead"),
         F.count_if(client & (F.col("outcome") == "unknown")).alias("unanswered"),
         F.min("at_ms").alias("first_ms"),
         F.max("at_ms").alias("last_ms"),
     )
+    kind = _kind(newest_ms)
     return (
         told.where(F.lit(True) if began is None else began)
         .where((F.col("ahead") != 0) | (F.col("unanswered") > 0))
-        .withColumn("kind", _kind(newest_ms))
-        .select(*DISAGREEMENTS.fieldNames())
+        .select("place", "operation", "message_id", "ahead", "unanswered", kind.alias("kind"))
     )
 
 
-def agreements(
-    views: DataFrame, disagreements: DataFrame, *, by_namespace: bool = True
-) -> DataFrame:
-    """For each namespace, place and operation: what both ends count, and how many differ how."""
-    keys = ["namespace", "place", "operation"]
-    told = views.where(F.col("outcome") == "ok")
-    if not by_namespace:
-        told = told.withColumn("namespace", F.lit(""))
+def agreements(views: DataFrame, disagreements: DataFrame) -> DataFrame:
+    """For each place and operation: what both ends count, and how many messages differ how."""
+    keys = ["place", "operation"]
     client = F.col("view") == "client"
-    counted = told.groupBy(*keys).agg(
-        F.sum(F.when(client, F.col("operations")).otherwise(0)).alias("clients"),
-        F.sum(F.when(client, F.lit(0)).otherwise(F.col("operations"))).alias("broker"),
+    counted = (
+        views.where(F.col("outcome") == "ok")
+        .groupBy(*keys)
+        .agg(
+            F.sum(F.when(client, F.col("operations")).otherwise(0)).alias("clients"),
+            F.sum(F.when(client, F.lit(0)).otherwise(F.col("operations"))).alias("broker"),
+        )
     )
     differing = disagreements.groupBy(*keys).agg(
         *(F.count_if(F.col("kind") == kind).alias(kind) for kind in KINDS)
     )
-    return (
-        counted.join(differing, keys, "full")
-        .fillna(0)
-        .withColumn("difference", F.col("clients") - F.col("broker"))
-        .select(*AGREEMENTS.fieldNames())
-    )
+    return counted.join(differing, keys, "full").fillna(0)
 
 
 def named(disagreements: DataFrame, ids_max: int) -> DataFrame:
@@ -131,7 +119,7 @@ def named(disagreements: DataFrame, ids_max: int) -> DataFrame:
 
     How many there are is in `agreements`.
     """
-    by_id = Window.partitionBy("namespace", "place", "operation", "kind").orderBy("message_id")
+    by_id = Window.partitionBy("place", "operation", "kind").orderBy("message_id")
     numbered = disagreements.withColumn("number", F.row_number().over(by_id))
     return numbered.where(F.col("number") <= ids_max).drop("number")
 

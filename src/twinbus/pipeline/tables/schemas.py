@@ -88,8 +88,6 @@ FATES: Final = schema(
     "string?: fate",
 )
 
-DUPLICATES: Final = schema("string: entity destination message_id", "long: times", "string: window")
-
 CHARGES: Final = schema(
     "date: day",
     # The stages are in `charges`. The direction is "in" to the namespace, "out" of it, or "none":
@@ -178,19 +176,6 @@ SKEWS: Final = schema(
     "long: up_to_ms messages",
 )
 
-BACKLOG: Final = schema(
-    # "": the whole backlog.
-    "string: destination",
-    "long: at_s depth",
-    # Null where it is empty.
-    "long?: oldest_age_s",
-)
-
-DRAINS: Final = schema(
-    "string: destination",
-    "long: drained drain_s most_in_a_bucket waited_ms began_s ended_s",
-)
-
 WINDOWS: Final = schema(
     "string: pair entity process",
     # When the first attempt failed; null where none did: a person's command.
@@ -206,36 +191,6 @@ WINDOWS: Final = schema(
 
 DOWNTIMES: Final = schema(
     "string: entity",
-    "long: failovers windows failed_over_ms",
+    "long: failovers failed_over_ms",
     "boolean: open",
-)
-
-PERCENTILES: Final = schema(
-    # "": all entities. The measure is "detect" or "recover".
-    "string: entity measure",
-    "long: count p50_ms p95_ms p99_ms max_ms",
-)
-
-STAGES: Final = schema(
-    # "": all of them.
-    "string: entity stage",
-    # Assumed are those of the units that were not recorded.
-    "long: operations units assumed_units model_operations model_units",
-)
-
-AGED: Final = schema("string: destination", "long: messages oldest_s detection_s")
-
-DISAGREEMENTS: Final = schema(
-    "string: namespace place operation message_id",
-    "long: ahead unanswered",
-    # See `reconciliation.KINDS`.
-    "string: kind",
-)
-
-AGREEMENTS: Final = schema(
-    "string: namespace place operation",
-    # Operations that each end says were done.
-    "long: clients broker difference",
-    # Messages, by how they differ.
-    "long: only_clients only_broker ambiguous_done ambiguous_not_done given_back too_young",
 )

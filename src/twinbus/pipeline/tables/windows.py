@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.schemas import DOWNTIMES, PERCENTILES, WINDOWS
+from twinbus.pipeline.tables.schemas import DOWNTIMES, WINDOWS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -158,11 +158,10 @@ def downtimes(
         windows.withColumn("begin_ms", begin_ms)
         .withColumn("end_ms", F.greatest("begin_ms", cut_ms))
         .withColumn("reached_ms", F.max("end_ms").over(earlier))
-        .withColumn("begins", _no_later("reached_ms", "begin_ms"))
+        .withColumn("begins", F.coalesce(F.col("reached_ms") < F.col("begin_ms"), F.lit(True)))
         .withColumn("island", F.sum(F.col("begins").cast("long")).over(by_start))
         .groupBy("entity", "island")
         .agg(
-            F.count("*").alias("windows"),
             F.min("begin_ms").alias("began_ms"),
             F.max("end_ms").alias("end_ms"),
             F.max(ended_ms.isNull()).alias("open"),
@@ -172,7 +171,6 @@ def downtimes(
         islands.groupBy("entity")
         .agg(
             F.count("*").alias("failovers"),
-            F.sum("windows").alias("windows"),
             F.sum(F.col("end_ms") - F.col("began_ms")).alias("failed_over_ms"),
             F.max("open").alias("open"),
         )
@@ -180,37 +178,25 @@ def downtimes(
     )
 
 
-def percentiles(windows: DataFrame, *, by: tuple[str, ...] = ()) -> DataFrame:
+def percentiles(windows: DataFrame) -> DataFrame:
     """How long it took to detect an outage and to recover from one: times that did occur.
 
-    Exact, for windows are few. One that a person began tells nothing of detection, and one that is
-    open or ended with its process nothing of recovery.
+    Exact, because windows are few. One that a person began says nothing about detection, and one
+    that is open or ended with its process nothing about recovery.
     """
-    took = {
-        "detect": F.col("failed_over_ms") - F.col("suspect_ms"),
-        "recover": F.col("recovered_ms") - F.col("failed_over_ms"),
-    }
-    known = windows.select(
-        *by,
-        F.explode(
-            F.create_map(*(part for name, value in took.items() for part in (F.lit(name), value)))
-        ).alias("measure", "ms"),
-    ).where(F.col("ms").isNotNull())
-    summed = known.groupBy(*by, "measure").agg(
+    took = F.create_map(
+        *(F.lit("detect"), F.col("failed_over_ms") - F.col("suspect_ms")),
+        *(F.lit("recover"), F.col("recovered_ms") - F.col("failed_over_ms")),
+    )
+    known = windows.select(F.explode(took).alias("measure", "ms")).where(F.col("ms").isNotNull())
+    return known.groupBy("measure").agg(
         F.count("*").alias("count"),
         *(_percentile(share).alias(f"p{share}_ms") for share in (50, 95, 99)),
         F.max("ms").alias("max_ms"),
     )
-    if "entity" not in by:
-        summed = summed.withColumn("entity", F.lit(""))
-    return summed.select(*PERCENTILES.fieldNames())
 
 
 def _percentile(share: int) -> Column:
     # The least value that so many percent of all do not exceed: one of them, not one in between.
     within = f"percentile_disc({share / 100}) WITHIN GROUP (ORDER BY ms)"
     return F.expr(within).cast("long")
-
-
-def _no_later(reached: str, start: str) -> Column:
-    return F.coalesce(F.col(reached) < F.col(start), F.lit(True))
