@@ -9,23 +9,35 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus.console.terminal.output import STOPPED, WrongUse
 from twinbus.errors import MissingRightError, TwinbusError
+from twinbus.ledger import NullLedger
 from twinbus.loops import fast_loop
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
-from twinbus.pairing.lifecycle.administration import first_line
+from twinbus.pairing.lifecycle.administration import (
+    BacklogAdministration,
+    SecondaryUnreachable,
+    first_line,
+)
+from twinbus.pairing.sending.recording import Recorder
 
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
+P = ParamSpec("P")
+
 FORBIDDEN: Final = (401, 403)
+
+CALL_S: Final = 20.0
+"""Timeout of one administration call: a person waits longer than an application does."""
 
 
 class UnreachableError(TwinbusError):
@@ -58,6 +70,24 @@ async def administration(
             yield client
 
 
+@asynccontextmanager
+async def creating(
+    primary: Namespace, secondary: Namespace, doing: str, otherwise: str = ""
+) -> AsyncIterator[BacklogAdministration]:
+    """Yield what creates queues of a pair; `doing` and `otherwise` are for the error texts."""
+    recorder = Recorder(NullLedger(), primary, secondary, is_on=False)
+    try:
+        async with BacklogAdministration(secondary, recorder, timeout_s=CALL_S) as calls:
+            yield calls
+    except SecondaryUnreachable as error:
+        raise UnreachableError(str(error)) from error
+    except MissingRightError as error:
+        raise MissingRightError(
+            f"{doing} in {secondary.endpoint} needs the Manage right, and this credential does not"
+            f" have it; use one that does{otherwise}"
+        ) from error
+
+
 @contextmanager
 def explained(namespace: Namespace, doing: str, right: str) -> Iterator[None]:
     """Translate what the SDK raises in the block; `doing` is a gerund, and needs `right`."""
@@ -85,20 +115,25 @@ def _translated(error: Exception, endpoint: str, doing: str, right: str) -> Twin
     return UnreachableError(f"{doing} in {endpoint} failed: {text}")
 
 
-def run_to_its_end(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run the coroutine of a command; Ctrl-C and SIGTERM cancel it and let it clean up."""
-    # The command reports errors itself, so the logs of the SDK and the syphon are not shown.
-    logging.getLogger().addHandler(logging.NullHandler())
+def runs_to_its_end(work: Callable[P, Coroutine[Any, Any, int]]) -> Callable[P, int]:
+    """Run the coroutine of a command to its end; Ctrl-C and SIGTERM cancel it first."""
 
-    async def main() -> int:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await work()
+    @wraps(work)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        # The command reports errors itself, so the logs of the SDK and the syphon are not shown.
+        logging.getLogger().addHandler(logging.NullHandler())
 
-    try:
-        with asyncio.Runner(loop_factory=fast_loop()) as runner:
-            return runner.run(main())
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("twinbus: stopped", file=sys.stderr)
-        return STOPPED
+        async def main() -> int:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            return await work(*args, **kwargs)
+
+        try:
+            with asyncio.Runner(loop_factory=fast_loop()) as runner:
+                return runner.run(main())
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            print("twinbus: stopped", file=sys.stderr)
+            return STOPPED
+
+    return run

@@ -2,81 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from twinbus.console.terminal.command import flag, option
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.arithmetic import CountingRule
 
 if TYPE_CHECKING:
+    from twinbus.console.backlog.commands import QueueSelection
     from twinbus.namespace.namespace import Namespace
 
 MESSAGING_UNITS: Final = (1, 2, 4, 8, 16)
 """The sizes in which Azure sells a Premium namespace."""
 
+SECRETS: Final = "Put connection strings into the environment: other users can see a command line."
+
 PrimaryOption = Annotated[
     str | None,
-    typer.Option(
-        "--primary",
+    option(
+        "STRING",
+        "Connection string of the primary. Its label is in the names of backlog queues.",
         envvar="TWINBUS_PRIMARY",
-        metavar="STRING",
-        help="Connection string of the primary. Its label is in the names of backlog queues.",
-        show_default=False,
     ),
 ]
 SecondaryOption = Annotated[
     str | None,
-    typer.Option(
-        "--secondary",
+    option(
+        "STRING",
+        "Connection string of the secondary, which holds the backlog queues.",
         envvar="TWINBUS_SECONDARY",
-        metavar="STRING",
-        help="Connection string of the secondary, which holds the backlog queues.",
-        show_default=False,
     ),
 ]
 LabelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--label", metavar="LABEL", help="The `name` the application gave its primary, if any."
-    ),
+    str | None, option("LABEL", "The `name` the application gave its primary, if any.")
 ]
-QueueOption = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="QUEUE", help="One backlog queue only: its index or path."),
-]
-QueuesOption = Annotated[
-    int,
-    typer.Option(
-        "--queues", min=1, max=100, metavar="N", help="The application's backlog_queue_count."
-    ),
-]
-EntityOption = Annotated[
-    str | None,
-    typer.Option(
-        "--entity",
-        metavar="PATH",
-        help="Only messages of this queue or topic.",
-        show_default=False,
-    ),
-]
+QueueOption = Annotated[str | None, option("QUEUE", "One backlog queue only: its index or path.")]
+QueuesOption = Annotated[int, option("N", "The application's backlog_queue_count.", min=1, max=100)]
+EntityOption = Annotated[str | None, option("PATH", "Only messages of this queue or topic.")]
 SinceOption = Annotated[
     str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="From this day or time (UTC) on, or from this long ago: 2026-11-16, 2026-11-16T05:30,"
+    option(
+        "TIME",
+        "From this day or time (UTC) on, or from this long ago: 2026-11-16, 2026-11-16T05:30,"
         " 90min, 24h.",
-        show_default=False,
     ),
 ]
 PairOption = Annotated[
     str | None,
-    typer.Option(
-        "--pair",
-        metavar="NAME",
-        help="The pair: the label of its primary for all its processes, or LABEL.PID for one.",
+    option(
+        "NAME", "The pair: the label of its primary for all its processes, or LABEL.PID for one."
     ),
 ]
 LedgerArgument = Annotated[
@@ -85,58 +63,114 @@ LedgerArgument = Annotated[
         metavar="LEDGER",
         envvar="TWINBUS_LEDGER",
         help="The ledger: a directory or a Hadoop URL.",
-        show_default=False,
     ),
 ]
-MasterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--master", metavar="URL", help="Spark master. Unset: this machine.", show_default=False
-    ),
-]
-RateOption = Annotated[
-    str, typer.Option(metavar="RATE", help="Message rate, like 500/s, 30000/min or 2M/day.")
-]
-SizeOption = Annotated[
-    str, typer.Option(metavar="SIZE", help="Size of one message, like 2KB or 64KiB.")
-]
-EntitiesOption = Annotated[
-    int, typer.Option(metavar="N", help="Queues and topics that are sent to.")
-]
-ClientsOption = Annotated[
-    int, typer.Option(metavar="N", help="Sending processes, each with its own pair.")
-]
-PollOption = Annotated[str, typer.Option(metavar="TIME", help="The option syphon_poll.")]
+MasterOption = Annotated[str | None, option("URL", "Spark master. Unset: this machine.")]
 SettlementOption = Annotated[
     str,
-    typer.Option(
-        metavar="RULE",
-        help="Whether complete, defer and dead-letter count as operations: `counted`, or `free` as"
+    option(
+        "RULE",
+        "Whether complete, defer and dead-letter count as operations: `counted`, or `free` as"
         " in the documented model.",
     ),
 ]
-MessagingUnitsOption = Annotated[
-    int,
-    typer.Option(metavar="N", help="Messaging units of a Premium namespace: 1, 2, 4, 8 or 16."),
-]
 PricesOption = Annotated[
     Path | None,
-    typer.Option(
-        "--prices",
+    option(
+        "FILE",
+        "Price book. Unset: the newest one that ships with Twinbus.",
         envvar="TWINBUS_PRICES",
-        metavar="FILE",
-        help="Price book. Unset: the newest one that ships with Twinbus.",
-        show_default=False,
     ),
 ]
 SharedOption = Annotated[
     bool,
-    typer.Option(
+    flag(
         "--shared",
-        help="With --master: local paths are directories that all machines of the cluster mount."
+        "With --master: local paths are directories that all machines of the cluster mount."
         " Without it they are refused there.",
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The options of `twinbus serve`."""
+
+    namespaces: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME:PORT...", help="Namespaces; port 0 picks a free one."),
+    ]
+    data: Annotated[Path | None, option("DIR", "Directory to keep messages in.")] = None
+    ephemeral: Annotated[bool, flag("--ephemeral", "Keep messages in memory only.")] = False
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost"
+    key: Annotated[
+        str | None,
+        option("KEY", "Key of the rule RootManageSharedAccessKey.", envvar="TWINBUS_KEY"),
+    ] = None
+    rule: Annotated[
+        list[str] | None,
+        option("RULE", "A further rule, NAME:KEY:Send,Listen. Repeatable."),
+    ] = None
+    token: Annotated[
+        list[str] | None,
+        option(
+            "TOKEN",
+            "A bearer token to accept, NAME:TOKEN:Send,Listen, for tests of token"
+            " credentials. Repeatable.",
+        ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        option("FILE", "Certificate chain (PEM). The same port then also speaks TLS."),
+    ] = None
+    tls_key: Annotated[Path | None, option("FILE", "The certificate's private key (PEM).")] = None
+    fault_seed: Annotated[int, option("N", "Seed of random faults.")] = 0
+    ledger: Annotated[str | None, option("DIR", "Directory for the broker's own ledger.")] = None
+    quiet: Annotated[bool, flag("--quiet", "Log errors only, not each connection and refusal.")] = (
+        False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidesOptions:
+    """The two namespaces of a command, as connection strings, and the primary's label."""
+
+    primary: PrimaryOption = None
+    secondary: SecondaryOption = None
+    label: LabelOption = None
+
+    @property
+    def secondary_side(self) -> Namespace:
+        """The secondary; WrongUse if it is missing or not valid."""
+        from twinbus.console.namespaces import parse_side
+
+        return parse_side(self.secondary, "secondary")
+
+    @property
+    def both(self) -> tuple[Namespace, Namespace]:
+        """The primary and the secondary; WrongUse if one is missing or not valid."""
+        from twinbus.console.namespaces import parse_side
+
+        return parse_side(self.primary, "primary", self.label), self.secondary_side
+
+    def selection(self, queue: str | None) -> QueueSelection:
+        """Return the backlog queues of --queue, all of them if it is None."""
+        from twinbus.console.backlog.commands import QueueSelection
+
+        return QueueSelection(self.secondary_side, self.given_label, queue)
+
+    @property
+    def given_label(self) -> str | None:
+        """The value of --label, else the label of --primary; None if neither is given."""
+        from twinbus.console.namespaces import parse_side
+        from twinbus.namespace.address import namespace_label
+
+        if self.label is not None:
+            try:
+                return namespace_label("", 0, self.label)
+            except ValueError as error:
+                raise WrongUse(str(error).replace("name must", "--label must", 1)) from None
+        return parse_side(self.primary, "primary").label if self.primary else None
 
 
 def require_shared_places(master: str | None, *places: str | None, shared: bool) -> None:
@@ -148,26 +182,6 @@ def require_shared_places(master: str | None, *places: str | None, shared: bool)
         require_shared(master, places, shared=shared)
     except LedgerError as error:
         raise WrongUse(str(error)) from None
-
-
-def secondary_of(text: str | None) -> Namespace:
-    """Return the namespace of --secondary; WrongUse if it is missing or not valid."""
-    from twinbus.console.namespaces import parse_side
-
-    return parse_side(text, "secondary")
-
-
-def label_of(primary: str | None, label: str | None) -> str | None:
-    """Return --label, else the label of --primary; None if neither is given."""
-    from twinbus.console.namespaces import parse_side
-    from twinbus.namespace.address import namespace_label
-
-    if label is not None:
-        try:
-            return namespace_label("", 0, label)
-        except ValueError as error:
-            raise WrongUse(str(error).replace("name must", "--label must", 1)) from None
-    return parse_side(primary, "primary").label if primary else None
 
 
 def counting_rule(settlement: str) -> CountingRule:

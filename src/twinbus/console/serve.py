@@ -7,48 +7,40 @@ import logging
 import signal
 import ssl
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt, parse_rule, parse_token
 from twinbus.broker.tls import server_context
+from twinbus.console.options import ServeOptions
 from twinbus.errors import BrokerStartError
 from twinbus.loops import run_alone
 
 
-def run(
-    namespaces: Sequence[str],
-    *,
-    data: Path | None,
-    host: str,
-    key: str | None,
-    rules: Sequence[str],
-    tokens: Sequence[str],
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    seed: int,
-    quiet: bool,
-    ledger: str | None = None,
-) -> None:
+def run(given: ServeOptions) -> int:
     """Serve until SIGTERM or Ctrl-C; connection strings go to stdout, the log to stderr."""
+    if (given.data is None) == (not given.ephemeral):
+        raise BrokerStartError(
+            "where to keep messages? Give --data DIR, or --ephemeral to keep them in memory only"
+        )
     broker = BrokerHost(
-        [NamespaceAt.parse(text) for text in namespaces],
-        data=data,
-        host=host,
-        key=key or DEFAULT_KEY,
-        rules=[parse_rule(text) for text in rules],
-        tokens=[parse_token(text) for text in tokens],
-        tls=_tls(tls_cert, tls_key),
-        fault_seed=seed,
-        ledger=ledger,
+        [NamespaceAt.parse(text) for text in given.namespaces],
+        data=given.data,
+        host=given.host,
+        key=given.key or DEFAULT_KEY,
+        rules=[parse_rule(text) for text in given.rule or ()],
+        tokens=[parse_token(text) for text in given.token or ()],
+        tls=_tls(given.tls_cert, given.tls_key),
+        fault_seed=given.fault_seed,
+        ledger=given.ledger,
     )
     logging.basicConfig(
         stream=sys.stderr,
-        level=logging.ERROR if quiet else logging.INFO,
+        level=logging.ERROR if given.quiet else logging.INFO,
         format="%(asctime)s %(message)s",
         datefmt="%H:%M:%S",
     )
-    run_alone(_serve(broker, data))
+    run_alone(_serve(broker, given.data))
+    return 0
 
 
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twinbus.console.options import (
     EntityOption,
-    LabelOption,
     PrimaryOption,
     QueueOption,
     SecondaryOption,
+    SidesOptions,
     SinceOption,
-    label_of,
-    secondary_of,
 )
-from twinbus.console.terminal.help_text import epilog
+from twinbus.console.terminal.command import command, command_group, epilog, flag, option
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 
-app = typer.Typer(help="List, show, replay and export dead letters.", rich_markup_mode=None)
+if TYPE_CHECKING:
+    from twinbus.console.backlog.commands import QueueSelection
+    from twinbus.syphon.core.dead_letters import DeadLetterFilter
 
-ReasonOption = Annotated[
-    str | None,
-    typer.Option("--reason", metavar="REASON", help="Only with this dead-letter reason."),
-]
-MaximumOption = Annotated[
-    int, typer.Option("--max", min=1, max=100_000, metavar="N", help="Messages to show.")
-]
+app = command_group("List, show, replay and export dead letters.", is_run_without_command=True)
 
-LISTED = 20
+
+@dataclass(frozen=True, kw_only=True)
+class LettersOptions(SidesOptions):
+    """The options that select dead letters."""
+
+    queue: QueueOption = None
+    entity: EntityOption = None
+    reason: Annotated[str | None, option("REASON", "Only with this dead-letter reason.")] = None
+    since: SinceOption = None
+
+    def selected(self, number: int | None = None) -> tuple[QueueSelection, DeadLetterFilter]:
+        """Return the queues and the filter; WrongUse if an option is not valid."""
+        from twinbus.console.backlog.dead_letter_commands import filter_of
+
+        wanted = filter_of(self.entity, self.reason, self.since, number)
+        return self.selection(self.queue), wanted
 
 
 @app.callback(
@@ -47,104 +57,69 @@ def dead_letters(
     Dead letters are messages that the syphon could not deliver. Without a command: list.
     """
     if context.invoked_subcommand is None:
-        list_letters(primary, secondary, output=output)
+        given = LettersOptions(primary=primary, secondary=secondary)
+        raise typer.Exit(list_letters(given, output=output))
 
 
-@app.command("list", epilog=epilog("twinbus backlog dead-letters list --entity orders --since 2h"))
+@command(app, "twinbus backlog dead-letters list --entity orders --since 2h", name="list")
 def list_letters(
-    primary: PrimaryOption = None,
-    secondary: SecondaryOption = None,
-    label: LabelOption = None,
-    queue: QueueOption = None,
-    entity: EntityOption = None,
-    reason: ReasonOption = None,
-    since: SinceOption = None,
-    count: MaximumOption = LISTED,
+    given: LettersOptions,
+    count: Annotated[int, option("N", "Messages to show.", "--max", min=1, max=100_000)] = 20,
     output: OutputOption = Output.TEXT,
-) -> None:
+) -> int:
     """List dead letters with their reasons; nothing is locked."""
     from twinbus.console.backlog import dead_letter_commands as letters
 
-    selection = letters.QueueSelection(secondary_of(secondary), label_of(primary, label), queue)
-    wanted = letters.filter_of(entity, reason, since)
-    raise typer.Exit(letters.list_letters(selection, wanted, count, as_json=output is Output.JSON))
+    return letters.list_letters(*given.selected(), count, output)
 
 
-@app.command("show", epilog=epilog("twinbus backlog dead-letters show 3 4711"))
+@command(app, "twinbus backlog dead-letters show 3 4711", name="show")
 def show_letter(
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's index or path.")],
     number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Sequence number.")],
-    primary: PrimaryOption = None,
-    secondary: SecondaryOption = None,
-    label: LabelOption = None,
+    sides: SidesOptions,
     output: OutputOption = Output.TEXT,
-) -> None:
+) -> int:
     """Show one dead letter with its body; nothing is locked."""
     from twinbus.console.backlog import dead_letter_commands as letters
 
-    selection = letters.QueueSelection(secondary_of(secondary), label_of(primary, label), queue)
-    raise typer.Exit(letters.show_letter(selection, number, as_json=output is Output.JSON))
+    return letters.show_letter(sides.selection(queue), number, output)
 
 
-@app.command(
-    "replay",
-    epilog=epilog(
-        "twinbus backlog dead-letters replay --reason DestinationNotFound",
-        exit_status="0 all selected dead letters are replayed, 3 some are not.",
-    ),
+@command(
+    app,
+    "twinbus backlog dead-letters replay --reason DestinationNotFound",
+    name="replay",
+    exit_status="0 all selected dead letters are replayed, 3 some are not.",
 )
 def replay_letters(
-    primary: PrimaryOption = None,
-    secondary: SecondaryOption = None,
-    label: LabelOption = None,
-    queue: QueueOption = None,
-    entity: EntityOption = None,
-    reason: ReasonOption = None,
-    since: SinceOption = None,
-    number: Annotated[
-        int | None, typer.Option("--number", min=1, metavar="N", help="One sequence number only.")
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Replay everything, without a filter.")
-    ] = False,
+    given: LettersOptions,
+    number: Annotated[int | None, option("N", "One sequence number only.", min=1)] = None,
+    everything: Annotated[bool, flag("--all", "Replay everything, without a filter.")] = False,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Also replay what came back after three replays."),
+        bool, flag("--force", "Also replay what came back after three replays.")
     ] = False,
     output: OutputOption = Output.TEXT,
-) -> None:
+) -> int:
     """Return dead letters to their backlog queue for another try.
 
     At-least-once: a copy with the same message id is stored before the dead letter is completed.
     """
     from twinbus.console.backlog import dead_letter_commands as letters
 
-    if not (everything or queue or entity or reason or since or number):
+    if not (everything or given.queue or given.entity or given.reason or given.since or number):
         raise WrongUse(
             "which dead letters? Give --queue, --entity, --reason, --since, --number, or --all"
         )
-    selection = letters.QueueSelection(secondary_of(secondary), label_of(primary, label), queue)
-    wanted = letters.filter_of(entity, reason, since, number)
-    as_json = output is Output.JSON
-    raise typer.Exit(letters.replay_letters(selection, wanted, force=force, as_json=as_json))
+    return letters.replay_letters(*given.selected(number), output, force=force)
 
 
-@app.command("export", epilog=epilog("twinbus backlog dead-letters export --to letters.jsonl"))
+@command(app, "twinbus backlog dead-letters export --to letters.jsonl", name="export")
 def export_letters(
-    primary: PrimaryOption = None,
-    secondary: SecondaryOption = None,
-    label: LabelOption = None,
-    queue: QueueOption = None,
-    entity: EntityOption = None,
-    reason: ReasonOption = None,
-    since: SinceOption = None,
-    to: Annotated[
-        Path | None, typer.Option("--to", metavar="FILE", help="A new file. Unset: stdout.")
-    ] = None,
-) -> None:
+    given: LettersOptions,
+    to: Annotated[Path | None, option("FILE", "A new file. Unset: stdout.")] = None,
+) -> int:
     """Write dead letters as JSON Lines, with bodies in base64."""
     from twinbus.console.backlog import dead_letter_commands as letters
 
-    selection = letters.QueueSelection(secondary_of(secondary), label_of(primary, label), queue)
-    wanted = letters.filter_of(entity, reason, since)
-    raise typer.Exit(letters.export_letters(selection, wanted, to))
+    return letters.export_letters(*given.selected(), to)

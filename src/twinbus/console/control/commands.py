@@ -13,7 +13,7 @@ from typing import Any, Final
 from twinbus.console.control import status_text
 from twinbus.console.control.hosts import choose_hosts, choose_one_name, find_hosts
 from twinbus.console.control.status_text import PairView
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, print_json
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.console.terminal.table import paint, visible
 from twinbus.control.client import RunningHost, SilentHost, ask, socket_directories
 from twinbus.errors import ControlError
@@ -31,15 +31,15 @@ DONE: Final = {
 """What each verb did, for the person who ran it."""
 
 
-def show_status(pair: str | None, *, as_json: bool, watch: bool, show_all: bool) -> int:
+def show_status(pair: str | None, output: Output, *, watch: bool, show_all: bool) -> int:
     """Print the status of the running pairs, once or until Ctrl-C; return the exit status."""
     if not watch:
-        return _show(pair, as_json=as_json, show_all=show_all)
+        return _show(pair, output, show_all=show_all)
     status = 0
     try:
         while True:
             try:
-                status = _show(pair, as_json=as_json, show_all=show_all, is_watched=True)
+                status = _show(pair, output, show_all=show_all, is_watched=True)
             except ControlError as error:
                 # A pair that restarts comes back, and the next refresh shows it.
                 status = COULD_NOT
@@ -66,16 +66,13 @@ def steer(verb: str, path: str, pair: str | None) -> int:
     return COULD_NOT if failed else 0
 
 
-def _show(pair: str | None, *, as_json: bool, show_all: bool, is_watched: bool = False) -> int:
+def _show(pair: str | None, output: Output, *, show_all: bool, is_watched: bool = False) -> int:
     hosts, silent = _running()
     views = _views(choose_hosts(hosts, pair, "pair"))
     views.sort(key=lambda view: not status_text.attention(view.status))
     troubled = any(status_text.attention(view.status) for view in views)
-    if as_json:
-        print_json(_document(views))
-    else:
-        clear = _clear() if is_watched else ""
-        print(clear + "\n".join(_lines(views, show_all=show_all)), flush=True)
+    first, *rest = _lines(views, show_all=show_all)
+    show(output, _document(views), [(_clear() if is_watched else "") + first, *rest])
     return ATTENTION if troubled or silent else 0
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from twinbus.console.cost.options import EstimateOptions
 from twinbus.console.cost.price_books import book_of
 from twinbus.console.options import counting_rule, require_messaging_units
-from twinbus.console.terminal.output import WrongUse, print_json
-from twinbus.console.terminal.table import aligned, duration, money, paint
+from twinbus.console.terminal.output import Output, WrongUse, show
+from twinbus.console.terminal.table import aligned, counted, duration, money, paint
 from twinbus.cost.bill import BillLine, ServiceTier
 from twinbus.cost.estimate import MONTH_DAYS, CostEstimate, Workload, estimate
 from twinbus.cost.quantities import (
@@ -26,62 +26,41 @@ from twinbus.options import PING_INTERVAL_MAX_S, SYPHON_POLL_MAX_S
 CONNECTIONS_MAX: Final = 10_000_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EstimateRequest:
-    """The options as they were given."""
-
-    rate: str
-    size: str
-    entities: int
-    clients: int
-    queues: int
-    ping_interval: str
-    poll: str
-    outages: str
-    outage_length: str
-    tier: str
-    settlement: str
-    messaging_units: int
-    connections: int | None
-
-
-def run(request: EstimateRequest, prices: Path | None, *, as_json: bool) -> int:
+def run(given: EstimateOptions, prices: Path | None, output: Output) -> int:
     """Print the estimate; return the exit status."""
     book = book_of(prices)
-    work = _workload(request)
+    work = _workload(given)
     made = estimate(work, book)
     outdated = book.warnings(datetime.now(UTC).date())
-    if as_json:
-        document = made.as_json()
-        print_json({**document, "warnings": [*document["warnings"], *outdated]})
-        return 0
-    print("\n".join(_lines(request, work, made, outdated)))
+    document = made.as_json()
+    document["warnings"] = [*document["warnings"], *outdated]
+    show(output, document, _lines(given, work, made, outdated))
     return 0
 
 
-def _workload(request: EstimateRequest) -> Workload:
+def _workload(given: EstimateOptions) -> Workload:
     """Return the options as numbers; WrongUse names the option that is not valid."""
-    tier, rule = _tier(request.tier), counting_rule(request.settlement)
-    require_messaging_units(request.messaging_units)
-    if request.connections is not None and request.connections > CONNECTIONS_MAX:
+    tier, rule = _tier(given.tier), counting_rule(given.settlement)
+    require_messaging_units(given.messaging_units)
+    if given.connections is not None and given.connections > CONNECTIONS_MAX:
         raise WrongUse(f"--connections must be at most {CONNECTIONS_MAX:,}")
     try:
         return Workload(
-            rate_per_s=parse_rate(request.rate, "--rate"),
-            size_bytes=parse_size(request.size, "--size"),
-            entities=request.entities,
-            clients=request.clients,
-            queues=request.queues,
+            rate_per_s=parse_rate(given.rate, "--rate"),
+            size_bytes=parse_size(given.size, "--size"),
+            entities=given.entities,
+            clients=given.clients,
+            queues=given.queues,
             ping_interval_s=parse_duration(
-                request.ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
+                given.ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
             ),
-            poll_s=parse_duration(request.poll, "--poll", least=1, most=SYPHON_POLL_MAX_S),
-            outages_per_year=parse_frequency(request.outages, "--outages"),
-            outage_s=parse_duration(request.outage_length, "--outage-length"),
+            poll_s=parse_duration(given.poll, "--poll", least=1, most=SYPHON_POLL_MAX_S),
+            outages_per_year=parse_frequency(given.outages, "--outages"),
+            outage_s=parse_duration(given.outage_length, "--outage-length"),
             tier=tier,
             rule=rule,
-            messaging_units=request.messaging_units,
-            connections=request.connections,
+            messaging_units=given.messaging_units,
+            connections=given.connections,
         )
     except QuantityError as error:
         # A parser knows the option's name; the workload names its field, which is called the same.
@@ -96,14 +75,14 @@ def _tier(text: str) -> ServiceTier:
 
 
 def _lines(
-    request: EstimateRequest, work: Workload, made: CostEstimate, outdated: list[str]
+    given: EstimateOptions, work: Workload, made: CostEstimate, outdated: list[str]
 ) -> Iterator[str]:
     currency = made.bill.currency
     yield (
-        f"{request.rate} of {request.size}, {_counted(work.entities, 'entity', 'entities')},"
-        f" {_counted(work.clients, 'client', 'clients')},"
-        f" {_counted(work.queues, 'backlog queue', 'backlog queues')}, {work.tier.capitalize()};"
-        f" outages {request.outages} of {duration(float(work.outage_s))}"
+        f"{given.rate} of {given.size}, {counted(work.entities, 'entity', 'entities')},"
+        f" {counted(work.clients, 'client')},"
+        f" {counted(work.queues, 'backlog queue')}, {work.tier.capitalize()};"
+        f" outages {given.outages} of {duration(float(work.outage_s))}"
     )
     yield (
         f"in a month of {MONTH_DAYS} days: {made.messages:,} messages,"
@@ -149,7 +128,7 @@ def _summary(made: CostEstimate, work: Workload) -> Iterator[str]:
     yield paint(f"the pair adds {money(made.added, currency)} a month{lacking}", "bold")
     yield (
         f"Premium Geo-Replication instead: {money(made.geo_replication.total, currency)} a month,"
-        f" {_counted(work.messaging_units, 'messaging unit', 'messaging units')} in each region"
+        f" {counted(work.messaging_units, 'messaging unit')} in each region"
     )
     idle = made.idle_receives
     yield (
@@ -172,7 +151,3 @@ def _table(rows: list[tuple[str, str, str, str]], right: set[int] | None = None)
     head, *body = aligned(rows, right=right or {1, 2, 3})
     yield paint(head, "dim")
     yield from body
-
-
-def _counted(count: int, one: str, more: str) -> str:
-    return f"{count:,} {one if count == 1 else more}"

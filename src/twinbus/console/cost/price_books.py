@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from twinbus.console.terminal.output import WrongUse, print_json
+from twinbus.console.terminal.output import Output, WrongUse, show
 from twinbus.console.terminal.table import UNPRICED, aligned, paint, visible
 from twinbus.cost import prices
 from twinbus.cost.bill import exact
@@ -36,26 +36,23 @@ def book_of(path: Path | None) -> PriceBook:
         raise WrongUse(visible(error)) from None
 
 
-def show(path: Path | None, *, as_json: bool) -> int:
+def show_book(path: Path | None, output: Output) -> int:
     """Print a book; return the exit status."""
     book = book_of(path)
     today = _today()
-    if as_json:
-        print_json({**_plain(book), "warnings": book.warnings(today)})
-        return 0
-    print("\n".join(_lines(book, today)))
+    show(output, {**_plain(book), "warnings": book.warnings(today)}, _lines(book, today))
     return 0
 
 
 def import_files(
     files: Sequence[Path],
     to: Path | None,
+    output: Output,
     *,
     region: str | None,
     currency: str | None,
     retrieved: str | None,
     fewer_tiers: bool,
-    as_json: bool,
 ) -> int:
     """Make a book from answers of the API and write it; return the exit status."""
     try:
@@ -71,18 +68,14 @@ def import_files(
     target = to or Path(f"prices-{made.book.region}-{made.book.retrieved}.json")
     _write(target, made.document)
     unpriced = [key for key, meter in made.book.meters.items() if not meter.priced]
-    if as_json:
-        print_json(
-            {
-                "written": str(target),
-                "taken": made.taken,
-                "set_aside": [aside._asdict() for aside in made.set_aside],
-                "not_priced": unpriced,
-                "book": _plain(made.book),
-            }
-        )
-        return 0
-    print("\n".join(_imported(made, target, unpriced)))
+    document = {
+        "written": str(target),
+        "taken": made.taken,
+        "set_aside": [aside._asdict() for aside in made.set_aside],
+        "not_priced": unpriced,
+        "book": _plain(made.book),
+    }
+    show(output, document, _imported(made, target, unpriced))
     return 0
 
 

@@ -8,35 +8,30 @@ from typing import Annotated
 import typer
 
 from twinbus.console.options import PricesOption
-from twinbus.console.terminal.help_text import epilog
+from twinbus.console.terminal.command import command, command_group, flag, option
 from twinbus.console.terminal.output import Output, OutputOption
 
-app = typer.Typer(
-    help="Show the price book, or import one from Azure's prices.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = command_group("Show the price book, or import one from Azure's prices.")
 
 
-@app.command(epilog=epilog("twinbus prices show --prices our-prices.json --output json"))
-def show(prices: PricesOption = None, output: OutputOption = Output.TEXT) -> None:
+@command(app, "twinbus prices show --prices our-prices.json --output json")
+def show(prices: PricesOption = None, output: OutputOption = Output.TEXT) -> int:
     """Show every price with its region, source and date.
 
     A book older than 180 days gets a warning.
     """
     from twinbus.console.cost import price_books
 
-    raise typer.Exit(price_books.show(prices, as_json=output is Output.JSON))
+    return price_books.show_book(prices, output)
 
 
-@app.command(
-    "import",
-    epilog=epilog(
-        "curl -G https://prices.azure.com/api/retail/prices -o page.json \\\n"
-        "  --data-urlencode \"\\$filter=serviceName eq 'Service Bus' and \\\n"
-        "  armRegionName eq 'uksouth'\"\n"
-        "twinbus prices import page.json --to our-prices.json"
-    ),
+@command(
+    app,
+    "curl -G https://prices.azure.com/api/retail/prices -o page.json \\\n"
+    "  --data-urlencode \"\\$filter=serviceName eq 'Service Bus' and \\\n"
+    "  armRegionName eq 'uksouth'\"\n"
+    "twinbus prices import page.json --to our-prices.json",
+    name="import",
 )
 def import_prices(
     files: Annotated[
@@ -47,52 +42,30 @@ def import_prices(
     ],
     to: Annotated[
         Path | None,
-        typer.Option(
-            "--to",
-            metavar="FILE",
-            help="File to write. Unset: prices-REGION-DAY.json in this directory.",
-            show_default=False,
-        ),
+        option("FILE", "File to write. Unset: prices-REGION-DAY.json in this directory."),
     ] = None,
-    region: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The region, if the files hold several."),
-    ] = None,
+    region: Annotated[str | None, option("NAME", "The region, if the files hold several.")] = None,
     currency: Annotated[
-        str | None,
-        typer.Option(metavar="CODE", help="The currency, if the files hold several."),
+        str | None, option("CODE", "The currency, if the files hold several.")
     ] = None,
     retrieved: Annotated[
         str | None,
-        typer.Option(
-            metavar="DAY",
-            help="The day the prices were fetched. Unset: the day of the oldest file.",
-            show_default=False,
-        ),
+        option("DAY", "The day the prices were fetched. Unset: the day of the oldest file."),
     ] = None,
     fewer_tiers: Annotated[
         bool,
-        typer.Option(
-            "--fewer-tiers", help="Accept a meter with fewer tiers than in the book that ships."
-        ),
+        flag("--fewer-tiers", "Accept a meter with fewer tiers than in the book that ships."),
     ] = False,
     output: OutputOption = Output.TEXT,
-) -> None:
+) -> int:
     """Make a price book from answers of the Azure Retail Prices API.
 
     The command makes no network call. It writes nothing unless every tier is present, and lists the
     items that no bill of a pair needs.
     """
-    from twinbus.console.cost import price_books
+    from twinbus.console.cost.price_books import import_files
 
-    raise typer.Exit(
-        price_books.import_files(
-            files,
-            to,
-            region=region,
-            currency=currency,
-            retrieved=retrieved,
-            fewer_tiers=fewer_tiers,
-            as_json=output is Output.JSON,
-        )
-    )
+    return import_files(
+        files, to, output,
+        region=region, currency=currency, retrieved=retrieved, fewer_tiers=fewer_tiers,
+    )  # fmt: skip

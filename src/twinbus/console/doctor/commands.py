@@ -17,28 +17,22 @@ from twinbus.console.doctor.rights import (
 )
 from twinbus.console.doctor.scratch_entities import Scratch
 from twinbus.console.doctor.trials import make_probes, try_ping, try_round_trip
-from twinbus.console.namespaces import run_to_its_end
+from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine, live_line
-from twinbus.console.terminal.output import COULD_NOT, print_json
+from twinbus.console.terminal.output import COULD_NOT, Output, show
 from twinbus.namespace.namespace import Namespace
 
 
-def run(
-    primary: Namespace, secondary: Namespace, *, count: int, entity: str | None, as_json: bool
+@runs_to_its_end
+async def run(
+    primary: Namespace, secondary: Namespace, count: int, entity: str | None, output: Output
 ) -> int:
     """Examine both namespaces and print the findings; return the exit status."""
     pair = ExaminedPair(primary, secondary, count, entity)
-
-    async def work() -> int:
-        with live_line() as line:
-            findings = await _examine(pair, line, is_printed=not as_json)
-        if as_json:
-            print_json(document(findings))
-        else:
-            print(f"\n{verdict(findings)}")
-        return COULD_NOT if any(f.level is Level.FAIL for f in findings) else 0
-
-    return run_to_its_end(work)
+    with live_line() as line:
+        findings = await _examine(pair, line, is_printed=output is Output.TEXT)
+    show(output, document(findings), ["", verdict(findings)])
+    return COULD_NOT if any(f.level is Level.FAIL for f in findings) else 0
 
 
 async def _trials(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:

@@ -17,10 +17,11 @@ from rich.console import Console
 from twinbus.console.drill.phases import Drill
 from twinbus.console.drill.screen import DrillScreen
 from twinbus.console.drill.sheet import drill_sheet, outage_picture
-from twinbus.console.drill.spark import SparkThread, require_spark
 from twinbus.console.drill.world import DrillError, World
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
+from twinbus.console.spark_thread import SparkThread, require_spark
+from twinbus.console.terminal.output import COULD_NOT, STOPPED, Output
 
 if TYPE_CHECKING:
     from twinbus.console.drill.result import DrillPlan, DrillResult
@@ -28,12 +29,8 @@ if TYPE_CHECKING:
 PUMP_VARIABLE: Final = "TWINBUS_DRILL_PUMP"
 """Names another pump as module:attribute: tests use a faulty one to see the drill fail."""
 
-FAILED: Final = 1
-STOPPED: Final = 130
-"""As a shell reports a command that Ctrl-C ended."""
 
-
-def run(plan: DrillPlan, directory: Path, *, as_json: bool) -> int:
+def run(plan: DrillPlan, directory: Path, output: Output) -> int:
     """Run a drill, write its report to `directory` and to stdout; return the exit status."""
     require_spark()
     _make_directory(directory)
@@ -46,11 +43,11 @@ def run(plan: DrillPlan, directory: Path, *, as_json: bool) -> int:
     (directory / "drill.json").write_text(json.dumps(result.as_json(), indent=2) + "\n")
     (directory / "report.html").write_text(page_of(drill_sheet(result)))
     (directory / "outage.svg").write_text(outage_picture(result))
-    if as_json:
+    if output is Output.JSON:
         print(json.dumps(result.as_json()))
     else:
         _print(result, directory)
-    return 0 if result.passed else FAILED
+    return 0 if result.passed else COULD_NOT
 
 
 async def _run_drill(plan: DrillPlan, directory: Path) -> DrillResult:
@@ -63,7 +60,6 @@ async def _run_drill(plan: DrillPlan, directory: Path) -> DrillResult:
         try:
             result = await drill.run()
         except BaseException as error:
-            spark.stop()
             raise _reason(error) from error
         await asyncio.to_thread(world.keep_ledger, directory / "ledger")
         return result

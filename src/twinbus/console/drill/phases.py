@@ -7,6 +7,7 @@ start   pair   send ------------------------------------.   Spark   drain   rece
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,17 +16,20 @@ from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.console.drill.consumers import Consumers, backlog_count, left_in_backlog
 from twinbus.console.drill.result import HEALTHY, DrillPlan, DrillResult, Moments
 from twinbus.console.drill.sheet import rate_text
-from twinbus.console.drill.spark import SparkThread, start_worker, warm_up_reports
 from twinbus.console.drill.traffic import DrillTraffic
 from twinbus.console.drill.world import ENTITIES, NamespaceProcess, World, create_entities
+from twinbus.console.spark_thread import SparkThread
 from twinbus.cost import prices
 from twinbus.ledger import LedgerWriter
 from twinbus.pipeline.drain import drain
 from twinbus.pipeline.reports.outage import outage_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from twinbus.console.drill.screen import DrillScreen, PhaseLine
     from twinbus.pair import Pair
@@ -90,14 +94,14 @@ class Drill:
     async def _get_spark_ready(self, sent: asyncio.Event) -> None:
         """Start Spark while messages are sent, and warm it up if there is time."""
         with self._screen.phase("Spark", "starting Spark") as phase:
-            ready = self._spark.submit(start_worker)
+            ready = self._spark.submit(_start_worker)
             while not await _is_done(ready):
                 phase.say(self._spark.announcement or "starting Spark")
             ready.result()
             if not sent.is_set():
                 phase.say("Spark is running and warms up")
                 warm_up = self._spark.submit(
-                    lambda session: warm_up_reports(session, self._world.ledger)
+                    lambda session: _warm_up_reports(session, self._world.ledger)
                 )
                 while not await _is_done(warm_up):
                     pass
@@ -257,6 +261,25 @@ class Drill:
             took=tuple(self._screen.took),
             version=twinbus.__version__,
         )
+
+
+def _start_worker(session: SparkSession) -> None:
+    """Start a Python worker and load the syphon in it: the first one takes Spark seconds."""
+    session.range(1).mapInArrow(_unchanged, "id long").collect()
+
+
+def _warm_up_reports(session: SparkSession, ledger: Path) -> None:
+    """Make the reports of the ledger so far and discard them.
+
+    The first time costs Spark several times the second (it loads and compiles). While messages are
+    sent no phase waits for it.
+    """
+    outage_report(session, ledger, prices.standard(), (), peeked_ms=0, ids_max=1)
+
+
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
+    importlib.import_module("twinbus.syphon.host")
+    yield from batches
 
 
 async def _is_done(work: Future[Any]) -> bool:

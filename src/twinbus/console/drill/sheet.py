@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from twinbus.console.report.charges_sheet import by_kind_table, cause_figure
 from twinbus.console.report.scope_text import DUPLICATE_CAUSES
 from twinbus.console.sheet import timeline as chart
-from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, counted, sections
-from twinbus.console.terminal.table import money
+from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, sections
+from twinbus.console.terminal.table import counted, money
 from twinbus.pipeline.reports.documents import ReportVerdict
 
 if TYPE_CHECKING:

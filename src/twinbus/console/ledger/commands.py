@@ -3,69 +3,91 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
-from twinbus.console.ledger.text import Document
-from twinbus.console.namespaces import run_to_its_end
-from twinbus.console.terminal.live_line import live_line
-from twinbus.console.terminal.output import print_json
-from twinbus.pipeline.spark import session
+from twinbus.console.namespaces import runs_to_its_end
+from twinbus.console.spark_thread import SparkThread
+from twinbus.console.terminal.live_line import LiveLine, live_line
+from twinbus.console.terminal.output import Output, show
+from twinbus.console.terminal.table import aligned, size
 from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.store import upkeep
-from twinbus.pipeline.store.upkeep import TablesTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Document = Mapping[str, Any]
 
 
-def run(
-    task: TablesTask,
-    master: str | None,
-    lines: Callable[[Document], list[str]],
-    *,
-    as_json: bool,
-) -> int:
+@runs_to_its_end
+async def run(task: upkeep.TablesTask, master: str | None, output: Output) -> int:
     """Perform the task and print its result; return the exit status."""
-
-    async def work() -> int:
-        result = await _perform(task, master)
-        if as_json:
-            print_json(result)
-        else:
-            print("\n".join(lines(result)), flush=True)
-        return 0
-
-    return run_to_its_end(work)
-
-
-async def _perform(task: TablesTask, master: str | None) -> Document:
-    """Perform the task on a thread, with a live line that shows its progress."""
     with live_line() as line:
         line.say("starting Spark")
-
-        def work() -> Document:
-            with (
-                spark_failures_in_one_line(),
-                session.spark_session(master=master or session.LOCAL_MASTER) as spark,
-            ):
-                line.say("reading the tables")
-                return upkeep.perform(spark, task, line.say)
-
-        return await asyncio.wrap_future(_started(work))
+        # A task that was not committed has no effect, so Ctrl-C may end it at any time.
+        with SparkThread(master=master, settings={}) as spark:
+            work = spark.submit(lambda session: _perform(session, task, line))
+            result = await asyncio.wrap_future(work)
+    show(output, result, _LINES[task.verb](result))
+    return 0
 
 
-def _started(work: Callable[[], Document]) -> Future[Document]:
-    """Start work on a daemon thread; return the future of its result.
+def _perform(session: SparkSession, task: upkeep.TablesTask, line: LiveLine) -> Document:
+    with spark_failures_in_one_line():
+        line.say("reading the tables")
+        return upkeep.perform(session, task, line.say)
 
-    Ctrl-C then ends the command at once: a task that was not committed has no effect.
-    """
-    future: Future[Document] = Future()
 
-    def do() -> None:
-        future.set_running_or_notify_cancel()
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it goes to who waits for the future
-            future.set_exception(error)
+def _table_lines(result: Document) -> list[str]:
+    """Return how many records the tables hold, and their last commit."""
+    rejected = sum(result["set_aside"].values())
+    return [
+        f"{result['records']:,} records, {rejected:,} lines set aside"
+        + "".join(f", {count:,} {why}" for why, count in result["set_aside"].items()),
+        f"commit {result['commit']}, batch {result['batch']}",
+    ]
 
-    threading.Thread(target=do, name="twinbus-spark", daemon=True).start()
-    return future
+
+def _status_lines(result: Document) -> list[str]:
+    """Return a row for each kind of table."""
+    if result["commit"] < 0:
+        return [f"{result['place']}: no tables yet; make a report, or twinbus ledger update LEDGER"]
+    rows = [("", "parts", "files", "size")]
+    rows += [
+        (kind, f"{one['parts']:,}", f"{one['files']:,}", size(one["bytes"]))
+        for kind, one in result["kinds"].items()
+    ]
+    records, commit = _table_lines(result)
+    return [f"{result['place']}: {records}", commit, *aligned(rows, right={1, 2, 3})]
+
+
+def _compact_lines(result: Document) -> list[str]:
+    """Return the number of parts before and after, for each kind of table."""
+    after = result["parts_after"]
+    lines = [
+        f"{kind}: {before:,} parts -> {after[kind]:,}"
+        for kind, before in result["parts_before"].items()
+    ]
+    removed = result["raw_files_removed"]
+    return lines if removed is None else [*lines, f"files of the ledger removed: {removed:,}"]
+
+
+def _retain_lines(result: Document) -> list[str]:
+    """Return what was removed, and which older journeys stay."""
+    removed = (
+        f"{result['records_removed']:,} records and {result['journeys_removed']:,} settled journeys"
+    )
+    return [
+        f"kept from {result['first_day_kept']} on; removed: {removed}",
+        f"{result['journeys_open']:,} older journeys are still open, and stay",
+    ]
+
+
+_LINES: Final[Mapping[str, Callable[[Document], list[str]]]] = {
+    "status": _status_lines,
+    "update": _table_lines,
+    "rebuild": _table_lines,
+    "compact": _compact_lines,
+    "retain": _retain_lines,
+}

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twinbus.console.cost.options import PlanOptions, PlanOutput
 from twinbus.console.cost.price_books import book_of
-from twinbus.console.plan.output import PlanOutput
-from twinbus.console.plan.request import PlanInput, PlanRequest, read
+from twinbus.console.plan.request import PlanInput, read
 from twinbus.console.plan.sheet import plan_sheet
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    asked: PlanRequest,
+    given: PlanOptions,
     prices: Path | None,
     *,
     master: str | None,
@@ -32,7 +32,7 @@ def run(
 ) -> int:
     """Simulate and print; returns the exit status."""
     book = book_of(prices)
-    question = read(asked)
+    question = read(given)
     _writable(to)
     plan = _simulated(question, book, master)
     warnings = [*plan.warnings, *book.warnings(datetime.now(UTC).date())]

@@ -1,4 +1,4 @@
-"""What a person wrote for `twinbus plan`, checked and as numbers; WrongUse says what is wrong."""
+"""Reads the options of `twinbus plan`: numbers, or a WrongUse that says what is not valid."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from twinbus.console.cost.options import PlanOptions
 from twinbus.console.options import counting_rule, require_messaging_units
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.arithmetic import CountingRule
@@ -33,36 +34,8 @@ SEED_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlanRequest:
-    """The options as they were written."""
-
-    rate: str
-    outages: tuple[str, ...]
-    size: str
-    entities: int
-    clients: int
-    sigma: float
-    failover_interval: str
-    ping_interval: str
-    queues: str
-    backlog_size: str
-    rate_limit: str
-    shared_limit: bool
-    patience: str | None
-    hang: str
-    poll: str
-    syphons: int
-    full_years: float
-    raised_per_million: float
-    settlement: str
-    messaging_units: int
-    years: int
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanInput:
-    """The same as numbers."""
+    """The options as numbers."""
 
     question: PlanQuestion
     limits: PlanLimits
@@ -70,65 +43,65 @@ class PlanInput:
     messaging_units: int
 
 
-def read(asked: PlanRequest) -> PlanInput:
-    """What was asked; WrongUse, in one line, where it makes no sense."""
+def read(given: PlanOptions) -> PlanInput:
+    """Return the options as numbers; WrongUse, in one line, if one is not valid."""
     try:
-        return _read(asked)
+        return _read(given)
     except QuantityError as error:
         raise WrongUse(str(error)) from None
 
 
-def _read(asked: PlanRequest) -> PlanInput:
-    rule = counting_rule(asked.settlement)
-    require_messaging_units(asked.messaging_units)
-    if not 0 <= asked.seed <= SEED_MAX:
-        raise WrongUse(f"--seed must be from 0 to {SEED_MAX}; got {asked.seed}")
-    if not 1 <= len(asked.outages) <= PATTERNS_MAX:
+def _read(given: PlanOptions) -> PlanInput:
+    rule = counting_rule(given.settlement)
+    require_messaging_units(given.messaging_units)
+    if not 0 <= given.seed <= SEED_MAX:
+        raise WrongUse(f"--seed must be from 0 to {SEED_MAX}; got {given.seed}")
+    if not 1 <= len(given.outages) <= PATTERNS_MAX:
         raise WrongUse(f"--outages may be given 1 to {PATTERNS_MAX} times")
-    traffic = _traffic(asked)
-    limit_per_s = float(parse_rate(asked.rate_limit, "--rate-limit"))
-    if asked.shared_limit and limit_per_s <= traffic.rate_per_s:
+    traffic = _traffic(given)
+    limit_per_s = float(parse_rate(given.rate_limit, "--rate-limit"))
+    if given.shared_limit and limit_per_s <= traffic.rate_per_s:
         raise WrongUse(
-            f"--rate-limit {asked.rate_limit} is shared with {asked.rate} of new messages and"
+            f"--rate-limit {given.rate_limit} is shared with {given.rate} of new messages and"
             " leaves nothing for the backlog; name a higher one, or leave --shared-limit out"
         )
     question = PlanQuestion(
         traffic=traffic,
-        patterns=tuple(parse_pattern(pattern, asked.sigma) for pattern in asked.outages),
+        patterns=tuple(parse_pattern(pattern, given.sigma) for pattern in given.outages),
         settings=grid(
-            _each("--failover-interval", asked.failover_interval, _seconds),
-            _each("--ping-interval", asked.ping_interval, _seconds),
-            _each("--queues", asked.queues, _count),
+            _each("--failover-interval", given.failover_interval, _seconds),
+            _each("--ping-interval", given.ping_interval, _seconds),
+            _each("--queues", given.queues, _count),
         ),
-        queue_bytes=parse_size(asked.backlog_size, "--backlog-size", most=QUEUE_MAX_BYTES),
-        drain_per_s=limit_per_s - (traffic.rate_per_s if asked.shared_limit else 0.0),
-        poll_s=float(parse_duration(asked.poll, "--poll")),
-        syphons=asked.syphons,
-        years=asked.years,
-        seed=asked.seed,
+        queue_bytes=parse_size(given.backlog_size, "--backlog-size", most=QUEUE_MAX_BYTES),
+        drain_per_s=limit_per_s - (traffic.rate_per_s if given.shared_limit else 0.0),
+        poll_s=float(parse_duration(given.poll, "--poll")),
+        syphons=given.syphons,
+        years=given.years,
+        seed=given.seed,
     )
     return PlanInput(
         question=question,
-        limits=PlanLimits(full_share=asked.full_years, raised_per_million=asked.raised_per_million),
+        limits=PlanLimits(full_share=given.full_years, raised_per_million=given.raised_per_million),
         rule=rule,
-        messaging_units=asked.messaging_units,
+        messaging_units=given.messaging_units,
     )
 
 
-def _traffic(asked: PlanRequest) -> Traffic:
-    for name, count in (("--entities", asked.entities), ("--clients", asked.clients)):
+def _traffic(given: PlanOptions) -> Traffic:
+    for name, count in (("--entities", given.entities), ("--clients", given.clients)):
         if not 1 <= count <= COUNT_MAX:
             raise WrongUse(f"{name} must be from 1 to {COUNT_MAX:,}; got {count}")
-    hang_s = float(parse_duration(asked.hang, "--hang", most=ATTEMPT_TIMEOUT_MAX_S))
+    hang_s = float(parse_duration(given.hang, "--hang", most=ATTEMPT_TIMEOUT_MAX_S))
     return Traffic(
-        rate_per_s=float(parse_rate(asked.rate, "--rate")),
-        size_bytes=parse_size(asked.size, "--size", most=MESSAGE_MAX_BYTES),
-        entities=asked.entities,
-        clients=asked.clients,
+        rate_per_s=float(parse_rate(given.rate, "--rate")),
+        size_bytes=parse_size(given.size, "--size", most=MESSAGE_MAX_BYTES),
+        entities=given.entities,
+        clients=given.clients,
         patience_s=(
             default_patience_s(hang_s)
-            if asked.patience is None
-            else float(parse_duration(asked.patience, "--patience"))
+            if given.patience is None
+            else float(parse_duration(given.patience, "--patience"))
         ),
         failed_attempt_s=hang_s,
     )

@@ -10,8 +10,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 from twinbus.console.sheet.bars import NamedBar, bar_figure
-from twinbus.console.sheet.sheet import Figure, Sheet, Table, counted, sections
-from twinbus.console.terminal.table import duration, money
+from twinbus.console.sheet.sheet import Figure, Sheet, Table, sections
+from twinbus.console.terminal.table import counted, duration, money
 from twinbus.pipeline.reports.documents import ReportVerdict
 from twinbus.planning.outcomes import SampledMean, SettingOutcome
 from twinbus.planning.plan import Plan

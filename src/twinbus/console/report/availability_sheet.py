@@ -15,12 +15,11 @@ from twinbus.console.sheet.sheet import (
     clock,
     column_indexes,
     count,
-    counted,
     rest,
     span,
 )
 from twinbus.console.sheet.timeline import Band, Bar, Marker, Timeline, timeline
-from twinbus.console.terminal.table import visible
+from twinbus.console.terminal.table import counted, visible
 
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import AvailabilityReport, FailoverWindow, Percentiles

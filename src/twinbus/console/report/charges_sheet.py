@@ -16,10 +16,9 @@ from twinbus.console.sheet.sheet import (
     Tile,
     column_indexes,
     count,
-    counted,
     rest,
 )
-from twinbus.console.terminal.table import money, size, visible
+from twinbus.console.terminal.table import counted, money, size, visible
 
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import ChargesReport

@@ -9,17 +9,18 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from twinbus.console.drill.spark import SparkThread, require_spark
-from twinbus.console.namespaces import run_to_its_end
+from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.report.csv_form import csv_of
+from twinbus.console.report.options import NO_TABLES, ReportOptions, ReportOutput
 from twinbus.console.report.sheets import sheet_of
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
+from twinbus.console.spark_thread import SparkThread, require_spark
 from twinbus.console.terminal.live_line import LiveLine, live_line
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse
 from twinbus.cost.arithmetic import CountingRule
@@ -30,7 +31,7 @@ from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
 from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.spark.java import find_java
-from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START
+from twinbus.pipeline.spark.session import QUICK_START
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from twinbus.console.report.backlog_scan import BacklogScan
     from twinbus.pipeline.reports.documents import LedgerReport
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
-
-NO_TABLES: Final = "none"
 
 LONG_BYTES: Final = 500 << 20
 """For larger ledgers Spark compiles fully: a slower start, a faster run."""
@@ -56,74 +55,57 @@ _STATUS: Final = {
     ReportVerdict.UNKNOWN: ATTENTION,
 }
 
-Making = Callable[["SparkSession", "LedgerTables"], "LedgerReport"]
+Making = Callable[["SparkSession", "LedgerTables", ReportRequest], "LedgerReport"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportPlan:
-    """The options that all reports share."""
-
-    ledger: str
-    tables: str | None = None
-    since_ms: int | None = None
-    until_ms: int | None = None
-    entity: str | None = None
-    output: str = "text"
-    to: Path | None = None
-    master: str | None = None
-    shared: bool = False
-
-    @property
-    def request(self) -> ReportRequest:
-        return ReportRequest(since_ms=self.since_ms, until_ms=self.until_ms, entity=self.entity)
-
-
-def charges(plan: ReportPlan, book: PriceBook, rule: CountingRule) -> int:
+def charges(given: ReportOptions, book: PriceBook, rule: CountingRule) -> int:
     """Show the charges report; return the exit status."""
 
-    def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
+    def make(_: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
         from twinbus.pipeline.reports.charges import charges_report
 
-        report = charges_report(tables, plan.request, book, rule)
+        report = charges_report(tables, request, book, rule)
         old = book.warnings(datetime.now(UTC).date())
         return replace(report, assumed=(*report.assumed, *old))
 
-    return _run(plan, make)
+    return _run(given, make)
 
 
-def availability(plan: ReportPlan) -> int:
+def availability(given: ReportOptions) -> int:
     """Show the availability report; return the exit status."""
 
-    def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
+    def make(_: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
         from twinbus.pipeline.reports.availability import availability_report
 
-        return availability_report(tables, plan.request)
+        return availability_report(tables, request)
 
-    return _run(plan, make)
+    return _run(given, make)
 
 
-def conservation(plan: ReportPlan, secondary: str | None, detection_window_s: int) -> int:
+def conservation(given: ReportOptions, secondary: str | None, detection_window_s: int) -> int:
     """Show the conservation report, after a peek into the backlog of a given secondary."""
-    scan = None if secondary is None else _backlog_scan(secondary)
+    from twinbus.console.report.backlog_scan import BacklogScan
 
-    def make(spark: SparkSession, tables: LedgerTables) -> LedgerReport:
+    scan = None if secondary is None else BacklogScan(secondary)
+
+    def make(spark: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
         from twinbus.pipeline.reports.conservation import conservation_report
 
         snapshot = None if scan is None else scan.snapshot(spark)
-        return conservation_report(tables, plan.request, snapshot, detection_s=detection_window_s)
+        return conservation_report(tables, request, snapshot, detection_s=detection_window_s)
 
-    return _run(plan, make, scan)
+    return _run(given, make, scan)
 
 
-def reconciliation(plan: ReportPlan) -> int:
+def reconciliation(given: ReportOptions) -> int:
     """Show the reconciliation report; return the exit status."""
 
-    def make(_: SparkSession, tables: LedgerTables) -> LedgerReport:
+    def make(_: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
         from twinbus.pipeline.reports.reconciliation import reconciliation_report
 
-        return reconciliation_report(tables, plan.request)
+        return reconciliation_report(tables, request)
 
-    return _run(plan, make)
+    return _run(given, make)
 
 
 def detection_s(text: str) -> int:
@@ -134,48 +116,46 @@ def detection_s(text: str) -> int:
         raise WrongUse(str(error)) from None
 
 
-def _backlog_scan(secondary: str) -> BacklogScan:
-    from twinbus.console.report.backlog_scan import BacklogScan
-
-    return BacklogScan(secondary)
-
-
-def _run(plan: ReportPlan, make: Making, scan: BacklogScan | None = None) -> int:
+def _run(given: ReportOptions, make: Making, scan: BacklogScan | None = None) -> int:
     """Check what needs no Spark, make and show the report; return the exit status."""
-    _require_writable(plan)
+    request = given.request()
+    _require_writable(given)
     require_spark()
-    _require_ledger(plan)
+    _require_ledger(given)
     find_java()
-    settings = {} if _is_long(plan.ledger) else QUICK_START
-
-    async def work() -> int:
-        with live_line() as line:
-            line.say("starting Spark")
-            with SparkThread(master=plan.master or LOCAL_MASTER, settings=settings) as spark:
-                try:
-                    await asyncio.wrap_future(spark.submit(lambda session: None))
-                    if scan is not None:
-                        line.say("peeking into the backlog queues")
-                        await scan.peek()
-                        await asyncio.sleep(SETTLE_S)
-                    line.say("reading the ledger")
-                    made = spark.submit(lambda session: _make_report(session, plan, make, line))
-                    report = await asyncio.wrap_future(made)
-                except asyncio.CancelledError:
-                    spark.stop()
-                    raise
-        _show(plan, report)
-        return _STATUS[report.verdict]
-
     try:
-        return run_to_its_end(work)
+        return _make_and_show(given, request, make, scan)
     finally:
         if scan is not None:
             scan.close()
 
 
+@runs_to_its_end
+async def _make_and_show(
+    given: ReportOptions, request: ReportRequest, make: Making, scan: BacklogScan | None
+) -> int:
+    settings = {} if _is_long(given.ledger) else QUICK_START
+    with live_line() as line:
+        line.say("starting Spark")
+        with SparkThread(master=given.master, settings=settings) as spark:
+            await asyncio.wrap_future(spark.submit(lambda session: None))
+            if scan is not None:
+                line.say("peeking into the backlog queues")
+                await scan.peek()
+                await asyncio.sleep(SETTLE_S)
+            line.say("reading the ledger")
+            made = spark.submit(lambda session: _make_report(session, given, request, make, line))
+            report = await asyncio.wrap_future(made)
+    _show(given, report)
+    return _STATUS[report.verdict]
+
+
 def _make_report(
-    spark: SparkSession, plan: ReportPlan, make: Making, line: LiveLine
+    spark: SparkSession,
+    given: ReportOptions,
+    request: ReportRequest,
+    make: Making,
+    line: LiveLine,
 ) -> LedgerReport:
     from twinbus.pipeline.reports import ledger_tables as reporting
 
@@ -183,14 +163,14 @@ def _make_report(
         with (
             spark_failures_in_one_line(),
             (
-                reporting.batch_tables(spark, plan.ledger, shared=plan.shared)
-                if plan.tables == NO_TABLES
-                else reporting.stored_tables(spark, plan.ledger, plan.tables, shared=plan.shared)
+                reporting.batch_tables(spark, given.ledger, shared=given.shared)
+                if given.tables == NO_TABLES
+                else reporting.stored_tables(spark, given.ledger, given.tables, shared=given.shared)
             ) as tables,
         ):
             line.say("making the report")
-            reporting.require_entity(tables, plan.request)
-            return make(spark, tables)
+            reporting.require_entity(tables, request)
+            return make(spark, tables, request)
     except reporting.UnknownEntityError as error:
         raise WrongUse(str(error)) from None
 
@@ -199,20 +179,20 @@ class ReportFailed(TwinbusError):
     """The report was made and its file cannot be written."""
 
 
-def _require_writable(plan: ReportPlan) -> None:
+def _require_writable(given: ReportOptions) -> None:
     """Raise WrongUse if the report could not be written: before the work, not after it."""
-    if plan.to is None:
-        if plan.output == "html" and sys.stdout.isatty():
+    if given.to is None:
+        if given.output is ReportOutput.HTML and sys.stdout.isatty():
             raise WrongUse("--output html makes a file: say --to report.html")
         return
-    directory = plan.to.absolute().parent
-    if plan.to.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK):
-        raise WrongUse(f"--to {plan.to} cannot be written: name a file in a directory of yours")
+    directory = given.to.absolute().parent
+    if given.to.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK):
+        raise WrongUse(f"--to {given.to} cannot be written: name a file in a directory of yours")
 
 
-def _require_ledger(plan: ReportPlan) -> None:
+def _require_ledger(given: ReportOptions) -> None:
     """Raise WrongUse if there is no ledger, or no place for its tables."""
-    ledger = plan.ledger
+    ledger = given.ledger
     if "://" in ledger:
         return
     if not Path(ledger).is_dir():
@@ -224,7 +204,7 @@ def _require_ledger(plan: ReportPlan) -> None:
         location_of(ledger)
     except LedgerError as error:
         raise WrongUse(str(error)) from None
-    if plan.tables is None and not os.access(ledger, os.W_OK):
+    if given.tables is None and not os.access(ledger, os.W_OK):
         raise WrongUse(
             f"the tables of {ledger} cannot be kept in it, it must not be written to: say --tables"
             " DIR, or --tables none to work everything out anew"
@@ -239,17 +219,17 @@ def _is_long(ledger: str) -> bool:
     return False
 
 
-def _show(plan: ReportPlan, report: LedgerReport) -> None:
-    text = _rendered(plan.output, report)
-    if plan.to is None:
+def _show(given: ReportOptions, report: LedgerReport) -> None:
+    text = _rendered(given.output, report)
+    if given.to is None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
     try:
-        plan.to.write_text(text, encoding="utf-8")
+        given.to.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ReportFailed(f"{plan.to} could not be written: {error.strerror}") from error
-    print(f"{sheet_of(report).headline}\nwritten to {plan.to}", flush=True)
+        raise ReportFailed(f"{given.to} could not be written: {error.strerror}") from error
+    print(f"{sheet_of(report).headline}\nwritten to {given.to}", flush=True)
 
 
 def _rendered(output: str, report: LedgerReport) -> str:

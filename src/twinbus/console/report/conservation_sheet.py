@@ -16,11 +16,10 @@ from twinbus.console.sheet.sheet import (
     clock,
     column_indexes,
     count,
-    counted,
     rest,
     span,
 )
-from twinbus.console.terminal.table import visible
+from twinbus.console.terminal.table import counted, visible
 from twinbus.pipeline.reports.documents import ReportVerdict
 
 if TYPE_CHECKING:

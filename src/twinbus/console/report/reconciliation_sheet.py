@@ -13,10 +13,9 @@ from twinbus.console.sheet.sheet import (
     Tile,
     column_indexes,
     count,
-    counted,
     rest,
 )
-from twinbus.console.terminal.table import visible
+from twinbus.console.terminal.table import counted, visible
 from twinbus.pipeline.reports.documents import ReportVerdict
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from twinbus.console.sheet.sheet import clock, counted, sections
-from twinbus.console.terminal.table import visible
+from twinbus.console.sheet.sheet import clock, sections
+from twinbus.console.terminal.table import counted, visible
 
 if TYPE_CHECKING:
     from twinbus.console.sheet.sheet import Section

@@ -96,11 +96,6 @@ def count(number: int | None) -> str:
     return UNKNOWN if number is None else f"{number:,}"
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
 def column_indexes(*names: str, of: Sequence[str]) -> frozenset[int]:
     """The indexes of the named columns."""
     return frozenset(of.index(name) for name in names)

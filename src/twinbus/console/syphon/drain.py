@@ -8,22 +8,24 @@ import time
 from dataclasses import replace
 from typing import IO, Any, Final
 
-from twinbus.console.namespaces import run_to_its_end
+from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.options import require_shared_places
 from twinbus.console.syphon import text as syphon_text
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.syphon.text import SyphonProgress
 from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse, print_json
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, show
 from twinbus.control.protocol import Verb
 from twinbus.control.server import ControlServer
 from twinbus.control.syphon_verbs import steering_verbs
 from twinbus.errors import SyphonError
+from twinbus.ledger import open_ledger
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
+from twinbus.syphon.connection.peeking import list_backlog_queues
 from twinbus.syphon.connection.selection import count_matching, destination_keys
-from twinbus.syphon.core.forecast import DrainMeter, time_to_empty_s
-from twinbus.syphon.host import DrainProgress, SyphonHost, drain_host
+from twinbus.syphon.core.forecast import DrainMeter
+from twinbus.syphon.host import DrainProgress, drain_host
 
 LINE_EVERY_S: Final = 10.0
 """Time between two lines of a log, which should show that the drain goes on."""
@@ -67,76 +69,60 @@ class DrainDisplay:
             self._stream.flush()
         self._next_at = now + LINE_EVERY_S
 
-    def forecast(self) -> dict[str, float | None]:
-        """Return the current rate, and the time until the backlog is empty."""
-        per_s = self._meter.per_s(time.monotonic())
-        left_s = None if self.last is None else time_to_empty_s(self.last.waiting, per_s)
-        return {"rate_per_s": round(per_s, 1), "empty_in_s": left_s}
+    @property
+    def waiting(self) -> int | None:
+        """Messages in the backlog; None: not known yet."""
+        return None if self.last is None else self.last.waiting
+
+    @property
+    def per_s(self) -> float:
+        """The current rate."""
+        return self._meter.per_s(time.monotonic())
 
     def clear(self) -> None:
         """Remove the live line."""
         self._line.clear()
 
 
-def drain_here(request: SyphonRequest, timeout_s: float | None, *, as_json: bool) -> int:
+@runs_to_its_end
+async def drain_here(request: SyphonRequest, timeout_s: float | None, output: Output) -> int:
     """Drain in this process and print the result; return the exit status."""
-
-    async def work() -> int:
-        queues = await _served_queues(request)
-        await request.have_lease_queue()
-        display = DrainDisplay(sys.stderr, is_quiet=as_json)
-        began = time.monotonic()
-        with request.open_ledger() as ledger:
-            host = request.host(queues, ledger, request.make_rate())
-            verbs = {
-                "status": Verb(lambda: _status(request, host, display)),
-                **steering_verbs(host),
-            }
-            control = ControlServer("syphon", request.label, verbs)
-            await control.start()
-            is_drained = False
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await drain_host(host, idle_s=CHECK_EVERY_S, on_progress=display)
-                is_drained = True
-            except TimeoutError:
-                pass
-            finally:
-                display.clear()
-                await control.close()
-        pumps = [relay.pump for relay in host.relays]
-        return _print_result(
-            request,
-            {
-                "drained": is_drained,
-                "queues": queues,
-                "forwarded": sum(pump.forwarded for pump in pumps),
-                "dead_lettered": sum(pump.dead_lettered for pump in pumps),
-                "left_aside": sum(pump.left_aside for pump in pumps),
-                "seconds": round(time.monotonic() - began, 3),
-            },
-            display.last,
-            as_json=as_json,
-        )
-
-    return run_to_its_end(work)
-
-
-def _status(request: SyphonRequest, host: SyphonHost, display: DrainDisplay) -> dict[str, Any]:
-    return {
-        "primary": request.primary.endpoint,
-        "secondary": request.secondary.endpoint,
-        "paused": host.is_paused,
-        "rate_limit_per_s": request.rate_per_s,
-        "only": sorted(request.only),
-        "queues": host.status(),
-        "waiting": None if display.last is None else display.last.waiting,
-        **display.forecast(),
+    queues = await _served_queues(request)
+    await request.have_lease_queue()
+    display = DrainDisplay(sys.stderr, is_quiet=output is Output.JSON)
+    began = time.monotonic()
+    with open_ledger(request.ledger) as ledger:
+        host = request.host(queues, ledger, request.make_rate())
+        verbs = {
+            "status": Verb(lambda: request.status(host, display.waiting, display.per_s)),
+            **steering_verbs(host),
+        }
+        control = ControlServer("syphon", request.label, verbs)
+        await control.start()
+        is_drained = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await drain_host(host, idle_s=CHECK_EVERY_S, on_progress=display)
+            is_drained = True
+        except TimeoutError:
+            pass
+        finally:
+            display.clear()
+            await control.close()
+    pumps = [relay.pump for relay in host.relays]
+    done = {
+        "drained": is_drained,
+        "queues": queues,
+        "forwarded": sum(pump.forwarded for pump in pumps),
+        "dead_lettered": sum(pump.dead_lettered for pump in pumps),
+        "left_aside": sum(pump.left_aside for pump in pumps),
+        "seconds": round(time.monotonic() - began, 3),
     }
+    return _print_result(request, done, display.last, output)
 
 
 def drain_on_spark(
-    request: SyphonRequest, master: str | None, *, shared: bool, as_json: bool
+    request: SyphonRequest, master: str | None, output: Output, *, shared: bool
 ) -> int:
     """Drain with a Spark job and print the result; return the exit status."""
     from twinbus.pipeline.drain.drain import drain
@@ -149,7 +135,7 @@ def drain_on_spark(
     queues = asyncio.run(_served_queues(request))
     asyncio.run(request.have_lease_queue())
     before = asyncio.run(_counts(request, queues))
-    display = DrainDisplay(sys.stderr, is_quiet=as_json)
+    display = DrainDisplay(sys.stderr, is_quiet=output is Output.JSON)
     began = time.monotonic()
     with spark_session(master=master or LOCAL_MASTER) as spark:
         try:
@@ -161,7 +147,7 @@ def drain_on_spark(
                 ledger_directory=request.ledger,
                 on_progress=display,
                 options=request.options,
-                lease=request.wants_lease,
+                lease=request.lease,
                 rate_per_s=request.rate_per_s,
                 only=request.only or None,
                 shared=shared,
@@ -186,7 +172,7 @@ def drain_on_spark(
         "left_aside": max(0, _deferred(after) - _deferred(before)),
         "seconds": round(took_s, 3),
     }
-    return _print_result(request, done, display.last, as_json=as_json)
+    return _print_result(request, done, display.last, output)
 
 
 async def _counts(request: SyphonRequest, queues: list[str]) -> QueueCounts:
@@ -210,47 +196,34 @@ def _deferred(counts: QueueCounts) -> int:
 
 async def _served_queues(request: SyphonRequest) -> list[str]:
     """Return the queues to drain. With --only these are the queues that hold such messages."""
-    queues = await _queues(request)
-    if not request.only:
-        return queues
-    found = await count_matching(
-        endpoint_of(request.secondary), queues, destination_keys(request.only)
-    )
-    return [queue for queue, count in found.items() if count]
-
-
-async def _queues(request: SyphonRequest) -> list[str]:
-    queues = await request.find_queues()
+    endpoint = endpoint_of(request.secondary)
+    queues = await list_backlog_queues(endpoint, request.label)
     if not queues:
         raise SyphonError(
             f"there is no backlog queue of {request.label} in {request.secondary.endpoint}; if the"
             " application gives the primary a `name`, give --label NAME"
         )
-    return queues
+    if not request.only:
+        return queues
+    found = await count_matching(endpoint, queues, destination_keys(request.only))
+    return [queue for queue, count in found.items() if count]
 
 
 def _print_result(
-    request: SyphonRequest, done: dict[str, Any], last: DrainProgress | None, *, as_json: bool
+    request: SyphonRequest, done: dict[str, Any], last: DrainProgress | None, output: Output
 ) -> int:
     waiting = 0 if done["drained"] else (last.waiting if last else None)
-    if as_json:
-        problems = list(last.problems) if last and not done["drained"] else []
-        print_json(
-            {
-                "primary": request.primary.endpoint,
-                "secondary": request.secondary.endpoint,
-                **done,
-                "waiting": waiting,
-                "problems": problems,
-            }
-        )
-    else:
-        keys = ("forwarded", "dead_lettered", "left_aside", "seconds")
-        numbers = {key: done[key] for key in keys}
-        print(syphon_text.outcome(**numbers, is_drained=done["drained"]))
+    document = {
+        "primary": request.primary.endpoint,
+        "secondary": request.secondary.endpoint,
+        **done,
+        "waiting": waiting,
+        "problems": list(last.problems) if last and not done["drained"] else [],
+    }
+    show(output, document, [syphon_text.outcome(done)])
     if not done["drained"]:
         left = "messages" if waiting is None else f"{waiting:,} messages"
-        why = "; ".join(syphon_text.reasons(last)) if last else "nobody answers"
+        why = "; ".join(syphon_text.reasons(last)) if last else "no answer"
         print(
             f"twinbus: not drained in time, {left} left: {why or 'still moving'}", file=sys.stderr
         )

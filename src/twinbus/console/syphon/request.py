@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any
 
-from twinbus.console.namespaces import UnreachableError
+from twinbus.console.namespaces import creating
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.quantities import QuantityError
-from twinbus.errors import MissingRightError, SyphonError
-from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.errors import SyphonError
+from twinbus.ledger import LedgerWriter, NullLedger
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.backlog import backlog_paths, lease_path
-from twinbus.pairing.lifecycle.administration import BacklogAdministration, SecondaryUnreachable
-from twinbus.pairing.sending.recording import Recorder
+from twinbus.pairing.core.backlog import lease_path
 from twinbus.pipeline.drain.rate_text import parse_drain_rate
-from twinbus.syphon.connection.peeking import list_backlog_queues
 from twinbus.syphon.connection.selection import destination_keys
+from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.core.rate import Rate
-from twinbus.syphon.host import SyphonHost
-
-CALL_S: Final = 20.0
+from twinbus.syphon.host import SyphonGroup, SyphonHost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +30,7 @@ class SyphonRequest:
     options: SendAvailabilityOptions
     rate_per_s: float | None = None
     only: tuple[str, ...] = ()
-    lease: bool | None = None
+    lease: bool = False
     ledger: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,38 +46,15 @@ class SyphonRequest:
     def label(self) -> str:
         return self.primary.label
 
-    @property
-    def wants_lease(self) -> bool:
-        return self.options.session_order == "strict" if self.lease is None else self.lease
-
-    def backlog_paths(self, count: int) -> tuple[str, ...]:
-        """Return the backlog queues of a pair with `count` of them."""
-        return backlog_paths(self.label, count)
-
-    def open_ledger(self) -> AbstractContextManager[LedgerWriter | NullLedger]:
-        """Open the ledger of --ledger; without one, a ledger that records nothing."""
-        return open_ledger(self.ledger)
-
-    async def find_queues(self) -> list[str]:
-        """Return the label's backlog queues in the secondary; SyphonError if it does not answer."""
-        return await list_backlog_queues(endpoint_of(self.secondary), self.label)
-
     async def have_lease_queue(self) -> None:
         """Create the lease queue if a lease is wanted and the queue is missing."""
-        if not self.wants_lease:
-            return
-        recorder = Recorder(NullLedger(), self.primary, self.secondary, is_on=False)
-        path = lease_path(self.label)
-        try:
-            async with BacklogAdministration(self.secondary, recorder, timeout_s=CALL_S) as calls:
+        if self.lease:
+            path = lease_path(self.label)
+            doing = f"creating the lease queue {path}"
+            async with creating(
+                self.primary, self.secondary, doing, ", or leave --lease out"
+            ) as calls:
                 await calls.ensure_lease_queue(path)
-        except SecondaryUnreachable as error:
-            raise UnreachableError(str(error)) from error
-        except MissingRightError as error:
-            raise MissingRightError(
-                f"creating the lease queue {path} needs the Manage right in"
-                f" {self.secondary.endpoint}; use a credential that has it, or leave --lease out"
-            ) from error
 
     def host(
         self,
@@ -98,10 +69,26 @@ class SyphonRequest:
             queues,
             self.options,
             ledger,
-            lease=self.wants_lease,
+            lease=self.lease,
             rate=rate,
             only=self.only or None,
         )
+
+    def status(
+        self, host: SyphonHost | SyphonGroup, waiting: int | None, per_s: float
+    ) -> dict[str, Any]:
+        """Return the status of this syphon for its control socket, with a forecast."""
+        return {
+            "primary": self.primary.endpoint,
+            "secondary": self.secondary.endpoint,
+            "paused": host.is_paused,
+            "rate_limit_per_s": self.rate_per_s,
+            "only": sorted(self.only),
+            "queues": host.status(),
+            "waiting": waiting,
+            "rate_per_s": round(per_s, 1),
+            "empty_in_s": None if waiting is None else time_to_empty_s(waiting, per_s),
+        }
 
     def make_rate(self) -> Rate | None:
         """Return the rate limit that all pumps share, or None."""

@@ -6,23 +6,22 @@ import asyncio
 import contextlib
 import logging
 import signal
-import sys
 import time
 from datetime import datetime
 from typing import Any, Final
 
 from twinbus.console.syphon.request import SyphonRequest
-from twinbus.console.terminal.output import print_json
+from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import visible
 from twinbus.control.protocol import Verb
 from twinbus.control.server import ControlServer
 from twinbus.control.syphon_verbs import steering_verbs
 from twinbus.errors import SyphonError
-from twinbus.ledger import LedgerWriter, NullLedger
+from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
 from twinbus.namespace.endpoint import endpoint_of
+from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
-from twinbus.syphon.connection.peeking import ListingRefused
-from twinbus.syphon.core.forecast import time_to_empty_s
+from twinbus.syphon.connection.peeking import ListingRefused, list_backlog_queues
 from twinbus.syphon.host import SyphonGroup
 
 CHECK_EVERY_S: Final = 1.0
@@ -38,7 +37,7 @@ FIND_FIRST_S: Final = 30.0
 """The same while there is no backlog queue."""
 
 
-def run(request: SyphonRequest, *, count: int | None, as_json: bool) -> int:
+def run(request: SyphonRequest, count: int | None, output: Output) -> int:
     """Run the syphon until a signal; return the exit status."""
     # This program prints the syphon's warnings itself, each once.
     logging.getLogger().addHandler(logging.NullHandler())
@@ -48,8 +47,8 @@ def run(request: SyphonRequest, *, count: int | None, as_json: bool) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        with request.open_ledger() as ledger:
-            syphon = SyphonProgram(request, ledger, count, as_json=as_json)
+        with open_ledger(request.ledger) as ledger:
+            syphon = SyphonProgram(request, ledger, count, output)
             await syphon.run(stop)
         return 0
 
@@ -64,14 +63,13 @@ class SyphonProgram:
         request: SyphonRequest,
         ledger: LedgerWriter | NullLedger,
         count: int | None,
-        *,
-        as_json: bool,
+        output: Output,
     ) -> None:
         """With `count` the queues are known and not listed, which would need the Manage right."""
         self._request = request
         self._ledger = ledger
         self._count = count
-        self._as_json = as_json
+        self._output = output
         self._group = SyphonGroup()
         self._rate = request.make_rate()
         self._obstacles: set[str] = set()
@@ -110,25 +108,17 @@ class SyphonProgram:
             async with asyncio.timeout(COUNTS_S):
                 counts = await asyncio.gather(*(counts_of(endpoint, queue) for queue in queues))
             waiting = sum(count.waiting for count in counts)
-        return {
-            "primary": self._request.primary.endpoint,
-            "secondary": self._request.secondary.endpoint,
-            "paused": self._group.is_paused,
-            "rate_limit_per_s": self._request.rate_per_s,
-            "only": sorted(self._request.only),
-            "queues": queues,
-            "waiting": waiting,
-            "rate_per_s": round(per_s, 1),
-            "empty_in_s": None if waiting is None else time_to_empty_s(waiting, per_s),
-        }
+        return self._request.status(self._group, waiting, per_s)
 
     async def _find(self) -> None:
         """Start a host for the backlog queues that have none yet."""
         if self._count is not None:
-            found = list(self._request.backlog_paths(self._count))
+            found = list(backlog_paths(self._request.label, self._count))
         else:
             try:
-                found = await self._request.find_queues()
+                found = await list_backlog_queues(
+                    endpoint_of(self._request.secondary), self._request.label
+                )
             except ListingRefused as error:
                 raise SyphonError(f"{error} (--queues N)") from None
             except SyphonError as error:
@@ -151,7 +141,7 @@ class SyphonProgram:
             parts.append(f"at most {request.rate_per_s:g}/s")
         if request.only:
             parts.append(f"only {', '.join(request.only)}")
-        if request.wants_lease:
+        if request.lease:
             parts.append("each queue under its lease")
         return ", ".join(parts)
 
@@ -168,8 +158,5 @@ class SyphonProgram:
         self._obstacles = now
 
     def _say(self, event: str, text: str, **facts: Any) -> None:
-        if self._as_json:
-            print_json({"event": event, "text": text, **facts})
-        else:
-            print(f"{datetime.now().astimezone():%H:%M:%S}  {visible(text)}", flush=True)
-        sys.stdout.flush()
+        line = f"{datetime.now().astimezone():%H:%M:%S}  {visible(text)}"
+        show(self._output, {"event": event, "text": text, **facts}, [line])

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from twinbus.console.control.hosts import choose_hosts, choose_one_name, find_hosts
 from twinbus.console.syphon import text as syphon_text
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, print_json
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.console.terminal.table import paint, visible
 from twinbus.control.client import RunningHost, SilentHost, ask, socket_directories
 from twinbus.errors import ControlError
@@ -36,11 +36,11 @@ class RunningSyphon:
         return f"{visible(card.name)}, {kind}, pid {card.pid} ({visible(card.program)})"
 
 
-def steer(verb: str, name: str | None, *, as_json: bool) -> int:
+def steer(verb: str, name: str | None, output: Output) -> int:
     """Pause or resume a syphon; return the exit status."""
     syphons, _ = _running()
     failed = False
-    answers = []
+    answers, lines = [], []
     for host in choose_one_name([syphon.host for syphon in syphons], name, "syphon"):
         try:
             answer = ask(host.path, verb)
@@ -49,33 +49,26 @@ def steer(verb: str, name: str | None, *, as_json: bool) -> int:
             print(f"twinbus: {error}", file=sys.stderr)
             continue
         answers.append({"name": host.card.name, "pid": host.card.pid, **answer})
-        if not as_json:
-            print(f"{visible(host.process)}: {DONE[verb].format(**answer)}")
-    if as_json:
-        print_json({"syphons": answers})
+        lines.append(f"{visible(host.process)}: {DONE[verb].format(**answer)}")
+    if answers or output is Output.JSON:
+        show(output, {"syphons": answers}, lines)
     return COULD_NOT if failed else 0
 
 
-def show_status(name: str | None, *, as_json: bool) -> int:
+def show_status(name: str | None, output: Output) -> int:
     """Print the status of each syphon; return the exit status."""
     syphons, silent = _running()
     chosen = choose_hosts([syphon.host for syphon in syphons], name, "syphon")
     syphons = [syphon for syphon in syphons if syphon.host in chosen]
-    if as_json:
-        documents = [
-            {
-                "name": syphon.host.card.name,
-                "pid": syphon.host.card.pid,
-                "kind": syphon.host.card.kind,
-                "status": syphon.status,
-            }
-            for syphon in syphons
-        ]
-        print_json({"syphons": documents})
-    else:
-        for syphon in syphons:
-            title, *rest = syphon_text.status_lines(syphon.title, syphon.status)
-            print("\n".join([paint(title, "bold"), *rest]))
+    lines, documents = [], []
+    for syphon in syphons:
+        title, *rest = syphon_text.status_lines(syphon.title, syphon.status)
+        lines += [paint(title, "bold"), *rest]
+        card = syphon.host.card
+        documents.append(
+            {"name": card.name, "pid": card.pid, "kind": card.kind, "status": syphon.status}
+        )
+    show(output, {"syphons": documents}, lines)
     needs = any(syphon_text.needs_attention(syphon.status) for syphon in syphons)
     return ATTENTION if needs or silent else 0
 

@@ -70,19 +70,18 @@ def reasons(progress: DrainProgress) -> list[str]:
     return given_up + others
 
 
-def outcome(
-    *, forwarded: int, dead_lettered: int, left_aside: int, seconds: float, is_drained: bool
-) -> str:
+def outcome(done: Mapping[str, Any]) -> str:
     """Return the result of a drain as one line."""
+    forwarded, seconds = done["forwarded"], done["seconds"]
     per_s = f", {forwarded / seconds:,.0f}/s" if seconds >= 1 else ""
-    verb = "drained" if is_drained else "stopped"
+    verb = "drained" if done["drained"] else "stopped"
     line = f"{verb}: {forwarded:,} messages forwarded in {duration(seconds)}{per_s}"
-    if dead_lettered:
-        line += f"; {dead_lettered:,} dead-lettered, `twinbus backlog dead-letters list` says why"
-    if left_aside:
+    if dead := done["dead_lettered"]:
+        line += f"; {dead:,} dead-lettered, `twinbus backlog dead-letters list` says why"
+    if aside := done["left_aside"]:
         line += (
-            f"; {left_aside:,} of other destinations were deferred, the next syphon that serves"
-            " them finds them"
+            f"; {aside:,} of other destinations were deferred, the next syphon that serves them"
+            " finds them"
         )
     return line
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -37,3 +38,11 @@ def print_json(document: Any) -> None:
     """Print one JSON document on stdout: indented on a terminal, else on one line."""
     indent = 2 if sys.stdout.isatty() else None
     print(json.dumps(document, indent=indent), flush=True)
+
+
+def show(output: Output, document: Any, lines: Iterable[str]) -> None:
+    """Print a result: the document as JSON, or the lines as text."""
+    if output is Output.JSON:
+        print_json(document)
+    else:
+        print("\n".join(lines), flush=True)

@@ -41,6 +41,11 @@ def visible(text: object) -> str:
     return "".join(char if char.isprintable() else "�" for char in line)
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def duration(seconds: float) -> str:
     """Return a time span in its two largest units."""
     whole = int(seconds)

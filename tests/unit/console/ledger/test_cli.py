@@ -8,14 +8,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from tests.unit.console.commands import run
+from twinbus.console import spark_thread
 from twinbus.console.terminal.output import COULD_NOT, STOPPED
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.spark import session
 from twinbus.pipeline.store import upkeep
 
 VERBS = (["status"], ["update"], ["rebuild"], ["compact"], ["retain", "--days", "9"])
@@ -26,11 +27,11 @@ def perform(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], No
     """Have something done in place of what Spark would do."""
 
     @contextmanager
-    def no_session(**settings: Any) -> Iterator[None]:
-        yield None
+    def no_session(**settings: Any) -> Iterator[Any]:
+        yield mock.Mock()
 
     def patch(work: Callable[[], Any]) -> None:
-        monkeypatch.setattr(session, "spark_session", no_session)
+        monkeypatch.setattr(spark_thread, "spark_session", no_session)
         monkeypatch.setattr(upkeep, "perform", lambda *given: work())
 
     return patch

@@ -57,7 +57,8 @@ def test_a_paused_drain_says_so() -> None:
 
 
 def test_what_a_drain_came_to() -> None:
-    line = outcome(forwarded=5_000, dead_lettered=2, left_aside=7, seconds=10.0, is_drained=True)
+    done = {"drained": True, "forwarded": 5_000, "dead_lettered": 2, "left_aside": 7}
+    line = outcome({**done, "seconds": 10.0})
     assert line.startswith("drained: 5,000 messages forwarded in 10 s, 500/s; 2 dead-lettered,")
     assert "7 of other destinations were deferred" in line
 

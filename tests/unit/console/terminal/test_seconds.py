@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.console.commands import run
 from twinbus.console.terminal.output import WrongUse
-from twinbus.console.terminal.seconds import seconds_of
+from twinbus.console.terminal.times import seconds_of
 
 SIDES = {
     "TWINBUS_PRIMARY": "Endpoint=sb://a.servicebus.windows.net/;SharedAccessKeyName=k;"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from twinbus.console.terminal.output import WrongUse
-from twinbus.console.terminal.time_window import Window, window_of
+from twinbus.console.terminal.times import Window, window_of
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 

@@ -1,22 +1,18 @@
-"""A Spark session on a thread of its own, so that it starts and works while traffic runs.
+"""A Spark session on its own thread, so that it starts and works while a command does more.
 
 One thread does all of it: a session belongs to the thread that made it.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from twinbus.cost import prices
-from twinbus.pipeline.reports.outage import outage_report
 from twinbus.pipeline.spark.session import (
     LOCAL_MASTER,
     QUICK_START,
@@ -30,52 +26,34 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 END_LIMIT_S: Final = 20.0
-"""Maximum time that the end of a drill waits for Spark."""
+"""Maximum time that the end of a command waits for Spark."""
 STOP_LIMIT_S: Final = 3.0
-"""The same for a drill that was stopped. The JVM ends when this process does."""
+"""The same for a command that was stopped or failed. The JVM ends when this process does."""
 
 
 def require_spark() -> None:
     """Raise SparkStartError if Spark is not installed."""
     if importlib.util.find_spec("pyspark") is None:
-        raise SparkStartError("the drill needs Spark: pip install 'twinbus[all]'")
-
-
-def start_worker(session: SparkSession) -> None:
-    """Start a Python worker and load the syphon in it: the first one takes Spark seconds."""
-    session.range(1).mapInArrow(_unchanged, "id long").collect()
-
-
-def warm_up_reports(session: SparkSession, ledger: Path) -> None:
-    """Make the reports of the ledger so far and discard them.
-
-    The first time costs Spark several times the second (it loads and compiles). While messages are
-    sent nobody waits for it.
-    """
-    outage_report(session, ledger, prices.standard(), (), peeked_ms=0, ids_max=1)
-
-
-def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
-    importlib.import_module("twinbus.syphon.host")
-    yield from batches
+        raise SparkStartError("this command needs Spark: pip install 'twinbus[all]'")
 
 
 class SparkThread:
     """A Spark session on its own thread; a context manager that ends both.
 
-    A session that was running before is used and left running.
+    A session that was running before is used and left running. When the block raises, running
+    jobs are cancelled, and the end of Spark is waited for only briefly.
     """
 
     def __init__(
-        self, *, master: str = LOCAL_MASTER, settings: Mapping[str, str] = QUICK_START
+        self, *, master: str | None = None, settings: Mapping[str, str] = QUICK_START
     ) -> None:
-        self._master, self._settings = master, settings
+        """`master` is that of Spark; None: this machine."""
+        self._master, self._settings = master or LOCAL_MASTER, settings
         self.announcement = ""
         """The last line of the start: which Java it found."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._session: SparkSession | None = None
         self._open = ExitStack()
-        self._limit_s = END_LIMIT_S
         self._closing = False
         # A daemon: a start that hangs must not hang Ctrl-C.
         self._thread = threading.Thread(target=self._run, name="twinbus-spark", daemon=True)
@@ -85,10 +63,12 @@ class SparkThread:
         self.submit(lambda session: None)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         self._closing = True
+        if kind is not None:
+            self.interrupt()
         self._work.put(None)
-        self._thread.join(self._limit_s)
+        self._thread.join(END_LIMIT_S if kind is None else STOP_LIMIT_S)
 
     def submit(self, work: Callable[[SparkSession], T]) -> Future[T]:
         """Run `work` with the session, after what was submitted before."""
@@ -112,12 +92,6 @@ class SparkThread:
 
         self._work.put(do)
         return future
-
-    def stop(self) -> None:
-        """Cancel the running jobs, and do not wait long for the end of Spark."""
-        self._limit_s = STOP_LIMIT_S
-        self._closing = True
-        self.interrupt()
 
     def interrupt(self) -> None:
         """Cancel the running jobs."""

@@ -1,4 +1,6 @@
-"""The time window of a report: reads `--since` and `--until`. Pure.
+"""Times in options: a duration (`8`, `0.5`, `60s`, `15min`, `2h`), and a time window. Pure.
+
+The window of `--since` and `--until`:
 
 2026-11-16              a day in UTC; as an end it includes the whole day
 2026-11-16T05:30        a time, in UTC unless it has an offset: 05:30Z, 06:30+01:00
@@ -9,10 +11,11 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, date, datetime, timedelta
+from math import inf
 from typing import Final, NamedTuple
 
 from twinbus.console.terminal.output import WrongUse
-from twinbus.cost.quantities import parse_duration
+from twinbus.cost.quantities import QuantityError, parse_duration
 
 AGO_MAX_S: Final = 100 * 366 * 86_400
 """A hundred years: no ledger is older, and `datetime` has a limit."""
@@ -26,6 +29,20 @@ class Window(NamedTuple):
 
     since_ms: int | None
     until_ms: int | None
+
+
+def seconds_of(text: str, option: str, *, least: float, most: float = inf) -> float:
+    """Return the seconds; WrongUse if the text cannot be read or is out of range."""
+    try:
+        seconds = float(parse_duration(text, option, most=inf))
+    except QuantityError:
+        seconds = -inf
+    if not least <= seconds <= most:
+        limits = f"from {least:g} to {most:,.10g}" if most < inf else f"at least {least:g}"
+        raise WrongUse(
+            f"{option} must be {limits} seconds, written like 90, 90s or 15min; got {text!r:.60}"
+        )
+    return seconds
 
 
 def window_of(since: str | None, until: str | None, now: datetime) -> Window:

@@ -1,0 +1,108 @@
+"""The options of `twinbus cost estimate` and `twinbus plan`, as they are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from twinbus.console.options import SettlementOption
+from twinbus.console.terminal.command import flag, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """The options that both commands have."""
+
+    rate: Annotated[str, option("RATE", "Message rate, like 500/s, 30000/min or 2M/day.")]
+    size: Annotated[str, option("SIZE", "Size of one message, like 2KB or 64KiB.")] = "1KB"
+    entities: Annotated[int, option("N", "Queues and topics that are sent to.")] = 1
+    clients: Annotated[int, option("N", "Sending processes, each with its own pair.")] = 1
+    poll: Annotated[str, option("TIME", "The option syphon_poll.")] = "15min"
+    settlement: SettlementOption = "free"
+    messaging_units: Annotated[
+        int, option("N", "Messaging units of a Premium namespace: 1, 2, 4, 8 or 16.")
+    ] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateOptions(WorkloadOptions):
+    """The options of `twinbus cost estimate`."""
+
+    queues: Annotated[int, option("N", "Backlog queues, the option backlog_queue_count.")] = 10
+    ping_interval: Annotated[str, option("TIME", "The option ping_primary_interval.")] = "60s"
+    outages: Annotated[str, option("OFTEN", "How often the primary is down.")] = "2/year"
+    outage_length: Annotated[str, option("TIME", "Length of one outage.")] = "40min"
+    tier: Annotated[str, option("TIER", "Tier of both namespaces: basic, standard or premium.")] = (
+        "standard"
+    )
+    connections: Annotated[
+        int | None,
+        option(
+            "N",
+            "Connections at the peak. Unset: counted from clients, entities and queues.",
+            min=0,
+        ),
+    ] = None
+
+
+class PlanOutput(StrEnum):
+    """The value of `--output`."""
+
+    TEXT = "text"
+    JSON = "json"
+    HTML = "html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(WorkloadOptions):
+    """The options of `twinbus plan`."""
+
+    outages: Annotated[
+        list[str],
+        option(
+            "PATTERN",
+            "How often the primary is down and for how long: '2/year lognormal 40min', where"
+            " 40min is the median; also exponential or fixed, and 'exactly 2/year'. Repeatable.",
+        ),
+    ]
+    sigma: Annotated[float, option("X", "Spread of lognormal lengths (sigma).")] = 1.0
+    failover_interval: Annotated[str, option("TIMES", "To compare, with commas between.")] = (
+        "0,10s,30s,60s"
+    )
+    ping_interval: Annotated[str, option("TIMES", "To compare, with commas between.")] = (
+        "10s,30s,60s,5min"
+    )
+    queues: Annotated[str, option("COUNTS", "Backlog queues to compare.")] = "1,5,10,20"
+    backlog_size: Annotated[str, option("SIZE", "Quota of one backlog queue, 1GB to 80GB.")] = "5GB"
+    rate_limit: Annotated[str, option("RATE", "Messages that the syphon brings home.")] = "250/s"
+    shared_limit: Annotated[
+        bool,
+        flag(
+            "--shared-limit",
+            "The rate limit is the primary's: new messages come first, the syphon has the rest.",
+        ),
+    ] = False
+    patience: Annotated[
+        str | None,
+        option(
+            "TIME",
+            "How long a send tries: the caller's timeout. Without it as long as the retries"
+            " last by default, 11.2 s and four attempts.",
+        ),
+    ] = None
+    hang: Annotated[
+        str,
+        option(
+            "TIME",
+            "How long an attempt takes to fail: 0 if the connection is refused, up to"
+            " attempt_timeout if the primary hangs.",
+        ),
+    ] = "0s"
+    syphons: Annotated[int, option("N", "Programs that run a syphon.")] = 1
+    full_years: Annotated[float, option("X", "Accepted share of years with a full backlog.")] = 0.01
+    raised_per_million: Annotated[
+        float, option("X", "Sends of a million that may raise in a year.")
+    ] = 1.0
+    years: Annotated[int, option("N", "Years to simulate.")] = 4_000
+    seed: Annotated[int, option("N", "The same seed gives the same figures, always.")] = 7

@@ -1,0 +1,87 @@
+"""How a command joins the command line: its options, its exit status, the end of its `--help`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from typing import Any, Final, get_type_hints
+
+import typer
+
+KEEP_LINES: Final = "\b\n"
+"""Tells the help formatter not to rewrap the lines of a paragraph."""
+
+
+def command_group(help_text: str, *, is_run_without_command: bool = False) -> typer.Typer:
+    """Return a group of commands; without a command it shows its help."""
+    return typer.Typer(
+        help=help_text, no_args_is_help=not is_run_without_command, rich_markup_mode=None
+    )
+
+
+def command(
+    app: typer.Typer,
+    example: str,
+    *,
+    name: str | None = None,
+    exit_status: str = "",
+    note: str = "",
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Add a function that returns an exit status to the command line.
+
+    A parameter that is a dataclass stands for one option for each of its fields.
+    """
+
+    def add(function: Callable[..., int]) -> Callable[..., int]:
+        hints = get_type_hints(function, include_extras=True)
+        groups: dict[str, Any] = {of: one for of, one in hints.items() if is_dataclass(one)}
+
+        @wraps(function)
+        def run(**given: Any) -> None:
+            made = {
+                of: group(**{field.name: given.pop(field.name) for field in fields(group)})
+                for of, group in groups.items()
+            }
+            raise typer.Exit(function(**made, **given))
+
+        options = list(_options(function, hints))
+        run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        run.__annotations__ = {option.name: option.annotation for option in options}
+        app.command(name, epilog=epilog(example, exit_status=exit_status, note=note))(run)
+        return function
+
+    return add
+
+
+def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """Return an option that takes a value; its name is the parameter's unless it is given."""
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
+def flag(name: str, text: str) -> Any:
+    """Return an option that takes no value."""
+    return typer.Option(name, help=text)
+
+
+def epilog(example: str, *, exit_status: str = "", note: str = "") -> str:
+    """Return the end of a command's help. The lines of `example` are printed as they are."""
+    paragraphs = [f"Exit status: {exit_status}"] if exit_status else []
+    paragraphs += [note] if note else []
+    return "\n\n".join([*paragraphs, f"{KEEP_LINES}Example: {example}"])
+
+
+def _options(function: Callable[..., int], hints: dict[str, Any]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a function, each dataclass replaced by its fields."""
+    for parameter in inspect.signature(function).parameters.values():
+        kind, hint = inspect.Parameter.KEYWORD_ONLY, hints[parameter.name]
+        if not is_dataclass(hint):
+            yield parameter.replace(kind=kind, annotation=hint)
+            continue
+        field_hints = get_type_hints(hint, include_extras=True)
+        for field in fields(hint):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            yield inspect.Parameter(
+                field.name, kind, default=default, annotation=field_hints[field.name]
+            )
