@@ -184,13 +184,24 @@ def untimed(sections: Sections) -> tuple[Header, Properties]:
     return header, about
 
 
+OWN_ID = "0123456789abcdef" * 2
+OWN_IDS = st.sampled_from([None, OWN_ID])
+
+
 @settings(max_examples=max(300, settings().max_examples))
-@given(messages(), PATHS)
-def test_any_raw_message_comes_back_as_it_was(message: Sections, path: str) -> None:
+@given(messages(), PATHS, OWN_IDS)
+def test_any_raw_message_comes_back_as_it_was(
+    message: Sections, path: str, own_id: str | None
+) -> None:
     assert split(join(message)) == message
-    backlog = to_backlog_sections(message, path)
+    backlog = to_backlog_sections(message, path, own_id=own_id)
     back, aliases = from_backlog_sections(backlog, now_ms=NOW_MS)
     assert aliases.path == path
+    before = decode_properties(message.properties).message_id
+    if own_id is not None and before is not None:
+        assert decode_properties(backlog.properties).message_id == own_id
+    else:
+        assert decode_properties(backlog.properties).message_id == before
     # Byte for byte, what has no part in it.
     for same in (backlog, back):
         assert same.delivery_annotations == message.delivery_annotations
@@ -207,18 +218,19 @@ def test_any_raw_message_comes_back_as_it_was(message: Sections, path: str) -> N
     assert lifetime_ms(back) == lifetime_ms(message)
 
 
-@given(messages(), PATHS)
+@given(messages(), PATHS, OWN_IDS)
 def test_in_the_backlog_nothing_expires_waits_or_needs_a_session(
-    message: Sections, path: str
+    message: Sections, path: str, own_id: str | None
 ) -> None:
-    backlog = to_backlog_sections(message, path)
+    backlog = to_backlog_sections(message, path, own_id=own_id)
     assert split(join(backlog)) == backlog
     assert decode_properties(backlog.properties).group_id is None
     assert SCHEDULED not in decode_map(backlog.message_annotations)
     assert lifetime_ms(backlog) is None
     added = len(join(backlog)) - len(join(message))
-    session = decode_properties(message.properties).group_id
-    assert added <= overhead_bytes(path, session_id=session)
+    about = decode_properties(message.properties)
+    replaced = about.message_id if own_id is not None else None
+    assert added <= overhead_bytes(path, session_id=about.group_id, message_id=replaced)
 
 
 @given(messages(), PATHS)
@@ -307,11 +319,13 @@ def assert_same(back: Sections, sent: Sections) -> None:
     assert back.body == sent.body
 
 
-@given(sdk_messages(), PATHS)
-def test_any_sdk_message_comes_back_as_it_was(message: ServiceBusMessage, path: str) -> None:
+@given(sdk_messages(), PATHS, OWN_IDS)
+def test_any_sdk_message_comes_back_as_it_was(
+    message: ServiceBusMessage, path: str, own_id: str | None
+) -> None:
     sent = on_the_wire(message)
     before = repr(vars(message.raw_amqp_message))
-    copy = to_backlog_message(message, path)
+    copy = to_backlog_message(message, path, own_id=own_id)
     back, aliases = from_backlog_message(copy)
     assert aliases.path == path
     assert_same(on_the_wire(back), sent)

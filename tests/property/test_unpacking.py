@@ -17,6 +17,7 @@ from twinbus.amqp.message import (
     Properties,
     Sections,
     decode_header,
+    decode_properties,
     encode_header,
     encode_map_section,
     encode_message,
@@ -104,7 +105,9 @@ def made(
         application_properties=encode_map_section(APPLICATION_PROPERTIES, draw(CUSTOM)),
         body=body,
     )
-    stored = to_backlog_sections(sent, draw(st.sampled_from(["orders", "Orders/7", "events"])))
+    path = draw(st.sampled_from(["orders", "Orders/7", "events"]))
+    own_id = draw(st.sampled_from([None, None, f"{draw(st.integers(0, 9)):032}"]))
+    stored = to_backlog_sections(sent, path, own_id=own_id)
     marks = {
         Symbol("x-opt-sequence-number"): number + draw(st.integers(0, 9)),
         Symbol("x-opt-enqueued-time"): Timestamp(NOW_MS - draw(st.integers(0, 20_000))),
@@ -150,7 +153,10 @@ DESCRIPTORS = st.sampled_from(
     [Symbol("com.microsoft:timespan"), Symbol("com.microsoft:datetime-offset"), ULong(5), 2.5]
 )
 ODD = st.recursive(ODD_VALUES, lambda inner: st.builds(Described, DESCRIPTORS, inner), max_leaves=3)
-ALIASES = ("x-ms-sessionid", "x-ms-timetolive", "x-ms-scheduledenqueuetimeutc", "x-ms-path")
+ALIASES = (
+    *("x-ms-sessionid", "x-ms-timetolive", "x-ms-scheduledenqueuetimeutc", "x-ms-path"),
+    "x-twinbus-messageid",
+)
 KEYS: st.SearchStrategy[Any] = st.sampled_from([*ALIASES, "mine", 5, b"k", Timestamp(1)])
 MARKS = ("x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until", "x-mine")
 
@@ -283,6 +289,26 @@ def test_the_short_way_is_taken() -> None:
         assert parcel.path == "orders"
     # What looks like a second alias takes the middle way, of which nothing is remembered.
     assert len(unpacker._restored) == 1
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_the_id_before_the_diversion_is_restored_and_is_the_one_that_is_recorded(
+    learned: bool,
+) -> None:
+    unpacker = Unpacker()
+    if learned:
+        unpacker.unpack(usual(b"orders"), b"t", NOW_MS)
+    sent = split(usual(b"orders"))
+    sent.application_properties = b""
+    stored = to_backlog_sections(sent, "orders", own_id="own" * 10)
+    assert decode_properties(stored.properties).message_id == "own" * 10
+    parcel = unpacker.unpack(join(stored), b"t", NOW_MS)
+    assert parcel.message_id == "m"
+    assert decode_properties(split(parcel.wire).properties).message_id == "m"
+    assert read_peeked("queue", join(stored)).message_id == "m"
+    # Also of a message that goes nowhere: its dead letter is recorded by this id.
+    lost = with_alias("x-twinbus-messageid", "m").replace(b"orders", b"$rders")
+    assert unpack(lost, b"t", NOW_MS).message_id == "m"
 
 
 def delivery(ttl_ms: int | None, age_ms: int) -> bytes:

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import uuid4
 
 from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Detached, Disposed, Event
 from twinbus.amqp.link import ReceiverLink, SenderLink
@@ -167,7 +168,7 @@ class _QueueReplay:
                 continue
             refusal: str | None
             try:
-                copy = for_replay(delivery.payload)
+                copy = for_replay(delivery.payload, uuid4().hex)
             except AmqpError as error:
                 refusal = f"no copy can be made of it: {error}"
             else:

@@ -1,9 +1,9 @@
 """The aliases: under which names, and as what types, a backlog message keeps what was cleared.
 
 Names and types are those of the retired .NET library (SPEC 4), so that queues which it left behind
-can be drained. Two names are ours: a marker that the partition key was the session id (without it
-nobody could tell a message that had the key from one that had not), and the count of a dead
-letter's replays.
+can be drained. Three names are ours: a marker that the partition key was the session id (without
+it nobody could tell a message that had the key from one that had not), the message id where the
+copy in the backlog has an id of its own, and the count of a dead letter's replays.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from twinbus.amqp.encoding import encode, string
-from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.amqp.types import Described, Symbol, Timestamp, ULong
 from twinbus.errors import (
     AliasTypeError,
     AliasValueError,
@@ -27,10 +28,11 @@ TIME_TO_LIVE: Final = "x-ms-timetolive"
 SCHEDULED_TIME: Final = "x-ms-scheduledenqueuetimeutc"
 PATH: Final = "x-ms-path"
 PARTITION_KEY_MARKER: Final = "x-twinbus-partitionkey"
+MESSAGE_ID: Final = "x-twinbus-messageid"
 REPLAYS: Final = "x-twinbus-replays"
 
 RESERVED_NAMES: Final = frozenset(
-    {SESSION_ID, TIME_TO_LIVE, SCHEDULED_TIME, PATH, PARTITION_KEY_MARKER, REPLAYS}
+    {SESSION_ID, TIME_TO_LIVE, SCHEDULED_TIME, PATH, PARTITION_KEY_MARKER, MESSAGE_ID, REPLAYS}
 )
 """Application properties that no message may have on its way into the backlog."""
 
@@ -57,6 +59,18 @@ receiver of such a timestamp may close the connection instead of refusing the me
 SESSION_ID_MAX: Final = 128
 """Characters of a session id: the limit of Azure."""
 
+MESSAGE_ID_MAX: Final = 128
+"""Characters of a message id: the limit of Azure."""
+ULONG_MAX: Final = 2**64 - 1
+
+OWN_ID_BYTES: Final = 32
+"""Length of the id that a copy in the backlog gets: a UUID in hexadecimal."""
+PROPERTIES_GROWTH_MAX: Final = OWN_ID_BYTES + 8
+"""How much longer the properties get with it: the id, and a list head of 9 bytes instead of 3."""
+
+MessageId = str | ULong | UUID | bytes
+"""The types that AMQP has for a message id."""
+
 SECTION_GROWTH_MAX: Final = 12
 """The application properties may have to begin: a descriptor of 3 bytes and a map head of 9."""
 
@@ -72,6 +86,8 @@ class Aliases:
     scheduled_ms: int | None = None
     """Scheduled enqueue time in unix milliseconds."""
     partition_key_is_session: bool = False
+    message_id: MessageId | None = None
+    """The message's own id; None: the message in the backlog has it, or it had none."""
 
     def as_properties(self) -> dict[str, object]:
         """The application properties that carry these, with their AMQP types."""
@@ -84,6 +100,8 @@ class Aliases:
             properties[SCHEDULED_TIME] = Timestamp(self.scheduled_ms)
         if self.partition_key_is_session:
             properties[PARTITION_KEY_MARKER] = True
+        if self.message_id is not None:
+            properties[MESSAGE_ID] = self.message_id
         properties[PATH] = self.path
         return properties
 
@@ -107,6 +125,7 @@ class Aliases:
             time_to_live_ms=_duration_ms(properties.get(TIME_TO_LIVE)),
             scheduled_ms=_time_ms(properties.get(SCHEDULED_TIME)),
             partition_key_is_session=properties.get(PARTITION_KEY_MARKER) is True,
+            message_id=read_message_id(properties.get(MESSAGE_ID)),
         )
 
 
@@ -117,11 +136,14 @@ def overhead_bytes(
     has_time_to_live: bool = True,
     is_scheduled: bool = True,
     has_partition_key: bool = True,
+    message_id: object = None,
 ) -> int:
     """At most how many bytes longer a message with these is in the backlog.
 
-    Left as they are, the defaults hold for every message to `path` without a session.
+    Left as they are, the defaults hold for every message to `path` without a session. `message_id`
+    is the id of a message whose copy gets an id of its own.
     """
+    replaced = replaceable_id(message_id)
     aliases = Aliases(
         path=path,
         session_id=session_id,
@@ -129,8 +151,35 @@ def overhead_bytes(
         time_to_live_ms=FOREVER_MS if has_time_to_live else None,
         scheduled_ms=FOREVER_MS if is_scheduled else None,
         partition_key_is_session=has_partition_key and session_id is not None,
+        message_id=replaced,
     )
-    return SECTION_GROWTH_MAX + sum(map(len, aliases.as_entries()))
+    growth = SECTION_GROWTH_MAX + (0 if replaced is None else PROPERTIES_GROWTH_MAX)
+    return growth + sum(map(len, aliases.as_entries()))
+
+
+def replaceable_id(message_id: object) -> MessageId | None:
+    """The id as an alias keeps it; None: there is none, or no service takes it, and it stays."""
+    try:
+        return read_message_id(message_id)
+    except (AliasTypeError, AliasValueError):
+        return None
+
+
+def read_message_id(value: object) -> MessageId | None:
+    """The message id that an alias holds; AliasTypeError, AliasValueError if it is none."""
+    if value is None or isinstance(value, UUID):
+        return value
+    if isinstance(value, bool | Timestamp) or not isinstance(value, str | int | bytes):
+        raise _unreadable(MESSAGE_ID, value, "a string, a UUID, an unsigned number or binary")
+    if isinstance(value, int):
+        if not 0 <= value <= ULONG_MAX:
+            raise AliasValueError(f"{MESSAGE_ID} is {value}, not 0 to {ULONG_MAX}")
+        return ULong(value)
+    if len(value) > MESSAGE_ID_MAX:
+        raise AliasValueError(
+            f"{MESSAGE_ID} has {len(value)} characters; the limit is {MESSAGE_ID_MAX}"
+        )
+    return str(value) if isinstance(value, str) else value
 
 
 def require_fits(size_bytes: int, overhead: int, limit_bytes: int) -> None:

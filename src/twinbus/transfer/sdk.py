@@ -10,19 +10,22 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.amqp.types import Described, Symbol, Timestamp, ULong
 from twinbus.errors import AliasValueError, ReservedPropertyError
-from twinbus.transfer.aliases import RESERVED_NAMES, Aliases
+from twinbus.transfer.aliases import RESERVED_NAMES, Aliases, MessageId, replaceable_id
 from twinbus.transfer.sections import PARTITION_KEY_ANNOTATION, SCHEDULED_ANNOTATION
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def to_backlog_message(message: Any, path: str, *, message_id: str | None = None) -> Any:
+def to_backlog_message(
+    message: Any, path: str, *, message_id: str | None = None, own_id: str | None = None
+) -> Any:
     """Return a copy in backlog form, an AmqpAnnotatedMessage; the message is not changed.
 
     `message` is a ServiceBusMessage or an AmqpAnnotatedMessage; `message_id` is the id it gets if
-    it has none. Raise ReservedPropertyError if a property has the name of an alias.
+    it has none; `own_id` replaces the id of one that has one. Raise ReservedPropertyError if a
+    property has the name of an alias.
     """
     source = _annotated(message)
     custom = dict(source.application_properties or {})
@@ -31,6 +34,8 @@ def to_backlog_message(message: Any, path: str, *, message_id: str | None = None
             raise ReservedPropertyError(_text(name))
     result = _copied(source)
     result.application_properties = custom
+    if message_id is not None and _lacks_id(result):
+        _properties_of(result).message_id = message_id
     session_id = _take_session(result)
     aliases = Aliases(
         path=path,
@@ -38,10 +43,9 @@ def to_backlog_message(message: Any, path: str, *, message_id: str | None = None
         time_to_live_ms=_take_time_to_live(result),
         scheduled_ms=_take_scheduled(result),
         partition_key_is_session=_take_partition_key(result, session_id),
+        message_id=_replace_id(result, own_id),
     )
     custom |= {name: _sdk_value(value) for name, value in aliases.as_properties().items()}
-    if message_id is not None and _lacks_id(result):
-        _properties_of(result).message_id = message_id
     return result
 
 
@@ -66,6 +70,8 @@ def from_backlog_message(message: Any, *, aliases: Aliases | None = None) -> tup
     kept = {name: value for name, value in custom.items() if _text(name) not in RESERVED_NAMES}
     result.application_properties = kept or None
     annotations = dict(result.annotations or {})
+    if aliases.message_id is not None:
+        _properties_of(result).message_id = aliases.message_id
     if aliases.session_id is not None:
         _properties_of(result).group_id = aliases.session_id
         if aliases.partition_key_is_session:
@@ -126,6 +132,15 @@ def _lacks_id(message: Any) -> bool:
     return message.properties is None or not message.properties.message_id
 
 
+def _replace_id(message: Any, own_id: str | None) -> MessageId | None:
+    if own_id is None or message.properties is None:
+        return None
+    replaced = replaceable_id(message.properties.message_id)
+    if replaced is not None:
+        message.properties.message_id = own_id
+    return replaced
+
+
 def _take_session(message: Any) -> str | None:
     session_id = message.properties.group_id if message.properties is not None else None
     if session_id is None:
@@ -182,6 +197,8 @@ def _sdk_value(value: object) -> object:
         return descriptor, {"TYPE": "LONG", "VALUE": value.value}
     if isinstance(value, Timestamp):
         return {"TYPE": "TIMESTAMP", "VALUE": int(value)}
+    if isinstance(value, ULong):
+        return {"TYPE": "ULONG", "VALUE": int(value)}
     return value
 
 

@@ -5,6 +5,7 @@
                         x-opt-partition-key = the session    cleared and restored with the session
     properties          group-id                             cleared, kept as x-ms-sessionid
                         absolute-expiry, creation time       derived from the time to live, cleared
+                        message-id, if an id is given        kept as x-twinbus-messageid, replaced
     application properties                                   gain the aliases and x-ms-path
 
 A section without any of these keeps its exact bytes.
@@ -26,7 +27,14 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Timestamp
 from twinbus.errors import ReservedPropertyError
-from twinbus.transfer.aliases import DATE_MAX_MS, RESERVED_NAMES, Aliases
+from twinbus.transfer.aliases import (
+    DATE_MAX_MS,
+    MESSAGE_ID,
+    RESERVED_NAMES,
+    Aliases,
+    MessageId,
+    replaceable_id,
+)
 from twinbus.transfer.splice import (
     NULL,
     Entry,
@@ -39,7 +47,7 @@ from twinbus.transfer.splice import (
 
 TTL, FIRST_ACQUIRER, DELIVERY_COUNT = 2, 3, 4
 """Indexes of header fields."""
-ABSOLUTE_EXPIRY, CREATION, GROUP_ID = 8, 9, 10
+MESSAGE_ID_FIELD, ABSOLUTE_EXPIRY, CREATION, GROUP_ID = 0, 8, 9, 10
 """Indexes of properties fields."""
 
 SCHEDULED_ANNOTATION: Final = "x-opt-scheduled-enqueue-time"
@@ -59,18 +67,23 @@ DELIVERY_MARKS: Final = frozenset(
 """Annotations that a broker adds to a delivery."""
 
 _RESERVED: Final = {name.encode(): name for name in RESERVED_NAMES}
+_MESSAGE_ID: Final = MESSAGE_ID.encode()
 _SCHEDULED: Final = SCHEDULED_ANNOTATION.encode()
 _PARTITION_KEY: Final = PARTITION_KEY_ANNOTATION.encode()
 _MARKS: Final = frozenset(name.encode() for name in DELIVERY_MARKS)
 _SCHEDULED_KEY: Final = symbol(SCHEDULED_ANNOTATION)
 _PARTITION_KEY_KEY: Final = symbol(PARTITION_KEY_ANNOTATION)
+_MESSAGE_ID_KEY: Final = string(MESSAGE_ID)
 
 UINT_MAX: Final = 0xFFFF_FFFF
 """The longest ttl of a header, 49 days. A longer one is told by the two times in the properties."""
 
 
-def to_backlog_sections(sections: Sections, path: str) -> Sections:
-    """Return the message in backlog form; raise ReservedPropertyError if it has an alias name."""
+def to_backlog_sections(sections: Sections, path: str, *, own_id: str | None = None) -> Sections:
+    """Return the message in backlog form; raise ReservedPropertyError if it has an alias name.
+
+    `own_id` replaces the id of a message that has one.
+    """
     custom = entries_of(sections.application_properties)
     for entry in custom:
         if entry[0] in _RESERVED:
@@ -86,16 +99,22 @@ def to_backlog_sections(sections: Sections, path: str) -> Sections:
     session_id = session_id if isinstance(session_id, str) else None
     # `type`, because a symbol is a str too and would come back as a string.
     key_leaves = type(partition_key) is str and partition_key == session_id
+    replaced = None
+    if own_id is not None:
+        replaced = replaceable_id(field_value(sections.properties, properties, MESSAGE_ID_FIELD))
     aliases = Aliases(
         path=path,
         session_id=session_id,
         time_to_live_ms=_time_to_live_ms(ttl, expiry, creation),
         scheduled_ms=scheduled,
         partition_key_is_session=key_leaves,
+        message_id=replaced,
     )
 
     result = _copied(sections)
     cleared = {} if session_id is None else {GROUP_ID: NULL}
+    if replaced is not None and own_id is not None:
+        cleared[MESSAGE_ID_FIELD] = string(own_id)
     if aliases.time_to_live_ms is not None:
         if ttl is not None:
             result.header = with_fields(sections.header, HEADER, header, {TTL: NULL})
@@ -126,6 +145,36 @@ def aliases_of(sections: Sections) -> Aliases:
     return _aliases_among(
         sections.application_properties, entries_of(sections.application_properties)
     )
+
+
+def original_id(sections: Sections) -> MessageId | None:
+    """Return the id that the copy's own id replaced; None if it was not replaced, or is invalid."""
+    raw = sections.application_properties
+    if _MESSAGE_ID not in raw:
+        return None
+    found = [decode(raw, entry[2])[0] for entry in entries_of(raw) if entry[0] == _MESSAGE_ID]
+    return replaceable_id(found[-1]) if found else None
+
+
+def with_own_id(sections: Sections, own_id: str) -> Sections:
+    """Return a backlog message with another id of its own; its original id stays in the alias."""
+    bounds = fields_of(sections.properties)
+    custom = entries_of(sections.application_properties)
+    original = replaceable_id(field_value(sections.properties, bounds, MESSAGE_ID_FIELD))
+    if original is None:
+        return sections
+    result = _copied(sections)
+    result.properties = with_fields(
+        sections.properties, PROPERTIES, bounds, {MESSAGE_ID_FIELD: string(own_id)}
+    )
+    if all(entry[0] != _MESSAGE_ID for entry in custom):
+        raw = sections.application_properties
+        kept = [raw[entry[1] : entry[3]] for entry in custom]
+        # In front, so that the destination stays last, where the syphon finds it fastest.
+        result.application_properties = with_entries(
+            b"", APPLICATION_PROPERTIES, [], added=[_MESSAGE_ID_KEY + encode(original), *kept]
+        )
+    return result
 
 
 def from_backlog_sections(
@@ -227,6 +276,8 @@ def _time_to_live_ms(ttl: int | None, expiry: int | None, creation: int | None) 
 
 def _restored_properties(aliases: Aliases, now_ms: int) -> dict[int, bytes]:
     changes = {}
+    if aliases.message_id is not None:
+        changes[MESSAGE_ID_FIELD] = encode(aliases.message_id)
     if aliases.session_id is not None:
         changes[GROUP_ID] = string(aliases.session_id)
     if aliases.time_to_live_ms is not None and aliases.time_to_live_ms > UINT_MAX:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -29,6 +30,7 @@ from twinbus.transfer import (
     to_backlog_sections,
     without_delivery_marks,
 )
+from twinbus.transfer.sections import original_id, with_own_id
 
 NOW_MS = 1_800_000_000_000
 WHEN = datetime(2030, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
@@ -231,6 +233,43 @@ def test_a_time_to_live_past_49_days_comes_back_as_the_two_times() -> None:
     assert properties.absolute_expiry_time == NOW_MS + ninety_days
 
 
+@pytest.mark.parametrize("message_id", ["id 1", "", ULong(7), UUID(int=1), b"id", "\u00e9" * 128])
+def test_an_id_of_its_own_replaces_the_messages_and_the_message_gets_its_own_back(
+    message_id: object,
+) -> None:
+    message = raw(properties=Properties(message_id=message_id, subject="s"))
+    backlog = to_backlog_sections(message, "orders", own_id="0" * 32)
+    assert wire.decode_properties(backlog.properties).message_id == "0" * 32
+    alias = decode_map(backlog.application_properties)["x-twinbus-messageid"]
+    assert (type(alias), alias) == (type(message_id), message_id)
+    back, aliases = from_backlog_sections(backlog, now_ms=NOW_MS)
+    assert aliases.message_id == message_id
+    restored = wire.decode_properties(back.properties).message_id
+    assert (type(restored), restored) == (type(message_id), message_id)
+
+
+@pytest.mark.parametrize("message_id", [None, "m" * 129])
+def test_no_id_and_one_that_no_service_takes_stay_as_they_are(message_id: object) -> None:
+    message = raw(properties=Properties(message_id=message_id, subject="s"))
+    backlog = to_backlog_sections(message, "orders", own_id="0" * 32)
+    assert backlog.properties == message.properties
+    assert decode_map(backlog.application_properties) == {"x-ms-path": "orders"}
+
+
+def test_another_id_of_its_own_keeps_the_original_one() -> None:
+    message = raw(properties=Properties(message_id="id 1"))
+    for backlog in (
+        to_backlog_sections(message, "orders"),
+        to_backlog_sections(message, "orders", own_id="0" * 32),
+    ):
+        again = with_own_id(backlog, "1" * 32)
+        assert wire.decode_properties(again.properties).message_id == "1" * 32
+        assert original_id(again) == "id 1"
+        assert from_backlog_sections(again, now_ms=NOW_MS)[0] == message
+    nameless = to_backlog_sections(raw(), "orders")
+    assert with_own_id(nameless, "1" * 32) == nameless
+
+
 def test_other_aliases_can_be_restored_in_place_of_the_messages_own() -> None:
     backlog = to_backlog_sections(FULL, "orders")
     shorter = replace(aliases_of(backlog), time_to_live_ms=1)
@@ -312,6 +351,11 @@ def test_a_path_that_can_name_an_entity_is_taken(path: str) -> None:
         ("x-ms-scheduledenqueuetimeutc", float("inf")),
         ("x-ms-scheduledenqueuetimeutc", Described(DATETIME_OFFSET, True)),
         ("x-ms-scheduledenqueuetimeutc", [5]),
+        ("x-twinbus-messageid", True),
+        ("x-twinbus-messageid", 1.5),
+        ("x-twinbus-messageid", Timestamp(5)),
+        ("x-twinbus-messageid", [5]),
+        ("x-twinbus-messageid", Described(TIMESPAN, "id")),
     ],
 )
 def test_an_alias_of_another_type_is_named(name: str, value: object) -> None:
@@ -324,6 +368,9 @@ def test_an_alias_of_another_type_is_named(name: str, value: object) -> None:
     ("name", "value"),
     [
         ("x-ms-sessionid", "s" * 129),
+        ("x-twinbus-messageid", "m" * 129),
+        ("x-twinbus-messageid", b"m" * 129),
+        ("x-twinbus-messageid", -1),
         ("x-ms-timetolive", -1),
         ("x-ms-timetolive", ULong(2**63)),
         ("x-ms-timetolive", ULong(2**64 - 1)),

@@ -26,7 +26,7 @@ from twinbus.amqp.types import DecodeError
 from twinbus.errors import TransferError
 from twinbus.syphon.connection.amqp_json import as_json, iso_time
 from twinbus.transfer import Aliases, aliases_of
-from twinbus.transfer.aliases import REPLAYS
+from twinbus.transfer.aliases import MESSAGE_ID, REPLAYS, replaceable_id
 
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
@@ -72,7 +72,9 @@ class PeekedMessage:
 
     @property
     def message_id(self) -> str | None:
-        return _text(self.properties.message_id)
+        """The message's id; of a backlog message the one it had before it was diverted."""
+        original = replaceable_id(self.application_properties.get(MESSAGE_ID))
+        return _text(self.properties.message_id if original is None else original)
 
     @property
     def path(self) -> str | None:

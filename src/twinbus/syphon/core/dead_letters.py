@@ -1,8 +1,9 @@
 """Dead letters of backlog queues: how to select them, and the form in which one is replayed.
 
 A replay sends a copy to the message's own backlog queue and then completes the dead letter: at
-least once, with the same message id. The copy carries a count of its replays, so that a message
-that is dead-lettered again and again is refused after a few.
+least once; the syphon restores the same message id. In the backlog the copy has an id of its own: a
+queue that detects duplicates has seen the old one. The copy carries a count of its replays, so that
+a message that is dead-lettered again and again is refused after a few.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from twinbus.amqp.types import Int
 from twinbus.syphon.connection.peeked_message import DESCRIPTION, REASON, PeekedMessage, read_peeked
 from twinbus.transfer import without_delivery_marks
 from twinbus.transfer.aliases import REPLAYS
+from twinbus.transfer.sections import with_own_id
 from twinbus.transfer.splice import entries_of, with_entries
 
 REPLAYS_MAX: Final = 3
@@ -50,10 +52,11 @@ class DeadLetterFilter:
         return self.since_ms is None or (letter.enqueued_ms or 0) >= self.since_ms
 
 
-def for_replay(wire: bytes) -> bytes:
+def for_replay(wire: bytes, own_id: str | None = None) -> bytes:
     """Return a dead letter as it is sent again: without reason and marks, and counted.
 
-    Every other byte is unchanged. Raise DecodeError if it is not a message.
+    `own_id` is its new id in the backlog, if it has one. Every other byte is unchanged. Raise
+    DecodeError if it is not a message.
     """
     sections = without_delivery_marks(split(wire))
     custom = sections.application_properties
@@ -65,7 +68,7 @@ def for_replay(wire: bytes) -> bytes:
     sections.application_properties = with_entries(
         b"", APPLICATION_PROPERTIES, [], added=[counted, *kept]
     )
-    return join(sections)
+    return join(sections if own_id is None else with_own_id(sections, own_id))
 
 
 def _folded(text: str | None) -> str | None:

@@ -20,6 +20,7 @@ from twinbus.amqp.types import AmqpError, DecodeError
 from twinbus.errors import TransferError
 from twinbus.syphon.core.backlog_message import LOCK_SHORTEST_S, BacklogMessage
 from twinbus.transfer import Aliases, aliases_of, from_backlog_sections, without_delivery_marks
+from twinbus.transfer.sections import original_id
 from twinbus.transfer.splice import entries_of, field_value, fields_of
 
 MALFORMED: Final = "MalformedMessage"
@@ -82,7 +83,7 @@ def _fill(
     try:
         sections = split(payload)
         _read_marks(message, sections.message_annotations, now_ms)
-        message.message_id = _message_id(sections.properties)
+        message.message_id = _id_before(sections)
         shortened = _shortened(message, aliases_of(sections), now_ms) if remaining_ttl else None
         restored, aliases = from_backlog_sections(
             without_delivery_marks(sections), now_ms=now_ms, aliases=shortened
@@ -187,7 +188,7 @@ class Unpacker:
         """Unpack a message with other aliases than a path alone, whose marks are read already."""
         try:
             message.sequence_number, message.enqueued_ms, locked_ms = found
-            message.message_id = _message_id(sections.properties)
+            message.message_id = _id_before(sections)
             shortened = None
             if self._remaining_ttl:
                 shortened = _shortened(message, aliases_of(sections), now_ms)
@@ -335,6 +336,12 @@ class _Front:
             return None
         locked = values[self._locked] if self._locked > 0 else 0
         return values[self._sequence], values[self._enqueued], locked
+
+
+def _id_before(sections: Sections) -> str | None:
+    """The id of the message before it was diverted, which an id of the copy may have replaced."""
+    original = original_id(sections)
+    return _message_id(sections.properties) if original is None else str(original)
 
 
 def _message_id(properties: bytes) -> str | None:

@@ -17,6 +17,7 @@ from twinbus.amqp.message import (
     Properties,
     Sections,
     decode_map,
+    decode_properties,
     encode_header,
     encode_map_section,
     encode_message,
@@ -73,6 +74,15 @@ def test_a_replayed_message_is_restored_as_if_it_had_never_been_dead() -> None:
     assert again.wire == first.wire
     assert split(again.wire).body == split(sent).body
     assert decode_map(split(again.wire).application_properties) == {"n": 5}
+
+
+def test_a_replay_has_an_id_of_its_own_in_the_backlog_and_the_message_keeps_its_own() -> None:
+    copy = for_replay(dead_letter(), "0" * 32)
+    assert decode_properties(split(copy).properties).message_id == "0" * 32
+    assert read_peeked(QUEUE, copy).message_id == "m-1"
+    again = unpack(copy, b"t", NOW_MS)
+    assert again.message_id == "m-1"
+    assert decode_properties(split(again.wire).properties).message_id == "m-1"
 
 
 def test_each_replay_is_counted_and_the_reason_goes() -> None:
