@@ -2,9 +2,10 @@
 
 The SDK's own batch is full when it would exceed the limit of the primary. This one is also full
 when its copies, with their aliases, would exceed the limit of a backlog queue. The size of the
-aliases is counted message by message and is an upper bound; it depends on the path and the session
-id. So a full batch is diverted in one piece. It is split only if the limit of the backlog was not
-known when the batch was made, or turned out smaller.
+aliases is counted message by message and is an upper bound; it depends on the path, the session id
+and, where copies have ids of their own, the message id. So a full batch is diverted in one piece.
+It is split only if the limit of the backlog was not known when the batch was made, or turned out
+smaller.
 """
 
 from __future__ import annotations
@@ -64,7 +65,13 @@ class PairedMessageBatch(ServiceBusMessageBatch):
     def _added_by(self, message: Any) -> int:
         properties = annotated(message).properties
         session = properties.group_id if properties is not None else None
-        if session is None:
+        replaced = None
+        if self._ids.own_in_backlog and properties is not None:
+            replaced = properties.message_id
+        if session is None and replaced is None:
             return self._without_session
-        text = session.decode("utf-8", "replace") if isinstance(session, bytes) else str(session)
-        return overhead_bytes(self._path, session_id=text) + ENTRY_GROWTH_MAX
+        if session is not None:
+            is_binary = isinstance(session, bytes)
+            session = session.decode("utf-8", "replace") if is_binary else str(session)
+        overhead = overhead_bytes(self._path, session_id=session, message_id=replaced)
+        return overhead + ENTRY_GROWTH_MAX

@@ -19,13 +19,14 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, error_text
 from twinbus.transfer import to_backlog_message
-from twinbus.transfer.aliases import RESERVED_KEYS
+from twinbus.transfer.aliases import OWN_ID_BYTES, RESERVED_KEYS
 
 PROPERTIES_MAX: Final = 64 * 1_024
 """The service's limit for the properties of a message, system and application together."""
 
 ALIASES_MAX: Final = 2 * 1_024
-"""More than all aliases together: a path has 260 characters at most, a session id 128."""
+"""More than all aliases together: a path has 260 characters at most, a session id and a message
+id 128."""
 
 STANDARD_BYTES: Final = 256 * 1_024
 """The smallest limit of any tier, Standard's."""
@@ -68,13 +69,16 @@ class BacklogLimits:
         return self._option if self._option is not None else self._messages.get(queue)
 
 
-def flaws(messages: Sequence[Any], path: str, limit_bytes: int | None) -> list[BacklogGuardError]:
+def flaws(
+    messages: Sequence[Any], path: str, limit_bytes: int | None, *, has_own_ids: bool = False
+) -> list[BacklogGuardError]:
     """An error for each message that could not be diverted; usually none."""
+    own_id = "0" * OWN_ID_BYTES if has_own_ids else None
     return [
         flaw
         for message in messages
         if _is_suspect(annotated(message), limit_bytes)
-        and (flaw := _flaw(message, path, limit_bytes)) is not None
+        and (flaw := _flaw(message, path, limit_bytes, own_id)) is not None
     ]
 
 
@@ -132,9 +136,11 @@ def _is_near(message: AmqpAnnotatedMessage, limit_bytes: int) -> bool:
     return size_bytes is None or size_bytes + PROPERTIES_MAX + ALIASES_MAX > limit_bytes
 
 
-def _flaw(message: Any, path: str, limit_bytes: int | None) -> BacklogGuardError | None:
+def _flaw(
+    message: Any, path: str, limit_bytes: int | None, own_id: str | None
+) -> BacklogGuardError | None:
     try:
-        return too_large(message, diverted_copy(message, path), limit_bytes)
+        return too_large(message, diverted_copy(message, path, own_id), limit_bytes)
     except BacklogGuardError as refusal:
         return refusal
 
@@ -157,10 +163,10 @@ def too_large(
     )
 
 
-def diverted_copy(message: Any, path: str) -> AmqpAnnotatedMessage:
+def diverted_copy(message: Any, path: str, own_id: str | None = None) -> AmqpAnnotatedMessage:
     """The copy for a backlog queue; BacklogGuardError where there can be none."""
     try:
-        copy: AmqpAnnotatedMessage = to_backlog_message(message, path)
+        copy: AmqpAnnotatedMessage = to_backlog_message(message, path, own_id=own_id)
     except BacklogGuardError:
         raise
     except Exception as error:

@@ -1,7 +1,8 @@
 """The messages of one send call, with their ids.
 
 The application's message objects go to the SDK unchanged. Only a message without an id is sent as a
-copy with one, and the same object gets the same id each time it is sent (SPEC 3, Ids).
+copy with one, and the same object gets the same id each time it is sent (SPEC 3, Ids). Where the
+description of the backlog queues could not be read, a copy for them has an id of its own (SPEC 4).
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class MessageIds:
     again and again, keeps it until it was sent, and only while its content is the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_in_backlog: bool = False) -> None:
+        self.own_in_backlog = own_in_backlog
+        """Whether a copy for a backlog queue has an id of its own: the queue may detect duplicates,
+        and two messages for two entities may have the same id."""
         self._given: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._mappings: OrderedDict[int, tuple[Any, dict[str, Any], str]] = OrderedDict()
 
@@ -73,11 +77,13 @@ class Outgoing:
     """The messages of one call, in the forms for the SDK and for a backlog queue."""
 
     __slots__ = (
-        "_by_session", "_diverted", "_measured", "mappings", "messages", "path", "payload",
-        "suspects",
+        "_by_session", "_diverted", "_measured", "_own_ids", "has_own_ids", "mappings", "messages",
+        "path", "payload", "suspects",
     )  # fmt: skip
 
-    def __init__(self, payload: Any, messages: Sequence[Any], path: str) -> None:
+    def __init__(
+        self, payload: Any, messages: Sequence[Any], path: str, has_own_ids: bool = False
+    ) -> None:
         self.payload = payload
         """The argument of the SDK's `send_messages`."""
         self.messages = messages
@@ -87,6 +93,9 @@ class Outgoing:
         """The mappings among the given messages."""
         self.suspects: list[Any] = []
         """Messages that may have a flaw and need a closer check (SPEC 4)."""
+        self.has_own_ids = has_own_ids
+        """Whether the copies for a backlog queue have ids of their own."""
+        self._own_ids: Sequence[str | None] | None = None
         self._diverted: list[Any] | None = None
         self._measured: list[tuple[str | None, int | None]] | None = None
         self._by_session: dict[str | None, list[Any]] | None = None
@@ -99,13 +108,13 @@ class Outgoing:
         """
         if isinstance(given, ServiceBusMessageBatch):
             payload, every = _named_batch(given, ids)
-            result = cls(payload, every, path)
+            result = cls(payload, every, path, ids.own_in_backlog)
         elif isinstance(given, Iterable) and not isinstance(given, Mapping):
             every = list(given)
-            result = cls(every, every, path)
+            result = cls(every, every, path, ids.own_in_backlog)
         else:
             every = [given]
-            result = cls(given, every, path)
+            result = cls(given, every, path, ids.own_in_backlog)
         result._inspect(every, ids, limit_bytes)
         if type(result.payload) is list:
             result.payload = result.messages
@@ -150,7 +159,13 @@ class Outgoing:
         BacklogGuardError, before anything is sent, if the queue could not store one of them.
         """
         if self._diverted is None:
-            self._diverted = [diverted_copy(message, self.path) for message in self.messages]
+            if self._own_ids is None:
+                # Drawn once: every retry of this call, on whatever queue, carries the same.
+                self._own_ids = [uuid4().hex if self.has_own_ids else None for _ in self.messages]
+            self._diverted = [
+                diverted_copy(message, self.path, own_id)
+                for message, own_id in zip(self.messages, self._own_ids, strict=True)
+            ]
         for message, copy in zip(self.messages, self._diverted, strict=True):
             refusal = too_large(message, copy, limit_bytes)
             if refusal is not None:
@@ -160,8 +175,10 @@ class Outgoing:
     def halves(self) -> tuple[Outgoing, Outgoing]:
         """The same messages in two calls, for a batch that is too large with its aliases."""
         middle = len(self.messages) // 2
-        first, second = list(self.messages[:middle]), list(self.messages[middle:])
-        return Outgoing(first, first, self.path), Outgoing(second, second, self.path)
+        halves = self._part(self.messages[:middle]), self._part(self.messages[middle:])
+        if self._own_ids is not None:
+            halves[0]._own_ids, halves[1]._own_ids = self._own_ids[:middle], self._own_ids[middle:]
+        return halves
 
     def by_session(self) -> dict[str | None, list[Any]]:
         """The messages of each session, in order; under None those without one."""
@@ -173,7 +190,11 @@ class Outgoing:
 
     def parts(self) -> list[Outgoing]:
         """The same messages in one call for each session."""
-        return [Outgoing(part, part, self.path) for part in self.by_session().values()]
+        return [self._part(part) for part in self.by_session().values()]
+
+    def _part(self, messages: Sequence[Any]) -> Outgoing:
+        part = list(messages)
+        return Outgoing(part, part, self.path, self.has_own_ids)
 
 
 def _session_of(message: Any) -> str | None:

@@ -61,7 +61,12 @@ class SendingCall(PairedCall):
         if limits.smallest is None:
             # The message may be too large: an open link reports the limit of a backlog queue.
             self.state.warm(self.target.backlog)
-        found = flaws(self.outgoing.suspects, self.entity.path, limits.smallest)
+        found = flaws(
+            self.outgoing.suspects,
+            self.entity.path,
+            limits.smallest,
+            has_own_ids=self.outgoing.has_own_ids,
+        )
         if not found:
             return
         if self.state.options.strict_guards:

@@ -119,7 +119,8 @@ class PairedSender:
                 self._entity.raised += 1
                 raise asyncio.CancelledError
             return
-        outgoing = Outgoing(message, (message,), self._entity.path)
+        own_ids = self._state.message_ids.own_in_backlog
+        outgoing = Outgoing(message, (message,), self._entity.path, own_ids)
         try:
             await SendingCall(self._target, outgoing, deadline).run_after(failed, began, timeout_s)
         except BaseException:

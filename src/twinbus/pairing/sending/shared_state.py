@@ -65,7 +65,8 @@ class SharedState:
         self.policy = RetryPolicy.of(options)
         self.rotation = Rotation()
         self.paths = backlog_paths(primary.label, options.backlog_queue_count)
-        self.message_ids = MessageIds()
+        # Without the right to read their descriptions, the queues may detect duplicates (SPEC 4).
+        self.message_ids = MessageIds(own_in_backlog=not options.create_backlog_queues)
         self.limits = BacklogLimits(options.message_size_limit)
         self.listeners = Listeners()
         self.counters = PairCounters()

@@ -176,8 +176,85 @@ def test_a_batch_with_no_room_for_ids_goes_as_it_is_but_its_copies_have_them() -
     assert carried.diverted(None).properties.message_id == carried.ids[0] != ""
 
 
-def paired_batch(limit: int, room: int, path: str = "orders") -> PairedMessageBatch:
-    return PairedMessageBatch(limit, room_bytes=room, path=path, ids=MessageIds())
+def stored_ids(world: FakePair) -> list[tuple[str, Any, Any]]:
+    """Queue, id in the backlog and original id of every copy that a backlog queue got."""
+    return [
+        (queue, copy.properties.message_id, copy.application_properties.get("x-twinbus-messageid"))
+        for queue, sent in world.secondary.took
+        for copy in (sent if isinstance(sent, list) else [sent])
+    ]
+
+
+async def test_without_the_descriptions_every_accepted_copy_has_an_id_of_its_own() -> None:
+    world = FakePair(create_backlog_queues=False)
+    for path in ("orders", "bills"):
+        world.client.entity(path).tell(ForceFailover())
+        sender = world.client.get_queue_sender(path)
+        same = ServiceBusMessage("x", message_id="7")
+        await sender.send_messages([same, same])
+        await sender.send_messages(same)
+        unnamed = nameless("y")
+        await sender.send_messages(unnamed)
+        given = world.client.state.message_ids.of(unnamed)
+        originals = [original for _, _, original in stored_ids(world)[-4:]]
+        assert originals == ["7", "7", "7", given]
+    own = [copy_id for _, copy_id, _ in stored_ids(world)]
+    assert len(set(own)) == len(own) == 8
+    assert not {"7", None} & set(own)
+    # The ledger counts messages by the id that the application knows.
+    assert world.ledger.of("divert", "message_id")[:3] == [("7",)] * 3
+    await world.client.close()
+
+
+async def test_with_the_descriptions_a_copy_keeps_its_id() -> None:
+    world = FakePair()
+    world.client.entity("orders").tell(ForceFailover())
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(ServiceBusMessage("x", message_id="7"))
+    assert [found[1:] for found in stored_ids(world)] == [("7", None)]
+    await world.client.close()
+
+
+async def test_every_retry_of_a_call_has_the_same_id_of_its_own_on_whatever_queue() -> None:
+    world = FakePair(create_backlog_queues=False, retry_total=0)
+    seen: list[tuple[str, ...]] = []
+
+    async def take_singles_late(sent: Any) -> None:
+        if sent is None:
+            return
+        copies = sent if isinstance(sent, list) else [sent]
+        seen.append(tuple(copy.properties.message_id for copy in copies))
+        if len(seen) < 3:
+            raise ConnectionRefusedError("refused")
+        if len(copies) > 1:
+            raise MessageSizeExceededError(message="too large")
+
+    world.secondary.behaviour = take_singles_late
+    world.client.entity("orders").tell(ForceFailover())
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages([ServiceBusMessage("x", message_id="7") for _ in range(2)])
+    first, second = seen[0]
+    assert first != second
+    assert seen == [(first, second)] * 3 + [(first,), (second,)]
+    await world.client.close()
+
+
+async def test_a_message_that_met_the_outage_on_the_primary_has_an_id_of_its_own_too() -> None:
+    world = FakePair(create_backlog_queues=False, failover_interval=0.0)
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(ServiceBusMessage("x", message_id="1"))
+    fails(world)
+    await sender.send_messages(ServiceBusMessage("x", message_id="2"))
+    ((_, own, original),) = stored_ids(world)
+    assert original == "2" != own
+    await world.client.close()
+
+
+def paired_batch(
+    limit: int, room: int, path: str = "orders", *, own_ids: bool = False
+) -> PairedMessageBatch:
+    ids = MessageIds(own_in_backlog=own_ids)
+    return PairedMessageBatch(limit, room_bytes=room, path=path, ids=ids)
 
 
 def fill(batch: ServiceBusMessageBatch, make: Any) -> int:
@@ -190,23 +267,28 @@ def fill(batch: ServiceBusMessageBatch, make: Any) -> int:
 
 @pytest.mark.parametrize("size", [0, 10, 180, 240, 900])
 @pytest.mark.parametrize("session", [None, "s" * 100])
+@pytest.mark.parametrize("own_id", [None, "0" * 32])
 def test_a_batch_filled_to_the_brim_fits_the_backlog_with_its_aliases(
-    size: int, session: str | None
+    size: int, session: str | None, own_id: str | None
 ) -> None:
     def make(number: int) -> ServiceBusMessage:
-        return ServiceBusMessage("x" * size, session_id=session, partition_key=session)
+        return ServiceBusMessage(
+            "x" * size, session_id=session, partition_key=session, message_id="m" * 128
+        )
 
-    batch = paired_batch(20_000, 20_000)
+    batch = paired_batch(20_000, 20_000, own_ids=own_id is not None)
     count = fill(batch, make)
     diverted = sdk_batch(
-        *(to_backlog_message(message, "orders") for message in batch._messages), size=20_000
+        *(to_backlog_message(message, "orders", own_id=own_id) for message in batch._messages),
+        size=20_000,
     )
     assert len(diverted) == count > 3
     # The room that is left unused is one message, and for each what it might have had and had not:
     # both times, and the session id, which is counted where it was and where it goes.
-    grown = encoded_bytes(to_backlog_message(make(0), "orders")) + 300
+    grown = encoded_bytes(to_backlog_message(make(0), "orders", own_id=own_id)) + 300
     unused = 20_000 - diverted.size_in_bytes
-    assert unused < grown + count * (140 + 2 * len(session or "") + 40)
+    replaced = 0 if own_id is None else 40 + 128
+    assert unused < grown + count * (140 + 2 * len(session or "") + 40 + replaced)
     assert all(id_of(message) is not None for message in batch._messages)
 
 
