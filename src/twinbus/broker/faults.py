@@ -5,7 +5,7 @@ Pure: the shell asks `decide` before each operation and performs what the return
     kind                 stage    what the shell then does
     refuse_attach        attach   refuses the link with the condition
     refuse_send          send     rejects the message with the condition
-    throttle             send     rejects the message as server-busy
+    throttle             send     rejects the message as server-busy; with `per_s` what exceeds it
     drop_before_commit   send     cuts the connection; the message is not stored
     drop_after_commit    send     stores the message and cuts the connection unacknowledged
     delay                any      waits `delay_ms`, then goes on
@@ -61,6 +61,8 @@ class Fault:
     until_ms: int | None = None
     delay_ms: int = 0
     probability: float = 1.0
+    per_s: float | None = None
+    """Sends a second that a throttle lets pass, from a bucket that holds one second's worth."""
 
     def __post_init__(self) -> None:
         if self.kind not in STAGES_BY_KIND:
@@ -77,6 +79,10 @@ class Fault:
             raise ArgumentOutOfRange(
                 f"delay_ms of a {self.kind} fault is {least_ms}..{DELAY_MS_MAX}, "
                 f"not {self.delay_ms}"
+            )
+        if self.per_s is not None and (self.kind != "throttle" or not self.per_s >= 1):
+            raise ArgumentOutOfRange(
+                f"per_s is 1 or more, and of a throttle fault only; got {self.per_s} of {self.kind}"
             )
         default = THROTTLE_CONDITION if self.kind == "throttle" else DEFAULT_CONDITION
         # A frozen dataclass fills its own defaults this way; they depend on the kind.
@@ -107,6 +113,8 @@ class FaultPlan:
         self._draw = draw
         self._faults: dict[int, Fault] = {}
         self._last_id = 0
+        self._buckets: dict[int, tuple[float, int]] = {}
+        """Of throttles with a rate: sends that may pass, and when that was so, in milliseconds."""
 
     def __bool__(self) -> bool:
         """False while no fault is active: a cheap check for busy paths."""
@@ -122,10 +130,12 @@ class FaultPlan:
 
     def remove(self, fault_id: int) -> bool:
         """Remove one fault; False if it is gone already."""
+        self._buckets.pop(fault_id, None)
         return self._faults.pop(fault_id, None) is not None
 
     def clear(self) -> None:
         """Remove all faults."""
+        self._buckets.clear()
         self._faults.clear()
 
     def list(self, now_ms: int) -> dict[int, Fault]:
@@ -139,19 +149,26 @@ class FaultPlan:
             return None
         self._forget_expired(now_ms)
         for fault_id, fault in self._faults.items():
-            if fault.applies_to(stage, path) and self._strikes(fault):
+            if fault.applies_to(stage, path) and self._strikes(fault_id, fault, now_ms):
                 self._use_up(fault_id, fault)
                 return fault
         return None
 
-    def _strikes(self, fault: Fault) -> bool:
+    def _strikes(self, fault_id: int, fault: Fault, now_ms: int) -> bool:
+        if fault.per_s is not None:
+            room, since_ms = self._buckets.get(fault_id, (fault.per_s, now_ms))
+            room = min(fault.per_s, room + fault.per_s * max(0, now_ms - since_ms) / 1000)
+            passes = room >= 1
+            self._buckets[fault_id] = (room - 1 if passes else room, now_ms)
+            if passes:
+                return False
         return fault.probability >= 1.0 or self._draw() < fault.probability
 
     def _use_up(self, fault_id: int, fault: Fault) -> None:
         if fault.count is None:
             return
         if fault.count == 1:
-            del self._faults[fault_id]
+            self.remove(fault_id)
         else:
             self._faults[fault_id] = replace(fault, count=fault.count - 1)
 
@@ -162,7 +179,7 @@ class FaultPlan:
             if fault.until_ms is not None and fault.until_ms <= now_ms
         ]
         for fault_id in expired:
-            del self._faults[fault_id]
+            self.remove(fault_id)
 
 
 def fault_from_json(document: object, now_ms: int) -> Fault:
@@ -181,6 +198,7 @@ def fault_from_json(document: object, now_ms: int) -> Fault:
         "for_ms",
         "delay_ms",
         "probability",
+        "per_s",
     }
     if unknown := sorted(str(key) for key in document if key not in known):
         raise ArgumentInvalid(
@@ -191,9 +209,7 @@ def fault_from_json(document: object, now_ms: int) -> Fault:
         if for_ms < 1:
             raise ArgumentOutOfRange(f"for_ms of a fault is 1 or more, not {for_ms}")
         until_ms = now_ms + for_ms
-    probability = document.get("probability", 1.0)
-    if isinstance(probability, bool) or not isinstance(probability, int | float):
-        raise ArgumentInvalid(f"probability of a fault is a number, not {probability!r}")
+    probability, per_s = _number(document, "probability"), _number(document, "per_s")
     return Fault(
         kind=_text(document, "kind") or "",
         entity=_text(document, "entity"),
@@ -202,7 +218,8 @@ def fault_from_json(document: object, now_ms: int) -> Fault:
         count=_whole(document, "count"),
         until_ms=until_ms,
         delay_ms=_whole(document, "delay_ms") or 0,
-        probability=float(probability),
+        probability=1.0 if probability is None else probability,
+        per_s=per_s,
     )
 
 
@@ -218,6 +235,7 @@ def fault_to_json(fault_id: int, fault: Fault) -> dict[str, object]:
         "until_ms": fault.until_ms,
         "delay_ms": fault.delay_ms,
         "probability": fault.probability,
+        "per_s": fault.per_s,
     }
 
 
@@ -234,3 +252,12 @@ def _whole(document: Mapping[str, object], key: str) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise ArgumentInvalid(f"{key} of a fault is a whole number, not {value!r}")
+
+
+def _number(document: Mapping[str, object], key: str) -> float | None:
+    value = document.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArgumentInvalid(f"{key} of a fault is a number, not {value!r}")
+    return float(value)

@@ -115,6 +115,17 @@ def test_conditions_default_to_what_the_kind_means() -> None:
     assert "refuse_send" in Fault(kind="refuse_send").description
 
 
+def test_a_throttle_with_a_rate_passes_a_second_s_worth_and_then_the_rate() -> None:
+    plan = plan_of(Fault(kind="throttle", per_s=100))
+
+    def passed(count: int, now_ms: int) -> int:
+        return sum(plan.decide("send", "orders", now_ms) is None for _ in range(count))
+
+    assert passed(500, NOW_MS) == 100
+    assert passed(500, NOW_MS + 100) == 10
+    assert passed(500, NOW_MS + 60_000) == 100
+
+
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
@@ -122,6 +133,8 @@ def test_conditions_default_to_what_the_kind_means() -> None:
         ({"kind": "hang", "count": 0}, "count"),
         ({"kind": "hang", "probability": 0.0}, "probability"),
         ({"kind": "hang", "probability": 1.01}, "probability"),
+        ({"kind": "hang", "per_s": 10}, "per_s"),
+        ({"kind": "throttle", "per_s": 0.5}, "per_s"),
         ({"kind": "delay"}, "delay_ms"),
         ({"kind": "delay", "delay_ms": DELAY_MS_MAX + 1}, "delay_ms"),
         ({"kind": "hang", "delay_ms": -1}, "delay_ms"),
@@ -130,6 +143,7 @@ def test_conditions_default_to_what_the_kind_means() -> None:
         ({"kind": "hang", "count": "3"}, "count"),
         ({"kind": "hang", "entity": 5}, "entity"),
         ({"kind": "hang", "probability": "often"}, "probability"),
+        ({"kind": "throttle", "per_s": "slow"}, "per_s"),
         ({"kind": "hang", "entty": "orders"}, "entty"),
         ({}, "kind"),
         (["hang"], "JSON object"),
