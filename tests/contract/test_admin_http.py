@@ -29,10 +29,11 @@ from azure.servicebus.management import (
 
 from tests.official_sdk import Faults, administration, async_administration, sas_token
 from twinbus.broker import descriptions
-from twinbus.broker.admin.api import AdminRequest, BrokerServices, respond
+from twinbus.broker.admin.api import AdminRequest, respond
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.sas import AccessPolicy
+from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
 from twinbus.broker.tokens import LockTokens
 from twinbus.errors import StoreFull
@@ -215,7 +216,7 @@ def test_a_change_that_the_disk_did_not_take_is_not_confirmed() -> None:
         headers={"authorization": sign("sb://localhost/", "sender", "send-key", 1_800_000_000)},
         body=ENTRY.format("QueueDescription", "").encode(),
     )
-    answer = asyncio.run(respond(cast("BrokerServices", services), request))
+    answer = asyncio.run(respond(cast("BrokerServer", services), request))
     assert (answer.status, b"no room left" in answer.body) == (500, True)
 
 

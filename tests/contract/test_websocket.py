@@ -16,7 +16,7 @@ from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTO
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from twinbus.broker.admin.api import BrokerServices
+    from twinbus.broker.server import BrokerServer
 
 pytestmark = pytest.mark.contract
 
@@ -70,7 +70,7 @@ class Services:
 @asynccontextmanager
 async def broker() -> AsyncIterator[tuple[Services, str, HttpHost]]:
     services = Services()
-    http = HttpHost(cast("BrokerServices", services))
+    http = HttpHost(cast("BrokerServer", services))
     listener = Listener("127.0.0.1", 0, services.peer, http)
     await listener.start()
     try:

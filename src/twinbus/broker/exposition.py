@@ -7,12 +7,12 @@ a test or at an edge site shall not need another library for them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from twinbus.broker.engine.namespace import BrokerNamespace
     from twinbus.broker.engine.queue import Queue
+    from twinbus.broker.server import BrokerServer
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -25,25 +25,13 @@ OTHERS: Final = "(others)"
 STATES: Final = ("active", "scheduled", "deferred", "dead-lettered")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BrokerGauges:
-    """Numbers of the broker that are not of one entity."""
-
-    connections: int
-    commits: int
-    commit_failures: int
-    pending_bytes: int
-    engine_failures: int
-    ledger_unrecorded: int | None = None
-    """None: the broker keeps no ledger."""
-
-
-def exposition(namespace: BrokerNamespace, workings: BrokerGauges) -> str:
+def exposition(broker: BrokerServer) -> str:
     """The series of one namespace, as text."""
-    return "".join(f"{line}\n" for line in _lines(namespace, workings))
+    return "".join(f"{line}\n" for line in _lines(broker))
 
 
-def _lines(namespace: BrokerNamespace, workings: BrokerGauges) -> Iterator[str]:
+def _lines(broker: BrokerServer) -> Iterator[str]:
+    namespace, commit = broker.namespace, broker.commit
     held = _held(namespace)
     yield from _family(
         "messages", "gauge", "Messages of an entity by state; active includes locked"
@@ -54,22 +42,23 @@ def _lines(namespace: BrokerNamespace, workings: BrokerGauges) -> Iterator[str]:
     yield from _family("bytes", "gauge", "Bytes of an entity's messages, dead-lettered ones too")
     for entity, (_, size_bytes) in held.items():
         yield _sample("bytes", size_bytes, namespace.name, entity=entity)
+    failures, unrecorded = broker.engine_failures, broker.ledger_unrecorded
     for name, kind, words, value in (
-        ("connections", "gauge", "AMQP connections open now", workings.connections),
-        ("commits_total", "counter", "Group commits that are on disk", workings.commits),
-        ("commit_failures_total", "counter", "Commits that failed", workings.commit_failures),
+        ("connections", "gauge", "AMQP connections open now", len(broker.peers)),
+        ("commits_total", "counter", "Group commits that are on disk", commit.commits),
+        ("commit_failures_total", "counter", "Commits that failed", commit.failures),
         (
             "engine_failures_total",
             "counter",
             "Unexpected errors that the engine contained",
-            workings.engine_failures,
+            failures,
         ),
-        ("pending_bytes", "gauge", "Bytes that wait for the disk", workings.pending_bytes),
+        ("pending_bytes", "gauge", "Bytes that wait for the disk", commit.pending_bytes),
         (
             "ledger_unrecorded_total",
             "counter",
             "Records that the ledger could not take",
-            workings.ledger_unrecorded,
+            unrecorded,
         ),
     ):
         if value is None:

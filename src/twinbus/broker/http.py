@@ -20,15 +20,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from twinbus.broker import websocket as amqp_over_websocket
-from twinbus.broker.admin.api import (
-    AdminRequest,
-    AdminResponse,
-    BrokerServices,
-    respond,
-    respond_faults,
-)
+from twinbus.broker.admin.api import AdminRequest, respond, respond_faults
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
-from twinbus.broker.exposition import CONTENT_TYPE, BrokerGauges, exposition
+from twinbus.broker.admin.entities import Document
+from twinbus.broker.exposition import CONTENT_TYPE, exposition
+from twinbus.broker.server import BrokerServer
 
 BODY_BYTES_MAX = 1024 * 1024
 """A description with all its rules takes a few kilobytes."""
@@ -48,12 +44,12 @@ _EVERY_METHOD = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
 class HttpHost:
     """Makes a protocol for each HTTP connection of one namespace, and ends them all on close."""
 
-    def __init__(self, services: BrokerServices) -> None:
+    def __init__(self, broker: BrokerServer) -> None:
         # Access log and log configuration are process-wide switches of uvicorn. A program that
         # embeds the broker may run uvicorn for itself, so they stay as they are; the protocols'
         # own switch is used instead.
         self._config = uvicorn.Config(
-            application(services),
+            application(broker),
             http="h11",
             ws="wsproto",
             ws_max_size=WEBSOCKET_MESSAGE_BYTES_MAX,
@@ -89,33 +85,23 @@ class HttpHost:
             connection.shutdown()
 
 
-def application(services: BrokerServices) -> Starlette:
+def application(broker: BrokerServer) -> Starlette:
     """The ASGI application of one namespace."""
 
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "namespace": services.namespace.name})
+        return JSONResponse({"status": "ok", "namespace": broker.namespace.name})
 
     async def metrics(_: Request) -> Response:
-        commit = services.commit
-        workings = BrokerGauges(
-            connections=services.connections,
-            commits=commit.commits,
-            commit_failures=commit.failures,
-            pending_bytes=commit.pending_bytes,
-            engine_failures=services.engine_failures,
-            ledger_unrecorded=services.ledger_unrecorded,
-        )
-        text = exposition(services.namespace, workings)
-        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+        return Response(exposition(broker), headers={"Content-Type": CONTENT_TYPE})
 
     async def faults(request: Request) -> Response:
-        return await _carry_out(services, request, respond_faults)
+        return await _carry_out(broker, request, respond_faults)
 
     async def administration(request: Request) -> Response:
-        return await _carry_out(services, request, respond)
+        return await _carry_out(broker, request, respond)
 
     async def amqp(websocket: WebSocket) -> None:
-        await amqp_over_websocket.serve(websocket, services.peer)
+        await amqp_over_websocket.serve(websocket, broker.peer)
 
     return Starlette(
         routes=[
@@ -131,10 +117,10 @@ def application(services: BrokerServices) -> Starlette:
     )
 
 
-Answer = Callable[[BrokerServices, AdminRequest], Awaitable[AdminResponse]]
+Answer = Callable[[BrokerServer, AdminRequest], Awaitable[Document]]
 
 
-async def _carry_out(services: BrokerServices, request: Request, answer: Answer) -> Response:
+async def _carry_out(broker: BrokerServer, request: Request, answer: Answer) -> Response:
     try:
         body = await _read_body(request)
     except ClientDisconnect:
@@ -142,7 +128,7 @@ async def _carry_out(services: BrokerServices, request: Request, answer: Answer)
     if body is None:
         detail = f"the request body is longer than {BODY_BYTES_MAX} bytes"
         return Response(render_error(413, detail), 413, media_type=ERROR_CONTENT_TYPE)
-    answered = await answer(services, _admin_request(request, body))
+    answered = await answer(broker, _admin_request(request, body))
     # Clients compare it with their own clock: their tokens and times depend on that.
     date = {"Date": formatdate(usegmt=True)}
     return Response(answered.body, answered.status, date, answered.content_type)

@@ -97,11 +97,6 @@ class BrokerServer:
         return self._context.namespace
 
     @property
-    def connections(self) -> int:
-        """AMQP connections that are open."""
-        return len(self.peers)
-
-    @property
     def ledger_unrecorded(self) -> int | None:
         """Records that the ledger could not take, of all this process's namespaces."""
         return None if self.view is None else self.view.unrecorded

@@ -6,21 +6,18 @@ a request means is in `admin_entities`; this shell knows the token, the disk and
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from twinbus.broker.admin.addresses import Address, parse_address, parse_page
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Administration, Document
-from twinbus.broker.engine.namespace import BrokerNamespace
-from twinbus.broker.faults import FaultPlan, fault_from_json, fault_to_json
+from twinbus.broker.faults import fault_from_json, fault_to_json
 from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, Refusal, Unauthorized
-from twinbus.broker.sas import MANAGE, SEND, AccessPolicy, Grant
-from twinbus.broker.storage.commit import GroupCommit
+from twinbus.broker.sas import MANAGE, SEND, Grant
+from twinbus.broker.server import BrokerServer
 from twinbus.errors import StoreError
 
 _log = logging.getLogger(__name__)
@@ -30,43 +27,6 @@ SUPPLEMENTARY_HEADERS = (
     "servicebusdlqsupplementaryauthorization",
 )
 """Tokens for the destinations of forwarding, which the client's own token need not cover."""
-
-
-class BrokerServices(Protocol):
-    """What the HTTP side needs of the running broker of a namespace."""
-
-    @property
-    def namespace(self) -> BrokerNamespace:
-        """The engine at the moment: it is another one after the disk failed."""
-
-    @property
-    def commit(self) -> GroupCommit: ...
-
-    @property
-    def policy(self) -> AccessPolicy: ...
-
-    @property
-    def faults(self) -> FaultPlan: ...
-
-    @property
-    def connections(self) -> int:
-        """AMQP connections that are open."""
-
-    @property
-    def engine_failures(self) -> int:
-        """Unexpected errors that the engine contained."""
-
-    @property
-    def ledger_unrecorded(self) -> int | None:
-        """Records that the broker's ledger could not take; None: it keeps none."""
-
-    def now_ms(self) -> int: ...
-
-    def wake(self) -> None:
-        """Schedule a tick: timers may have to be armed and messages delivered."""
-
-    def peer(self) -> asyncio.Protocol:
-        """A protocol for a new AMQP connection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,54 +42,45 @@ class AdminRequest:
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class AdminResponse:
-    """What goes back."""
-
-    status: int
-    body: bytes
-    content_type: str
-
-
 class MethodNotAllowed(Refusal):
     """The method has no meaning for the path."""
 
     condition, status = "amqp:not-allowed", 405
 
 
-async def respond(services: BrokerServices, request: AdminRequest) -> AdminResponse:
+async def respond(broker: BrokerServer, request: AdminRequest) -> Document:
     """Carry out one request of the administration API."""
     try:
         address = parse_address(request.raw_path)
-        grant = _require_manage(services, request, address.path)
-        document = _carry_out(services, request, address, grant)
+        grant = _require_manage(broker, request, address.path)
+        document = _carry_out(broker, request, address, grant)
         if request.method != "GET":
-            services.wake()
-            await services.commit.durable()
+            broker.wake()
+            await broker.commit.durable()
     except Refusal as refusal:
         return _refused(request, refusal)
     except StoreError as error:
         return _refused(request, Refusal(f"the change was not stored: {error}"))
-    return AdminResponse(document.status, document.body, document.content_type)
+    return document
 
 
-async def respond_faults(services: BrokerServices, request: AdminRequest) -> AdminResponse:
+async def respond_faults(broker: BrokerServer, request: AdminRequest) -> Document:
     """Carry out one request on the faults in force: list, add, remove, clear."""
     try:
-        _require_manage(services, request, "")
-        return _faults(services, request)
+        _require_manage(broker, request, "")
+        return _faults(broker, request)
     except Refusal as refusal:
         return _json(refusal.status, {"error": refusal.description})
 
 
 def _carry_out(
-    services: BrokerServices, request: AdminRequest, address: Address, grant: Grant
+    broker: BrokerServer, request: AdminRequest, address: Address, grant: Grant
 ) -> Document:
     administration = Administration(
-        namespace=services.namespace,
+        namespace=broker.namespace,
         authority=request.headers.get("host", "localhost"),
-        now_ms=services.now_ms(),
-        may_forward_to=lambda path: _require_send(services, request, grant, path),
+        now_ms=broker.now_ms(),
+        may_forward_to=lambda path: _require_send(broker, request, grant, path),
     )
     match request.method:
         case "GET":
@@ -142,13 +93,13 @@ def _carry_out(
     raise MethodNotAllowed(f"{request.method} is not a method of the administration API")
 
 
-def _require_manage(services: BrokerServices, request: AdminRequest, path: str) -> Grant:
+def _require_manage(broker: BrokerServer, request: AdminRequest, path: str) -> Grant:
     token = request.headers.get("authorization")
     if token is None:
         raise Unauthorized(
             "the request has no Authorization header; sign it with a shared access key"
         )
-    grant = services.policy.verify(token, services.now_ms() / 1000)
+    grant = broker.policy.verify(token, broker.now_ms() / 1000)
     if not grant.allows(path, MANAGE):
         where = repr(path) if path else "the namespace"
         raise Unauthorized(
@@ -157,7 +108,7 @@ def _require_manage(services: BrokerServices, request: AdminRequest, path: str) 
     return grant
 
 
-def _require_send(services: BrokerServices, request: AdminRequest, grant: Grant, path: str) -> None:
+def _require_send(broker: BrokerServer, request: AdminRequest, grant: Grant, path: str) -> None:
     """Forwarding sends, so it needs the right to, from the client's token or one sent along."""
     if grant.allows(path, SEND):
         return
@@ -165,24 +116,24 @@ def _require_send(services: BrokerServices, request: AdminRequest, grant: Grant,
         token = request.headers.get(name)
         if token is None:
             continue
-        if services.policy.verify(token, services.now_ms() / 1000).allows(path, SEND):
+        if broker.policy.verify(token, broker.now_ms() / 1000).allows(path, SEND):
             return
     raise Unauthorized(
         f"forwarding to {path!r} needs the right to send there, which is not granted"
     )
 
 
-def _refused(request: AdminRequest, refusal: Refusal) -> AdminResponse:
+def _refused(request: AdminRequest, refusal: Refusal) -> Document:
     _log.info(
         "%s %s refused (%d): %s",
         request.method, request.raw_path, refusal.status, refusal.description,
     )  # fmt: skip
     body = render_error(refusal.status, refusal.description)
-    return AdminResponse(refusal.status, body, ERROR_CONTENT_TYPE)
+    return Document(refusal.status, body, ERROR_CONTENT_TYPE)
 
 
-def _faults(services: BrokerServices, request: AdminRequest) -> AdminResponse:
-    plan, now_ms = services.faults, services.now_ms()
+def _faults(broker: BrokerServer, request: AdminRequest) -> Document:
+    plan, now_ms = broker.faults, broker.now_ms()
     fault_id = request.raw_path.removeprefix("/").partition("/")[2]
     match request.method, fault_id:
         case "GET", "":
@@ -212,5 +163,5 @@ def _read_json(body: bytes) -> object:
         raise ArgumentInvalid(f"the request body is not JSON: {error}") from None
 
 
-def _json(status: int, document: object) -> AdminResponse:
-    return AdminResponse(status, json.dumps(document).encode(), "application/json")
+def _json(status: int, document: object) -> Document:
+    return Document(status, json.dumps(document).encode(), "application/json")

@@ -7,7 +7,6 @@ namespaces; read with the standard parser, after what it must never see was refu
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape, quoteattr
 
@@ -27,18 +26,6 @@ ERROR_CONTENT_TYPE = "application/xml; charset=utf-8"
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """One entity as an Atom entry: where it is, since when, and its description in XML."""
-
-    title: str
-    url: str
-    author: str
-    created_at_ms: int
-    updated_at_ms: int
-    content: str
-
-
 def text_of(value: str) -> str:
     """`value` as XML text; characters that XML cannot carry become U+FFFD."""
     return escape(_NOT_XML.sub("\ufffd", value))
@@ -54,13 +41,21 @@ def described(name: str, inner: str) -> str:
     return f'<{name} xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{inner}</{name}>'
 
 
-def render_entry(entry: Entry) -> bytes:
-    """The document that answers a request for one entity."""
-    return _entry(entry).encode()
+def render_entry(
+    *, title: str, url: str, author: str, created_at_ms: int, updated_at_ms: int, content: str
+) -> str:
+    """One entity as an Atom entry: where it is, since when, and its description in XML."""
+    return (
+        f'<entry xmlns="{ATOM}">{tag("id", url)}<title type="text">{text_of(title)}</title>'
+        f"{tag('published', render_time(created_at_ms))}"
+        f"{tag('updated', render_time(updated_at_ms))}"
+        f'<author>{tag("name", author)}</author><link rel="self" href={_attribute(url)}/>'
+        f'<content type="application/xml">{content}</content></entry>'
+    )
 
 
 def render_feed(
-    title: str, url: str, updated_at_ms: int, entries: list[Entry], next_url: str | None = None
+    title: str, url: str, updated_at_ms: int, entries: list[str], next_url: str | None = None
 ) -> bytes:
     """The document that answers a list; clients ask on at `next_url` until there is none.
 
@@ -71,7 +66,7 @@ def render_feed(
         f'<feed xmlns="{ATOM}"><title type="text">{text_of(title)}</title>{tag("id", url)}'
         f"{tag('updated', render_time(updated_at_ms))}"
         f'<link rel="self" href={_attribute(url)}/>{more}'
-        f"{''.join(map(_entry, entries))}</feed>"
+        f"{''.join(entries)}</feed>"
     ).encode()
 
 
@@ -121,18 +116,6 @@ def child_text(element: ET.Element, name: str) -> str | None:
 def instance_type(element: ET.Element) -> str:
     """The `xsi:type` of an element without its prefix; empty when it has none."""
     return element.get(f"{{{INSTANCE}}}type", "").rpartition(":")[2]
-
-
-def _entry(entry: Entry) -> str:
-    return (
-        f'<entry xmlns="{ATOM}">{tag("id", entry.url)}'
-        f'<title type="text">{text_of(entry.title)}</title>'
-        f"{tag('published', render_time(entry.created_at_ms))}"
-        f"{tag('updated', render_time(entry.updated_at_ms))}"
-        f"<author>{tag('name', entry.author)}</author>"
-        f'<link rel="self" href={_attribute(entry.url)}/>'
-        f'<content type="application/xml">{entry.content}</content></entry>'
-    )
 
 
 def _attribute(value: str) -> str:

@@ -1,7 +1,7 @@
 """Queues, topics and subscriptions as XML: what an administrator asks for, and what there is.
 
-Pure. One table per entity names each setting, its field and its kind; reading and writing both
-follow it. The engine checks whether a value is in range.
+Pure. A table names each setting, its field and its kind; reading and writing both follow it. The
+engine checks whether a value is in range.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from twinbus.broker.admin.atom_values import (
 )
 from twinbus.broker.descriptions import (
     AuthorizationRule,
+    Description,
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
@@ -49,64 +50,50 @@ class SettingType(Enum):
     RULES = auto()
 
 
-Table = tuple[tuple[str, str, SettingType], ...]
-"""Name of the element, field of the description, kind."""
-
 _CLEARED_WHEN_ABSENT = (SettingType.TEXT, SettingType.PATH)
 """Clients end forwarding by leaving the element out; other kinds then stay as they were."""
 
-_QUEUE = (
-    ("LockDuration", "lock_duration_ms", SettingType.DURATION),
-    ("MaxSizeInMegabytes", "max_size_mb", SettingType.INT),
-    ("RequiresDuplicateDetection", "requires_duplicate_detection", SettingType.BOOL),
-    ("RequiresSession", "requires_session", SettingType.BOOL),
-    ("DefaultMessageTimeToLive", "default_ttl_ms", SettingType.DURATION),
-    ("DeadLetteringOnMessageExpiration", "dead_letter_on_expiration", SettingType.BOOL),
-    ("DuplicateDetectionHistoryTimeWindow", "duplicate_detection_window_ms", SettingType.DURATION),
-    ("MaxDeliveryCount", "max_delivery_count", SettingType.INT),
-    ("EnableBatchedOperations", "enable_batched_operations", SettingType.BOOL),
-    ("AuthorizationRules", "authorization_rules", SettingType.RULES),
-    ("Status", "status", SettingType.WORD),
-    ("ForwardTo", "forward_to", SettingType.PATH),
-    ("UserMetadata", "user_metadata", SettingType.TEXT),
-    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", SettingType.DURATION),
-    ("EnablePartitioning", "enable_partitioning", SettingType.BOOL),
-    ("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", SettingType.PATH),
-    ("EnableExpress", "enable_express", SettingType.BOOL),
-    ("MaxMessageSizeInKilobytes", "max_message_size_kb", SettingType.INT),
-)
+_SETTINGS = {
+    "LockDuration": ("lock_duration_ms", SettingType.DURATION),
+    "MaxSizeInMegabytes": ("max_size_mb", SettingType.INT),
+    "RequiresDuplicateDetection": ("requires_duplicate_detection", SettingType.BOOL),
+    "RequiresSession": ("requires_session", SettingType.BOOL),
+    "DefaultMessageTimeToLive": ("default_ttl_ms", SettingType.DURATION),
+    "DeadLetteringOnMessageExpiration": ("dead_letter_on_expiration", SettingType.BOOL),
+    "DeadLetteringOnFilterEvaluationExceptions": ("dead_letter_on_filter_error", SettingType.BOOL),
+    "DuplicateDetectionHistoryTimeWindow": ("duplicate_detection_window_ms", SettingType.DURATION),
+    "MaxDeliveryCount": ("max_delivery_count", SettingType.INT),
+    "EnableBatchedOperations": ("enable_batched_operations", SettingType.BOOL),
+    "FilteringMessagesBeforePublishing": ("filtering_before_publishing", SettingType.BOOL),
+    "AuthorizationRules": ("authorization_rules", SettingType.RULES),
+    "Status": ("status", SettingType.WORD),
+    "ForwardTo": ("forward_to", SettingType.PATH),
+    "UserMetadata": ("user_metadata", SettingType.TEXT),
+    "SupportOrdering": ("support_ordering", SettingType.BOOL),
+    "AutoDeleteOnIdle": ("auto_delete_on_idle_ms", SettingType.DURATION),
+    "EnablePartitioning": ("enable_partitioning", SettingType.BOOL),
+    "ForwardDeadLetteredMessagesTo": ("forward_dead_letters_to", SettingType.PATH),
+    "EnableExpress": ("enable_express", SettingType.BOOL),
+    "MaxMessageSizeInKilobytes": ("max_message_size_kb", SettingType.INT),
+}
+"""Field of the description and kind, by name of the element."""
 
-_TOPIC = (
-    ("DefaultMessageTimeToLive", "default_ttl_ms", SettingType.DURATION),
-    ("MaxSizeInMegabytes", "max_size_mb", SettingType.INT),
-    ("RequiresDuplicateDetection", "requires_duplicate_detection", SettingType.BOOL),
-    ("DuplicateDetectionHistoryTimeWindow", "duplicate_detection_window_ms", SettingType.DURATION),
-    ("EnableBatchedOperations", "enable_batched_operations", SettingType.BOOL),
-    ("FilteringMessagesBeforePublishing", "filtering_before_publishing", SettingType.BOOL),
-    ("AuthorizationRules", "authorization_rules", SettingType.RULES),
-    ("Status", "status", SettingType.WORD),
-    ("UserMetadata", "user_metadata", SettingType.TEXT),
-    ("SupportOrdering", "support_ordering", SettingType.BOOL),
-    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", SettingType.DURATION),
-    ("EnablePartitioning", "enable_partitioning", SettingType.BOOL),
-    ("EnableExpress", "enable_express", SettingType.BOOL),
-    ("MaxMessageSizeInKilobytes", "max_message_size_kb", SettingType.INT),
-)
-
-_SUBSCRIPTION = (
-    ("LockDuration", "lock_duration_ms", SettingType.DURATION),
-    ("RequiresSession", "requires_session", SettingType.BOOL),
-    ("DefaultMessageTimeToLive", "default_ttl_ms", SettingType.DURATION),
-    ("DeadLetteringOnMessageExpiration", "dead_letter_on_expiration", SettingType.BOOL),
-    ("DeadLetteringOnFilterEvaluationExceptions", "dead_letter_on_filter_error", SettingType.BOOL),
-    ("MaxDeliveryCount", "max_delivery_count", SettingType.INT),
-    ("EnableBatchedOperations", "enable_batched_operations", SettingType.BOOL),
-    ("Status", "status", SettingType.WORD),
-    ("ForwardTo", "forward_to", SettingType.PATH),
-    ("UserMetadata", "user_metadata", SettingType.TEXT),
-    ("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", SettingType.PATH),
-    ("AutoDeleteOnIdle", "auto_delete_on_idle_ms", SettingType.DURATION),
-)
+_ORDERS: dict[type, list[str]] = {
+    QueueDescription: """LockDuration MaxSizeInMegabytes RequiresDuplicateDetection RequiresSession
+        DefaultMessageTimeToLive DeadLetteringOnMessageExpiration
+        DuplicateDetectionHistoryTimeWindow MaxDeliveryCount EnableBatchedOperations
+        AuthorizationRules Status ForwardTo UserMetadata AutoDeleteOnIdle EnablePartitioning
+        ForwardDeadLetteredMessagesTo EnableExpress MaxMessageSizeInKilobytes""".split(),
+    TopicDescription: """DefaultMessageTimeToLive MaxSizeInMegabytes RequiresDuplicateDetection
+        DuplicateDetectionHistoryTimeWindow EnableBatchedOperations
+        FilteringMessagesBeforePublishing AuthorizationRules Status UserMetadata SupportOrdering
+        AutoDeleteOnIdle EnablePartitioning EnableExpress MaxMessageSizeInKilobytes""".split(),
+    SubscriptionDescription: """LockDuration RequiresSession DefaultMessageTimeToLive
+        DeadLetteringOnMessageExpiration DeadLetteringOnFilterEvaluationExceptions
+        MaxDeliveryCount EnableBatchedOperations Status ForwardTo UserMetadata
+        ForwardDeadLetteredMessagesTo AutoDeleteOnIdle""".split(),
+}
+"""The settings of each description, in the order of the service."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,69 +116,11 @@ class RuntimeInfo:
 _D = TypeVar("_D", QueueDescription, TopicDescription, SubscriptionDescription)
 
 
-def read_queue(element: Element, present: QueueDescription | None, now_ms: int) -> QueueDescription:
-    """The settings a QueueDescription asks for; `present` are those of the queue to update."""
-    return _read(element, _QUEUE, present or QueueDescription(), now_ms)
-
-
-def read_topic(element: Element, present: TopicDescription | None, now_ms: int) -> TopicDescription:
-    """The settings a TopicDescription asks for; `present` are those of the topic to update."""
-    return _read(element, _TOPIC, present or TopicDescription(), now_ms)
-
-
-def read_subscription(
-    element: Element, present: SubscriptionDescription | None, now_ms: int
-) -> SubscriptionDescription:
-    """The settings a SubscriptionDescription element asks for; `present` as for queues."""
-    return _read(element, _SUBSCRIPTION, present or SubscriptionDescription(), now_ms)
-
-
-def write_queue(description: QueueDescription, runtime: RuntimeInfo, authority: str) -> str:
-    """The QueueDescription element of a queue; `authority` is the host:port of forwarding URIs."""
-    settings = _write_settings(description, _QUEUE, authority)
-    held = (
-        tag("SizeInBytes", str(runtime.size_bytes))
-        + tag("MessageCount", str(runtime.message_count))
-        + tag("IsAnonymousAccessible", "false")
-        + tag("SupportOrdering", "true")
-    )
-    return described("QueueDescription", settings + held + _write_runtime(runtime))
-
-
-def write_topic(description: TopicDescription, runtime: RuntimeInfo, authority: str) -> str:
-    """The TopicDescription element of a topic."""
-    settings = _write_settings(description, _TOPIC, authority)
-    held = (
-        tag("SizeInBytes", str(runtime.size_bytes))
-        + tag("IsAnonymousAccessible", "false")
-        + tag("SubscriptionCount", str(runtime.subscription_count))
-        + tag("SqlFilterCount", str(runtime.sql_filter_count))
-        + tag("CorrelationFilterCount", str(runtime.correlation_filter_count))
-        + tag("EnableSubscriptionPartitioning", "false")
-    )
-    return described("TopicDescription", settings + held + _write_runtime(runtime))
-
-
-def write_subscription(
-    description: SubscriptionDescription, runtime: RuntimeInfo, authority: str
-) -> str:
-    """The SubscriptionDescription element of a subscription."""
-    settings = _write_settings(description, _SUBSCRIPTION, authority)
-    held = tag("MessageCount", str(runtime.message_count))
-    return described("SubscriptionDescription", settings + held + _write_runtime(runtime))
-
-
-def write_namespace(name: str) -> str:
-    """The NamespaceInfo element: a Standard namespace, whose limits the broker keeps to."""
-    return described(
-        "NamespaceInfo",
-        tag("MessagingSKU", "Standard") + tag("Name", name) + tag("NamespaceType", "Messaging"),
-    )
-
-
-def _read(element: Element, table: Table, present: _D, now_ms: int) -> _D:
+def read_settings(element: Element, present: _D, now_ms: int) -> _D:
+    """The settings that an element asks for; `present` has the settings before."""
     wanted: dict[str, Any] = {}
-    for name, field, kind in table:
+    for name in _ORDERS[type(present)]:
+        field, kind = _SETTINGS[name]
         found = child(element, name)
         if found is None:
             if kind in _CLEARED_WHEN_ABSENT:
@@ -201,9 +130,42 @@ def _read(element: Element, table: Table, present: _D, now_ms: int) -> _D:
             wanted[field] = _read_rules(found, known, now_ms)
         else:
             wanted[field] = _read_value(kind, found.text or "", name)
-    asked = replace(present, **wanted)
-    _refuse_other_tiers(asked)
-    return asked
+    settings = replace(present, **wanted)
+    _refuse_other_tiers(settings)
+    return settings
+
+
+def write_entity(description: Description, runtime: RuntimeInfo, authority: str) -> str:
+    """The element of a queue, topic or subscription, which has the name of its description.
+
+    `authority` is the host:port of forwarding URIs.
+    """
+    held: dict[str, object] = {"SizeInBytes": runtime.size_bytes}
+    match description:
+        case QueueDescription():
+            held["MessageCount"] = runtime.message_count
+            held |= {"IsAnonymousAccessible": "false", "SupportOrdering": "true"}
+        case TopicDescription():
+            held |= {
+                "IsAnonymousAccessible": "false",
+                "SubscriptionCount": runtime.subscription_count,
+                "SqlFilterCount": runtime.sql_filter_count,
+                "CorrelationFilterCount": runtime.correlation_filter_count,
+                "EnableSubscriptionPartitioning": "false",
+            }
+        case SubscriptionDescription():
+            held = {"MessageCount": runtime.message_count}
+    facts = "".join(tag(name, str(value)) for name, value in held.items())
+    settings = _write_settings(description, authority)
+    return described(type(description).__name__, settings + facts + _write_runtime(runtime))
+
+
+def write_namespace(name: str) -> str:
+    """The NamespaceInfo element: a Standard namespace, whose limits the broker keeps to."""
+    return described(
+        "NamespaceInfo",
+        tag("MessagingSKU", "Standard") + tag("Name", name) + tag("NamespaceType", "Messaging"),
+    )
 
 
 def _read_value(kind: SettingType, text: str, name: str) -> object:
@@ -279,9 +241,10 @@ def _refuse_other_tiers(asked: _D) -> None:
         )
 
 
-def _write_settings(description: object, table: Table, authority: str) -> str:
+def _write_settings(description: Description, authority: str) -> str:
     parts = []
-    for name, field, kind in table:
+    for name in _ORDERS[type(description)]:
+        field, kind = _SETTINGS[name]
         value = getattr(description, field)
         if kind is SettingType.RULES:
             parts.append(f"<{name}>{''.join(map(_write_rule, value))}</{name}>")

@@ -15,7 +15,6 @@ from twinbus.broker.admin.addresses import Address, AdminNode, ListPage, render_
 from twinbus.broker.admin.atom import (
     CONTENT_TYPE,
     FEED_CONTENT_TYPE,
-    Entry,
     child,
     child_text,
     local_name,
@@ -25,13 +24,9 @@ from twinbus.broker.admin.atom import (
 )
 from twinbus.broker.admin.atom_entities import (
     RuntimeInfo,
-    read_queue,
-    read_subscription,
-    read_topic,
+    read_settings,
+    write_entity,
     write_namespace,
-    write_queue,
-    write_subscription,
-    write_topic,
 )
 from twinbus.broker.admin.atom_rules import read_rule, write_rule
 from twinbus.broker.descriptions import (
@@ -40,6 +35,8 @@ from twinbus.broker.descriptions import (
     Description,
     QueueDescription,
     RuleDescription,
+    SubscriptionDescription,
+    TopicDescription,
 )
 from twinbus.broker.engine.topic import Subscription, Topic
 from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, NotAllowed
@@ -83,7 +80,7 @@ class Administration:
             case AdminNode.QUEUES | AdminNode.TOPICS | AdminNode.SUBSCRIPTIONS | AdminNode.RULES:
                 return self._list(address, page)
         try:
-            return Document(200, render_entry(self._entry(address)))
+            return Document(200, self._entry(address).encode())
         except EntityNotFound:
             # Azure answers with an empty feed, and its SDKs turn that into their not-found error.
             return self._nothing()
@@ -117,7 +114,7 @@ class Administration:
                 raise ArgumentInvalid(
                     f"the request's path names {address.node.value}; put the entity's name into it"
                 )
-        return Document(200 if update else 201, render_entry(self._entry(address)))
+        return Document(200 if update else 201, self._entry(address).encode())
 
     def delete(self, address: Address) -> Document:
         """Remove the node and everything in it."""
@@ -140,14 +137,14 @@ class Administration:
         namespace, path = self.namespace, address.entity
         match local_name(element):
             case "QueueDescription":
-                queue = _settings(namespace.get_queue(path)) if update else None
-                wanted = read_queue(element, queue, self.now_ms)
+                queue = _settings(namespace.get_queue(path)) if update else QueueDescription()
+                wanted = read_settings(element, queue, self.now_ms)
                 self._check_forwarding(path, queue, wanted)
                 change = namespace.update_queue if update else namespace.create_queue
                 change(path, wanted, self.now_ms)
             case "TopicDescription":
-                topic = namespace.get_topic(path).description if update else None
-                asked = read_topic(element, topic, self.now_ms)
+                topic = namespace.get_topic(path).description if update else TopicDescription()
+                asked = read_settings(element, topic, self.now_ms)
                 alter = namespace.update_topic if update else namespace.create_topic
                 alter(path, asked, self.now_ms)
             case other:
@@ -159,8 +156,10 @@ class Administration:
     def _put_subscription(self, address: Address, element: Element, update: bool) -> None:
         namespace, topic, name = self.namespace, address.entity, address.subscription
         _require(element, "SubscriptionDescription")
-        present = namespace.get_subscription(topic, name).description if update else None
-        wanted = read_subscription(element, present, self.now_ms)
+        present = SubscriptionDescription()
+        if update:
+            present = namespace.get_subscription(topic, name).description
+        wanted = read_settings(element, present, self.now_ms)
         self._check_forwarding(address.path, present, wanted)
         if update:
             namespace.update_subscription(topic, name, wanted, self.now_ms)
@@ -181,12 +180,10 @@ class Administration:
         change = self.namespace.update_rule if update else self.namespace.create_rule
         change(address.entity, address.subscription, rule, self.now_ms)
 
-    def _check_forwarding(
-        self, path: str, present: Description | None, wanted: Description
-    ) -> None:
+    def _check_forwarding(self, path: str, present: Description, wanted: Description) -> None:
         for field in ("forward_to", "forward_dead_letters_to"):
             destination = getattr(wanted, field)
-            if destination is None or destination == getattr(present, field, None):
+            if destination is None or destination == getattr(present, field):
                 continue
             if destination.lower() != path.lower():
                 self._require_destination(destination)
@@ -203,7 +200,7 @@ class Administration:
 
     # Reading
 
-    def _entry(self, address: Address) -> Entry:
+    def _entry(self, address: Address) -> str:
         match address.node:
             case AdminNode.SUBSCRIPTION:
                 return self._subscription_entry(
@@ -218,32 +215,31 @@ class Administration:
         entity = self.namespace.send_target(address.entity)
         return self._topic_entry(entity) if isinstance(entity, Topic) else self._queue_entry(entity)
 
-    def _queue_entry(self, queue: Queue) -> Entry:
+    def _queue_entry(self, queue: Queue) -> str:
         held = _holdings(queue)
-        content = write_queue(_settings(queue), held, self.authority)
+        content = write_entity(queue.description, held, self.authority)
         return self._render(queue.path, Address(AdminNode.ENTITY, queue.path), held, content)
 
-    def _topic_entry(self, topic: Topic) -> Entry:
+    def _topic_entry(self, topic: Topic) -> str:
         held = _topic_holdings(topic)
-        content = write_topic(topic.description, held, self.authority)
+        content = write_entity(topic.description, held, self.authority)
         return self._render(topic.path, Address(AdminNode.ENTITY, topic.path), held, content)
 
-    def _subscription_entry(self, topic: str, subscription: Subscription) -> Entry:
+    def _subscription_entry(self, topic: str, subscription: Subscription) -> str:
         held = _holdings(subscription)
-        content = write_subscription(subscription.description, held, self.authority)
+        content = write_entity(subscription.description, held, self.authority)
         address = Address(AdminNode.SUBSCRIPTION, topic, subscription.name)
         return self._render(subscription.name, address, held, content)
 
-    def _rule_entry(self, address: Address, rule: RuleDescription) -> Entry:
-        at_ms = rule.created_at_ms
-        held = RuntimeInfo(created_at_ms=at_ms, updated_at_ms=at_ms, accessed_at_ms=at_ms)
+    def _rule_entry(self, address: Address, rule: RuleDescription) -> str:
         where = Address(AdminNode.RULE, address.entity, address.subscription, rule.name)
-        return self._render(rule.name, where, held, write_rule(rule))
+        return self._render(rule.name, where, _since(rule.created_at_ms), write_rule(rule))
 
-    def _render(self, title: str, address: Address, held: RuntimeInfo, content: str) -> Entry:
-        return Entry(
+    def _render(self, title: str, address: Address, held: RuntimeInfo, content: str) -> str:
+        is_namespace = address.node is AdminNode.NAMESPACE
+        return render_entry(
             title=title,
-            url=self._url(render_path(address)),
+            url=self._url("/$namespaceinfo" if is_namespace else render_path(address)),
             author=self.namespace.name,
             created_at_ms=held.created_at_ms,
             updated_at_ms=held.updated_at_ms,
@@ -252,31 +248,19 @@ class Administration:
 
     def _namespace(self) -> Document:
         name = self.namespace.name
-        entry = Entry(
-            title=name,
-            url=self._url("/$namespaceinfo"),
-            author=name,
-            created_at_ms=self.now_ms,
-            updated_at_ms=self.now_ms,
-            content=write_namespace(name),
-        )
-        return Document(200, render_entry(entry))
+        address = Address(AdminNode.NAMESPACE)
+        entry = self._render(name, address, _since(self.now_ms), write_namespace(name))
+        return Document(200, entry.encode())
 
     def _feed(
-        self, path: str, items: list[_T], render: Callable[[_T], Entry], page: ListPage
+        self, path: str, items: list[_T], render: Callable[[_T], str], page: ListPage
     ) -> Document:
         title = path.rpartition("/")[2].capitalize()
-        shown = items[page.skip : page.skip + page.top]
-        url = self._url(path)
-        more = page.top > 0 and len(items) > page.skip + page.top
-        body = render_feed(
-            title,
-            f"{url}?{page.render()}",
-            self.now_ms,
-            [render(item) for item in shown],
-            f"{url}?{page.next.render()}" if more else None,
-        )
-        return Document(200, body, FEED_CONTENT_TYPE)
+        url, end = self._url(path), page.skip + page.top
+        more = f"{url}?{page.next.render()}" if page.top > 0 and len(items) > end else None
+        entries = [render(item) for item in items[page.skip : end]]
+        url = f"{url}?{page.render()}"
+        return Document(200, render_feed(title, url, self.now_ms, entries, more), FEED_CONTENT_TYPE)
 
     def _nothing(self) -> Document:
         title, url = "Publicly Listed Services", self._url("/")
@@ -290,6 +274,11 @@ def _settings(queue: Queue) -> QueueDescription:
     description = queue.description
     assert isinstance(description, QueueDescription), f"{queue!r} is a subscription"
     return description
+
+
+def _since(at_ms: int) -> RuntimeInfo:
+    """The times of something that never changes."""
+    return RuntimeInfo(created_at_ms=at_ms, updated_at_ms=at_ms, accessed_at_ms=at_ms)
 
 
 def _holdings(queue: Queue) -> RuntimeInfo:

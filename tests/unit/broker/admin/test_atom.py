@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.broker.admin.atom import (
     ATOM,
-    Entry,
     parse_entry,
     render_entry,
     render_error,
@@ -52,15 +51,13 @@ xml_text = st.text(
 
 def entry_of(content: str, title: str = "orders") -> bytes:
     return render_entry(
-        Entry(
-            title=title,
-            url="http://localhost/orders",
-            author="contoso",
-            created_at_ms=NOW_MS,
-            updated_at_ms=NOW_MS,
-            content=content,
-        )
-    )
+        title=title,
+        url="http://localhost/orders",
+        author="contoso",
+        created_at_ms=NOW_MS,
+        updated_at_ms=NOW_MS,
+        content=content,
+    ).encode()
 
 
 def description(xml: str) -> ET.Element:

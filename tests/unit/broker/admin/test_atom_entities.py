@@ -9,17 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.types import Described, Timestamp
-from twinbus.broker.admin.atom import Entry, local_name, parse_entry, render_entry
+from twinbus.broker.admin.atom import local_name, parse_entry, render_entry
 from twinbus.broker.admin.atom_entities import (
     AUTHORIZATION_RULES_MAX,
     RuntimeInfo,
     entity_path,
-    read_queue,
-    read_subscription,
-    read_topic,
-    write_queue,
-    write_subscription,
-    write_topic,
+    read_settings,
+    write_entity,
 )
 from twinbus.broker.admin.atom_rules import EXPRESSION_LENGTH_MAX, read_rule, write_rule
 from twinbus.broker.admin.atom_values import TIME_SPAN, ZONELESS
@@ -52,15 +48,13 @@ xml_text = st.text(
 
 def entry_of(content: str, title: str = "orders") -> bytes:
     return render_entry(
-        Entry(
-            title=title,
-            url="http://localhost/orders",
-            author="contoso",
-            created_at_ms=NOW_MS,
-            updated_at_ms=NOW_MS,
-            content=content,
-        )
-    )
+        title=title,
+        url="http://localhost/orders",
+        author="contoso",
+        created_at_ms=NOW_MS,
+        updated_at_ms=NOW_MS,
+        content=content,
+    ).encode()
 
 
 def description(xml: str) -> ET.Element:
@@ -159,33 +153,36 @@ subscriptions = st.builds(
 
 @given(queues)
 def test_a_queue_survives_being_written_and_read(queue: QueueDescription) -> None:
-    element = parse_entry(entry_of(write_queue(queue, HELD, AUTHORITY)))
-    assert read_queue(element, None, NOW_MS) == queue
-    assert read_queue(element, queue, NOW_MS) == queue
+    element = parse_entry(entry_of(write_entity(queue, HELD, AUTHORITY)))
+    assert read_settings(element, QueueDescription(), NOW_MS) == queue
+    assert read_settings(element, queue, NOW_MS) == queue
 
 
 @given(topics)
 def test_a_topic_survives_being_written_and_read(topic: TopicDescription) -> None:
-    element = parse_entry(entry_of(write_topic(topic, HELD, AUTHORITY)))
-    assert read_topic(element, None, NOW_MS) == topic
+    element = parse_entry(entry_of(write_entity(topic, HELD, AUTHORITY)))
+    assert read_settings(element, TopicDescription(), NOW_MS) == topic
 
 
 @given(subscriptions)
 def test_a_subscription_survives_being_written_and_read(
     subscription: SubscriptionDescription,
 ) -> None:
-    element = parse_entry(entry_of(write_subscription(subscription, HELD, AUTHORITY)))
-    assert read_subscription(element, None, NOW_MS) == subscription
+    element = parse_entry(entry_of(write_entity(subscription, HELD, AUTHORITY)))
+    assert read_settings(element, SubscriptionDescription(), NOW_MS) == subscription
 
 
 def test_an_empty_description_is_all_defaults() -> None:
-    assert read_queue(description("QueueDescription>"), None, NOW_MS) == QueueDescription()
+    assert (
+        read_settings(description("QueueDescription>"), QueueDescription(), NOW_MS)
+        == QueueDescription()
+    )
 
 
 def test_an_update_keeps_what_it_does_not_name_but_ends_forwarding_and_metadata() -> None:
     present = QueueDescription(max_delivery_count=3, forward_to="a", user_metadata="m")
     asked = description("QueueDescription><LockDuration>PT5S</LockDuration>")
-    assert read_queue(asked, present, NOW_MS) == QueueDescription(
+    assert read_settings(asked, present, NOW_MS) == QueueDescription(
         max_delivery_count=3, lock_duration_ms=5_000
     )
 
@@ -195,9 +192,9 @@ def test_a_changed_authorization_rule_keeps_when_it_was_created() -> None:
         key_name="k", primary_key="a", rights=frozenset({"Send"}), created_at_ms=1, modified_at_ms=1
     )
     asked = parse_entry(
-        entry_of(write_queue(QueueDescription(authorization_rules=(old,)), HELD, AUTHORITY))
+        entry_of(write_entity(QueueDescription(authorization_rules=(old,)), HELD, AUTHORITY))
     )
-    changed = read_queue(asked, QueueDescription(authorization_rules=(old,)), NOW_MS)
+    changed = read_settings(asked, QueueDescription(authorization_rules=(old,)), NOW_MS)
     assert [(rule.created_at_ms, rule.modified_at_ms) for rule in changed.authorization_rules] == [
         (1, NOW_MS)
     ]
@@ -234,14 +231,14 @@ def rule_xml(name: str = "k", key: str = "a", right: str = "Send") -> str:
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_name(inner: str, word: str) -> None:
     with pytest.raises((ArgumentInvalid, ArgumentOutOfRange), match=word):
-        read_queue(description(f"QueueDescription>{inner}"), None, NOW_MS)
+        read_settings(description(f"QueueDescription>{inner}"), QueueDescription(), NOW_MS)
 
 
 def test_forwarding_is_a_path_inside_and_an_address_outside() -> None:
     assert entity_path("sb://contoso.servicebus.windows.net/a/b") == "a/b"
     assert entity_path("sb://localhost:5672/a%20b/") == "a b"
     assert entity_path("orders") == "orders"
-    written = write_queue(QueueDescription(forward_to="a/b"), HELD, AUTHORITY)
+    written = write_entity(QueueDescription(forward_to="a/b"), HELD, AUTHORITY)
     assert "<ForwardTo>sb://localhost:5672/a/b</ForwardTo>" in written
 
 
