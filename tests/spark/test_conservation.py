@@ -77,7 +77,7 @@ def test_what_is_accepted_is_the_sum_of_the_fates_of_each_entity(spark: SparkSes
     assert (after["orders"]["waiting"], after["orders"]["undecided"]) == (1, 0)
     assert (after["news"]["lost"], after["news"]["undecided"]) == (1, 0)
     for row in after.values():
-        assert row["accepted"] == sum(row[fate] for fate in conservation.FATES_OF_ACCEPTED)
+        assert row["accepted"] == sum(row[fate] for fate in journeys.FATES_OF_ACCEPTED)
 
 
 def test_the_broker_tells_what_became_of_a_message_in_a_backlog_queue(spark: SparkSession) -> None:

@@ -133,7 +133,7 @@ def test_nothing_leaves_the_backlog_before_it_came(quick: SparkSession) -> None:
 
     lines = [diverted("skewed", 20), *moved("skewed", 20, out_s=15)[1:], diverted("other", 16)]
     found = stays(judged(journeys_of(quick, lines)), bucket_s=1)
-    depth = backlog_over_time(found, bucket_s=1, by=()).select("at_s", "depth")
+    depth = backlog_over_time(found, bucket_s=1).select("at_s", "depth")
     second = EPOCH_MS // 1000
     # A point at each change, and one in the second before it.
     assert sorted(map(tuple, depth.collect())) == [(second + at, 1) for at in (16, 19, 20)]
