@@ -15,7 +15,7 @@ from twinbus.console.terminal.output import COULD_NOT
 from twinbus.pipeline import submit
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest
-from twinbus.pipeline.reports.ledger_tables import stored_tables
+from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.store import BRONZE, JOURNEYS, SUMS
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_the_commands_from_an_update_to_a_rebuild(
         "journeys_open": 1,
     }
     # The tables hold the files that were removed, and say from which day on records are there.
-    with stored_tables(spark, tmp_path) as tables:
+    with current_tables(spark, tmp_path) as tables:
         report = conservation_report(tables, ReportRequest(), None)
     assert report.scope.missing == ()
     assert report.scope.records_from is not None

@@ -29,9 +29,9 @@ from twinbus.pipeline.reports.ledger_tables import (
     UnknownEntityError,
     batch_tables,
     require_entity,
-    stored_tables,
 )
 from twinbus.pipeline.reports.reconciliation import reconciliation_report
+from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.tables.schemas import SIGHTINGS
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def test_kept_tables_with_a_tail_tell_the_same(spark: SparkSession, tmp_path: Pa
     ledger = story.write_story(tmp_path / "ledger", torn=False)
     last = ledger / "web-1-000002.jsonl"
     last.rename(f"{last}.open")
-    with stored_tables(spark, ledger) as stored, batch_tables(spark, ledger) as batch:
+    with current_tables(spark, ledger) as stored, batch_tables(spark, ledger) as batch:
         assert availability_report(stored, ReportRequest()) == availability_report(
             batch, ReportRequest()
         )

@@ -18,8 +18,8 @@ from tests.end_to_end.planted_world import ENTITY, LARGE, Planted, PlantedWorld
 from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest
-from twinbus.pipeline.reports.ledger_tables import StoredTables, stored_tables
 from twinbus.pipeline.reports.reconciliation import reconciliation_report
+from twinbus.pipeline.store.current import CurrentTables, current_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,14 +35,14 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
 
 
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, planted: Planted) -> Iterator[StoredTables]:
+def tables(spark: SparkSession, planted: Planted) -> Iterator[CurrentTables]:
     time.sleep(FLUSHED_S)
-    with stored_tables(spark, planted.ledger) as tables:
+    with current_tables(spark, planted.ledger) as tables:
         yield tables
 
 
 def test_every_planted_fault_is_named_and_nothing_else(
-    spark: SparkSession, planted: Planted, tables: StoredTables
+    spark: SparkSession, planted: Planted, tables: CurrentTables
 ) -> None:
     looking = BacklogScan(planted.secondary)
     asyncio.run(looking.peek())
@@ -72,7 +72,7 @@ def test_every_planted_fault_is_named_and_nothing_else(
 
 
 def test_the_clients_and_the_broker_agree_on_the_rest(
-    planted: Planted, tables: StoredTables
+    planted: Planted, tables: CurrentTables
 ) -> None:
     report = reconciliation_report(tables, ReportRequest())
     assert {(row.entity, row.operation): row.clients for row in report.rows} == {

@@ -158,6 +158,7 @@ def _make_report(
     line: LiveLine,
 ) -> LedgerReport:
     from twinbus.pipeline.reports import ledger_tables as reporting
+    from twinbus.pipeline.store.current import current_tables
 
     try:
         with (
@@ -165,7 +166,7 @@ def _make_report(
             (
                 reporting.batch_tables(spark, given.ledger, shared=given.shared)
                 if given.tables == NO_TABLES
-                else reporting.stored_tables(spark, given.ledger, given.tables, shared=given.shared)
+                else current_tables(spark, given.ledger, given.tables, shared=given.shared)
             ) as tables,
         ):
             line.say("making the report")

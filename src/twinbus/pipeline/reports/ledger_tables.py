@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import date
+from datetime import date, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import functions as F
 
@@ -20,16 +20,14 @@ from twinbus.ledger.record import OPEN_SUFFIX
 from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
 from twinbus.pipeline.spark.scale import session_for_few, session_for_many
 from twinbus.pipeline.spark.session import require_shared
-from twinbus.pipeline.store.current import CurrentTables, current_tables
+from twinbus.pipeline.store.current import CurrentTables
 from twinbus.pipeline.store.raw_files import missing_from_files
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import tables_place
 from twinbus.pipeline.tables import bronze
-from twinbus.pipeline.tables.conservation import in_backlog, witnessed
 from twinbus.pipeline.tables.gold import BUCKET_S, gold_tables
 from twinbus.pipeline.tables.journeys import destination_of, judged, partial_journeys
-from twinbus.pipeline.tables.named_messages import notable
-from twinbus.pipeline.tables.schemas import FATES
+from twinbus.pipeline.tables.named_messages import notable, with_fates
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -49,88 +47,6 @@ _IS_OPEN: Final = "is_open"
 
 class UnknownEntityError(TwinbusError):
     """The ledger has no record of the requested entity; the text names some that it has."""
-
-
-class LedgerTables(Protocol):
-    """The gold tables of one ledger, stored or computed. DataFrames end when it is closed."""
-
-    bucket_s: int
-    """The width of a point in the tables over time."""
-    ledger: str
-
-    @property
-    def set_aside(self) -> Mapping[str, int]:
-        """Lines that are no record, by reason."""
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Sentences on files of the ledger that were not read."""
-
-    @property
-    def records_from(self) -> date | None:
-        """The first day that `every_record` has; None: it has all."""
-
-    def table(self, name: str) -> DataFrame:
-        """One of `gold.gold_tables`."""
-
-    def notable(self) -> DataFrame:
-        """Messages that a report may have to name, as `schemas.FATES`."""
-
-    def every_record(self) -> DataFrame:
-        """Every record, for what sums cannot answer: the cost grows with the ledger."""
-
-
-class StoredTables:
-    """The stored tables and the records since: a report pays only for new records."""
-
-    bucket_s = BUCKET_S
-
-    def __init__(self, ledger: Path | str, current: CurrentTables) -> None:
-        self.ledger = str(ledger)
-        self._current = current
-
-    @property
-    def set_aside(self) -> Mapping[str, int]:
-        """Lines that are no record, by reason."""
-        return self._current.set_aside
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Sentences on files of the ledger that were not read."""
-        return self._current.missing
-
-    @property
-    def records_from(self) -> date | None:
-        """The first day that `every_record` has; None: it has all."""
-        return self._current.records_from
-
-    def table(self, name: str) -> DataFrame:
-        """One of the gold tables."""
-        return self._current.table(name)
-
-    def notable(self) -> DataFrame:
-        """Messages that a report may have to name."""
-        return self._current.notable()
-
-    def every_record(self) -> DataFrame:
-        """Every record, in the tables or after them."""
-        return self._current.every_record()
-
-
-@contextmanager
-def stored_tables(
-    spark: SparkSession,
-    ledger: Path | str,
-    tables: Path | str | None = None,
-    *,
-    shared: bool = False,
-) -> Iterator[StoredTables]:
-    """The stored tables of a ledger, updated, for a `with` block.
-
-    `shared`: local paths are directories that all machines of the cluster mount.
-    """
-    with current_tables(spark, ledger, tables, shared=shared) as current:
-        yield StoredTables(ledger, current)
 
 
 class BatchTables:
@@ -179,10 +95,8 @@ class BatchTables:
         return self._kept_tables[name]
 
     def notable(self) -> DataFrame:
-        """Messages that a report may have to name."""
-        rows = notable(self._fates).select(*FATES.fieldNames())
-        there = in_backlog(F.col("destination"))
-        return witnessed(rows.where(~there), rows.where(there), self.table("states"))
+        """Messages that a report may have to name, as `schemas.FATES`."""
+        return with_fates(notable(self._fates), self.table("states"))
 
     def messages(self) -> DataFrame:
         """Every message with its fate, as `schemas.FATES`."""
@@ -204,6 +118,10 @@ class BatchTables:
         """Let Spark drop the kept rows."""
         for kept in (*self._kept_tables.values(), self._fates, self._lines):
             kept.unpersist()
+
+
+LedgerTables = CurrentTables | BatchTables
+"""The gold tables of one ledger, stored or computed. DataFrames end when it is closed."""
 
 
 @contextmanager
@@ -238,13 +156,19 @@ def _session_for(spark: SparkSession, size_bytes: int | None) -> SparkSession:
     return session_for_many(spark, size_bytes // LINE_BYTES)
 
 
+def in_days(day: Column, asked: ReportRequest, *, margin_days: int = 0) -> Column:
+    """Whether a day is one that the window overlaps, or at most the margin before or after it."""
+    condition, margin = F.lit(True), timedelta(days=margin_days)
+    if asked.first_day is not None:
+        condition &= day >= F.lit(asked.first_day - margin)
+    if asked.last_day is not None:
+        condition &= day <= F.lit(asked.last_day + margin)
+    return condition
+
+
 def by_day(table: DataFrame, asked: ReportRequest) -> DataFrame:
     """The rows of the days that the window overlaps; the column is `day`."""
-    if asked.first_day is not None:
-        table = table.where(F.col("day") >= F.lit(asked.first_day))
-    if asked.last_day is not None:
-        table = table.where(F.col("day") <= F.lit(asked.last_day))
-    return table
+    return table.where(in_days(F.col("day"), asked))
 
 
 def by_time(
@@ -301,11 +225,7 @@ class Lines(NamedTuple):
 def lines_of(tables: LedgerTables, asked: ReportRequest) -> Lines:
     """The counts of the requested days."""
     table = tables.table("lines")
-    is_asked = F.lit(True)
-    if asked.first_day is not None:
-        is_asked &= F.col("day") >= F.lit(asked.first_day)
-    if asked.last_day is not None:
-        is_asked &= F.col("day") <= F.lit(asked.last_day)
+    is_asked = in_days(F.col("day"), asked)
     is_broker = F.col("view") == "broker"
 
     def summed(name: str, condition: Column) -> Column:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
@@ -10,6 +9,7 @@ from pyspark.sql import functions as F
 from twinbus.pipeline.reports.documents import Agreement, Difference, ReconciliationReport
 from twinbus.pipeline.reports.ledger_tables import (
     by_day,
+    in_days,
     lines_of,
     of_entity,
     scope_of,
@@ -22,7 +22,7 @@ from twinbus.pipeline.tables.reconciliation import agreements, disagreements, na
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
@@ -59,10 +59,12 @@ def reconciliation_report(tables: LedgerTables, asked: ReportRequest) -> Reconci
                 *unread(scope),
             ),
         )
-    records = _in_scope(tables.every_record(), asked)
+    # Also of a day before and after: the other end may have recorded it then.
+    in_scope = in_days(day_of(F.col("at_ms")), asked, margin_days=1)
+    records = tables.every_record().where(in_scope)
     found_differing = disagreements(
         records,
-        began=_began(asked),
+        began=in_days(day_of(F.col("first_ms")), asked),
         newest_ms=records.agg(F.max("at_ms")).collect()[0][0],
     )
     differing = of_entity(found_differing, asked, "place").cache()
@@ -93,25 +95,6 @@ def reconciliation_report(tables: LedgerTables, asked: ReportRequest) -> Reconci
 _COLUMNS: Final = ("place", "operation", "clients", "broker", "only_clients", "only_broker")
 
 
-def _in_scope(records: DataFrame, asked: ReportRequest) -> DataFrame:
-    """The records of the days that are asked for, and of a day before and after them."""
-    day = day_of(F.col("at_ms"))
-    if asked.first_day is not None:
-        records = records.where(day >= F.lit(asked.first_day - timedelta(days=1)))
-    if asked.last_day is not None:
-        records = records.where(day <= F.lit(asked.last_day + timedelta(days=1)))
-    return records
-
-
-def _began(asked: ReportRequest) -> Column:
-    day, condition = day_of(F.col("first_ms")), F.lit(True)
-    if asked.first_day is not None:
-        condition &= day >= F.lit(asked.first_day)
-    if asked.last_day is not None:
-        condition &= day <= F.lit(asked.last_day)
-    return condition
-
-
 def _differences(differing: DataFrame) -> tuple[Difference, ...]:
     unexplained_first = F.col("kind").isin(*EXPLAINED)
     rows = (
@@ -134,7 +117,7 @@ def _differences(differing: DataFrame) -> tuple[Difference, ...]:
 
 
 def _was_removed(scope: ReportScope, asked: ReportRequest) -> bool:
-    """Whether records were removed of the days that `_in_scope` reads."""
+    """Whether records were removed of the days that are read."""
     first = scope.records_from
     return first is not None and (asked.first_day is None or asked.first_day <= first)
 

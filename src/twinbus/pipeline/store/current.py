@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import unquote
 
 from pyspark.sql import functions as F
@@ -33,11 +33,10 @@ from twinbus.pipeline.tables.bronze import (
     reason,
     records_of,
 )
-from twinbus.pipeline.tables.conservation import in_backlog, witnessed
-from twinbus.pipeline.tables.gold import GoldTable
+from twinbus.pipeline.tables.gold import BUCKET_S, GoldTable
 from twinbus.pipeline.tables.journeys import partial_journeys
-from twinbus.pipeline.tables.named_messages import NOTABLE
-from twinbus.pipeline.tables.schemas import FATES, LEDGER
+from twinbus.pipeline.tables.named_messages import NOTABLE, with_fates
+from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,8 +89,11 @@ def current_tables(
 class CurrentTables:
     """What is known of a ledger at one time. DataFrames of it end with its `with` block."""
 
+    bucket_s: ClassVar[int] = BUCKET_S
+    """The width of a point in the tables over time."""
+
     _store: TableStore
-    _ledger: str
+    ledger: str
     _snapshot: Snapshot
     _tail: _Tail | None
 
@@ -109,7 +111,7 @@ class CurrentTables:
     @property
     def missing(self) -> tuple[str, ...]:
         """Sentences on files of the ledger that these tables never took."""
-        return tuple(missing_from_tables(self._store, self._ledger).sentences())
+        return tuple(missing_from_tables(self._store, self.ledger).sentences())
 
     @property
     def set_aside(self) -> Mapping[str, int]:
@@ -126,14 +128,8 @@ class CurrentTables:
         return self._total(found[0])
 
     def notable(self) -> DataFrame:
-        """The messages that can be named (`notable`), as `schemas.FATES`.
-
-        Their fates are better known than in the sums: the broker's view of the backlog is asked
-        too.
-        """
-        rows = self._total(NOTABLE).select(*FATES.fieldNames())
-        there = in_backlog(F.col("destination"))
-        return witnessed(rows.where(~there), rows.where(there), self.table("states"))
+        """Messages that a report may have to name, as `schemas.FATES`."""
+        return with_fates(self._total(NOTABLE), self.table("states"))
 
     def every_record(self) -> DataFrame:
         """Every record, as `schemas.LEDGER`: this reads all there are."""

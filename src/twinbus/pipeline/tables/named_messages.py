@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
-from twinbus.pipeline.tables.conservation import in_backlog, is_duplicate
+from twinbus.pipeline.tables.conservation import in_backlog, is_duplicate, witnessed
 from twinbus.pipeline.tables.gold import GoldTable
 from twinbus.pipeline.tables.journeys import DELIVERED_FATE
 from twinbus.pipeline.tables.schemas import FATES
@@ -28,6 +28,15 @@ def notable(fates: DataFrame) -> DataFrame:
     missing = F.col("accepted") & (F.col("fate") != DELIVERED_FATE)
     named = fates.where(missing | is_duplicate() | in_backlog(F.col("destination")))
     return named.withColumn("messages", F.lit(1).cast("long"))
+
+
+def with_fates(named: DataFrame, states: DataFrame) -> DataFrame:
+    """The notable messages, as `schemas.FATES`, after the broker's view of the backlog was read.
+
+    So their fates are better known than in the sums. `states` is the gold table.
+    """
+    rows, there = named.select(*FATES.fieldNames()), in_backlog(F.col("destination"))
+    return witnessed(rows.where(~there), rows.where(there), states)
 
 
 _SCHEMA: Final = StructType([*FATES.fields, StructField("messages", LongType(), nullable=False)])
