@@ -20,7 +20,7 @@ from twinbus.console.namespaces import (
     creating,
     runs_to_its_end,
 )
-from twinbus.console.terminal.live_line import live_line
+from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import (
     ATTENTION,
     COULD_NOT,
@@ -75,7 +75,7 @@ class QueueSelection:
 @runs_to_its_end
 async def list_queues(secondary: Namespace, label: str | None, output: Output) -> int:
     """Print every backlog queue with its message counts; return the exit status."""
-    with live_line() as line:
+    with LiveLine() as line:
         line.say(f"listing the queues of {secondary.endpoint}")
         async with administration(secondary, "listing queues") as client:
             all_queues = await queue_contents(client)
@@ -99,7 +99,7 @@ async def peek_messages(
 ) -> int:
     """Print messages of the backlog; return the exit status."""
     secondary = selection.secondary
-    with live_line() as line:
+    with LiveLine() as line:
         line.say(f"listing the queues of {secondary.endpoint}")
         queues = await selection.paths()
         line.say("peeking")
@@ -124,7 +124,7 @@ async def create(
     """
     paths, lease = backlog_paths(primary.label, count), lease_path(primary.label)
     findings = Findings()
-    with live_line() as line:
+    with LiveLine() as line:
         line.say(f"creating backlog queues in {secondary.endpoint}")
         doing = "creating backlog queues"
         async with creating(primary, secondary, doing) as calls:
@@ -150,7 +150,7 @@ async def prune(
     if as_json and not (dry_run or yes):
         raise WrongUse("--output json does not ask: add --dry-run, or --yes to delete")
     async with administration(secondary, "listing and deleting queues") as client:
-        with live_line() as line:
+        with LiveLine() as line:
             line.say(f"listing the queues of {secondary.endpoint}")
             queues = [queue for queue in await queue_contents(client) if queue.is_of(label)]
         extra = [queue for queue in queues if queue.index >= count]
@@ -159,7 +159,7 @@ async def prune(
             print("\n".join(backlog_text.prune_lines(extra, label, count)))
         outcomes: dict[str, str] = {}
         if not dry_run and empty and (yes or _confirmed(len(empty))):
-            with live_line() as line:
+            with LiveLine() as line:
                 for queue in empty:
                     line.say(f"deleting {queue.path}")
                     why = await remove_if_empty(client, secondary, queue.path)

@@ -18,7 +18,7 @@ from twinbus.console.doctor.rights import (
 from twinbus.console.doctor.scratch_entities import Scratch
 from twinbus.console.doctor.trials import make_probes, try_ping, try_round_trip
 from twinbus.console.namespaces import runs_to_its_end
-from twinbus.console.terminal.live_line import LiveLine, live_line
+from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import COULD_NOT, Output, show
 from twinbus.namespace.namespace import Namespace
 
@@ -29,7 +29,7 @@ async def run(
 ) -> int:
     """Examine both namespaces and print the findings; return the exit status."""
     pair = ExaminedPair(primary, secondary, count, entity)
-    with live_line() as line:
+    with LiveLine() as line:
         findings = await _examine(pair, line, is_printed=output is Output.TEXT)
     show(output, document(findings), ["", verdict(findings)])
     return COULD_NOT if any(f.level is Level.FAIL for f in findings) else 0

@@ -8,11 +8,11 @@ import logging
 import os
 import shlex
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from azure.core.exceptions import AzureError
-from rich.console import Console
 
 from twinbus.console.drill.phases import Drill
 from twinbus.console.drill.screen import DrillScreen
@@ -38,7 +38,7 @@ def run(plan: DrillPlan, directory: Path, output: Output) -> int:
     try:
         result = asyncio.run(_run_drill(plan, directory))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        Console(stderr=True).print("drill: stopped")
+        print("drill: stopped", file=sys.stderr)
         return STOPPED
     (directory / "drill.json").write_text(json.dumps(result.as_json(), indent=2) + "\n")
     (directory / "report.html").write_text(page_of(drill_sheet(result)))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from twinbus.console.drill.screen import DrillScreen, PhaseLine
+    from twinbus.console.drill.screen import DrillScreen, Phase
     from twinbus.pair import Pair
 
 POLL_S: Final = 0.25
@@ -96,16 +96,16 @@ class Drill:
         with self._screen.phase("Spark", "starting Spark") as phase:
             ready = self._spark.submit(_start_worker)
             while not await _is_done(ready):
-                phase.say(self._spark.announcement or "starting Spark")
+                phase.note = self._spark.announcement or "starting Spark"
             ready.result()
             if not sent.is_set():
-                phase.say("Spark is running and warms up")
+                phase.note = "Spark is running and warms up"
                 warm_up = self._spark.submit(
                     lambda session: _warm_up_reports(session, self._world.ledger)
                 )
                 while not await _is_done(warm_up):
                     pass
-            phase.say("Spark is ready")
+            phase.note = "Spark is ready"
 
     async def _start(self) -> None:
         primary, secondary = self._world.primary, self._world.secondary
@@ -114,7 +114,7 @@ class Drill:
                 for namespace in (primary, secondary):
                     group.create_task(asyncio.to_thread(namespace.start))
             await create_entities(primary.connection_string)
-            phase.say(f"{_address(primary)}, {_address(secondary)}")
+            phase.note = f"{_address(primary)}, {_address(secondary)}"
 
     async def _send(self) -> None:
         primary, secondary = _side(self._world.primary), _side(self._world.secondary)
@@ -152,18 +152,18 @@ class Drill:
             await asyncio.to_thread(primary.start)
             self._back_ms = _now_ms()
             down_s = (self._back_ms - self._killed_ms) / 1000
-            phase.say(f"{primary.name} was killed and down for {down_s:.1f} s")
+            phase.note = f"{primary.name} was killed and down for {down_s:.1f} s"
         with self._screen.phase("ping", "waiting for an answer", len(ENTITIES)) as phase:
             limit_s = plan.ping_interval_s + HEAL_LIMIT_S
             await self._wait(limit_s, lambda _: self._ping_line(phase, pair))
 
-    def _outage_line(self, phase: PhaseLine, pair: Pair, elapsed_s: float) -> bool:
+    def _outage_line(self, phase: Phase, pair: Pair, elapsed_s: float) -> bool:
         entities = pair.status().entities.values()
         states = sorted({entity.state for entity in entities})
         phase.reach(elapsed_s, f"{self._world.primary.name} is down; {', '.join(states)}")
         return False
 
-    def _ping_line(self, phase: PhaseLine, pair: Pair) -> bool:
+    def _ping_line(self, phase: Phase, pair: Pair) -> bool:
         entities = pair.status().entities
         healthy = [path for path, entity in entities.items() if entity.state == HEALTHY]
         phase.reach(len(healthy), f"healthy: {', '.join(sorted(healthy)) or 'none yet'}")
@@ -185,13 +185,13 @@ class Drill:
             for _ in range(DRAIN_TRIES):
                 error = await self._drain_once(phase, waiting)
                 left = await self._in_backlog()
-                phase.say(f"Spark brought {waiting - left:,} home, {left:,} are left")
+                phase.note = f"Spark brought {waiting - left:,} home, {left:,} are left"
                 if error is None:
                     return
                 why = str(error).strip().partition("\n")[0][:ERROR_LENGTH_MAX]
-                phase.say(f"the drain ended early, {left:,} messages are left: {why}")
+                phase.note = f"the drain ended early, {left:,} messages are left: {why}"
 
-    async def _drain_once(self, phase: PhaseLine, waiting: int) -> BaseException | None:
+    async def _drain_once(self, phase: Phase, waiting: int) -> BaseException | None:
         """Drain once; return the error that ended it early, or None."""
         work = self._spark.submit(
             lambda session: drain.drain(
@@ -224,9 +224,9 @@ class Drill:
             LedgerWriter(self._world.ledger) as ledger,
         ):
             consumers = Consumers(primary, ledger, phase.reach)
-            phase.expect(await consumers.in_primary())
+            phase.total = await consumers.in_primary()
             count = await consumers.run()
-            phase.say(f"{count:,} messages received with the plain SDK")
+            phase.note = f"{count:,} messages received with the plain SDK"
 
     async def _count(self) -> DrillResult:
         ended_ms = _now_ms()
@@ -246,7 +246,7 @@ class Drill:
             )
             report = await asyncio.wrap_future(work)
             records = report.conservation.scope.records
-            phase.say(f"Spark read {records:,} records of the ledger")
+            phase.note = f"Spark read {records:,} records of the ledger"
         return DrillResult(
             plan=self._plan,
             moments=Moments(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.spark_thread import SparkThread
-from twinbus.console.terminal.live_line import LiveLine, live_line
+from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import aligned, size
 from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
@@ -23,7 +23,7 @@ Document = Mapping[str, Any]
 @runs_to_its_end
 async def run(task: upkeep.TablesTask, master: str | None, output: Output) -> int:
     """Perform the task and print its result; return the exit status."""
-    with live_line() as line:
+    with LiveLine() as line:
         line.say("starting Spark")
         # A task that was not committed has no effect, so Ctrl-C may end it at any time.
         with SparkThread(master=master, settings={}) as spark:

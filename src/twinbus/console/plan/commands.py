@@ -14,7 +14,7 @@ from twinbus.console.plan.request import PlanInput, read
 from twinbus.console.plan.sheet import plan_sheet
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
-from twinbus.console.terminal.live_line import live_line
+from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import WrongUse, print_json
 from twinbus.planning.plan import Plan, plan_of
 
@@ -60,7 +60,7 @@ def _simulated(asked: PlanInput, book: PriceBook, master: str | None) -> Plan:
     from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START, spark_session
 
     question = asked.question
-    with live_line() as line:
+    with LiveLine() as line:
         line.say("starting Spark")
         settings = QUICK_START if master is None else None
         with spark_session(

@@ -21,7 +21,7 @@ from twinbus.console.report.sheets import sheet_of
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
-from twinbus.console.terminal.live_line import LiveLine, live_line
+from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.cost.prices import PriceBook
@@ -135,7 +135,7 @@ async def _make_and_show(
     given: ReportOptions, request: ReportRequest, make: Making, scan: BacklogScan | None
 ) -> int:
     settings = {} if _is_long(given.ledger) else QUICK_START
-    with live_line() as line:
+    with LiveLine() as line:
         line.say("starting Spark")
         with SparkThread(master=given.master, settings=settings) as spark:
             await asyncio.wrap_future(spark.submit(lambda session: None))

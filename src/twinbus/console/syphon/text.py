@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from twinbus.console.terminal.live_line import progress_bar
 from twinbus.console.terminal.table import aligned, duration, visible
 from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.host import DrainProgress
 from twinbus.syphon.relay.lease import WAITING
 
-BAR_WIDTH: Final = 24
 STILL_S: Final = 5.0
 """A drain that moved no message for this long is not moving, whatever its last rate was."""
 
@@ -42,8 +42,7 @@ def progress_line(drain: SyphonProgress) -> str:
     total = max(drain.first, progress.waiting)
     done = total - progress.waiting
     share = done / total if total else 1.0
-    bar = "#" * int(share * BAR_WIDTH)
-    parts = [f"[{bar:.<{BAR_WIDTH}}] {share:4.0%}", f"{progress.waiting:,} of {total:,} left"]
+    parts = [progress_bar(share), f"{progress.waiting:,} of {total:,} left"]
     if progress.is_paused:
         parts.append("paused: `twinbus syphon resume` resumes it")
     elif drain.is_moving and drain.per_s > 0:

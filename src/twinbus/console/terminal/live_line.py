@@ -6,30 +6,52 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO, Final
+from typing import IO, Final, Self
 
 SHOW_AFTER_S: Final = 1.0
 """A step that ends sooner is not shown."""
 
 REFRESH_S: Final = 0.2
+BAR_WIDTH: Final = 24
+
+
+def progress_bar(share: float) -> str:
+    """Return a bar of constant width and the share, from 0 to 1, as a percentage."""
+    return f"[{'#' * int(share * BAR_WIDTH):.<{BAR_WIDTH}}] {share:4.0%}"
 
 
 class LiveLine:
-    """The last line of a terminal. Any thread may call its methods."""
+    """The last line of a terminal. Any thread may call its methods.
 
-    def __init__(self, stream: IO[str]) -> None:
-        self.is_live = stream.isatty()
+    As a context manager it refreshes itself. Without a terminal it shows nothing.
+    """
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self.is_live = self._stream.isatty()
         """False for a file or a pipe: then nothing but `print` writes."""
-        self._stream = stream
         self._step = ""
         self._began = time.monotonic()
         self._is_shown = False
         self._lock = threading.RLock()
+        self._done = threading.Event()
+        self._refreshing = threading.Thread(
+            target=self._refresh, name="twinbus-live-line", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        if self.is_live:
+            self._refreshing.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        if self.is_live:
+            self._refreshing.join()
+        self.clear()
 
     def say(self, step: str) -> None:
-        """Begin a step. `refresh` shows it, with its age, once it takes long."""
+        """Begin a step, which is shown, with its age, once it takes long."""
         with self._lock:
             self._step, self._began = step, time.monotonic()
             self.clear()
@@ -43,45 +65,27 @@ class LiveLine:
                 self._stream.flush()
                 self._is_shown = True
 
-    def print(self, line: str) -> None:
-        """Print a line on stdout that stays, above the live line."""
+    def print(self, line: str, stream: IO[str] | None = None) -> None:
+        """Print a line on stdout, or on `stream`, that stays above the live line."""
         with self._lock:
             self.clear()
-            print(line, flush=True)
+            print(line, file=stream, flush=True)
 
     def clear(self) -> None:
-        """Remove the line until the next `show` or `refresh`."""
+        """Remove the line until it is shown again."""
         with self._lock:
             if self._is_shown:
                 self._stream.write("\r\x1b[K")
                 self._stream.flush()
                 self._is_shown = False
 
-    def refresh(self) -> None:
-        """Show the current step with its age, if it takes long."""
-        with self._lock:
-            took_s = time.monotonic() - self._began
-            if self._step and took_s >= SHOW_AFTER_S:
-                self.show(f"… {self._step}, {took_s:.0f} s")
+    def text(self) -> str:
+        """Return the text of a refresh: the current step with its age, if it takes long."""
+        took_s = time.monotonic() - self._began
+        return f"… {self._step}, {took_s:.0f} s" if self._step and took_s >= SHOW_AFTER_S else ""
 
-
-@contextmanager
-def live_line(stream: IO[str] | None = None) -> Iterator[LiveLine]:
-    """Yield a live line that a thread refreshes; without a terminal it shows nothing."""
-    line = LiveLine(stream or sys.stderr)
-    done = threading.Event()
-
-    def refresh() -> None:
-        while not done.wait(REFRESH_S):
-            line.refresh()
-
-    refreshing = threading.Thread(target=refresh, name="twinbus-live-line", daemon=True)
-    if line.is_live:
-        refreshing.start()
-    try:
-        yield line
-    finally:
-        done.set()
-        if refreshing.ident is not None:
-            refreshing.join()
-        line.clear()
+    def _refresh(self) -> None:
+        while not self._done.wait(REFRESH_S):
+            with self._lock:
+                if text := self.text():
+                    self.show(text)
