@@ -57,9 +57,10 @@ def check_conservation(world: World) -> Iterator[str]:
             found.setdefault(serial, []).append(f"dead-lettered, {reason}")
             if not _may_be_dead(world, serial, reason):
                 yield f"#{serial} is dead-lettered in the backlog: {stored.overrides}"
+    backlog = {path.lower() for path in world.backlog_paths}
     for call in world.truth.calls:
         for serial in sorted(call.stored):
-            was_deleted = call.path.lower() in world.truth.deleted.get(serial, ())
+            was_deleted = world.truth.deleted.get(serial, set()) & {call.path.lower(), *backlog}
             if serial not in found and not was_deleted:
                 yield f"#{serial} to {call.path} was stored by call {call.number} and is LOST"
     for serial, places in found.items():
@@ -107,7 +108,7 @@ def check_duplicates(world: World) -> Iterator[str]:
                 yield f"#{serial} is {count} times in {entity.path}, which detects duplicates"
     for call in world.truth.calls:
         done: dict[int, Deed] = {}
-        for deed in (deed for deed in world.truth.deeds if deed.call is call):
+        for deed in call.deeds:
             for serial in deed.performed:
                 before = done.get(serial)
                 if before is not None:
@@ -167,7 +168,7 @@ def _ledger_lies(world: World, call: Call) -> Iterator[str]:
     """Where the ledger says of the one message of a call what is not so."""
     for kind in ("send", "divert"):
         outcomes = [outcome for operation, outcome, _ in call.attempts if operation == kind]
-        deeds = [deed for deed in world.truth.deeds if deed.call is call and deed.kind == kind]
+        deeds = [deed for deed in call.deeds if deed.kind == kind]
         stored = sum(bool(deed.performed) for deed in deeds)
         possible = sum(outcome != "failed" for outcome in outcomes)
         if not outcomes.count("ok") <= stored <= possible:

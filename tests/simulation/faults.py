@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tests.simulation.plan import FAULTS_END_S, EntityPlan, Fault
+from tests.simulation.namespace import Throttle
+from tests.simulation.plan import EntityPlan, Fault
 from twinbus.broker.descriptions import (
     QueueDescription,
     SubscriptionDescription,
@@ -15,6 +17,7 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.refusals import (
+    EntityAlreadyExists,
     EntityNotFound,
     QuotaExceeded,
     Refusal,
@@ -59,16 +62,20 @@ def create_entity(namespace: SimNamespace, entity: EntityPlan) -> None:
         engine.create_queue(entity.path, queue, now_ms)
 
 
-def create_backlog(namespace: SimNamespace, paths: Iterable[str], lock_s: float) -> None:
-    """Create backlog queues as an administrator might, with a lock of another length."""
+def create_backlog(
+    namespace: SimNamespace, paths: Iterable[str], lock_s: float, *, deduplicates: bool = False
+) -> None:
+    """Create missing backlog queues as an administrator might, with a lock of another length."""
     description = QueueDescription(
         lock_duration_ms=round(lock_s * 1000),
         max_size_mb=WANTED.max_size_mb,
         max_delivery_count=WANTED.max_delivery_count,
         dead_letter_on_expiration=WANTED.dead_letter_on_expiration,
+        requires_duplicate_detection=deduplicates,
     )
     for path in paths:
-        namespace.engine.create_queue(path, description, namespace.now_ms())
+        with suppress(EntityAlreadyExists):
+            namespace.engine.create_queue(path, description, namespace.now_ms())
 
 
 class Faults:
@@ -97,12 +104,15 @@ class Faults:
         world.network.calm()
         for namespace in world.namespaces.values():
             namespace.refusals.clear()
+            namespace.throttle = None
             namespace.go_on()
             namespace.restart()
         for side, path in list(self._disabled):
             self._enable(world.namespaces[side], path)
         for entity in list(self.missing.values()):
             self._recreate(entity)
+        if world.plan.lock_s is not None:
+            world.create_backlog()
         for program in world.programs.values():
             program.start()
 
@@ -143,6 +153,12 @@ class Faults:
                 return self._disable(fault)
             case "delete":
                 return self._delete(fault)
+            case "delete queue":
+                return self._delete_queue(fault)
+            case "late queues":
+                return self._make_queues
+            case "throttle":
+                return self._throttle(fault)
             case "detach idle":
                 world.detach_sources()
                 return None
@@ -150,7 +166,7 @@ class Faults:
 
     async def _until_busy(self, program: Program, fault: Fault) -> None:
         """Wait for the worst moment, in which it is in the middle of something."""
-        ends = min(fault.at + BUSY_LIMIT_S, FAULTS_END_S - fault.lasts_s)
+        ends = min(fault.at + BUSY_LIMIT_S, self._world.plan.ends_s - fault.lasts_s)
         while not program.is_busy and self._world.loop.time() < ends:  # noqa: ASYNC110
             await asyncio.sleep(BUSY_STEP_S)
 
@@ -230,6 +246,35 @@ class Faults:
             del self.missing[entity.path]
             if entity.path not in self.gone_for_good:
                 create_entity(primary, entity)
+
+    def _delete_queue(self, fault: Fault) -> Callable[[], None] | None:
+        """Delete a backlog queue with everything in it; its administrator makes it again."""
+        secondary, path = self._place(fault.target)
+        if not secondary.serves:
+            return None
+        self._world.truth.deletes(secondary, path)
+        try:
+            secondary.engine.delete(path, secondary.now_ms())
+        except EntityNotFound:
+            return None
+        secondary.settle()
+        return self._make_queues
+
+    def _make_queues(self) -> None:
+        # Without an administrator the pairs make them.
+        if self._world.secondary.serves and self._world.plan.lock_s is not None:
+            self._world.create_backlog()
+
+    def _throttle(self, fault: Fault) -> Callable[[], None]:
+        namespace = self._world.namespaces[fault.target]
+        throttle = namespace.throttle = Throttle(fault.amount, self._world.loop.time())
+
+        def undo() -> None:
+            note = "%s answered server-busy %d times"
+            self._world.timeline.note(note, fault.target, throttle.refused)
+            namespace.throttle = None
+
+        return undo
 
     def _command(self, fault: Fault) -> Callable[[], None] | None:
         command, _, path = fault.detail.partition(" ")

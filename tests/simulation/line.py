@@ -352,6 +352,7 @@ class SimSession:
             self._wire.to_client(lambda: self._line.tell(Attached(link)))
             return
         namespace.add_consumer(consumer)
+        namespace.on_deleted(queue.path, partial(self._source_deleted, link, queue.path))
         self._wire.on_gone.append(lambda: namespace.remove_consumer(consumer))
         self._wire.to_client(lambda: self._line.tell(Attached(link)))
 
@@ -359,6 +360,12 @@ class SimSession:
         namespace = self._line.namespace
         if namespace.is_up and not consumer.queue.is_deleted:
             consumer.queue.sessions.release_holder(consumer, namespace.now_ms())
+
+    def _source_deleted(self, link: ReceiverLink, path: str) -> None:
+        consumer = self._consumers.pop(link, None)
+        if consumer is not None:
+            self._line.namespace.remove_consumer(consumer)
+            self._detach(link, _gone(path))
 
     def _deliver(self, link: ReceiverLink, queue: Queue, delivery: Delivery, wire: bytes) -> None:
         number = next(self._received)

@@ -18,7 +18,7 @@ from twinbus.broker.engine.queue import Delivery, Queue
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import parse, render
-from twinbus.broker.refusals import EntityNotFound, Refusal
+from twinbus.broker.refusals import EntityNotFound, Refusal, ServerBusy
 from twinbus.broker.storage.store import MemoryStore
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.network import Wire
     from tests.simulation.truth import Deed
 
-__all__ = ["EPOCH_MS", "Consumer", "SimNamespace"]
+__all__ = ["EPOCH_MS", "Consumer", "SimNamespace", "Throttle"]
 
 EPOCH_MS: Final = 1_800_000_000_000
 """The date at which every simulation begins."""
@@ -49,6 +49,25 @@ class Consumer:
         self.detach = detach
 
 
+class Throttle:
+    """Answers server-busy to what is sent above a rate, as a namespace with a quota does."""
+
+    def __init__(self, per_s: float, now: float) -> None:
+        self._per_s = per_s
+        self._left = per_s
+        self._at = now
+        self.refused = 0
+
+    def require(self, messages: int, now: float) -> None:
+        """Count messages; ServerBusy if the last second took as many as the rate allows."""
+        self._left = min(self._per_s, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < messages:
+            self.refused += 1
+            raise ServerBusy(f"more than {self._per_s:g} messages a second")
+        self._left -= messages
+
+
 class SimNamespace:
     """One namespace, alive or not."""
 
@@ -64,6 +83,7 @@ class SimNamespace:
         self.wires: dict[Wire, None] = {}
         self.refusals: dict[str, Callable[[str], Refusal]] = {}
         """Path ("*": every path) and what it answers to sends, pings and attaches now."""
+        self.throttle: Throttle | None = None
         self.store = MemoryStore()
         self._loop = loop
         self._performed = performed
@@ -209,6 +229,8 @@ class SimNamespace:
     def send(self, path: str, wires: Sequence[bytes], deed: Deed) -> None:
         """Store messages, all or none."""
         self.require_willing(path)
+        if self.throttle is not None:
+            self.throttle.require(len(wires), self._loop.time())
         target = self.engine.send_target(path)
         batch = [parse(wire, lambda: "given by the broker") for wire in wires]
         self.engine.send(target, batch, self.now_ms())

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-__all__ = ["FAULTS_END_S", "EntityPlan", "Fault", "Plan", "draw_plan"]
+__all__ = ["FAULTS_END_S", "Burst", "EntityPlan", "Fault", "Plan", "draw_plan"]
 
 FAULTS_END_S: Final = 40.0
-"""When the last fault is over, and the last call of an application begins."""
+"""When the last fault is over, and the last call of an application begins, in most worlds."""
+
+TIMEOUTS_S: Final = (None, None, 0.5, 4.0, 15.0)
 
 LIMPING: Final = 0.4
 """Of all worlds have a primary that comes back in part."""
@@ -56,6 +58,18 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Burst:
+    """Many calls that one application makes at the same time."""
+
+    at: float
+    application: str
+    calls: int
+
+    def __str__(self) -> str:
+        return f"{self.at:.1f} s: {self.calls} calls of {self.application}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """All of it."""
 
@@ -71,17 +85,37 @@ class Plan:
     lock_s: float | None
     """Of backlog queues that an administrator made; None: the pair makes them."""
     faults: tuple[Fault, ...]
+    ends_s: float = FAULTS_END_S
+    """When the last fault is over, and the last call of an application begins."""
+    timeouts_s: tuple[float | None, ...] = TIMEOUTS_S
+    """What callers choose their timeout from."""
+    bursts: tuple[Burst, ...] = ()
+    night: str = ""
+    """The kind of a bad night (night/plan.py); empty: a world of random faults alone."""
+    is_clean: bool = False
+    """A bad night without random faults: its promises hold without exception."""
+    backlog_is_late: bool = False
+    """The administrator makes the backlog queues when the fault `late queues` ends."""
+    backlog_deduplicates: bool = False
+    """The administrator's backlog queues detect duplicates."""
+    patient_from_s: float | None = None
+    """No call that begins later and has a minute of patience may raise; None: any may."""
+    protected_at_s: float | None = None
+    """When every pair must have found all backlog queues; None: when the world is quiet."""
 
     def lines(self) -> list[str]:
         """For the head of a timeline."""
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         where = "and one inside app-0" if self.embedded else ""
         locks = "" if self.lock_s is None else f", locks of {self.lock_s:g} s in the backlog"
+        night = f"a bad night: {self.night}{'' if self.is_clean else ', and other faults'}"
         return [
+            *([night] if self.night else []),
             "entities: " + "; ".join(map(str, self.entities)),
             "options: " + options,
             f"{self.applications} applications, {self.syphons} syphons {where}".rstrip() + locks,
             *(f"fault at {fault}" for fault in self.faults),
+            *(f"burst at {burst}" for burst in self.bursts),
         ]
 
     def process_names(self) -> list[str]:

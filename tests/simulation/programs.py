@@ -14,7 +14,7 @@ from azure.core.exceptions import AzureError
 
 from tests.simulation.machine import Process
 from tests.simulation.messages import make_message
-from tests.simulation.plan import FAULTS_END_S, EntityPlan
+from tests.simulation.plan import Burst, EntityPlan
 from tests.simulation.truth import CALL, Call, Original
 from twinbus.errors import PartialDivertError, TwinbusError
 from twinbus.options import SendAvailabilityOptions
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Application", "Program", "Syphon", "client_class"]
 
-TIMEOUTS_S: Final = (None, None, 0.5, 4.0, 15.0)
 BURSTS: Final = (1, 1, 1, 3)
 LATE_S: Final = 1e-6
 """What a call may take beyond its timeout: nothing but the rounding of virtual time."""
@@ -157,6 +156,9 @@ class Application(Program):
         assert self.process is not None
         numbers = range(len(self.places))
         self.sending = [self.process.spawn(self._send_from(number)) for number in numbers]
+        for burst in world.plan.bursts:
+            if burst.application == self.name and burst.at > world.loop.time():
+                self.sending.append(self.process.spawn(self._send_burst(burst)))
 
     async def kill(self) -> None:
         self.is_ready = False
@@ -169,14 +171,13 @@ class Application(Program):
 
     async def _send_from(self, place: int) -> None:
         world, entity = self.world, self.places[place]
-        assert self.pair is not None
-        kind = self.pair.get_topic_sender if entity.kind == "topic" else self.pair.get_queue_sender
-        sender = kind(entity.path if world.rng.random() < 0.8 else entity.path.upper())
-        pause_s = 2 * FAULTS_END_S / world.plan.calls
+        sender = self._sender(entity)
+        ends_s = world.plan.ends_s
+        pause_s = 2 * ends_s / world.plan.calls
         where = f"{self.name}/{place}"
         while self.left[place] > 0:
             wait_s = world.rng.uniform(0.0, pause_s)
-            if world.loop.time() + wait_s > FAULTS_END_S:
+            if world.loop.time() + wait_s > ends_s:
                 return
             await asyncio.sleep(wait_s)
             self.left[place] -= 1
@@ -184,6 +185,26 @@ class Application(Program):
             calls = [self._send(sender, entity, where) for _ in range(burst)]
             # One at a time needs no task of its own.
             await (calls[0] if burst == 1 else asyncio.gather(*calls))
+
+    async def _send_burst(self, burst: Burst) -> None:
+        entity = self.places[0]
+        sender = self._sender(entity)
+        await asyncio.sleep(burst.at - self.world.loop.time())
+        self.world.timeline.note("a burst of %d calls", burst.calls, who=self.name)
+        where = f"{self.name}/burst"
+        calls = (self._send_one(sender, entity, where) for _ in range(burst.calls))
+        await asyncio.gather(*calls)
+
+    async def _send_one(self, sender: Any, entity: EntityPlan, where: str) -> None:
+        """One of many: a plain message, which costs little."""
+        original = self._original(entity, where, plain=True)
+        call = self._begin(entity, [original], self.world.rng.choice(self.world.plan.timeouts_s))
+        await self._run(call, sender, original.message)
+
+    def _sender(self, entity: EntityPlan) -> Any:
+        assert self.pair is not None
+        kind = self.pair.get_topic_sender if entity.kind == "topic" else self.pair.get_queue_sender
+        return kind(entity.path if self.world.rng.random() < 0.8 else entity.path.upper())
 
     async def send_once(self, entity: EntityPlan) -> Call:
         """One plain message, as a program that knows nothing of what went before would send it."""
@@ -200,7 +221,7 @@ class Application(Program):
         form = rng.choice(("one", "one", "list", "batch"))
         count = 1 if form == "one" else rng.randint(1, 4)
         originals = [self._original(entity, where, plain=self._is_plain) for _ in range(count)]
-        timeout_s = rng.choice(TIMEOUTS_S)
+        timeout_s = rng.choice(self.world.plan.timeouts_s)
         payload: Any = originals[0].message
         if form == "list":
             payload = [original.message for original in originals]
@@ -284,8 +305,7 @@ class Application(Program):
             world.violation(
                 "outlived", f"call {call.number} took {took_s:.6f} s of {call.timeout_s} s"
             )
-        deeds = [deed for deed in world.truth.deeds if deed.call is call]
-        if call.outcome == "returned" and deeds and deeds[-1].kind == "send":
+        if call.outcome == "returned" and call.deeds and call.deeds[-1].kind == "send":
             require_healed(world, self.client.entity(call.path))
 
 

@@ -217,8 +217,11 @@ class SimLink:
         if getattr(first, "content_type", None) == PING_CONTENT_TYPE:
             return Deed("ping", who, self._path)
         kind = "send" if self._side == self._world.primary.name else "divert"
-        deed = Deed(kind, who, self._path, CALL.get())
+        call = CALL.get()
+        deed = Deed(kind, who, self._path, call)
         self._world.truth.deeds.append(deed)
+        if call is not None:
+            call.deeds.append(deed)
         return deed
 
     async def _open(self) -> _Caller:
@@ -322,7 +325,7 @@ class SimAdministration:
             lock_duration=timedelta(milliseconds=found.lock_duration_ms),
             dead_lettering_on_message_expiration=found.dead_letter_on_expiration,
             enable_batched_operations=True,
-            requires_duplicate_detection=False,
+            requires_duplicate_detection=found.requires_duplicate_detection,
             requires_session=found.requires_session,
             enable_partitioning=False,
             forward_to=None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,9 @@ def tied_to(world: World) -> Iterator[None]:
     patches = [patch.object(*name) for name in names]
     log = logging.getLogger("twinbus")
     level, propagates = log.level, log.propagate
+    chance = random.getstate()
+    # The product's jitter is drawn from the module's own generator.
+    random.seed(world.seed)
     for each in patches:
         each.start()
     log.addHandler(world.timeline)
@@ -101,6 +105,7 @@ def tied_to(world: World) -> Iterator[None]:
     try:
         yield
     finally:
+        random.setstate(chance)
         log.removeHandler(world.timeline)
         log.setLevel(level)
         log.propagate = propagates

@@ -12,7 +12,7 @@ from random import Random, SystemRandom
 import pytest
 
 from tests.simulation.mutations import PLANTED, PLANTED_IN_STRICT, forward_twice
-from tests.simulation.plan import draw_plan
+from tests.simulation.night.plan import NIGHTS, draw_world
 from tests.simulation.world import simulate
 
 SEEDS = 1_000
@@ -73,7 +73,7 @@ def test_a_repeat_is_found_though_the_world_has_a_fault_that_did_not_cause_it() 
     searched = found = 0
     for seed in range(MUTATION_SEEDS):
         # Faults of the whole secondary could hit any message, and most messages meet none.
-        if not any("secondary" in (f.target, f.detail) for f in draw_plan(Random(seed)).faults):
+        if not any("secondary" in (f.target, f.detail) for f in draw_world(Random(seed)).faults):
             continue
         searched += 1
         violations = simulate(seed, forward_twice).violations
@@ -84,12 +84,22 @@ def test_a_repeat_is_found_though_the_world_has_a_fault_that_did_not_cause_it() 
     assert found >= searched // 2
 
 
-def test_every_kind_of_fault_comes_within_a_hundred_seeds() -> None:
-    kinds = Counter(fault.kind for seed in range(100) for fault in draw_plan(Random(seed)).faults)
+def test_every_kind_of_fault_comes_within_three_hundred_seeds() -> None:
+    kinds = Counter(fault.kind for seed in range(300) for fault in draw_world(Random(seed)).faults)
     assert set(kinds) == {
         "crash process", "crash namespace", "stop namespace", "partition", "slow", "flaky",
-        "refuse", "disable", "delete", "detach idle", "command",
+        "refuse", "disable", "delete", "detach idle", "command", "throttle", "late queues",
+        "delete queue",
     }  # fmt: skip
+
+
+def test_every_kind_of_night_comes_clean_and_with_other_faults_within_three_hundred_seeds() -> None:
+    plans = [draw_world(Random(seed)) for seed in range(300)]
+    assert {plan.night for plan in plans if plan.is_clean} == set(NIGHTS)
+    mixed = {plan.night for plan in plans if not plan.is_clean}
+    # The primary of the last one is healthy: random faults would hit it.
+    assert mixed == {"", *NIGHTS} - {"a healthy primary"}
+    assert any(burst.calls == 200 for plan in plans for burst in plan.bursts)
 
 
 def test_a_seed_tells_the_same_story_twice() -> None:

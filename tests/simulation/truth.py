@@ -61,6 +61,7 @@ class Call:
     error: str = ""
     stored: set[int] = field(default_factory=set)
     """Serials that the application was told are stored."""
+    deeds: list[Deed] = field(default_factory=list)
     attempts: list[tuple[str, str, str]] = field(default_factory=list)
     """Operation, outcome and message id of each line in the ledger."""
 

@@ -22,7 +22,8 @@ from tests.simulation.line import SimLine
 from tests.simulation.machine import Process, SimLoop
 from tests.simulation.namespace import SimNamespace
 from tests.simulation.network import Network, Wire
-from tests.simulation.plan import FAULTS_END_S, Plan, draw_plan
+from tests.simulation.night.plan import draw_world
+from tests.simulation.plan import Plan
 from tests.simulation.programs import Application, Program, Syphon, client_class, options_with
 from tests.simulation.quiet import is_quiet, what_is_left
 from tests.simulation.sdk import Encoder, SimSide
@@ -100,9 +101,10 @@ class World:
     """All parts, and what was seen to be wrong with them."""
 
     def __init__(self, seed: int, loop: SimLoop) -> None:
+        self.seed = seed
         self.rng = rng = Random(seed)
         self.loop = loop
-        self.plan = draw_plan(rng)
+        self.plan = draw_world(rng)
         self.options = SendAvailabilityOptions(**self.plan.options)
         self.timeline = Timeline(loop.time)
         self.truth = Truth(loop.time)
@@ -120,8 +122,8 @@ class World:
         self.lines: list[SimLine] = []
         for entity in self.plan.entities:
             create_entity(self.primary, entity)
-        if self.plan.lock_s is not None:
-            create_backlog(self.secondary, self.backlog_paths, self.plan.lock_s)
+        if self.plan.lock_s is not None and not self.plan.backlog_is_late:
+            self.create_backlog()
         self.applications = [
             Application(self, f"app-{n}", embeds_syphon=self.plan.embedded and n == 0)
             for n in range(self.plan.applications)
@@ -137,7 +139,7 @@ class World:
         for program in self.programs.values():
             program.start()
         await asyncio.gather(*(self.faults.run(fault) for fault in self.plan.faults))
-        await asyncio.sleep(max(0.0, FAULTS_END_S - self.loop.time()))
+        await asyncio.sleep(max(0.0, self.plan.ends_s - self.loop.time()))
         self.timeline.note("no more faults")
         await self.faults.end_all()
         await self._until_quiet()
@@ -167,7 +169,7 @@ class World:
                     continue
                 assert application.process is not None
                 call = await application.process.spawn(application.send_once(entity))
-                deeds = [deed.kind for deed in self.truth.deeds if deed.call is call]
+                deeds = [deed.kind for deed in call.deeds]
                 if call.outcome != "returned" or deeds != ["send"]:
                     words = f"{call.outcome} {call.error} after {deeds}"
                     self.violation("not back", f"{application.name} to {entity.path}: {words}")
@@ -180,6 +182,12 @@ class World:
         side = SimSide.from_connection_string(f"{text};SharedAccessKey=v")
         side.world = self
         return side
+
+    def create_backlog(self) -> None:
+        """The administrator makes the backlog queues that are missing."""
+        lock_s, detects = self.plan.lock_s, self.plan.backlog_deduplicates
+        assert lock_s is not None
+        create_backlog(self.secondary, self.backlog_paths, lock_s, deduplicates=detects)
 
     def options_of(self, **changes: Any) -> SendAvailabilityOptions:
         return options_with(self.options, **changes)
