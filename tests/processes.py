@@ -58,7 +58,9 @@ class ServedBroker:
         options: tuple[str, ...] = (),
         ephemeral: bool = False,
         file_size_max: int | None = None,
+        before: str = "",
     ) -> None:
+        """`before` is Python that runs in the process before the broker's own code."""
         self.data = directory / "data"
         self.log_path = directory / "stderr.log"
         self.options = options
@@ -66,6 +68,7 @@ class ServedBroker:
         """No file may grow beyond this many bytes: what a full disk looks like from inside."""
         self.start_took_s = 0.0
         """From the command to the first answer of /health, of the latest start."""
+        self._before = before
         self._namespaces = namespaces or ("contoso",)
         self._ephemeral = ephemeral
         self._ports: dict[str, int] = {}
@@ -106,7 +109,15 @@ class ServedBroker:
         began = time.monotonic()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", limit + ENTRY, "serve", *places, *storage, *self.options],
+                [
+                    sys.executable,
+                    "-c",
+                    limit + self._before + ENTRY,
+                    "serve",
+                    *places,
+                    *storage,
+                    *self.options,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
