@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.unit.broker.fakes import World, incoming
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.queue import Delivery, Queue, SettlementOutcome
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.refusals import Refusal
 
 ME = object()

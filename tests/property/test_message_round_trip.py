@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.broker.fakes import FakeJournal
+from tests.unit.broker.fakes import FakeJournal, World
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.message import (
     Header,
@@ -23,7 +23,6 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import DecodeError, Described, Int, Symbol, Timestamp, UInt, ULong
 from twinbus.broker.descriptions import TIME_MAX_MS, TIME_MIN_MS, QueueDescription
-from twinbus.broker.engine.queue import Queue
 from twinbus.broker.journal import MessageState, StoredMessage
 from twinbus.broker.messages.incoming import parse, render
 from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
@@ -282,7 +281,7 @@ def test_whatever_times_a_sender_gives_the_store_can_keep_what_is_taken(
         assert not TIME_MIN_MS <= at <= TIME_MAX_MS
         return
     journal = KeepsRecords()
-    queue = Queue("q", 1, QueueDescription(), journal, bytes, lambda _: None)
+    queue = World(journal).queue("q", QueueDescription())
     kept = queue.enqueue(sent, NOW_MS)
     assert kept is not None
     again = records.unpack_message(kept.sequence_number, journal.record)

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.property.queue_model import ACTIVE, DEFERRED, SCHEDULED, Entry, QueueModel
 from tests.unit.broker.fakes import World, incoming
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.queue import Queue, SettlementOutcome
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.refusals import (
     MessageLockLost,
     MessageNotFound,
@@ -347,7 +348,7 @@ class QueueMachine(RuleBasedStateMachine):
                 _stored(each) for each in again.messages.values()
             ]
             assert part.size_bytes == again.size_bytes
-            assert part.last_sequence_number == again.last_sequence_number
+            assert part.states.last_sequence_number == again.states.last_sequence_number
             assert (part.active_count, part.deferred_count, part.scheduled_count) == (
                 again.active_count, again.deferred_count, again.scheduled_count,
             )  # fmt: skip

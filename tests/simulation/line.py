@@ -37,7 +37,8 @@ from twinbus.amqp.performatives import (
     Target,
 )
 from twinbus.amqp.types import Symbol
-from twinbus.broker.engine.queue import Delivery, Queue, SettlementOutcome
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.messages.incoming import render
 from twinbus.broker.refusals import EntityNotFound, Refusal
 from twinbus.syphon.connection.namespace_connection import ANSWER_S

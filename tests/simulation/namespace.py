@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from tests.simulation.machine import NOBODY
 from twinbus.broker.engine.namespace import BrokerNamespace
-from twinbus.broker.engine.queue import Delivery, Queue
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import Delivery
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import parse, render

@@ -30,7 +30,8 @@ from tests.simulation.sdk import Encoder, SimSide
 from tests.simulation.seams import tied_to
 from tests.simulation.timeline import Timeline
 from tests.simulation.truth import CALL, Deed, Handover, Truth
-from twinbus.broker.engine.queue import Delivery, Queue
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import Delivery
 from twinbus.ledger.record import LineForm
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import backlog_paths

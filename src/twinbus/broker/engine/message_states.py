@@ -8,7 +8,9 @@ scheduled here, or in another entity. It refuses nothing: `Queue` has checked th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from twinbus.broker.descriptions import FOREVER_MS, QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.deadlines import Deadlines
@@ -44,6 +46,23 @@ Failed = Callable[[str, str, Exception], None]
 """Takes the path of an entity, what was being done, and the unexpected error."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineContext:
+    """What the entities of one namespace share."""
+
+    journal: Journal
+    tokens: Callable[[], bytes]
+    notify: Callable[[Any], None]
+    """Gets a queue that may have something to deliver, and must only take note of it."""
+    arm: Callable[[Any, int], None]
+    """Gets a queue and the time at which its timers must run."""
+    resolve: Resolve
+    engine_log: EngineLog | None = None
+    """Gets every operation, if the broker writes a ledger."""
+    failed: Failed | None = None
+    """Gets unexpected errors, which then stop nothing else; None: raise them."""
+
+
 class MessageStates:
     """Messages, locks, sessions and timers of one entity."""
 
@@ -52,13 +71,11 @@ class MessageStates:
         path: str,
         entity_id: int,
         description: QueueDescription | SubscriptionDescription,
-        journal: Journal,
-        tokens: Callable[[], bytes],
-        announce: Callable[[], None],
+        context: EngineContext,
         dead_letter: MessageStates | None,
-        arm: Callable[[int], None] | None,
-        resolve: Resolve | None,
+        queue: object,
     ) -> None:
+        """`queue` is the owner, for `notify` and `arm` of the context."""
         self.path = path
         self.entity_id = entity_id
         self.description = description
@@ -66,22 +83,22 @@ class MessageStates:
         self.last_sequence_number = 0
         self.ttl_limit_ms = FOREVER_MS
         """An upper limit for times to live beside the description's: a topic's own."""
-        self.engine_log: EngineLog | None = None
-        """Gets every operation, if the broker writes a ledger."""
-        self.failed: Failed | None = None
-        """Gets unexpected errors that are contained here."""
-        self.announce = announce
+        self.engine_log = context.engine_log
+        self._failed = context.failed
+        self.announce: Callable[[], None] = partial(context.notify, queue)
         """Called when something may be deliverable."""
         self.activate: Callable[[StoredMessage, int], None] = self._enqueue_scheduled
         """Called with a scheduled message whose time has come; a topic publishes it."""
-        self.journal = journal
-        self.tokens = tokens
-        self._arm = arm
-        self._resolve = resolve
+        self.journal = context.journal
+        self.tokens = context.tokens
+        self._arm = partial(context.arm, queue)
+        self._resolve = context.resolve
         self.index = MessageIndex()
         self.messages = self.index.messages
         self.ready_messages = ReadyMessages()
-        self.sessions = Sessions(path, entity_id, journal) if description.requires_session else None
+        self.sessions = (
+            Sessions(path, entity_id, context.journal) if description.requires_session else None
+        )
         self.locks = Locks()
         self._schedule: Deadlines[int] = Deadlines(self._activation_of)
         self._expiries: Deadlines[int] = Deadlines(self._expiry_of)
@@ -99,7 +116,7 @@ class MessageStates:
             if self.history is None:
                 self.history = DuplicateHistory(self.entity_id, self.journal, 0)
             self.history.window_ms = description.duplicate_detection_window_ms
-        if description.forward_to is None or self._resolve is None:
+        if description.forward_to is None:
             self.forwarding = None
         elif self.forwarding is None or description.forward_to != old.forward_to:
             self.forwarding = Forwarding(self, self._resolve, description.forward_to)
@@ -385,9 +402,9 @@ class MessageStates:
 
     def report(self, doing: str, error: Exception) -> None:
         """Report an unexpected error to the shell; raise it where there is none."""
-        if self.failed is None:
+        if self._failed is None:
             raise error
-        self.failed(self.path, doing, error)
+        self._failed(self.path, doing, error)
 
     def _try_later(self, deadlines: Deadlines[int], number: int, now_ms: int) -> None:
         """Arm the timer of a message again, unless the message has left."""
@@ -427,8 +444,7 @@ class MessageStates:
     def wake_by(self, due_ms: int) -> None:
         if due_ms < self.wake_ms:
             self.wake_ms = due_ms
-            if self._arm is not None:
-                self._arm(due_ms)
+            self._arm(due_ms)
 
     def _activation_of(self, number: int) -> int:
         message = self.messages.get(number)
@@ -457,7 +473,7 @@ class MessageStates:
                 if message.expires_at_ms:
                     self._expiries.add(message.expires_at_ms, number)
         if self.sessions is not None:
-            self.sessions.restore(image.session_states)
+            self.sessions.states = dict(image.session_states)
         if self.history is not None:
             self.history.restore(image.message_ids)
         if self.forwarding is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from twinbus.broker.descriptions import (
+    DEFAULT_RULE,
     FOREVER_MS,
     Description,
     QueueDescription,
@@ -20,12 +21,12 @@ from twinbus.broker.engine.description_records import Record, description_record
 from twinbus.broker.engine.directory import Directory, Entity
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.entity_factory import EntityFactory
-from twinbus.broker.engine.message_states import FAILED_RETRY_MS, Failed
+from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
 from twinbus.broker.engine.names import check_name, check_path, subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.ranges import check_change, check_settings
 from twinbus.broker.engine.timetable import Timetable
-from twinbus.broker.engine.topic import Subscription, Topic, default_rule
+from twinbus.broker.engine.topic import Subscription, Topic
 from twinbus.broker.filters.rules import validate
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
@@ -59,13 +60,18 @@ class BrokerNamespace:
         self._timetable: Timetable[Queue] = Timetable()
         self._idle: Timetable[str] = Timetable()
         self._last_entity_id = NAMESPACE_ID
-        self._factory = EntityFactory(
-            journal, tokens, notify, arm=self._timetable.arm, resolve=self.send_target,
-            engine_log=engine_log, failed=failed,
-        )  # fmt: skip
+        context = EngineContext(
+            journal=journal,
+            tokens=tokens,
+            notify=notify,
+            arm=self._timetable.arm,
+            resolve=self.send_target,
+            engine_log=engine_log,
+            failed=failed,
+        )
+        self._factory = EntityFactory(context)
         self._engine_log = engine_log
         self._failed = failed
-        """Gets unexpected errors, which then stop nothing else; None: raise them."""
         self._directory = Directory(name, self._factory.empty_part)
         self.resolve = self._directory.resolve
         self.receive_source = self._directory.receive_source
@@ -133,7 +139,8 @@ class BrokerNamespace:
         """A new, empty queue."""
         check_path("queue", path)
         self._check_new(path, description)
-        queue = self._factory.queue(path, self._new_ids(2), description)
+        first_id = self._new_ids(2)
+        queue = self._factory.queue(path, first_id, description, first_id + 1)
         self._establish(queue, now_ms)
         return queue
 
@@ -157,11 +164,11 @@ class BrokerNamespace:
         """A new subscription with one rule: the given one, else one that takes everything."""
         check_name("subscription", name)
         owner = self.get_topic(topic)
-        path = subscription_path(owner.path, name)
-        self._check_new(path, description)
-        first = rule or default_rule(now_ms)
+        self._check_new(subscription_path(owner.path, name), description)
+        first = rule or RuleDescription(name=DEFAULT_RULE, created_at_ms=now_ms)
         _check_rule(first)
-        subscription = self._factory.subscription(owner, name, self._new_ids(2), description)
+        first_id = self._new_ids(2)
+        subscription = self._factory.subscription(owner, name, first_id, description, first_id + 1)
         subscription.rules[first.name.lower()] = first
         self._establish(subscription, now_ms)
         return subscription

@@ -14,23 +14,20 @@ a session or a message that should have expired.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
-from twinbus.broker.engine.forwarding import ForwardSource, Resolve
+from twinbus.broker.engine.forwarding import ForwardSource
 from twinbus.broker.engine.message_index import copy_of
 from twinbus.broker.engine.message_states import (
     DEFERRED,
     NEVER_MS,
     SCHEDULED,
-    TIMERS_AT_ONCE,
+    EngineContext,
     MessageStates,
 )
 from twinbus.broker.engine.session_access import SessionAccess
 from twinbus.broker.engine.sessions import MessageSession
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome, dead_letter_description
-from twinbus.broker.journal import EntityImage, Journal, StoredMessage
+from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.refusals import (
     EntityDisabled,
@@ -41,8 +38,6 @@ from twinbus.broker.refusals import (
     NotAllowed,
     QuotaExceeded,
 )
-
-__all__ = ["Delivery", "Queue", "SettlementOutcome"]
 
 EXPIRED_AT_ONCE = 1000
 """Expired messages that one receive removes before others have their turn."""
@@ -60,15 +55,9 @@ class Queue:
         path: str,
         entity_id: int,
         description: QueueDescription | SubscriptionDescription,
-        journal: Journal,
-        tokens: Callable[[], bytes],
-        notify: Callable[[Queue], None],
+        context: EngineContext,
         dead_letter: Queue | None = None,
-        *,
-        arm: Callable[[Queue, int], None] | None = None,
-        resolve: Resolve | None = None,
     ) -> None:
-        """`notify` must only take note that this queue may have something to deliver."""
         self.path = path
         self.entity_id = entity_id
         self.description = description
@@ -79,20 +68,16 @@ class Queue:
         self.accessed_at_ms = 0
         self.max_message_bytes = DEFAULT_MESSAGE_BYTES
         self._quota_bytes = NEVER_MS
+        dead_states = None if dead_letter is None else dead_letter.states
         self.states: MessageStates = MessageStates(
-            path,
-            entity_id,
-            description,
-            journal,
-            tokens,
-            partial(notify, self),
-            None if dead_letter is None else dead_letter.states,
-            None if arm is None else partial(arm, self),
-            resolve,
+            path, entity_id, description, context, dead_states, self
         )
+        self.restore = self.states.restore
+        self.run_timers = self.states.run_timers
+        self.next_deadline_ms = self.states.next_deadline_ms
         self.messages = self.states.messages
         self.sessions = SessionAccess(self.states, self.catch_up, self.require_receiving)
-        self._journal = journal
+        self._journal = context.journal
         self._apply(description)
 
     def __repr__(self) -> str:
@@ -124,21 +109,12 @@ class Queue:
         self.states.locks.clear()
         self.states.wake_ms = NEVER_MS
 
-    def restore(self, image: EntityImage) -> None:
-        """Take everything back from the store."""
-        self.states.restore(image)
-
     # Figures
 
     @property
     def requires_session(self) -> bool:
         """Whether messages here are received session by session."""
         return self.states.sessions is not None
-
-    @property
-    def last_sequence_number(self) -> int:
-        """The highest number given to a message here."""
-        return self.states.last_sequence_number
 
     @property
     def locked_count(self) -> int:
@@ -167,14 +143,6 @@ class Queue:
         return self.states.index.size_bytes
 
     # Time and status
-
-    def run_timers(self, now_ms: int, limit: int = TIMERS_AT_ONCE) -> None:
-        """Do what is due by now, at most about `limit` things; the rest stays due."""
-        self.states.run_timers(now_ms, limit)
-
-    def next_deadline_ms(self) -> int:
-        """When `run_timers` has something to do, 0 if nothing waits."""
-        return self.states.next_deadline_ms()
 
     def catch_up(self, now_ms: int) -> None:
         """Run what is due by now, before a client's request is checked."""

@@ -83,7 +83,4 @@ class SessionAccess:
 
     def ids(self, updated_since_ms: int | None = None) -> list[str]:
         """Ids of the sessions that have ready messages or a state, or whose state is that new."""
-        sessions = self._required()
-        if updated_since_ms is None:
-            return sessions.names()
-        return sessions.updated_since(updated_since_ms)
+        return self._required().ids(updated_since_ms)

@@ -52,7 +52,8 @@ class Sessions:
         """Free sessions with ready messages; the one that has waited longest comes first."""
         self._held_by: dict[int, dict[str, MessageSession]] = {}
         """By the identity of the holder, which its sessions keep alive."""
-        self._states: dict[str, SessionState] = {}
+        self.states: dict[str, SessionState] = {}
+        """State of each session that has one."""
         self.deadlines: Deadlines[str] = Deadlines(self._expiry_of)
 
     def _expiry_of(self, session_id: str) -> int:
@@ -161,16 +162,11 @@ class Sessions:
 
     # States
 
-    @property
-    def states(self) -> dict[str, SessionState]:
-        """State of each session that has one."""
-        return self._states
-
     def set_state(self, session_id: str, content: bytes | None, now_ms: int) -> None:
         """Set a session's state; None deletes it."""
         state = None
         if content is None:
-            if self._states.pop(session_id, None) is None:
+            if self.states.pop(session_id, None) is None:
                 return
         elif len(content) > STATE_BYTES_MAX:
             raise ArgumentOutOfRange(
@@ -178,19 +174,13 @@ class Sessions:
                 f"{STATE_BYTES_MAX} are kept; store the rest elsewhere"
             )
         else:
-            state = self._states[session_id] = SessionState(content, now_ms)
+            state = self.states[session_id] = SessionState(content, now_ms)
         self._journal.put_session_state(self._entity_id, session_id, state)
 
-    def restore(self, states: dict[str, SessionState]) -> None:
-        """Restore the states from the store."""
-        self._states = dict(states)
-
-    def names(self) -> list[str]:
-        """Ids of the sessions that have ready messages or a state, in order."""
+    def ids(self, updated_since_ms: int | None) -> list[str]:
+        """Ids of the sessions that have ready messages or a state, or whose state is that new."""
+        states = self.states
+        if updated_since_ms is not None:
+            return sorted(name for name in states if states[name].updated_at_ms >= updated_since_ms)
         ready = {name for name, session in self._sessions.items() if len(session.ready_messages)}
-        return sorted(ready | self._states.keys())
-
-    def updated_since(self, since_ms: int) -> list[str]:
-        """Ids of the sessions whose state was set at that time or later, in order."""
-        states = self._states.items()
-        return sorted(name for name, state in states if state.updated_at_ms >= since_ms)
+        return sorted(ready | states.keys())

@@ -6,20 +6,19 @@ else lives in the subscriptions, each a queue of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from twinbus.broker.descriptions import (
-    DEFAULT_RULE,
     QueueDescription,
     RuleDescription,
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.forwarding import ForwardSource, Resolve
+from twinbus.broker.engine.forwarding import ForwardSource
+from twinbus.broker.engine.message_states import EngineContext
+from twinbus.broker.engine.names import subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
 from twinbus.broker.filters.rules import FilterError, apply_action, matches
-from twinbus.broker.journal import EntityImage, Journal, StoredMessage
+from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming, read_back, render
 from twinbus.broker.refusals import Refusal
 
@@ -33,28 +32,13 @@ class Subscription(Queue):
         self,
         topic_path: str,
         name: str,
-        path: str,
         entity_id: int,
         description: SubscriptionDescription,
-        journal: Journal,
-        tokens: Callable[[], bytes],
-        notify: Callable[[Queue], None],
+        context: EngineContext,
         dead_letter: Queue,
-        *,
-        arm: Callable[[Queue, int], None] | None = None,
-        resolve: Resolve | None = None,
     ) -> None:
-        super().__init__(
-            path,
-            entity_id,
-            description,
-            journal,
-            tokens,
-            notify,
-            dead_letter,
-            arm=arm,
-            resolve=resolve,
-        )
+        path = subscription_path(topic_path, name)
+        super().__init__(path, entity_id, description, context, dead_letter)
         self.topic_path = topic_path
         self.name = name
         self.rules: dict[str, RuleDescription] = {}
@@ -117,19 +101,15 @@ class Subscription(Queue):
 class Schedule(Queue):
     """The messages of a topic that wait for their time."""
 
-    def __init__(
-        self,
-        topic: Topic,
-        journal: Journal,
-        arm: Callable[[Queue, int], None] | None,
-    ) -> None:
+    def __init__(self, topic: Topic, context: EngineContext) -> None:
         self._topic = topic
         self._reached: dict[int, set[int]] = {}
         """Subscriptions, by entity id, that have a message which another could not take; by number.
         Only in memory: after a restart such a message is published to all again."""
         description = _schedule_description(topic.description)
-        super().__init__(topic.path, topic.entity_id, description, journal, bytes, _ignore, arm=arm)
+        super().__init__(topic.path, topic.entity_id, description, context)
         self.states.activate = self._publish
+        self.states.announce = _announce_nothing
 
     def _publish(self, message: StoredMessage, now_ms: int) -> None:
         """Publish a message whose time has come; it stays until every subscription has it."""
@@ -154,9 +134,7 @@ class Topic:
         path: str,
         entity_id: int,
         description: TopicDescription,
-        journal: Journal,
-        *,
-        arm: Callable[[Queue, int], None] | None = None,
+        context: EngineContext,
     ) -> None:
         self.path = path
         self.entity_id = entity_id
@@ -165,8 +143,11 @@ class Topic:
         """By lower-case name."""
         self.created_at_ms = 0
         self.updated_at_ms = 0
-        self._journal = journal
-        self.schedule = Schedule(self, journal, arm)
+        self._journal = context.journal
+        self.schedule = Schedule(self, context)
+        self.is_duplicate = self.schedule.is_duplicate
+        self.cancel_scheduled = self.schedule.cancel_scheduled
+        self.restore = self.schedule.restore
 
     def __repr__(self) -> str:
         return f"<topic {self.path!r}, {len(self.subscriptions)} subscriptions>"
@@ -188,7 +169,7 @@ class Topic:
 
     @property
     def accessed_at_ms(self) -> int:
-        """When somebody last published, or did anything with a subscription."""
+        """When a client last published, or did anything with a subscription."""
         times = [self.schedule.accessed_at_ms]
         times += (each.accessed_at_ms for each in self.subscriptions.values())
         return max(times)
@@ -279,14 +260,6 @@ class Topic:
         if failure is not None:
             raise failure
 
-    def is_duplicate(self, message_id: str | None, now_ms: int) -> bool:
-        """Whether a message of this id would be dropped now."""
-        return self.schedule.is_duplicate(message_id, now_ms)
-
-    def cancel_scheduled(self, numbers: list[int], now_ms: int) -> None:
-        """Remove messages before their time comes: all of them, or none and `MessageNotFound`."""
-        self.schedule.cancel_scheduled(numbers, now_ms)
-
     def update(self, description: TopicDescription, now_ms: int) -> None:
         """Put new settings into effect at once."""
         self.description = description
@@ -300,15 +273,6 @@ class Topic:
         self.subscriptions[subscription.name.lower()] = subscription
         subscription.max_message_bytes = self.max_message_bytes
         subscription.states.ttl_limit_ms = self.description.default_ttl_ms
-
-    def restore(self, image: EntityImage) -> None:
-        """Take the scheduled messages and the ids seen back from the store."""
-        self.schedule.restore(image)
-
-
-def default_rule(now_ms: int) -> RuleDescription:
-    """The rule that a new subscription has: it takes everything."""
-    return RuleDescription(name=DEFAULT_RULE, created_at_ms=now_ms)
 
 
 def _acted_on(rule: RuleDescription, incoming: Incoming) -> Incoming:
@@ -338,5 +302,5 @@ def _schedule_description(topic: TopicDescription) -> QueueDescription:
     )
 
 
-def _ignore(queue: Queue) -> None:
-    """Nobody receives from a topic."""
+def _announce_nothing() -> None:
+    """Clients do not receive from a topic."""

@@ -11,7 +11,8 @@ import asyncio
 from twinbus.amqp.link import SETTLED, LinkState, SenderLink
 from twinbus.amqp.performatives import Modified, Rejected, Released, Source, encode_state
 from twinbus.amqp.types import Described, Symbol
-from twinbus.broker.engine.queue import Delivery, Queue, SettlementOutcome
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.links.context import BrokerContext, LinkClient
 from twinbus.broker.links.wire import TICKS_PER_MS, UNIX_EPOCH_TICKS, rejected
 from twinbus.broker.messages.incoming import render

@@ -15,7 +15,7 @@ from twinbus.broker.descriptions import (
     TopicDescription,
 )
 from twinbus.broker.engine.engine_log import EngineLog
-from twinbus.broker.engine.queue import SettlementOutcome
+from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.messages.incoming import PING_CONTENT_TYPE
 from twinbus.broker.refusals import MessageTooLarge
 

@@ -20,7 +20,7 @@ from twinbus.broker.descriptions import (
     TopicDescription,
     TrueFilter,
 )
-from twinbus.broker.engine.queue import SettlementOutcome
+from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.journal import MessageState
 from twinbus.broker.messages.incoming import PING_CONTENT_TYPE
 from twinbus.broker.refusals import (

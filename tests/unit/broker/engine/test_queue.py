@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.broker.fakes import World, facts, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.queue import Queue, SettlementOutcome
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.journal import MessageState
 from twinbus.broker.refusals import (
     EntityDisabled,

@@ -6,8 +6,9 @@ import pytest
 
 from tests.unit.broker.fakes import World, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.queue import Queue, SettlementOutcome
+from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.sessions import STATE_BYTES_MAX
+from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.refusals import (
     ArgumentOutOfRange,
     MessageLockLost,

@@ -16,7 +16,8 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.queue import Queue, SettlementOutcome
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.engine.topic import Subscription, Topic
 from twinbus.broker.messages.incoming import parse, render
 from twinbus.broker.refusals import EntityDisabled, MessageNotFound, QuotaExceeded
