@@ -22,6 +22,7 @@ from twinbus.errors import TwinbusError
 from twinbus.pipeline.spark.background_job import failure_of
 from twinbus.planning.model import (
     BacklogLevel,
+    Calculus,
     Setting,
     effect_of,
     fullest_share,
@@ -48,20 +49,12 @@ class SimulationError(TwinbusError):
     """Spark gave up on the simulation; the text says why."""
 
 
-class _Columns:
-    """The calculus of columns."""
-
-    def most(self, first: Any, second: Any) -> Column:
-        return F.greatest(_column(first), _column(second))
-
-    def least(self, first: Any, second: Any) -> Column:
-        return F.least(_column(first), _column(second))
-
-    def floor(self, value: Any) -> Column:
-        return F.floor(_column(value)).cast("double")
-
-
-COLUMNS: Final = _Columns()
+COLUMNS: Final = Calculus(
+    most=lambda first, second: F.greatest(_column(first), _column(second)),
+    least=lambda first, second: F.least(_column(first), _column(second)),
+    floor=lambda value: F.floor(_column(value)).cast("double"),
+)
+"""The calculus of columns."""
 
 
 def simulate(spark: SparkSession, question: PlanQuestion) -> list[SettingOutcome]:
@@ -300,23 +293,22 @@ def _outcome(row: Row, question: PlanQuestion) -> SettingOutcome:
     def value(name: str) -> float:
         return float(row[name] or 0) / THOUSANDTHS
 
+    sampled: dict[str, Any] = {
+        name: estimate(name)
+        for name in ("outages", "failovers", "raised", "refused", "diverted", "pings")
+    }
+    failovers = sampled["failovers"].mean
     setting = _setting(row)
     drains = row["drains"] or (0.0, 0.0)
-    failovers = estimate("failovers")
     return SettingOutcome(
+        **sampled,
         setting=setting,
-        outages=estimate("outages"),
         outage_s=estimate("outage"),
-        failovers=failovers,
-        raised=estimate("raised"),
-        refused=estimate("refused"),
-        diverted=estimate("diverted"),
-        pings=estimate("pings"),
         full=SampledMean.of_share(years, row["full"]),
         queue_full=SampledMean.of_share(years, row["queue_full"]),
         polls=question.polls_a_year(setting.queues),
         detection_s=traffic.gap_s / 2 + traffic.failed_attempt_s + setting.failover_interval_s,
-        recovery_s=estimate("overhang").mean / failovers.mean if failovers.mean else 0.0,
+        recovery_s=estimate("overhang").mean / failovers if failovers else 0.0,
         peak_max=value("peak_max"),
         drain_p50_s=drains[0] / THOUSANDTHS,
         drain_p95_s=drains[1] / THOUSANDTHS,

@@ -18,45 +18,29 @@ functions take numbers and Spark columns: only the `Calculus` differs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple
 
 from twinbus.cost.quantities import QuantityError
 
 GAP_MIN_S: Final = 0.01
 """Lower bound of the gap, which is a divisor; a smaller gap changes no figure measurably."""
 
-
 DENSE: Final = 4
 """From this many sends of a client to an entity in a failover interval the model is exact."""
 
 
-class Calculus(Protocol):
+class Calculus(NamedTuple):
     """The functions that the model needs, for floats or for columns."""
 
-    def most(self, first: Any, second: Any) -> Any:
-        """Return the larger of two values."""
-
-    def least(self, first: Any, second: Any) -> Any:
-        """Return the smaller of two values."""
-
-    def floor(self, value: Any) -> Any:
-        """Return the largest whole number that is not larger."""
+    most: Callable[[Any, Any], Any]
+    least: Callable[[Any, Any], Any]
+    floor: Callable[[Any], Any]
 
 
-class _Plain:
-    def most(self, first: Any, second: Any) -> Any:
-        return max(first, second)
-
-    def least(self, first: Any, second: Any) -> Any:
-        return min(first, second)
-
-    def floor(self, value: Any) -> Any:
-        return math.floor(value)
-
-
-PLAIN: Final = _Plain()
+PLAIN: Final = Calculus(max, min, math.floor)
 """The calculus of plain numbers."""
 
 

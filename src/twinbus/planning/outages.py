@@ -10,10 +10,8 @@ median, because people remember a usual outage rather than a mean that one long 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import NormalDist
 from typing import Final
 
 from twinbus.cost.quantities import DAY_S, QuantityError, parse_duration, parse_frequency
@@ -29,9 +27,6 @@ SIGMA_MAX: Final = 3.0
 """At 3 one outage in six is longer than twenty times the median."""
 
 FORM: Final = "like '2/year lognormal 40min' or 'exactly 2/year fixed 1h'"
-
-_NORMAL: Final = NormalDist()
-_LN2: Final = math.log(2)
 
 
 class Lengths(StrEnum):
@@ -73,44 +68,10 @@ class OutagePattern:
                 f"sigma must be more than 0 and at most {SIGMA_MAX:g}; got {self.sigma:g}"
             )
 
-    @property
-    def mean_s(self) -> float:
-        """The mean length, in closed form."""
-        return self.mean_beyond_s(0.0)
-
-    def share_longer(self, than_s: float) -> float:
-        """Return the share of outages longer than this."""
-        if than_s <= 0:
-            return 1.0
-        match self.lengths:
-            case Lengths.LOGNORMAL:
-                return _NORMAL.cdf(-self._standard(than_s))
-            case Lengths.EXPONENTIAL:
-                return math.exp(-_LN2 * than_s / self.median_s)
-            case Lengths.FIXED:
-                return float(self.median_s > than_s)
-
-    def mean_beyond_s(self, since_s: float) -> float:
-        """Return the mean time an outage lasts beyond `since_s`; a shorter one counts as 0."""
-        match self.lengths:
-            case Lengths.LOGNORMAL if since_s > 0:
-                mean = self.median_s * math.exp(self.sigma**2 / 2)
-                inside = _NORMAL.cdf(self.sigma - self._standard(since_s))
-                return mean * inside - since_s * self.share_longer(since_s)
-            case Lengths.LOGNORMAL:
-                return self.median_s * math.exp(self.sigma**2 / 2) - since_s
-            case Lengths.EXPONENTIAL:
-                return self.median_s / _LN2 * self.share_longer(since_s)
-            case Lengths.FIXED:
-                return max(0.0, self.median_s - since_s)
-
     def __str__(self) -> str:
         exactly = "exactly " if self.is_exact else ""
         spread = f" (sigma {self.sigma:g})" if self.lengths is Lengths.LOGNORMAL else ""
         return f"{exactly}{self.per_year:g}/year {self.lengths} {self.median_s:g}s{spread}"
-
-    def _standard(self, length_s: float) -> float:
-        return math.log(length_s / self.median_s) / self.sigma
 
 
 def parse_pattern(text: str, sigma: float = 1.0) -> OutagePattern:

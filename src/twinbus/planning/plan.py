@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from twinbus.planning.advice import Advice, PlanLimits, advise, raised_per_million
@@ -12,7 +12,7 @@ from twinbus.planning.money import YearMoney, year_money
 if TYPE_CHECKING:
     from twinbus.cost.arithmetic import CountingRule
     from twinbus.cost.prices import PriceBook
-    from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome
+    from twinbus.planning.outcomes import PlanQuestion, SettingOutcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,15 +120,15 @@ class Plan:
             "failover_interval_s": setting.failover_interval_s,
             "ping_interval_s": setting.ping_interval_s,
             "backlog_queues": setting.queues,
-            "outages": _estimate(outcome.outages),
-            "outage_s": _estimate(outcome.outage_s),
-            "failovers": _estimate(outcome.failovers),
-            "raised": _estimate(outcome.raised),
+            "outages": asdict(outcome.outages),
+            "outage_s": asdict(outcome.outage_s),
+            "failovers": asdict(outcome.failovers),
+            "raised": asdict(outcome.raised),
             "raised_per_million": self.raised_per_million(outcome),
-            "refused_full": _estimate(outcome.refused),
-            "diverted": _estimate(outcome.diverted),
-            "chance_full": _estimate(outcome.full),
-            "chance_queue_full": _estimate(outcome.queue_full),
+            "refused_full": asdict(outcome.refused),
+            "diverted": asdict(outcome.diverted),
+            "chance_full": asdict(outcome.full),
+            "chance_queue_full": asdict(outcome.queue_full),
             "peak_messages_max": outcome.peak_max,
             "detection_s": outcome.detection_s,
             "recovery_s": outcome.recovery_s,
@@ -137,7 +137,7 @@ class Plan:
                 "p95": outcome.drain_p95_s,
                 "max": outcome.drain_max_s,
             },
-            "pings": _estimate(outcome.pings),
+            "pings": asdict(outcome.pings),
             "polls": outcome.polls,
             "money": money.as_json(),
         }
@@ -163,7 +163,3 @@ def plan_of(
         advice=advise(outcomes, question, limits or PlanLimits()),
         prices=prices,
     )
-
-
-def _estimate(value: SampledMean) -> dict[str, float]:
-    return {"mean": value.mean, "error": value.error}

@@ -1,4 +1,4 @@
-"""Patterns of outages: how they are read, and their means in closed form against known values."""
+"""Patterns of outages: how they are read."""
 
 from __future__ import annotations
 
@@ -44,22 +44,3 @@ def test_a_pattern_that_makes_no_sense_is_one_line(text: str, sigma: float, says
         parse_pattern(text, sigma)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_the_lognormal_has_its_known_quantiles_and_mean() -> None:
-    hour = OutagePattern(per_year=1, lengths=Lengths.LOGNORMAL, median_s=3_600, sigma=1.0)
-    # Standard normal quantiles: 0.6745 for 75 %, 1.6449 for 95 %, 2.3263 for 99 %.
-    for share, quantile in ((0.5, 0.0), (0.25, 0.674490), (0.05, 1.644854), (0.01, 2.326348)):
-        assert hour.share_longer(3_600 * math.exp(quantile)) == pytest.approx(share, abs=1e-6)
-    assert hour.mean_s == pytest.approx(3_600 * 1.6487213)
-
-
-@pytest.mark.parametrize("kind", list(Lengths))
-def test_what_is_left_after_a_while_is_the_integral_of_the_longer_ones(kind: Lengths) -> None:
-    pattern = OutagePattern(per_year=1, lengths=kind, median_s=60, sigma=0.5)
-    step = 0.25
-    for since in (0.0, 30.0, 60.0, 200.0):
-        summed = sum(
-            pattern.share_longer(since + (place + 0.5) * step) * step for place in range(8_000)
-        )
-        assert pattern.mean_beyond_s(since) == pytest.approx(summed, abs=0.13)
