@@ -12,10 +12,9 @@ import typer
 
 from twinbus import __version__
 from twinbus.console.backlog.cli import app as backlog_app
-from twinbus.console.backlog.dead_letter_cli import app as dead_letters_app
 from twinbus.console.control.cli import app as control_app
 from twinbus.console.cost.cli import app as cost_app
-from twinbus.console.cost.prices_cli import app as prices_app
+from twinbus.console.cost.cli import prices_app
 from twinbus.console.doctor.cli import app as doctor_app
 from twinbus.console.ledger.cli import app as ledger_app
 from twinbus.console.options import ServeOptions
@@ -104,7 +103,6 @@ def drill(
     return run(plan, report, output)
 
 
-backlog_app.add_typer(dead_letters_app, name="dead-letters")
 for commands in (control_app, plan_app, doctor_app):
     app.add_typer(commands)
 app.add_typer(backlog_app, name="backlog")

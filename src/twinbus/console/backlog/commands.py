@@ -108,9 +108,8 @@ async def peek_messages(
             on_peeked=lambda peeked: line.say(f"peeked at {peeked:,} messages"),
         )  # fmt: skip
     where = ", ".join(queues) if len(queues) == 1 else f"{len(queues)} backlog queues"
-    messages = [asdict(message) for message in found]
     lines = backlog_text.message_lines(found, where, count)
-    show(output, {"secondary": secondary.endpoint, "messages": messages}, lines)
+    show(output, {"secondary": secondary.endpoint, "messages": found}, lines)
     return 0
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from twinbus.console.backlog.commands import QueueSelection
 from twinbus.console.namespaces import runs_to_its_end
@@ -17,13 +17,9 @@ from twinbus.console.terminal.table import aligned, visible
 from twinbus.console.terminal.times import window_of
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
+from twinbus.syphon.connection.peeked_message import PeekedMessage
 from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter
 from twinbus.syphon.replaying import Replayed, dead_letters, replay
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from twinbus.syphon.connection.peeked_message import PeekedMessage
 
 
 @asynccontextmanager

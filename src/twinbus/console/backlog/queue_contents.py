@@ -6,28 +6,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from azure.core.exceptions import ResourceNotFoundError
-from azure.servicebus.management import EntityStatus
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
+from azure.servicebus.management import EntityStatus, QueueProperties, QueueRuntimeProperties
 
 from twinbus.console.namespaces import FORBIDDEN, UnreachableError
 from twinbus.errors import MissingRightError, SyphonError
 from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import Drift, drift_of, parse_backlog_path
 from twinbus.pairing.lifecycle.administration import description_of
 from twinbus.syphon.connection.amqp_json import as_time
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection
+from twinbus.syphon.connection.peeked_message import PeekedMessage
 from twinbus.syphon.connection.peeking import NamespaceUnreachable, open_connection, peek
 from twinbus.syphon.connection.request_node import RequestRefused
 from twinbus.syphon.relay.outbound import UNAUTHORIZED
-
-if TYPE_CHECKING:
-    from azure.servicebus.aio.management import ServiceBusAdministrationClient
-    from azure.servicebus.management import QueueProperties, QueueRuntimeProperties
-
-    from twinbus.namespace.namespace import Namespace
-    from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-    from twinbus.syphon.connection.peeked_message import PeekedMessage
 
 QUEUES_PER_CONNECTION: Final = 50
 """A peeked queue takes two links, and a connection to Service Bus has 256 of them."""
@@ -66,26 +62,6 @@ class QueueContents:
     @property
     def is_empty(self) -> bool:
         return self.waiting + self.dead_lettered == 0
-
-
-@dataclass(frozen=True, slots=True)
-class BacklogRow:
-    """One message of a backlog queue, as `twinbus backlog peek` shows it."""
-
-    queue: str
-    sequence_number: int
-    state: str
-    path: str | None
-    """The destination; None: the message has no valid one, and `problem` says why."""
-    message_id: str | None
-    session_id: str | None
-    time_to_live_s: float | None
-    scheduled_at: str | None
-    enqueued_at: str | None
-    age_s: float | None
-    body_bytes: int | None
-    delivery_count: int
-    problem: str = ""
 
 
 async def queue_contents(client: ServiceBusAdministrationClient) -> list[QueueContents]:
@@ -141,12 +117,12 @@ async def backlog_rows(
     entity: str | None,
     count: int,
     on_peeked: Callable[[int], None] = lambda _: None,
-) -> list[BacklogRow]:
+) -> list[dict[str, Any]]:
     """Return up to `count` messages, of one entity if it is given; nothing is locked or settled.
 
     `on_peeked` gets the number of messages peeked so far.
     """
-    rows: list[BacklogRow] = []
+    rows: list[dict[str, Any]] = []
     peeked = 0
     wanted = None if entity is None else entity.strip("/").lower()
 
@@ -249,24 +225,26 @@ async def _held(
     return None
 
 
-def _row(message: PeekedMessage) -> BacklogRow:
+def _row(message: PeekedMessage) -> dict[str, Any]:
+    """Return a message as `twinbus backlog peek` shows it."""
     aliases = message.aliases
     ttl_ms = None if aliases is None else aliases.time_to_live_ms
-    return BacklogRow(
-        queue=message.queue,
-        sequence_number=message.sequence_number,
-        state=message.state,
-        path=None if aliases is None else aliases.path,
-        message_id=message.message_id,
-        session_id=None if aliases is None else aliases.session_id,
-        time_to_live_s=None if ttl_ms is None else ttl_ms / 1_000,
-        scheduled_at=_iso(None if aliases is None else aliases.scheduled_ms),
-        enqueued_at=_iso(message.enqueued_ms),
-        age_s=_age_s(message),
-        body_bytes=None if message.body is None else len(message.body),
-        delivery_count=message.header.delivery_count or 0,
-        problem=message.problem,
-    )
+    return {
+        "queue": message.queue,
+        "sequence_number": message.sequence_number,
+        "state": message.state,
+        # None: there is no valid destination, and `problem` says why.
+        "path": message.path,
+        "message_id": message.message_id,
+        "session_id": None if aliases is None else aliases.session_id,
+        "time_to_live_s": None if ttl_ms is None else ttl_ms / 1_000,
+        "scheduled_at": _iso(None if aliases is None else aliases.scheduled_ms),
+        "enqueued_at": _iso(message.enqueued_ms),
+        "age_s": _age_s(message),
+        "body_bytes": None if message.body is None else len(message.body),
+        "delivery_count": message.header.delivery_count or 0,
+        "problem": message.problem,
+    }
 
 
 def _age_s(message: PeekedMessage) -> float | None:

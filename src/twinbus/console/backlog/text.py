@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from twinbus.console.terminal.table import aligned, duration, size, visible
-
-if TYPE_CHECKING:
-    from twinbus.console.backlog.queue_contents import BacklogRow, QueueContents
-    from twinbus.pairing.lifecycle.administration import Findings
+from twinbus.console.backlog.queue_contents import QueueContents
+from twinbus.console.terminal.table import aligned, counted, duration, size, visible
+from twinbus.pairing.lifecycle.administration import Findings
 
 TEXT_LENGTH_MAX: Final = 40
 """Limit of an id or a session in a table; JSON has the whole text."""
@@ -49,48 +47,47 @@ def other_labels(queues: Sequence[QueueContents]) -> str:
 def _total(queues: Sequence[QueueContents], endpoint: str) -> str:
     waiting = sum(queue.waiting for queue in queues)
     dead = sum(queue.dead_lettered for queue in queues)
-    counted = _counted(len(queues), "backlog queue")
     dead_text = f", {dead:,} dead-lettered (`twinbus backlog dead-letters`)" if dead else ""
-    what = _counted(waiting, "message") + " to forward" if waiting else "drained"
-    return f"{endpoint}: {counted}, {what}{dead_text}"
+    what = counted(waiting, "message") + " to forward" if waiting else "drained"
+    return f"{endpoint}: {counted(len(queues), 'backlog queue')}, {what}{dead_text}"
 
 
 def _drift(queue: QueueContents) -> str:
     if any(one.unsafe for one in queue.drift):
         return "UNSAFE, not in use"
-    return _counted(len(queue.drift), "setting") if queue.drift else ""
+    return counted(len(queue.drift), "setting") if queue.drift else ""
 
 
-def message_lines(messages: Sequence[BacklogRow], where: str, count: int) -> list[str]:
+def message_lines(messages: Sequence[Mapping[str, Any]], where: str, count: int) -> list[str]:
     """Return a row for each message. The body is not shown: it may hold a secret."""
     if not messages:
         return [f"no such messages in {where}"]
     rows = [["QUEUE", "NUMBER", "FOR", "MESSAGE ID", "SESSION", "AGE", "BODY", "STATE"]]
     rows += [
         [
-            visible(message.queue),
-            str(message.sequence_number),
-            "?" if message.path is None else visible(message.path),
-            _cut(message.message_id),
-            _cut(message.session_id),
-            "" if message.age_s is None else duration(message.age_s),
-            "" if message.body_bytes is None else size(message.body_bytes),
+            visible(message["queue"]),
+            str(message["sequence_number"]),
+            "?" if message["path"] is None else visible(message["path"]),
+            _cut(message["message_id"]),
+            _cut(message["session_id"]),
+            "" if message["age_s"] is None else duration(message["age_s"]),
+            "" if message["body_bytes"] is None else size(message["body_bytes"]),
             _state(message),
         ]
         for message in messages
     ]
     lines = aligned(rows, right={1, 5, 6})
     limit = f"; --max {count} was reached, there may be more" if len(messages) == count else ""
-    lines += ["", f"{_counted(len(messages), 'message')} in {where}{limit}"]
+    lines += ["", f"{counted(len(messages), 'message')} in {where}{limit}"]
     return lines
 
 
-def _state(message: BacklogRow) -> str:
-    parts = [] if message.state == "active" else [message.state]
-    if message.scheduled_at:
-        parts.append(f"to be enqueued at {message.scheduled_at}")
-    if message.problem:
-        parts.append(f"cannot be delivered: {visible(message.problem)}")
+def _state(message: Mapping[str, Any]) -> str:
+    parts = [] if message["state"] == "active" else [message["state"]]
+    if message["scheduled_at"]:
+        parts.append(f"to be enqueued at {message['scheduled_at']}")
+    if message["problem"]:
+        parts.append(f"cannot be delivered: {visible(message['problem'])}")
     return "; ".join(parts)
 
 
@@ -125,7 +122,7 @@ def fate(queue: QueueContents) -> str:
     """Return what prune does with a queue."""
     if queue.is_empty:
         return "would be deleted"
-    holds = _counted(queue.waiting + queue.dead_lettered, "message")
+    holds = counted(queue.waiting + queue.dead_lettered, "message")
     return f"kept: it holds {holds}"
 
 
@@ -136,7 +133,7 @@ def prune_lines(extra: Sequence[QueueContents], label: str, count: int) -> list[
     lines = aligned([[visible(queue.path), fate(queue)] for queue in extra])
     empty = sum(1 for queue in extra if queue.is_empty)
     summary = (
-        f"{empty} of {_counted(len(extra), 'backlog queue')} past the count of {count} are empty."
+        f"{empty} of {counted(len(extra), 'backlog queue')} past the count of {count} are empty."
         " Make sure that no application uses a larger backlog_queue_count: it would lose the"
         " queue, though no message."
     )
@@ -146,7 +143,3 @@ def prune_lines(extra: Sequence[QueueContents], label: str, count: int) -> list[
 def _cut(text: str | None) -> str:
     whole = visible(text or "")
     return whole if len(whole) <= TEXT_LENGTH_MAX else whole[: TEXT_LENGTH_MAX - 1] + "…"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from twinbus.console.control import status_text
-from twinbus.console.control.hosts import choose_hosts, choose_one_name, find_hosts
+from twinbus.console.control.hosts import ask_each, choose_hosts, choose_one_name, find_hosts
 from twinbus.console.control.status_text import PairView
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.console.terminal.table import paint, visible
@@ -52,18 +52,12 @@ def show_status(pair: str | None, output: Output, *, watch: bool, show_all: bool
 def steer(verb: str, path: str, pair: str | None) -> int:
     """Run a verb on an entity of a pair; return the exit status."""
     hosts = choose_one_name(_running()[0], pair, "pair")
-    failed = False
-    for host in hosts:
+    answers = ask_each(hosts, verb, {"path": path})
+    for host, entity in answers:
         prefix = f"{host.process}: " if len(hosts) > 1 else ""
-        try:
-            entity = ask(host.path, verb, {"path": path})
-        except ControlError as error:
-            failed = True
-            print(f"twinbus: {error}", file=sys.stderr)
-        else:
-            then = DONE[verb].format(path=visible(entity["path"]))
-            print(f"{prefix}{status_text.entity_line(entity)}; {then}")
-    return COULD_NOT if failed else 0
+        then = DONE[verb].format(path=visible(entity["path"]))
+        print(f"{prefix}{status_text.entity_line(entity)}; {then}")
+    return COULD_NOT if len(answers) < len(hosts) else 0
 
 
 def _show(pair: str | None, output: Output, *, show_all: bool, is_watched: bool = False) -> int:

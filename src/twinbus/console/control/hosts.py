@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from twinbus.console.terminal.output import WrongUse
 from twinbus.console.terminal.table import visible
-from twinbus.control.client import RunningHost, SilentHost, find
+from twinbus.control.client import RunningHost, SilentHost, ask, find
 from twinbus.errors import ControlError
 
 
@@ -32,6 +33,19 @@ def choose_one_name(hosts: Sequence[RunningHost], name: str | None, kind: str) -
     if name is None and len(hosts) > 1:
         raise WrongUse(f"{len(hosts)} {kind}s run here, give one with --pair: {_list(hosts)}")
     return choose_hosts(hosts, name, kind)
+
+
+def ask_each(
+    hosts: Iterable[RunningHost], verb: str, arguments: Mapping[str, str] | None = None
+) -> list[tuple[RunningHost, Any]]:
+    """Return the hosts that answer, with their answers; errors of others go to stderr."""
+    answers = []
+    for host in hosts:
+        try:
+            answers.append((host, ask(host.path, verb, arguments)))
+        except ControlError as error:
+            print(f"twinbus: {error}", file=sys.stderr)
+    return answers
 
 
 def _list(hosts: Sequence[RunningHost]) -> str:

@@ -10,11 +10,12 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from azure.core.exceptions import AzureError
 
 from twinbus.console.drill.phases import Drill
+from twinbus.console.drill.result import DrillPlan, DrillResult
 from twinbus.console.drill.screen import DrillScreen
 from twinbus.console.drill.sheet import drill_sheet, outage_picture
 from twinbus.console.drill.world import DrillError, World
@@ -22,9 +23,7 @@ from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
 from twinbus.console.terminal.output import COULD_NOT, STOPPED, Output
-
-if TYPE_CHECKING:
-    from twinbus.console.drill.result import DrillPlan, DrillResult
+from twinbus.syphon.connection.counts import CountsUnavailable
 
 PUMP_VARIABLE: Final = "TWINBUS_DRILL_PUMP"
 """Names another pump as module:attribute: tests use a faulty one to see the drill fail."""
@@ -66,10 +65,10 @@ async def _run_drill(plan: DrillPlan, directory: Path) -> DrillResult:
 
 
 def _reason(error: BaseException) -> BaseException:
-    """The first error of a group; one of the SDK as ours, in a single line."""
+    """The first error of a group; one of a namespace as ours, in a single line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, AzureError):
+    if isinstance(error, AzureError | CountsUnavailable):
         return DrillError(f"the drill could not go on: {' '.join(str(error).split())}")
     return error
 

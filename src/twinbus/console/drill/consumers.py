@@ -7,21 +7,14 @@ records, not by what the senders report.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
-from azure.servicebus import ServiceBusSubQueue
-from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from twinbus.console.drill.world import ENTITIES, PRIMARY, SUBSCRIPTION, Entity, administration
-from twinbus.pipeline.reports.documents import Sighting
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from azure.servicebus.aio import ServiceBusReceiver
-    from azure.servicebus.aio.management import ServiceBusAdministrationClient
-
-    from twinbus.ledger import LedgerWriter
+from twinbus.ledger import LedgerWriter
 
 RECEIVERS: Final = 2
 """At each entity without sessions; one with sessions has a receiver for each session."""
@@ -30,8 +23,6 @@ WAIT_S: Final = 0.5
 """How long a receiver waits for a message before it asks whether any are left."""
 STALL_S: Final = 20.0
 """After this time without a message the receivers stop; the report names what is left."""
-
-PATH_ALIAS: Final = b"x-ms-path"
 
 
 class Consumers:
@@ -71,18 +62,15 @@ class Consumers:
             while True:
                 batch = await receiver.receive_messages(BATCH, max_wait_time=WAIT_S)
                 if batch:
-                    self._note(batch, entity)
+                    self._record("receive", entity, batch)
+                    self._count += len(batch)
+                    self._received(self._count)
                     self._last_at = loop.time()
                     for message in batch:
                         await receiver.complete_message(message)
                     self._record("complete", entity, batch)
                 elif not await self._left(entity) or loop.time() - self._last_at > STALL_S:
                     return
-
-    def _note(self, batch: list[Any], entity: Entity) -> None:
-        self._record("receive", entity, batch)
-        self._count += len(batch)
-        self._received(self._count)
 
     def _record(self, operation: str, entity: Entity, batch: Iterable[Any]) -> None:
         for message in batch:
@@ -95,7 +83,7 @@ class Consumers:
                 message_id=message.message_id,
                 sequence_number=message.sequence_number,
                 # A settlement carries no message.
-                size_bytes=_size_bytes(message) if operation == "receive" else None,
+                size_bytes=sum(map(len, message.body)) if operation == "receive" else None,
                 outcome="ok",
                 view="client",
             )
@@ -109,75 +97,7 @@ class Consumers:
 
 
 def _receivers(client: ServiceBusClient, entity: Entity) -> list[ServiceBusReceiver]:
+    path, sessions = entity.path, entity.sessions or (None,) * RECEIVERS
     if entity.is_topic:
-        return [
-            client.get_subscription_receiver(entity.path, SUBSCRIPTION) for _ in range(RECEIVERS)
-        ]
-    if entity.sessions:
-        return [
-            client.get_queue_receiver(entity.path, session_id=session)
-            for session in entity.sessions
-        ]
-    return [client.get_queue_receiver(entity.path) for _ in range(RECEIVERS)]
-
-
-def _size_bytes(message: Any) -> int:
-    return sum(len(part) for part in message.body)
-
-
-async def backlog_count(connection_string: str, queues: Iterable[str]) -> int:
-    """Messages in these backlog queues, whatever their state, dead letters left out."""
-    return sum(found.waiting for found in await _counts(connection_string, queues))
-
-
-async def left_in_backlog(connection_string: str, queues: Iterable[str]) -> list[Sighting]:
-    """Messages that a peek finds in backlog queues and their dead-letter queues."""
-    seen: list[Sighting] = []
-    async with ServiceBusClient.from_connection_string(connection_string) as client:
-        for found in await _counts(connection_string, queues):
-            if found.waiting:
-                seen += await _peek_all(client.get_queue_receiver(found.queue), "waiting")
-            if found.dead_lettered:
-                dead = client.get_queue_receiver(
-                    found.queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER
-                )
-                seen += await _peek_all(dead, "dead_lettered")
-    return seen
-
-
-class _Counts(NamedTuple):
-    queue: str
-    waiting: int
-    dead_lettered: int
-
-
-async def _counts(connection_string: str, queues: Iterable[str]) -> list[_Counts]:
-    async with administration(connection_string) as admin:
-        found = [await admin.get_queue_runtime_properties(queue) for queue in queues]
-    return [
-        _Counts(
-            one.name,
-            # Deferred ones have no number of their own.
-            (one.total_message_count or 0) - (one.dead_letter_message_count or 0),
-            one.dead_letter_message_count or 0,
-        )
-        for one in found
-    ]
-
-
-async def _peek_all(receiver: ServiceBusReceiver, place: str) -> list[Sighting]:
-    found: list[Sighting] = []
-    following = 0
-    async with receiver:
-        while True:
-            batch = await receiver.peek_messages(BATCH, sequence_number=following)
-            if not batch:
-                return found
-            found += [Sighting(_destination(one), str(one.message_id), place) for one in batch]
-            following = (batch[-1].sequence_number or following) + 1
-
-
-def _destination(message: Any) -> str:
-    properties = message.application_properties or {}
-    path = properties.get(PATH_ALIAS) or properties.get(PATH_ALIAS.decode()) or b""
-    return path.decode() if isinstance(path, bytes) else str(path)
+        return [client.get_subscription_receiver(path, SUBSCRIPTION) for _ in range(RECEIVERS)]
+    return [client.get_queue_receiver(path, session_id=session) for session in sessions]

@@ -9,30 +9,32 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import twinbus
 from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
-from twinbus.console.drill.consumers import Consumers, backlog_count, left_in_backlog
+from twinbus.console.drill.consumers import Consumers
 from twinbus.console.drill.result import HEALTHY, DrillPlan, DrillResult, Moments
+from twinbus.console.drill.screen import DrillScreen, Phase
 from twinbus.console.drill.sheet import rate_text
 from twinbus.console.drill.traffic import DrillTraffic
 from twinbus.console.drill.world import ENTITIES, NamespaceProcess, World, create_entities
+from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.console.spark_thread import SparkThread
 from twinbus.cost import prices
 from twinbus.ledger import LedgerWriter
+from twinbus.namespace.endpoint import endpoint_of
+from twinbus.pair import Pair
 from twinbus.pipeline.drain import drain
 from twinbus.pipeline.reports.outage import outage_report
+from twinbus.syphon.connection.counts import counts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
-
-    from twinbus.console.drill.screen import DrillScreen, Phase
-    from twinbus.pair import Pair
 
 POLL_S: Final = 0.25
 """Between two checks of something awaited: often enough for a progress bar."""
@@ -215,7 +217,8 @@ class Drill:
         return work.exception()
 
     async def _in_backlog(self) -> int:
-        return await backlog_count(self._world.secondary.connection_string, self._queues)
+        endpoint = endpoint_of(self._world.secondary.connection_string)
+        return sum([(await counts_of(endpoint, queue)).waiting for queue in self._queues])
 
     async def _receive(self) -> None:
         primary = self._world.primary.connection_string
@@ -231,9 +234,10 @@ class Drill:
     async def _count(self) -> DrillResult:
         ended_ms = _now_ms()
         with self._screen.phase("count", "Spark reads the ledger") as phase:
-            secondary = self._world.secondary.connection_string
             peeked_ms = _now_ms()
-            seen = await left_in_backlog(secondary, self._queues)
+            with closing(BacklogScan(self._world.secondary.connection_string)) as scan:
+                await scan.peek()
+                seen = list(scan.sightings())
             work = self._spark.submit(
                 lambda session: outage_report(
                     session,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.console.control.hosts import choose_hosts, choose_one_name, find_hosts
+from twinbus.console.control.hosts import ask_each, choose_hosts, choose_one_name, find_hosts
 from twinbus.console.syphon import text as syphon_text
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.console.terminal.table import paint, visible
-from twinbus.control.client import RunningHost, SilentHost, ask, socket_directories
+from twinbus.control.client import RunningHost, SilentHost, socket_directories
 from twinbus.errors import ControlError
 
 DONE: Final = {
@@ -38,21 +37,15 @@ class RunningSyphon:
 
 def steer(verb: str, name: str | None, output: Output) -> int:
     """Pause or resume a syphon; return the exit status."""
-    syphons, _ = _running()
-    failed = False
-    answers, lines = [], []
-    for host in choose_one_name([syphon.host for syphon in syphons], name, "syphon"):
-        try:
-            answer = ask(host.path, verb)
-        except ControlError as error:
-            failed = True
-            print(f"twinbus: {error}", file=sys.stderr)
-            continue
-        answers.append({"name": host.card.name, "pid": host.card.pid, **answer})
-        lines.append(f"{visible(host.process)}: {DONE[verb].format(**answer)}")
+    hosts = choose_one_name([syphon.host for syphon in _running()[0]], name, "syphon")
+    answers = ask_each(hosts, verb)
+    documents = [
+        {"name": host.card.name, "pid": host.card.pid, **answer} for host, answer in answers
+    ]
+    lines = [f"{visible(host.process)}: {DONE[verb].format(**answer)}" for host, answer in answers]
     if answers or output is Output.JSON:
-        show(output, {"syphons": answers}, lines)
-    return COULD_NOT if failed else 0
+        show(output, {"syphons": documents}, lines)
+    return COULD_NOT if len(answers) < len(hosts) else 0
 
 
 def show_status(name: str | None, output: Output) -> int:
@@ -77,12 +70,7 @@ def _running() -> tuple[list[RunningSyphon], list[SilentHost]]:
     """Return the syphons that answer, in pairs or alone; ControlError if there is none."""
     hosts, silent = find_hosts()
     found = []
-    for host in hosts:
-        try:
-            status = ask(host.path, "status")
-        except ControlError as error:
-            print(f"twinbus: {error}", file=sys.stderr)
-            continue
+    for host, status in ask_each(hosts, "status"):
         if host.card.kind == "syphon":
             found.append(RunningSyphon(host, status))
         elif status.get("syphon") is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from twinbus.console.backlog import text as backlog_text
-from twinbus.console.backlog.queue_contents import BacklogRow, QueueContents
+from twinbus.console.backlog.queue_contents import QueueContents
 from twinbus.console.doctor.findings import Finding, Level, document, line_of, verdict
 from twinbus.pairing.core.backlog import BacklogDescription, drift_of
 from twinbus.pairing.lifecycle.administration import Findings
@@ -29,7 +29,7 @@ def stock(index: int = 0, **changes: Any) -> QueueContents:
     return QueueContents(**{**settings, **changes})
 
 
-def message(number: int, **changes: Any) -> BacklogRow:
+def message(number: int, **changes: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "queue": "contoso/x-servicebus-transfer/0",
         "sequence_number": number,
@@ -43,8 +43,9 @@ def message(number: int, **changes: Any) -> BacklogRow:
         "age_s": 61.0,
         "body_bytes": 5,
         "delivery_count": 0,
+        "problem": "",
     }
-    return BacklogRow(**{**settings, **changes})
+    return {**settings, **changes}
 
 
 def test_the_list_counts_and_names_drift() -> None:
