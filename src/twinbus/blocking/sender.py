@@ -21,7 +21,7 @@ class PairedSender:
         self._loop_thread = loop_thread
 
     def __enter__(self) -> Self:
-        """Open nothing: the primary may be down, and that must not raise here."""
+        """Begin to open the link in the background: the primary may be down, and must not raise."""
         self._loop_thread.run(self._core.__aenter__)
         return self
 

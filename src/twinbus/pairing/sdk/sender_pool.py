@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
-from twinbus.pairing.sdk.sdk_cleanup import CLOSE_LIMIT_S, SdkCleanup, cancel_until_done
-from twinbus.pairing.sdk.watchdog import Watch, Watchdog
+from twinbus.pairing.sdk.pooled_sender import PooledSender
+from twinbus.pairing.sdk.sdk_cleanup import CLOSE_LIMIT_S, cancel_until_done
+from twinbus.pairing.sdk.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender
@@ -36,6 +36,10 @@ OPENINGS_MAX: Final = 2
 milliseconds: a waiting call is mostly served by a sender that is open, and many calls at once, as
 at a failover, do not open eight."""
 
+JOINED_MAX_S: Final = 1.0
+"""Age up to which a call waits for an opening that another call left, rather than begin one. It is
+twice the time that opening takes; an older one may wait for a peer that was down when it began."""
+
 STILL_WAITING_S: Final = 0.05
 """Longer than a send to a service nearby takes."""
 
@@ -46,88 +50,10 @@ for this long is replaced before a message finds its connection dead."""
 CARRIED_OUT: Final = "cancelled during a call of the SDK that succeeded all the same"
 """Argument of such a CancelledError. `asyncio.timeout` recognizes no subclass of it."""
 
-WAIT_FOR_FRAME: Final = True
-"""Value that makes the SDK's connection wait for the next frame, however long that takes."""
-
 REUSABLE_AFTER: Final = frozenset(
     {FailureMeaning.BUSY, FailureMeaning.QUOTA, FailureMeaning.MESSAGE}
 )
 """Failures after which a sender can be used again: the service answered, and the link is up."""
-
-
-class PooledSender(Watch):
-    """One SDK sender, what is known of it, and the watch of the one attempt that it serves."""
-
-    __slots__ = (
-        "batch_limit_bytes", "cleanup", "epoch", "idle_since", "is_open", "limit_bytes", "opening",
-        "reader", "sdk",
-    )  # fmt: skip
-
-    def __init__(self, sdk: ServiceBusSender, epoch: int) -> None:
-        super().__init__()
-        self.sdk = sdk
-        self.epoch = epoch
-        self.is_open = False
-        self.idle_since = 0.0
-        self.opening: asyncio.Task[int | None] | None = None
-        self.cleanup = SdkCleanup(sdk)
-        self.reader: Any = None
-        """The stream that the SDK reads the connection from, once it is open."""
-        self.limit_bytes: int | None = None
-        """The largest message that the link takes, once it is open and if it reports it."""
-        self.batch_limit_bytes: int | None = None
-
-    async def open(self, timeout_s: float) -> None:
-        """Connect and attach; TimeoutError after `timeout_s`.
-
-        In a task of its own: cancelled while it opens, the SDK first closes what it has opened,
-        with a peer that may hang, and a caller must not wait for that.
-        """
-        self.opening = asyncio.create_task(self._attach())
-        self.opening.add_done_callback(_retrieve_error)
-        await self.finish_opening(timeout_s)
-
-    async def finish_opening(self, timeout_s: float) -> None:
-        """Wait for what `open` began; TimeoutError after `timeout_s`."""
-        assert self.opening is not None
-        done, _ = await asyncio.wait({self.opening}, timeout=timeout_s)
-        if not done or self.opening.cancelled():
-            raise TimeoutError
-        opening, self.opening = self.opening, None
-        # Now, because a sender that meets an error forgets its connection before it raises.
-        self.cleanup.collect()
-        self.reader = self.cleanup.reader()
-        self.batch_limit_bytes = opening.result()
-        # The SDK's public API has the limit of a batch only; a message may be larger.
-        own = getattr(self.sdk, "_max_message_size_on_link", None)
-        self.limit_bytes = own if isinstance(own, int) and own > 0 else self.batch_limit_bytes
-        self.is_open = True
-        self._stop_polling()
-
-    def _stop_polling(self) -> None:
-        """Have the SDK wait for the next frame directly, not in a task that it ends after 0.2 s.
-
-        Those tasks are a tenth of the cost of a send, and can swallow a cancellation. The watchdog
-        bounds the time. The attribute is private: where it is missing, the SDK goes on polling.
-        """
-        handler: Any = getattr(self.sdk, "_handler", None)
-        if isinstance(getattr(handler, "_socket_timeout", None), float):
-            handler._socket_timeout = WAIT_FOR_FRAME
-
-    def is_disconnected(self) -> bool:
-        """Whether the peer has ended the connection while it was idle.
-
-        A message sent on it would be lost, and its error would describe the entity at the time
-        when the connection ended, not now.
-        """
-        reader = self.reader
-        # `at_eof` does not serve: it is false while bytes of the peer's close are left to read.
-        return reader is not None and (reader._eof or reader._exception is not None)
-
-    async def _attach(self) -> int | None:
-        # The one call of the SDK that opens the link and sends nothing.
-        batch = await self.sdk.create_message_batch()
-        return getattr(batch, "max_size_in_bytes", None)
 
 
 class SenderPool:
@@ -153,8 +79,10 @@ class SenderPool:
         """Called with both limits whenever a link was opened."""
         self._idle: list[PooledSender] = []
         self._leased: set[PooledSender] = set()
-        self._opening_in_background: set[PooledSender] = set()
-        """Leased senders that still open although their caller has given up."""
+        self.on_open_failed: Callable[[Exception], None] | None = None
+        """Called when a link did not open, after every call that waited for it had given up."""
+        self._opening_in_background: dict[PooledSender, None] = {}
+        """Leased senders that open for the next call: no call waits for them now."""
         # No event until it is needed: of ten thousand pools few are ever waited for.
         self._waiters: list[asyncio.Future[None]] = []
         self._epoch = 0
@@ -190,29 +118,58 @@ class SenderPool:
                 return pooled
             self._closer.close_later(pooled)
         openings = sum(not pooled.is_open for pooled in self._leased)
-        if len(self._leased) >= self._limit or openings >= OPENINGS_MAX:
-            return None
+        is_full = len(self._leased) >= self._limit or openings >= OPENINGS_MAX
+        for pooled in self._opening_in_background:
+            is_young = self._loop.time() - pooled.opening_since < JOINED_MAX_S
+            if pooled.epoch == self._epoch and (is_young or is_full):
+                del self._opening_in_background[pooled]
+                return pooled
+        return None if is_full else self._lease_new()
+
+    def _lease_new(self) -> PooledSender:
         pooled = PooledSender(self._make(), self._epoch)
         pooled.on_check = self.on_slow
         self._leased.add(pooled)
         return pooled
+
+    def open_ahead(self, idle_max_s: float = IDLE_MAX_S) -> None:
+        """Begin to open a link for the next call; returns at once.
+
+        Nothing is opened while a link is open that was idle for less than `idle_max_s`, or while a
+        call is in progress. A failure is no evidence against the entity unless a call waits for
+        the link.
+        """
+        if self.closed or self._leased:
+            return
+        now = self._loop.time()
+        if self._idle:
+            newest = self._idle[-1]
+            if now - newest.idle_since < idle_max_s and not newest.is_disconnected():
+                return
+        pooled = self._lease_new()
+        pooled.begin_opening(now, self._closer.opening_limit_s)
+        self._leave_opening(pooled)
 
     async def attempt(
         self, pooled: PooledSender, operation: Callable[[Any], Awaitable[T]], timeout_s: float
     ) -> T:
         """Make one SDK call on a leased sender, then give it back or discard it.
 
-        TimeoutError after `timeout_s`. A cancellation of the task is raised, also where the SDK
-        has swallowed it.
+        TimeoutError after `timeout_s`; OpeningCutShort if the link was still opening then and had
+        time left. A cancellation of the task is raised, also where the SDK has swallowed it.
         """
-        self.watchdog.begin(pooled, self._loop.time(), timeout_s)
+        now = self._loop.time()
+        self.watchdog.begin(pooled, now, timeout_s)
         try:
             if not pooled.is_open:
-                await pooled.open(timeout_s)
+                pooled.is_wanted = True
+                if pooled.opening is None:
+                    pooled.begin_opening(now, max(timeout_s, self._closer.opening_limit_s))
+                await pooled.finish_opening(min(timeout_s, pooled.opening_until - now))
                 self._opened(pooled)
             result = await operation(pooled.sdk)
         except BaseException as caught:
-            error = self.end_attempt(pooled, caught, timeout_s)
+            error = self.end_attempt(pooled, caught)
             if error is None or error is caught:
                 raise
             raise error from caught
@@ -236,7 +193,7 @@ class SenderPool:
         return is_cancelled
 
     def end_attempt(
-        self, pooled: PooledSender, error: BaseException | None, timeout_s: float = math.inf
+        self, pooled: PooledSender, error: BaseException | None
     ) -> BaseException | None:
         """End an attempt: give the sender back or discard it; return what to raise, or None.
 
@@ -247,38 +204,54 @@ class SenderPool:
             self.give_back(pooled)
             return asyncio.CancelledError(CARRIED_OUT) if is_cancelled else None
         meaning = meaning_of(error)
-        # Still opening when its caller's time, less than usual, was over.
-        is_cut_short = pooled.opening is not None and timeout_s < self._closer.opening_limit_s
+        # Still opening, with time left, when its caller's own time was over.
+        is_cut_short = pooled.opening is not None and (
+            is_cancelled or pooled.deadline < pooled.opening_until
+        )
         if meaning is FailureMeaning.UNREACHABLE and not is_cut_short:
             self.invalidate()
         if meaning in REUSABLE_AFTER and pooled.is_open:
             self.give_back(pooled)
         elif is_cut_short and not self.closed:
             # Else callers that wait for less than opening takes would each begin one and end none.
-            self._opening_in_background.add(pooled)
-            self._closer.run(self._finish(pooled, self._closer.opening_limit_s - timeout_s))
+            self._leave_opening(pooled)
         else:
             self._discard(pooled)
         if isinstance(error, asyncio.CancelledError):
-            return TimeoutError() if timed_out and not is_cancelled else error
+            if is_cancelled or not timed_out:
+                return error
+            error = TimeoutError()
         if is_cancelled and isinstance(error, Exception):
             return asyncio.CancelledError()
-        return error
+        return OpeningCutShort() if is_cut_short and type(error) is TimeoutError else error
 
-    async def _finish(self, pooled: PooledSender, timeout_s: float) -> None:
-        """Finish opening a sender for the calls to come."""
-        try:
-            await pooled.finish_opening(timeout_s)
-        except Exception as error:  # noqa: BLE001  # a message that needs it will find out
-            log.debug("a sender did not open: %r", error)
+    def _leave_opening(self, pooled: PooledSender) -> None:
+        """Let a sender open for the calls to come."""
+        self._opening_in_background[pooled] = None
+        if not pooled.is_finishing:
+            pooled.is_finishing = True
+            self._closer.run(self._finish(pooled))
+        self.wake_one()
+
+    async def _finish(self, pooled: PooledSender) -> None:
+        """Finish opening a sender that no call waits for."""
+        assert pooled.opening is not None
+        left_s = pooled.opening_until - self._loop.time()
+        await asyncio.wait({pooled.opening}, timeout=max(0.0, left_s))
+        pooled.is_finishing = False
         if pooled not in self._opening_in_background:
-            return  # The pool was closed meanwhile, and closes it.
-        self._opening_in_background.discard(pooled)
-        if pooled.is_open:
+            return  # A call waits for it, or the pool was closed and closes it.
+        del self._opening_in_background[pooled]
+        try:
+            pooled.end_opening()
+        except Exception as error:  # noqa: BLE001  # the entity is told, or the next call finds out
+            log.debug("a sender did not open: %r", error)
+            self._discard(pooled)
+            if pooled.is_wanted and self.on_open_failed is not None:
+                self.on_open_failed(error)
+        else:
             self._opened(pooled)
             self.give_back(pooled)
-        else:
-            self._discard(pooled)
 
     def _opened(self, pooled: PooledSender) -> None:
         if self._waiters:
@@ -367,6 +340,10 @@ class SenderPool:
         self._leased.clear()
 
 
+class OpeningCutShort(TimeoutError):
+    """The caller's own timeout ended while the link was opening: no evidence against the entity."""
+
+
 async def open_only(sdk: Any) -> None:
     """The operation of an attempt that only opens the link."""
 
@@ -419,9 +396,3 @@ async def _close(pooled: PooledSender) -> None:
         log.debug("a sender of the SDK did not close: %r", error)
     finally:
         cleanup.abort_sockets()
-
-
-def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Retrieve an error that no caller awaits; asyncio would log it otherwise."""
-    if not task.cancelled():
-        task.exception()

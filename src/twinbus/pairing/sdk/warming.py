@@ -11,7 +11,8 @@ import asyncio
 import logging
 from typing import Final
 
-from twinbus.pairing.sdk.sender_pool import PooledSender, SenderPool, open_only
+from twinbus.pairing.sdk.pooled_sender import PooledSender
+from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 
 OPENING_S: Final = 0.6
 """Time to open a link; a shorter failover interval leaves no time to open one meanwhile."""

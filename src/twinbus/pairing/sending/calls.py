@@ -30,7 +30,8 @@ from twinbus.pairing.core.attempts import (
 )
 from twinbus.pairing.core.classify import meaning_of, refused_token
 from twinbus.pairing.core.events import SendFailed
-from twinbus.pairing.sdk.sender_pool import PooledSender, SenderPool, was_carried_out
+from twinbus.pairing.sdk.pooled_sender import PooledSender
+from twinbus.pairing.sdk.sender_pool import OpeningCutShort, SenderPool, was_carried_out
 
 if TYPE_CHECKING:
     from twinbus.pairing.sending.session_routing import SessionRouting
@@ -132,7 +133,9 @@ class PairedCall:
         self.record(began, error)
         if self.state.tracing is not None:
             self.state.tracing.failed(self.entity.path, error, diverting=False)
-        counts = self.state.counts(error)
+        # SPEC 3: the caller's own short timeout is no evidence while the link opens. If the opening
+        # fails, the pool reports that.
+        counts = type(caught) is not OpeningCutShort and self.state.counts(error)
         self.entity.tell(SendFailed(counts=counts, error=error_text(error)))
         event = PrimaryFailed(error, counts, meaning_of(error))
         return self.decisions.handle(event, self.loop.time())
@@ -218,9 +221,13 @@ def translated(error: Exception, path: str, timeout_s: float) -> Exception:
     if refused is not None:
         inner: Exception = getattr(error, "inner_exception", error)
         return ServiceBusAuthenticationError(message=f"{path}: {refused}", error=inner)
-    if type(error) is not TimeoutError:
+    if type(error) is OpeningCutShort:
+        text = f"the link to {path} did not open within {timeout_s:g} s; it goes on opening"
+    elif type(error) is TimeoutError:
+        text = f"{path} did not answer within {timeout_s:g} s"
+    else:
         return error
-    timed_out = OperationTimeoutError(message=f"{path} did not answer within {timeout_s:g} s")
+    timed_out = OperationTimeoutError(message=text)
     timed_out.__cause__ = error
     return timed_out
 

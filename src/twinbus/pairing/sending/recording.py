@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from twinbus.ledger.record import LineForm
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
+from twinbus.pairing.sdk.sender_pool import OpeningCutShort
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
@@ -165,6 +166,8 @@ def outcome_of(error: BaseException | None) -> Outcome:
     if error is None:
         return "ok"
     if isinstance(error, ConnectionRefusedError) or NO_CONNECTION in str(error):
+        return "failed"
+    if isinstance(error.__cause__, OpeningCutShort):
         return "failed"
     if isinstance(error, CancelledError) or meaning_of(error) is FailureMeaning.UNREACHABLE:
         return "unknown"

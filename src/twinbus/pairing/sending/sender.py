@@ -50,13 +50,16 @@ class PairedSender:
         self._record_message = state.recorder.message_recorder(target.entity.path)
         self._is_direct = target.sessions is None and state.tracing is None
         """Whether the entity's route alone decides where a message goes, and no span is needed."""
+        self.pool.on_open_failed = self._opening_failed
         if state.options.failover_interval_s < OPENING_S:
             self.pool.on_slow = self._warm_backlog
         self._stop_listening = target.entity.on_change(self._entity_changed)
 
     async def __aenter__(self) -> Self:
-        """Open nothing: the primary may be down, and that must not raise here."""
+        """Begin to open the link in the background: the primary may be down, and must not raise."""
         self._require_open()
+        if self._entity.failover.route is PRIMARY:
+            self.pool.open_ahead()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -250,6 +253,11 @@ class PairedSender:
         if failover.route is not Route.PRIMARY:
             self.pool.invalidate()
         self.pool.wake_all()
+
+    def _opening_failed(self, error: Exception) -> None:
+        """Count a link that did not open after its callers had given up (SPEC 3)."""
+        counts = self._state.counts(error)
+        self._entity.tell(SendFailed(counts=counts, error=error_text(error)))
 
     def _warm_backlog(self) -> None:
         """Open a link to this sender's backlog queue before a failover needs it."""

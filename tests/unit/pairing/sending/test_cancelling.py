@@ -74,7 +74,9 @@ async def cancelled_at(world: FakePair, moment_s: float, sender: Any, payload: A
 
 def check_nothing_is_leased(world: FakePair, sender: Any) -> None:
     pools = [sender.pool, *world.client.state._backlog_pools.values()]
-    assert [len(pool._leased) for pool in pools] == [0] * len(pools)
+    # A link that still opens is left to the next call.
+    in_use = [pool._leased.difference(pool._opening_in_background) for pool in pools]
+    assert in_use == [set()] * len(pools)
     assert not sender.pool.watchdog._watched
 
 
@@ -215,7 +217,7 @@ async def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_tim
 
     async def send(timeout_s: float) -> None:
         began = world.now
-        with pytest.raises(Exception, match="did not answer within"):
+        with pytest.raises(Exception, match=r"did not (answer|open) within"):
             await sender.send_messages(message(), timeout=timeout_s)
         ended[timeout_s] = round(world.now - began, 6)
 

@@ -1,0 +1,109 @@
+"""One sender of the SDK, as a pool keeps it: how it opens, and what is known of its link."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from twinbus.pairing.sdk.quick_opening import open_quickly
+from twinbus.pairing.sdk.sdk_cleanup import SdkCleanup
+from twinbus.pairing.sdk.watchdog import Watch
+
+if TYPE_CHECKING:
+    from azure.servicebus.aio import ServiceBusSender
+
+WAIT_FOR_FRAME: Final = True
+"""Value that makes the SDK's connection wait for the next frame, however long that takes."""
+
+
+class PooledSender(Watch):
+    """One SDK sender, what is known of it, and the watch of the one attempt that it serves."""
+
+    __slots__ = (
+        "batch_limit_bytes", "cleanup", "epoch", "idle_since", "is_finishing", "is_open",
+        "is_wanted", "limit_bytes", "opening", "opening_since", "opening_until", "reader", "sdk",
+    )  # fmt: skip
+
+    def __init__(self, sdk: ServiceBusSender, epoch: int) -> None:
+        super().__init__()
+        self.sdk = sdk
+        self.epoch = epoch
+        self.is_open = False
+        self.idle_since = 0.0
+        self.opening: asyncio.Task[int | None] | None = None
+        self.opening_since = self.opening_until = 0.0
+        """An opening that has not ended by then has failed, whatever its callers' timeouts."""
+        self.is_wanted = False
+        """Whether a call has waited for the link to open."""
+        self.is_finishing = False
+        """Whether the pool waits for the opening in the background."""
+        self.cleanup = SdkCleanup(sdk)
+        self.reader: Any = None
+        """The stream that the SDK reads the connection from, once it is open."""
+        self.limit_bytes: int | None = None
+        """The largest message that the link takes, once it is open and if it reports it."""
+        self.batch_limit_bytes: int | None = None
+
+    def begin_opening(self, now: float, limit_s: float) -> None:
+        """Begin to connect and attach.
+
+        In a task of its own: cancelled while it opens, the SDK first closes what it has opened,
+        with a peer that may hang, and a caller must not wait for that.
+        """
+        open_quickly(self.sdk)
+        self.opening_since, self.opening_until = now, now + limit_s
+        self.opening = asyncio.create_task(self._attach())
+        self.opening.add_done_callback(_retrieve_error)
+
+    async def finish_opening(self, timeout_s: float) -> None:
+        """Wait until the link is open; TimeoutError after `timeout_s`."""
+        assert self.opening is not None
+        await asyncio.wait({self.opening}, timeout=timeout_s)
+        self.end_opening()
+
+    def end_opening(self) -> None:
+        """Take the result of the opening, or raise its error; TimeoutError if it has not ended."""
+        assert self.opening is not None
+        if not self.opening.done() or self.opening.cancelled():
+            raise TimeoutError
+        opening, self.opening = self.opening, None
+        # Now, because a sender that meets an error forgets its connection before it raises.
+        self.cleanup.collect()
+        self.reader = self.cleanup.reader()
+        self.batch_limit_bytes = opening.result()
+        # The SDK's public API has the limit of a batch only; a message may be larger.
+        own = getattr(self.sdk, "_max_message_size_on_link", None)
+        self.limit_bytes = own if isinstance(own, int) and own > 0 else self.batch_limit_bytes
+        self.is_open = True
+        self._stop_polling()
+
+    def _stop_polling(self) -> None:
+        """Have the SDK wait for the next frame directly, not in a task that it ends after 0.2 s.
+
+        Those tasks are a tenth of the cost of a send, and can swallow a cancellation. The watchdog
+        bounds the time. The attribute is private: where it is missing, the SDK goes on polling.
+        """
+        handler: Any = getattr(self.sdk, "_handler", None)
+        if isinstance(getattr(handler, "_socket_timeout", None), float):
+            handler._socket_timeout = WAIT_FOR_FRAME
+
+    def is_disconnected(self) -> bool:
+        """Whether the peer has ended the connection while it was idle.
+
+        A message sent on it would be lost, and its error would describe the entity at the time
+        when the connection ended, not now.
+        """
+        reader = self.reader
+        # `at_eof` does not serve: it is false while bytes of the peer's close are left to read.
+        return reader is not None and (reader._eof or reader._exception is not None)
+
+    async def _attach(self) -> int | None:
+        # The one call of the SDK that opens the link and sends nothing.
+        batch = await self.sdk.create_message_batch()
+        return getattr(batch, "max_size_in_bytes", None)
+
+
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Retrieve an error that no caller awaits; asyncio would log it otherwise."""
+    if not task.cancelled():
+        task.exception()

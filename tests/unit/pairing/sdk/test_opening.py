@@ -1,0 +1,155 @@
+"""Links open for the next call: when a sender is entered, and after a caller has given up.
+
+A caller's own short timeout says nothing of the entity while the link opens; the opening does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from twinbus.pairing.core.events import ForceFailover, MarkHealthy
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import accepts, hangs, refuses
+
+pytestmark = pytest.mark.virtual_time
+
+OPENING_S = 0.5
+
+
+async def opens_slowly(message: Any) -> None:
+    if message is None:
+        await asyncio.sleep(OPENING_S)
+
+
+async def sends_slowly(message: Any) -> None:
+    if message is not None:
+        await asyncio.sleep(OPENING_S)
+
+
+def message() -> ServiceBusMessage:
+    return ServiceBusMessage("x", message_id="1")
+
+
+async def test_a_short_timeout_while_the_link_opens_does_not_count() -> None:
+    world = FakePair()
+    world.primary.behaviour = opens_slowly
+    sender = world.client.get_queue_sender("orders")
+    with pytest.raises(OperationTimeoutError, match=r"did not open within 0\.3 s") as caught:
+        await sender.send_messages(message(), timeout=0.3)
+    assert caught.value.message_ids == ("1",)  # type: ignore[attr-defined]
+    assert world.elapsed == 0.3
+    assert world.ledger.of("send", "outcome") == [("failed",)]
+    await asyncio.sleep(100.0)
+    assert world.ledger.of("state", "state") == []
+    await world.client.close()
+
+
+async def test_a_short_timeout_on_an_open_link_counts() -> None:
+    """SPEC 3: timeouts count. The message may be stored, and the entity did not answer."""
+    world = FakePair()
+    world.primary.behaviour = sends_slowly
+    sender = world.client.get_queue_sender("orders")
+    with pytest.raises(OperationTimeoutError, match="did not answer"):
+        await sender.send_messages(message(), timeout=0.3)
+    assert world.ledger.of("send", "outcome") == [("unknown",)]
+    assert world.state() == "suspect"
+    await world.client.close()
+
+
+async def test_hasty_callers_alone_find_out_that_the_primary_hangs() -> None:
+    world = FakePair(attempt_timeout=2.0)
+    world.primary.behaviour = hangs
+    sender = world.client.get_queue_sender("orders")
+    for _ in range(9):
+        with pytest.raises(OperationTimeoutError):
+            await sender.send_messages(message(), timeout=0.1)
+        await asyncio.sleep(0.1)
+    # After a second another opening begins: the peer may have been down only at first.
+    assert (world.state(), world.primary.opened) == ("healthy", 2)
+    # Now the opening has lasted for an attempt: it failed, and that counts.
+    await asyncio.sleep(0.3)
+    assert world.state() == "suspect"
+    await asyncio.sleep(10.0)
+    assert world.state() == "failed over"
+    await sender.send_messages(message(), timeout=0.1)
+    await world.client.close()
+
+
+async def test_a_call_that_waits_for_an_opening_ends_with_it() -> None:
+    """Its attempt is no longer than that of the call that began the opening."""
+    world = FakePair(attempt_timeout=2.0, retry_total=0)
+    world.primary.behaviour = hangs
+    sender = world.client.get_queue_sender("orders")
+    with pytest.raises(OperationTimeoutError):
+        await sender.send_messages(message(), timeout=0.5)
+    with pytest.raises(OperationTimeoutError):
+        await sender.send_messages(message())
+    assert (world.elapsed, world.state()) == (2.0, "suspect")
+    await world.client.close()
+
+
+async def test_enter_opens_the_link_and_the_first_call_waits_for_that() -> None:
+    world = FakePair()
+    world.primary.behaviour = opens_slowly
+    async with world.client.get_queue_sender("orders") as sender:
+        assert world.elapsed == 0.0
+        await asyncio.sleep(0.4)
+        await sender.send_messages(message(), timeout=0.2)
+        assert world.elapsed == OPENING_S
+        await sender.send_messages(message(), timeout=0.2)
+    await world.client.close()
+    assert world.primary.opened == world.primary.closed == 1
+
+
+@pytest.mark.parametrize("behaviour", [refuses, hangs])
+async def test_a_link_that_no_call_waits_for_may_fail(behaviour: Any) -> None:
+    world = FakePair()
+    world.primary.behaviour = behaviour
+    async with world.client.get_queue_sender("orders") as sender:
+        await asyncio.sleep(100.0)
+        assert world.state() == "healthy"
+        world.primary.behaviour = accepts
+        await sender.send_messages(message(), timeout=0.2)
+    await world.client.close()
+
+
+async def test_a_sender_closed_at_once_leaves_nothing() -> None:
+    world = FakePair()
+    world.primary.behaviour = hangs
+    async with world.client.get_queue_sender("orders"):
+        pass
+    await world.client.close()
+    assert world.primary.opened == world.primary.closed == 1
+
+
+async def test_a_cancelled_caller_leaves_the_link_to_the_next() -> None:
+    world = FakePair()
+    world.primary.behaviour = opens_slowly
+    sender = world.client.get_queue_sender("orders")
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await sender.send_messages(message())
+    await sender.send_messages(message())
+    assert (world.elapsed, world.primary.opened) == (OPENING_S, 1)
+    assert world.ledger.of("state", "state") == []
+    await world.client.close()
+
+
+async def test_an_opening_of_before_a_failover_serves_no_call() -> None:
+    world = FakePair(attempt_timeout=30.0)
+    world.primary.behaviour = hangs
+    sender, entity = world.client.get_queue_sender("orders"), world.client.entity("orders")
+    with pytest.raises(OperationTimeoutError):
+        await sender.send_messages(message(), timeout=0.1)
+    entity.tell(ForceFailover())
+    entity.tell(MarkHealthy())
+    world.primary.behaviour = accepts
+    await sender.send_messages(message(), timeout=0.1)
+    assert world.primary.opened == 2
+    await world.client.close()
