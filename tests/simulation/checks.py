@@ -7,6 +7,8 @@ duplicates     only from the windows that docs/guarantees names; none with dupli
 retries        bounded by the options
 ledger         an attempt that the ledger calls failed stored nothing
 order          strict, where it is promised
+
+night/checks.py has those of bad nights.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.messages import differences
+from tests.simulation.night.checks import check_patience
 from tests.simulation.plan import EntityPlan
 from tests.simulation.truth import Call, Deed, serial_of
 from twinbus.amqp.message import decode_properties, split
@@ -38,7 +41,7 @@ def check_all(world: World) -> None:
     """Look at everything; what is wrong becomes a violation."""
     for check in (
         check_conservation, check_fidelity, check_duplicates, check_calls, check_forwards,
-        check_order,
+        check_order, check_patience,
     ):  # fmt: skip
         for text in check(world):
             world.violation(check.__name__.removeprefix("check_"), text)
