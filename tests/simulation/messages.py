@@ -29,6 +29,9 @@ __all__ = ["SESSIONS", "differences", "make_message"]
 SESSIONS: Final = ("red", "green")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+IDS: Final = 10
+"""More than a call has messages, so that a raised error names each of them."""
+
 SHORT_TTL_MS: Final = 30_000
 """Over within the simulation: kept in the entity's dead-letter queue, or the backlog's."""
 LONG_TTL_MS: Final = 3_600_000
@@ -37,15 +40,28 @@ BODY_BYTES: Final = (0, 20, 300, 700)
 
 
 def make_message(
-    rng: Random, serial: int, entity: EntityPlan, now: float, sender: str, *, plain: bool = False
+    rng: Random,
+    serial: int,
+    number: int,
+    entity: EntityPlan,
+    now: float,
+    sender: str,
+    *,
+    plain: bool = False,
 ) -> Original:
-    """A message that nobody has sent yet. `plain`: with nothing that changes when it is seen."""
+    """A message that nobody has sent yet. `plain`: with nothing that changes when it is seen.
+
+    Its id is from its `number` among the messages to its entity. Another entity gets the same ids,
+    and one that does not detect duplicates gets them again and again.
+    """
+    if not entity.deduplicates:
+        number %= IDS
     ttl_ms = 0 if plain else rng.choice(TTLS_MS)
     now_ms = EPOCH_MS + round(now * 1000)
     scheduled_ms = 0 if plain or rng.random() < 0.8 else now_ms + rng.choice((500, 20_000))
     has_session = entity.sessions or rng.random() < 0.2
     session_id = rng.choice(SESSIONS) if has_session else None
-    message_id = None if rng.random() < 0.2 else f"id-{serial}"
+    message_id = None if rng.random() < 0.2 else f"id-{number}"
     fields: dict[str, Any] = {"message_id": message_id, "session_id": session_id}
     if ttl_ms:
         fields["time_to_live"] = timedelta(milliseconds=ttl_ms)

@@ -252,7 +252,10 @@ class Application(Program):
     def _original(self, entity: EntityPlan, where: str, *, plain: bool = False) -> Original:
         truth, loop = self.world.truth, self.world.loop
         serial = len(truth.originals) + 1
-        original = make_message(self.world.rng, serial, entity, loop.time(), where, plain=plain)
+        number = truth.next_number(entity.path)
+        original = make_message(
+            self.world.rng, serial, number, entity, loop.time(), where, plain=plain
+        )
         truth.originals[serial] = original
         return original
 

@@ -8,6 +8,7 @@ lost, or came when nobody listened any more.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -138,6 +139,12 @@ class Truth:
         self.deleted: dict[int, set[str]] = {}
         """Serials that were in an entity when a person deleted it, and the entities' paths."""
         self.ever_deleted: set[str] = set()
+        self._numbers: Counter[str] = Counter()
+
+    def next_number(self, path: str) -> int:
+        """Number the messages to one entity."""
+        self._numbers[path] += 1
+        return self._numbers[path]
 
     def performed(self, namespace: SimNamespace, deed: Deed, wire: bytes) -> None:
         """A message was stored."""
