@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from twinbus.amqp import performatives
 from twinbus.amqp.composites import read_composite
-from twinbus.amqp.decoding import MALFORMED, decode
+from twinbus.amqp.decoding import MALFORMED, decode, skip
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.frames import decode_performative, encode_frame
 from twinbus.amqp.performatives import (
@@ -25,7 +25,6 @@ from twinbus.amqp.performatives import (
     Released,
     Transfer,
 )
-from twinbus.amqp.skipping import skip
 from twinbus.amqp.types import (
     Array,
     Byte,

@@ -13,31 +13,25 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from twinbus.amqp import encoding
-from twinbus.amqp.decoding import decode
+from twinbus.amqp.decoding import Wire, decode
 from twinbus.amqp.fields import NULL, FieldType
-from twinbus.amqp.skipping import Wire
 from twinbus.amqp.types import DecodeError, Described
 
 _U32 = struct.Struct(">I").unpack_from
 
 
+@dataclasses.dataclass(slots=True)
 class Layout:
     """The wire layout of one class."""
 
-    __slots__ = ("descriptor", "fields", "head", "keeps_raw", "make", "name")
-
-    def __init__(
-        self, make: Callable[..., Any], name: str, descriptor: int, fields: Fields
-    ) -> None:
-        self.make = make
-        self.name = name
-        self.descriptor = descriptor
-        self.fields = fields
-        self.head = bytes((0x00, 0x53, descriptor))
-        self.keeps_raw = "raw" in getattr(make, "__slots__", ())
+    make: Callable[..., Any]
+    name: str
+    fields: tuple[Field, ...]
+    head: bytes
+    keeps_raw: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Field:
     """One field of a layout."""
 
@@ -47,8 +41,6 @@ class Field:
     default: object
     """What null stands for."""
 
-
-Fields = tuple[Field, ...]
 
 LAYOUTS: Final[dict[type, Layout]] = {}
 _BY_DESCRIPTOR: Final[dict[object, Layout]] = {}
@@ -65,8 +57,8 @@ def define(cls: type, name: str, descriptor: int, *kinds: FieldType, required: s
         Field(field.name, kind, field.name in required.split(), field.default)
         for field, kind in zip(declared, kinds, strict=True)
     )
-    layout = Layout(cls, name, descriptor, fields)
-    LAYOUTS[cls] = layout
+    head, keeps_raw = bytes((0x00, 0x53, descriptor)), len(fields) < len(dataclasses.fields(cls))
+    layout = LAYOUTS[cls] = Layout(cls, name, fields, head, keeps_raw)
     # A ulong or its symbol may describe it; ulongs equal ints, symbols strs.
     _BY_DESCRIPTOR[descriptor] = layout
     _BY_DESCRIPTOR[f"amqp:{name}:list"] = layout

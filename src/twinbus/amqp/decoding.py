@@ -1,8 +1,10 @@
 """Bytes to values. Whatever the peer sends, the answer is a value or a `DecodeError`.
 
+`skip` finds the end of a value without decoding it, so a body of any size is cheap to copy.
+
 One reader per format code, in a table of 256. A reader gets the offset behind its code byte and the
 nesting depth, and returns the value and the next offset. Readers may run off the end of the buffer:
-`decode` turns the IndexError or struct.error into a DecodeError, free of charge when all is well.
+`decode` turns the IndexError or struct.error into a DecodeError, at no cost when all is well.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp.skipping import Wire, unknown_code
 from twinbus.amqp.types import (
     Array,
     Byte,
@@ -31,6 +32,7 @@ from twinbus.amqp.types import (
     UShort,
 )
 
+Wire = bytes | memoryview
 Reader = Callable[[Wire, int, int], tuple[Any, int]]
 
 NESTING_MAX: Final = 32
@@ -45,7 +47,7 @@ _U32 = struct.Struct(">I").unpack_from
 
 
 MALFORMED: Final = (IndexError, struct.error, UnicodeDecodeError)
-"""What readers raise on bad bytes besides DecodeError; whoever calls one catches these as well."""
+"""What readers raise on bad bytes besides DecodeError; every caller catches these as well."""
 
 
 def malformed(error: Exception, data: Wire) -> DecodeError:
@@ -63,19 +65,74 @@ def decode(data: Wire, offset: int = 0) -> tuple[Any, int]:
         raise malformed(error, data) from None
 
 
-def _unknown(data: Wire, offset: int, depth: int) -> tuple[Any, int]:
-    raise unknown_code(data[offset - 1], offset - 1)
+def skip(data: Wire, offset: int) -> int:
+    """The offset behind the value at `offset`, without building it."""
+    try:
+        width = WIDTHS[data[offset]]
+        if width > 0:
+            end = offset + width
+        elif width == _SIZE_OF_1:
+            end = offset + 2 + data[offset + 1]
+        else:
+            return skip_many(data, offset, 1)
+    except IndexError:
+        end = len(data) + 1
+    if end > len(data):
+        raise DecodeError(f"the value at byte {offset} ends beyond the {len(data)} bytes")
+    return end
+
+
+def skip_many(data: Wire, offset: int, count: int) -> int:
+    """The offset behind the `count` values that begin at `offset`, without building them."""
+    start = offset
+    try:
+        while count:
+            code = data[offset]
+            width = WIDTHS[code]
+            if width > 0:
+                offset += width
+            elif width == _SIZE_OF_1:
+                offset += 2 + data[offset + 1]
+            elif width == _SIZE_OF_4:
+                offset += 5 + _U32(data, offset + 1)[0]
+            elif code == 0:
+                # A descriptor and its value follow: one value more than there seemed to be.
+                offset += 1
+                count += 2
+            else:
+                _unknown(data, offset + 1)
+            count -= 1
+    except (IndexError, struct.error):
+        offset = len(data) + 1
+    if offset > len(data):
+        raise DecodeError(f"the value at byte {start} ends beyond the {len(data)} bytes")
+    return offset
+
+
+_SIZE_OF_1, _SIZE_OF_4, _NO_WIDTH = -1, -4, 0
+
+
+def _width_of(code: int) -> int:
+    """Bytes of a value with its code byte, or where its size is found.
+
+    The high half of a code gives it, also for codes that no type has yet.
+    """
+    if code >= 0xA0:
+        return _SIZE_OF_4 if code & 0x10 else _SIZE_OF_1
+    return {4: 1, 5: 2, 6: 3, 7: 5, 8: 9, 9: 17}.get(code >> 4, _NO_WIDTH)
+
+
+WIDTHS: Final = tuple(_width_of(code) for code in range(256))
+"""By format code; positive: of a fixed-width value, its code byte included."""
+
+
+def _unknown(data: Wire, offset: int, depth: int = 0) -> tuple[Any, int]:
+    at = offset - 1
+    raise DecodeError(f"byte {at} is 0x{data[at]:02x}, which is no AMQP format code")
 
 
 def _constant(value: object) -> Reader:
-    def read(data: Wire, offset: int, depth: int) -> tuple[Any, int]:
-        return value, offset
-
-    return read
-
-
-def _empty_list(data: Wire, offset: int, depth: int) -> tuple[Any, int]:
-    return [], offset
+    return lambda data, offset, depth: (value, offset)
 
 
 def _fixed(layout: str, make: Callable[[Any], object] | None) -> Reader:
@@ -290,7 +347,7 @@ for _code, _reader in {
     0x42: _constant(False),
     0x43: _constant(UInt(0)),
     0x44: _constant(ULong(0)),
-    0x45: _empty_list,
+    0x45: lambda data, offset, depth: ([], offset),
     0x50: _fixed(">B", UByte),
     0x51: _fixed(">b", Byte),
     0x52: _fixed(">B", UInt),

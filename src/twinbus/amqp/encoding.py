@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Final
 from uuid import UUID
 
@@ -48,14 +49,6 @@ def _writer_of(value: object) -> Writer:
         if base in WRITERS:
             return WRITERS[base]
     raise EncodeError(f"{value!r:.200} is a {type(value).__name__}, which has no AMQP type")
-
-
-def _null(value: None) -> bytes:
-    return b"\x40"
-
-
-def _boolean(value: bool) -> bytes:
-    return b"\x41" if value else b"\x42"
 
 
 def _fixed(code: int, layout: str) -> Writer:
@@ -114,18 +107,6 @@ def symbol(value: str) -> bytes:
     return _variable(0xA3, 0xB3, value.encode())
 
 
-def _char(value: Char) -> bytes:
-    return struct.pack(">BI", 0x73, ord(value))
-
-
-def _uuid(value: UUID) -> bytes:
-    return b"\x98" + value.bytes
-
-
-def _decimal(value: Decimal) -> bytes:
-    return bytes((value.code,)) + value.data
-
-
 def compound(compact: int, wide: int, count: int, content: bytes) -> bytes:
     """A list, map or array around its encoded content."""
     size = len(content)
@@ -159,10 +140,6 @@ def symbolic_map(value: dict[Any, Any]) -> bytes:
     return compound(0xC1, 0xD1, len(items), b"".join(items))
 
 
-def _described(value: Described) -> bytes:
-    return b"\x00" + write(value.descriptor) + write(value.value)
-
-
 def _array(value: Array) -> bytes:
     code = value.code
     if code is None:
@@ -192,18 +169,10 @@ def _null_element(item: None) -> bytes:
     return b""
 
 
-def _bare(layout: str) -> Writer:
-    return struct.Struct(">" + layout).pack
-
-
 def _raw(item: bytes) -> bytes:
     if isinstance(item, (bytes, bytearray, memoryview)):
         return bytes(item)
     raise EncodeError(f"{item!r:.200} is not bytes, in an array of binaries")
-
-
-def _utf8(item: str) -> bytes:
-    return item.encode()
 
 
 def _wide_compound(write_items: Callable[[Any], list[bytes]]) -> Writer:
@@ -224,38 +193,27 @@ def _array_element(item: Array) -> bytes:
     return struct.pack(">II", encoded[1] + 3, encoded[2]) + encoded[3:]
 
 
-def _decimal_element(item: Decimal) -> bytes:
-    return item.data
-
-
 _COMPACT: Final = {0xB0: 0xA0, 0xB1: 0xA1, 0xB3: 0xA3}
 
 _ELEMENTS: Final[dict[int, Writer]] = {
+    **{
+        code: struct.Struct(">" + layout).pack
+        for code, layout in {
+            0x50: "B", 0x51: "b", 0x56: "?", 0x60: "H", 0x61: "h", 0x70: "I", 0x71: "i",
+            0x72: "f", 0x80: "Q", 0x81: "q", 0x82: "d", 0x83: "q",
+        }.items()
+    },
+    **dict.fromkeys((0x74, 0x84, 0x94), attrgetter("data")),
     0x40: _null_element,
-    0x50: _bare("B"),
-    0x51: _bare("b"),
-    0x56: _bare("?"),
-    0x60: _bare("H"),
-    0x61: _bare("h"),
-    0x70: _bare("I"),
-    0x71: _bare("i"),
-    0x72: _bare("f"),
     0x73: lambda item: struct.pack(">I", ord(item)),
-    0x74: _decimal_element,
-    0x80: _bare("Q"),
-    0x81: _bare("q"),
-    0x82: _bare("d"),
-    0x83: _bare("q"),
-    0x84: _decimal_element,
-    0x94: _decimal_element,
-    0x98: lambda item: item.bytes,
+    0x98: attrgetter("bytes"),
     0xB0: _raw,
-    0xB1: _utf8,
-    0xB3: _utf8,
+    0xB1: str.encode,
+    0xB3: str.encode,
     0xD0: _wide_compound(lambda item: [write(part) for part in item]),
     0xD1: _wide_compound(lambda item: [write(part) for entry in item.items() for part in entry]),
     0xF0: _array_element,
-}
+}  # fmt: skip
 
 _ARRAY_CODES: Final[dict[type, int]] = {
     type(None): 0x40,
@@ -282,15 +240,15 @@ _ARRAY_CODES: Final[dict[type, int]] = {
 }
 
 WRITERS: Final[dict[type, Writer]] = {
-    type(None): _null,
-    bool: _boolean,
+    type(None): lambda value: b"\x40",
+    bool: lambda value: b"\x41" if value else b"\x42",
     int: _with_compact(0x55, -128, 127, _fixed(0x81, "q")),
     float: _fixed(0x82, "d"),
     str: string,
     bytes: binary,
     bytearray: binary,
     memoryview: binary,
-    UUID: _uuid,
+    UUID: lambda value: b"\x98" + value.bytes,
     list: _list,
     tuple: _list,
     dict: _map,
@@ -303,9 +261,9 @@ WRITERS: Final[dict[type, Writer]] = {
     Int: _with_compact(0x54, -128, 127, _fixed(0x71, "i")),
     Timestamp: _fixed(0x83, "q"),
     Float32: _fixed(0x72, "f"),
-    Char: _char,
+    Char: lambda value: struct.pack(">BI", 0x73, ord(value)),
     Symbol: symbol,
-    Decimal: _decimal,
-    Described: _described,
+    Decimal: lambda value: bytes((value.code,)) + value.data,
+    Described: lambda value: b"\x00" + write(value.descriptor) + write(value.value),
     Array: _array,
 }

@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from twinbus.amqp import encoding
-from twinbus.amqp.decoding import READERS
-from twinbus.amqp.skipping import Wire
+from twinbus.amqp.decoding import READERS, Wire
 from twinbus.amqp.types import Array, DecodeError, EncodeError
 
 NULL: Final = b"\x40"
 
 
+@dataclass(slots=True)
 class FieldType:
     """One field type."""
 
-    __slots__ = ("accepts", "name", "write_value")
-
-    def __init__(
-        self, name: str, accepts: Callable[[Any], bool], write_value: Callable[[Any], bytes]
-    ) -> None:
-        self.name = name
-        self.accepts = accepts
-        self.write_value = write_value
+    name: str
+    accepts: Callable[[Any], bool]
+    write_value: Callable[[Any], bytes]
 
     def read(self, data: Wire, offset: int) -> tuple[Any, int]:
         """The field's value at `offset` and the offset behind it."""
@@ -53,11 +49,8 @@ class Multiple(FieldType):
 
     __slots__ = ()
 
-    def __init__(self) -> None:
-        super().__init__("symbol or array of symbols", _is_symbols, _write_symbols)
-
     def read(self, data: Wire, offset: int) -> tuple[Any, int]:
-        value, end = super().read(data, offset)
+        value, end = FieldType.read(self, data, offset)
         return ([value] if isinstance(value, str) else value), end
 
 
@@ -81,11 +74,8 @@ def _unsigned(name: str, bits: int, write: Callable[[Any], bytes]) -> FieldType:
     return FieldType(name, accepts, write)
 
 
-def _instance_of(*types: type) -> Callable[[object], bool]:
-    def accepts(value: object) -> bool:
-        return isinstance(value, types)
-
-    return accepts
+def _instance_of(cls: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, cls)
 
 
 BOOLEAN: Final = FieldType(
@@ -99,7 +89,7 @@ BINARY: Final = FieldType("binary", _instance_of(bytes), encoding.binary)
 # Symbols and strings are taken for each other on reading: peers do mix them up.
 STRING: Final = FieldType("string", _instance_of(str), encoding.string)
 SYMBOL: Final = FieldType("symbol", _instance_of(str), encoding.symbol)
-SYMBOLS: Final = Multiple()
+SYMBOLS: Final = Multiple("symbol or array of symbols", _is_symbols, _write_symbols)
 FIELDS: Final = FieldType("map", _instance_of(dict), encoding.symbolic_map)
 MAP: Final = FieldType("map", _instance_of(dict), encoding.write)
 ANY: Final = FieldType("value", lambda value: True, encoding.write)

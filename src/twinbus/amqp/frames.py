@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from twinbus.amqp import encoding
 from twinbus.amqp.composites import LAYOUTS, read_composite, write_composite
-from twinbus.amqp.decoding import MALFORMED, malformed
+from twinbus.amqp.decoding import MALFORMED, Wire, malformed
 from twinbus.amqp.performatives import Disposition, Flow, Modified, Performative, Transfer
-from twinbus.amqp.skipping import Wire
 from twinbus.amqp.types import DecodeError
 
 _PERFORMATIVES: Final = frozenset(Performative.__args__)

@@ -14,8 +14,7 @@ from uuid import UUID
 
 from twinbus.amqp import encoding, fields
 from twinbus.amqp.composites import define, read_composite, write_composite
-from twinbus.amqp.decoding import MALFORMED, decode, malformed
-from twinbus.amqp.skipping import Wire, skip
+from twinbus.amqp.decoding import MALFORMED, Wire, decode, malformed, skip
 from twinbus.amqp.types import DecodeError, Described, Symbol, ULong
 
 HEADER: Final = 0x70

@@ -141,7 +141,7 @@ class Session:
 
     def dispose(self, first: int, last: int, state: bytes) -> None:
         """As a receiver, send an outcome without settling: the peer's settlement confirms it."""
-        self._put(encode_disposition_frame(self.channel, True, first, last, False, state))
+        self._output.put(encode_disposition_frame(self.channel, True, first, last, False, state))
 
     def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
         """Remove our unsettled deliveries in that range; return id, link and tag of each."""
@@ -164,7 +164,7 @@ class Session:
         if self._pending is not None:
             role, first, last, state = self._pending
             self._pending = None
-            self._put(encode_disposition_frame(self.channel, role, first, last, True, state))
+            self._output.put(encode_disposition_frame(self.channel, role, first, last, True, state))
 
     @property
     def is_blocked(self) -> bool:
@@ -176,7 +176,7 @@ class Session:
     def write(self, performative: Attach | Detach) -> None:
         """Write a link's frame."""
         self.flush()
-        self._put(encode_frame(self.channel, performative))
+        self._output.put(encode_frame(self.channel, performative))
 
     def write_flow(
         self,
@@ -199,7 +199,7 @@ class Session:
             drain=drain,
             echo=False,
         )
-        self._put(encode_frame(self.channel, flow))
+        self._output.put(encode_frame(self.channel, flow))
 
     def send_transfer(
         self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, message_format: int
@@ -230,11 +230,12 @@ class Session:
         while True:
             more = size - start > room
             part = payload[start : start + room] if more or start else payload
-            self._put_transfer(
+            self._blocked.append(
                 encode_transfer_frame(
                     self.channel, link.handle, delivery_id, tag, message_format, settled, part, more
                 )
             )
+            self._release_blocked()
             start += room
             if not more:
                 return delivery_id
@@ -267,10 +268,7 @@ class Session:
 
     def take(self, performative: object, payload: bytes, events: list[Event]) -> None:
         """Take one frame of this channel."""
-        handler = self._handlers.get(type(performative))
-        if handler is None:
-            raise ProtocolViolation(f"unexpected {type(performative).__name__} frame", ERRANT_LINK)
-        handler(performative, payload, events)
+        self._handlers[type(performative)](performative, payload, events)
 
     def take_delivery(self, body: bytes, events: list[Event]) -> bool:
         """Take a transfer that is one whole delivery; false: it is not, and nothing was done."""
@@ -313,30 +311,12 @@ class Session:
                 raise ProtocolViolation(
                     "a delivery's first transfer has no delivery-id", ERRANT_LINK
                 )
-            if not transfer.more:  # The common case: one frame, one delivery.
-                if not transfer.aborted:
-                    self._deliver(
-                        link,
-                        transfer.delivery_id,
-                        transfer.delivery_tag or b"",
-                        transfer.message_format or 0,
-                        bool(transfer.settled),
-                        payload,
-                        events,
-                    )
-                return
             link.partial_start = (
                 transfer.delivery_id,
                 transfer.delivery_tag or b"",
                 transfer.message_format or 0,
-                bool(transfer.settled),
+                transfer.settled,
             )
-        self._join(link, transfer, payload, events)
-
-    def _join(
-        self, link: ReceiverLink, transfer: Transfer, payload: bytes, events: list[Event]
-    ) -> None:
-        assert link.partial_start is not None
         link.partial.append(payload)
         link.partial_bytes += len(payload)
         if transfer.more and not transfer.aborted and link.partial_bytes <= link.limit_bytes:
@@ -345,7 +325,7 @@ class Session:
         whole = b"".join(link.partial)
         link.partial, link.partial_bytes, link.partial_start = [], 0, None
         if not transfer.aborted:
-            settled = settled or bool(transfer.settled)
+            settled = settled or transfer.settled
             self._deliver(link, delivery_id, tag, message_format, settled, whole, events)
 
     def _deliver(
@@ -372,21 +352,11 @@ class Session:
         self, disposition: Disposition, payload: bytes, events: list[Event]
     ) -> None:
         first = disposition.first
-        if first is None:
-            raise ProtocolViolation("a disposition without 'first'", ERRANT_LINK)
         last = disposition.last if disposition.last is not None else first
         if (last - first) & SERIAL_MASK >= HALF_SERIAL:
             raise ProtocolViolation(f"a disposition from {first} back to {last}", ERRANT_LINK)
-        events.append(
-            Disposed(
-                self,
-                bool(disposition.role),
-                first,
-                last,
-                bool(disposition.settled),
-                disposition.state,
-            )
-        )
+        settled, state = disposition.settled, disposition.state
+        events.append(Disposed(self, disposition.role, first, last, settled, state))
 
     def _on_flow(self, flow: Flow, payload: bytes, events: list[Event]) -> None:
         base = flow.next_incoming_id if flow.next_incoming_id is not None else 0
@@ -456,15 +426,8 @@ class Session:
             raise ProtocolViolation(f"more than {HANDLE_MAX} links on one session", ERRANT_LINK)
         return self._next_handle - 1
 
-    def _put_transfer(self, frame: bytes) -> None:
-        self._blocked.append(frame)
-        self._release_blocked()
-
     def _release_blocked(self) -> None:
         while self._blocked and self._remote_incoming_window > 0:
             self._remote_incoming_window -= 1
             self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL_MASK
-            self._put(self._blocked.popleft())
-
-    def _put(self, frame: bytes) -> None:
-        self._output.put(frame)
+            self._output.put(self._blocked.popleft())

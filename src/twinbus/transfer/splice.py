@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from twinbus.amqp.decoding import decode
+from twinbus.amqp.decoding import decode, skip
 from twinbus.amqp.encoding import compound
 from twinbus.amqp.message import section_at
-from twinbus.amqp.skipping import skip
 from twinbus.amqp.types import DecodeError
 
 NULL: Final = b"\x40"

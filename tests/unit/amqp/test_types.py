@@ -12,9 +12,8 @@ from azure.servicebus._pyamqp import _decode as pyamqp_decode
 from azure.servicebus._pyamqp import _encode as pyamqp_encode
 from azure.servicebus._pyamqp.types import TYPE, VALUE, AMQPTypes
 
-from twinbus.amqp.decoding import NESTING_MAX, ZERO_WIDTH_COUNT_MAX, decode
+from twinbus.amqp.decoding import NESTING_MAX, ZERO_WIDTH_COUNT_MAX, decode, skip
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.skipping import skip
 from twinbus.amqp.types import (
     Array,
     Byte,

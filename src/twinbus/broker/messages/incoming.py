@@ -17,9 +17,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from twinbus.amqp import encoding
-from twinbus.amqp.decoding import MALFORMED, READERS, malformed
+from twinbus.amqp.decoding import MALFORMED, READERS, WIDTHS, malformed, skip, skip_many
 from twinbus.amqp.message import Sections, decode_header, split
-from twinbus.amqp.skipping import WIDTHS, skip, skip_many
 from twinbus.amqp.types import DecodeError, ULong
 from twinbus.broker.descriptions import FOREVER_MS, TIME_MAX_MS, TIME_MIN_MS
 from twinbus.broker.messages.rendering import render

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Set
 from typing import Final
 
+from twinbus.amqp.decoding import skip
 from twinbus.amqp.message import section_at
-from twinbus.amqp.skipping import skip
 from twinbus.amqp.types import DecodeError
 
 PREFIX: Final = struct.Struct(">BBhIIII")

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from twinbus.amqp.decoding import decode
+from twinbus.amqp.decoding import decode, skip
 from twinbus.amqp.message import (
     DATA,
     VALUE,
@@ -21,7 +21,6 @@ from twinbus.amqp.message import (
     section_at,
     split,
 )
-from twinbus.amqp.skipping import skip
 from twinbus.amqp.types import DecodeError
 from twinbus.errors import TransferError
 from twinbus.syphon.connection.amqp_json import as_json, iso_time

@@ -12,10 +12,9 @@ import struct
 from dataclasses import replace
 from typing import Final
 
-from twinbus.amqp.decoding import decode
+from twinbus.amqp.decoding import decode, skip_many
 from twinbus.amqp.encoding import compound
 from twinbus.amqp.message import APPLICATION_PROPERTIES, Sections, join, split
-from twinbus.amqp.skipping import skip_many
 from twinbus.amqp.types import AmqpError, DecodeError
 from twinbus.errors import TransferError
 from twinbus.syphon.core.backlog_message import LOCK_SHORTEST_S, BacklogMessage
