@@ -137,7 +137,7 @@ def _small_parts(
     parts = snapshot.parts_of(kind)
     if kind == SUMS:
         return parts
-    return tuple(part for part in parts if store.size_of(kind, part).size_bytes < large_bytes)
+    return tuple(part for part in parts if store.size_of(kind, part)[1] < large_bytes)
 
 
 def _write_records(store: TableStore, snapshot: Snapshot, parts: Sequence[str], new: str) -> None:

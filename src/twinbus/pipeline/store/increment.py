@@ -53,12 +53,6 @@ def keyed(journeys: DataFrame) -> DataFrame:
     return journeys.withColumn("key_hash", F.xxhash64(*MESSAGE_KEY))
 
 
-def committed(store: TableStore, snapshot: Snapshot, table: GoldTable) -> list[DataFrame]:
-    """The sums of a table that a snapshot has, in parts that are still to be added up."""
-    parts = snapshot.parts_of(SUMS)
-    return [store.read(f"{SUMS}-{table.name}", parts, table.schema)] if parts else []
-
-
 class Increment:
     """The change that new records make to the tables of a snapshot. Close it after use."""
 
@@ -160,5 +154,8 @@ def totals(
     store: TableStore, snapshot: Snapshot, table: GoldTable, change: DataFrame | None = None
 ) -> DataFrame:
     """A table's rows in a snapshot, with what is to be added to them."""
-    parts = [*committed(store, snapshot, table), *([] if change is None else [change])]
-    return merged_sums(table, parts) if parts else store.read("", (), table.schema)
+    parts = snapshot.parts_of(SUMS)
+    committed = store.read(f"{SUMS}-{table.name}", parts, table.schema)
+    if change is None:
+        return merged_sums(table, [committed]) if parts else committed
+    return merged_sums(table, [committed, change] if parts else [change])

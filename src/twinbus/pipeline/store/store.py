@@ -25,9 +25,10 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import Observation
@@ -120,32 +121,26 @@ class Snapshot:
         )
 
 
-class PartSize(NamedTuple):
-    files: int
-    size_bytes: int
-
-
 class TableStore:
     """The tables at one place, for one Spark session."""
 
     def __init__(self, spark: SparkSession, place: Path | str) -> None:
-        self.session = self._spark = spark
-        self._given = str(place)
-        self.place = _address(self._given)
-        self._is_local = "://" not in self._given
-        jvm: Any = spark._jvm
-        self._path: Any = jvm.org.apache.hadoop.fs.Path
-        self._jvm = jvm
+        self.session = spark
+        self.place = _address(str(place))
+        context: Any = spark.sparkContext
+        self._jvm = context._jvm
+        self._path = self._jvm.org.apache.hadoop.fs.Path
+        self._settings = context._jsc.hadoopConfiguration()
         self._files = self._file_system(self.place)
 
     def for_few(self) -> TableStore:
         """The same tables by a session that is made for few rows: nothing is compiled for them."""
-        return TableStore(session_for_few(self._spark), self._given)
+        return TableStore(session_for_few(self.session), self.place)
 
     def for_many(self, rows: int) -> TableStore:
         """The same tables by a session that is made for so many rows; it may be this one."""
-        session = session_for_many(self._spark, rows)
-        return self if session is self._spark else TableStore(session, self._given)
+        session = session_for_many(self.session, rows)
+        return self if session is self.session else TableStore(session, self.place)
 
     @property
     def checkpoint(self) -> str:
@@ -158,7 +153,11 @@ class TableStore:
         if not numbers:
             return Snapshot()
         found = self._read_commit(max(numbers))
-        self._require_usable(found)
+        if found.format > FORMAT:
+            raise LedgerError(
+                f"the tables at {self.place} were made by a later version of Twinbus (format"
+                f" {found.format}, this one knows {FORMAT}): update Twinbus, or name other ones"
+            )
         return found
 
     def require_whole(self) -> Snapshot:
@@ -226,18 +225,19 @@ class TableStore:
     def read(self, kind: str, parts: Sequence[str], schema: StructType) -> DataFrame:
         """All rows of these parts; none where there is no part."""
         if not parts:
-            return self._spark.createDataFrame([], schema)
+            return self.session.createDataFrame([], schema)
         # With the kind's directory as their root Spark takes the parts for one table; the name of a
         # part would then be a column.
-        reader = self._spark.read.schema(schema).option("basePath", f"{self.place}/{kind}")
-        places = [f"{self._pattern}/{kind}/{part}" for part in parts]
-        return reader.parquet(*places).drop("batch")
+        reader = self.session.read.schema(schema).option("basePath", f"{self.place}/{kind}")
+        # Spark takes a path for a pattern.
+        place = _literal(self.place) if self.place.startswith("file:/") else self.place
+        return reader.parquet(*(f"{place}/{kind}/{part}" for part in parts)).drop("batch")
 
     def read_files(self, files: Sequence[str], schema: StructType) -> DataFrame:
         """The rows of some files, by the addresses that Spark gave them (`_metadata.file_path`)."""
         # These are URIs, and Spark takes a path for a pattern.
         plain = [self._path(self._jvm.java.net.URI(file)).toString() for file in files]
-        return self._spark.read.schema(schema).parquet(*map(_literal, plain))
+        return self.session.read.schema(schema).parquet(*map(_literal, plain))
 
     def commit(self, before: Snapshot, after: Snapshot) -> Snapshot:
         """Make `after` follow `before`, at once or not at all; CommitConflict: another one does."""
@@ -248,11 +248,8 @@ class TableStore:
             raise CommitConflict(target.toString())
         # Names with a dot in front are passed over by whoever lists.
         draft = self._path(f"{self.place}/{_COMMITS}/.{uuid.uuid4().hex}")
-        stream = self._files.create(draft, False)
-        try:
+        with closing(self._files.create(draft, False)) as stream:
             stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
         try:
             if not self._give_name(draft, target):
                 raise CommitConflict(target.toString())
@@ -280,16 +277,16 @@ class TableStore:
         for number in numbers[:-_COMMITS_KEPT]:
             self._files.delete(self._path(f"{self.place}/{_COMMITS}/{number}.json"), False)
 
-    def size_of(self, kind: str, part: str) -> PartSize:
-        """How much one part takes."""
+    def size_of(self, kind: str, part: str) -> tuple[int, int]:
+        """How many files and bytes one part takes."""
         told = self._files.getContentSummary(self._path(f"{self.place}/{kind}/{part}"))
-        return PartSize(told.getFileCount(), told.getLength())
+        return told.getFileCount(), told.getLength()
 
     def read_texts(self, directory: str) -> Iterator[str]:
         """The text of each file in a directory of the tables: of small ones, as Spark keeps."""
         for name in self._names(directory):
             if not name.startswith("."):
-                yield self._read_text(f"{self.place}/{directory}/{name}").decode()
+                yield _read(self._files, self._path(f"{self.place}/{directory}/{name}")).decode()
 
     def mark_raw_removed(self) -> None:
         """Note that these tables are the only copy of records, before the first file goes."""
@@ -300,8 +297,7 @@ class TableStore:
     def remove_raw_file(self, address: str) -> bool:
         """Remove a file of the ledger that a batch took; False: it has gone already."""
         path = self._path(self._jvm.java.net.URI(address))
-        configuration = self._spark.sparkContext._jsc.hadoopConfiguration()
-        return bool(path.getFileSystem(configuration).delete(path, False))
+        return bool(path.getFileSystem(self._settings).delete(path, False))
 
     @property
     def is_only_copy(self) -> bool:
@@ -333,13 +329,9 @@ class TableStore:
 
     def text_at(self, place: str, name: str) -> str:
         """The text of a small file in a directory or at a URL; "" where it cannot be read."""
-        files = self._file_system(_address(place))
+        path = self._path(f"{_address(place)}/{name}")
         try:
-            stream = files.open(self._path(f"{_address(place)}/{name}"))
-            try:
-                return bytes(stream.readAllBytes()).decode("utf-8", "replace")
-            finally:
-                stream.close()
+            return _read(self._file_system(_address(place)), path).decode("utf-8", "replace")
         except Py4JJavaError:
             return ""
 
@@ -348,23 +340,16 @@ class TableStore:
         files = self._file_system(_address(place))
         # Readers pass over names that begin with an underscore.
         draft = self._path(f"{_address(place)}/_{name}")
-        stream = files.create(draft, True)
-        try:
+        with closing(files.create(draft, True)) as stream:
             stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
         if not files.rename(draft, self._path(f"{_address(place)}/{name}")):
             raise LedgerError(f"{name} could not be written at {place}: nothing was changed")
 
     def _rows_of(self, status: Any) -> int:
         parquet: Any = self._jvm.org.apache.parquet.hadoop
-        settings: Any = self._spark.sparkContext._jsc
-        source = parquet.util.HadoopInputFile.fromStatus(status, settings.hadoopConfiguration())
-        reader = parquet.ParquetFileReader.open(source)
-        try:
+        source = parquet.util.HadoopInputFile.fromStatus(status, self._settings)
+        with closing(parquet.ParquetFileReader.open(source)) as reader:
             return int(reader.getRecordCount())
-        finally:
-            reader.close()
 
     def _give_name(self, draft: Any, target: Any) -> bool:
         """Have a file under another name; False: something else has it."""
@@ -381,27 +366,14 @@ class TableStore:
         return bool(self._files.rename(draft, target))
 
     def _file_system(self, place: str) -> Any:
-        settings: Any = self._spark.sparkContext._jsc
-        return self._path(place).getFileSystem(settings.hadoopConfiguration())
-
-    @property
-    def _pattern(self) -> str:
-        """The place for Spark's readers, which take a path for a pattern."""
-        return _literal(self.place) if self._is_local else self.place
-
-    def _require_usable(self, snapshot: Snapshot) -> None:
-        if snapshot.format > FORMAT:
-            raise LedgerError(
-                f"the tables at {self.place} were made by a later version of Twinbus (format"
-                f" {snapshot.format}, this one knows {FORMAT}): update Twinbus, or name other ones"
-            )
+        return self._path(place).getFileSystem(self._settings)
 
     def _commits(self) -> list[int]:
         found = (_COMMIT.fullmatch(name) for name in self._names(_COMMITS))
         return [int(match[1]) for match in found if match]
 
     def _read_commit(self, number: int) -> Snapshot:
-        text = self._read_text(f"{self.place}/{_COMMITS}/{number}.json")
+        text = _read(self._files, self._path(f"{self.place}/{_COMMITS}/{number}.json"))
         try:
             told = json.loads(text)
             if told["format"] > FORMAT:
@@ -414,13 +386,6 @@ class TableStore:
                 f" {REBUILD}"
             ) from None
 
-    def _read_text(self, place: str) -> bytes:
-        stream = self._files.open(self._path(place))
-        try:
-            return bytes(stream.readAllBytes())
-        finally:
-            stream.close()
-
     def _names(self, directory: str) -> list[str]:
         return [name for name, _ in self._listed(directory)]
 
@@ -432,13 +397,21 @@ class TableStore:
             yield status.getPath().getName(), status.getModificationTime()
 
 
+def _read(files: Any, path: Any) -> bytes:
+    """The content of a small file of a Hadoop file system."""
+    with closing(files.open(path)) as stream:
+        return bytes(stream.readAllBytes())
+
+
 def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
 def _address(place: str) -> str:
     """A directory or URL as Hadoop wants it: a path is a local one, whatever the default is."""
-    return place.rstrip("/") if "://" in place else f"file:{Path(place).absolute()}"
+    if "://" in place or place.startswith("file:/"):
+        return place.rstrip("/")
+    return f"file:{Path(place).absolute()}"
 
 
 def _literal(path: str) -> str:

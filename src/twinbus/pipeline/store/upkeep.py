@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +32,21 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
     """Perform the task and return its result as a document."""
     from twinbus.pipeline.store import stream
 
+    place, shared = (spark, task.ledger, task.tables), task.shared
     if task.verb == "update":
-        return _snapshot_document(
-            stream.update(spark, task.ledger, task.tables, shared=task.shared)
-        )
+        return _snapshot_document(stream.update(*place, shared=shared))
     if task.verb == "rebuild":
-        return _snapshot_document(
-            stream.rebuild(spark, task.ledger, task.tables, shared=task.shared)
-        )
+        return _snapshot_document(stream.rebuild(*place, shared=shared))
     if task.verb == "follow":
-        return _follow(spark, task, say)
-    store = stream.open_store(spark, task.ledger, task.tables, shared=task.shared)
+        with _stopped_by_signals() as stop:
+            stream.follow(
+                *place,
+                stop=stop,
+                announce=lambda done: say(f"batch {done.batch}: {done.records:,} records in all"),
+                shared=shared,
+            )
+        return _snapshot_document(stream.open_store(*place, shared=shared).latest())
+    store = stream.open_store(*place, shared=shared)
     if task.verb == "compact":
         return _compact(store, task, say)
     if task.verb == "retain":
@@ -50,25 +55,16 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
     return _status(store)
 
 
-def _follow(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:
-    from twinbus.pipeline.store.stream import follow, open_store
-
-    stop = threading.Event()
-    before = [signal.signal(one, lambda *_: stop.set()) for one in (signal.SIGTERM, signal.SIGINT)]
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set while the block runs."""
+    stop, signals = threading.Event(), (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(one, lambda *_: stop.set()) for one in signals]
     try:
-        follow(
-            spark,
-            task.ledger,
-            task.tables,
-            stop=stop,
-            announce=lambda done: say(f"batch {done.batch}: {done.records:,} records in all"),
-            shared=task.shared,
-        )
+        yield stop
     finally:
-        for one, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+        for one, handler in zip(signals, before, strict=True):
             signal.signal(one, handler)
-    store = open_store(spark, task.ledger, task.tables, shared=task.shared)
-    return _snapshot_document(store.latest())
 
 
 def _compact(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
@@ -109,8 +105,8 @@ def _status(store: Any) -> Document:
         sizes = [store.size_of(place, part) for place in places for part in parts]
         kinds[kind] = {
             "parts": len(parts),
-            "files": sum(size.files for size in sizes),
-            "bytes": sum(size.size_bytes for size in sizes),
+            "files": sum(files for files, _ in sizes),
+            "bytes": sum(size_bytes for _, size_bytes in sizes),
         }
     return {**_snapshot_document(snapshot), "place": store.place, "kinds": kinds}
 
