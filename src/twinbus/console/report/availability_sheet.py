@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from twinbus.console.report.scope_text import closing_sections
 from twinbus.console.sheet.sheet import (
-    ROWS_SHOWN,
     Figure,
     Sheet,
     Table,
     Tile,
     clock,
-    column_indexes,
     count,
-    rest,
     span,
+    table,
 )
 from twinbus.console.sheet.timeline import Band, Bar, Marker, Timeline, timeline
 from twinbus.console.terminal.table import counted, visible
-
-if TYPE_CHECKING:
-    from twinbus.pipeline.reports.documents import AvailabilityReport, FailoverWindow, Percentiles
+from twinbus.pipeline.reports.documents import AvailabilityReport, FailoverWindow, Percentiles
 
 LABEL_LENGTH: Final = 28
 """Letters of an entity's name in the label of a marker."""
@@ -106,55 +102,39 @@ def _tiles(report: AvailabilityReport) -> Iterator[Tile]:
 
 
 def _tables(report: AvailabilityReport) -> Iterator[Table]:
-    names = ("entity", "failovers", "failed over", "sends saved", "sends raised", "now")
-    shown = report.entities[:ROWS_SHOWN]
-    if shown:
-        yield Table(
-            title="By entity",
-            columns=names,
-            rows=tuple(
-                (
-                    visible(row.entity),
-                    f"{row.failovers:,}",
-                    span(row.failed_over_ms) if row.failovers else "–",
-                    f"{row.sends_saved:,}",
-                    f"{row.sends_raised:,}",
-                    "failed over" if row.is_failed_over else "on the primary",
-                )
-                for row in shown
+    if report.entities:
+        yield table(
+            "By entity",
+            ("entity", ">failovers", ">failed over", ">sends saved", ">sends raised", "now"),
+            report.entities,
+            lambda row: (
+                row.entity,
+                row.failovers,
+                span(row.failed_over_ms) if row.failovers else "–",
+                row.sends_saved,
+                row.sends_raised,
+                "failed over" if row.is_failed_over else "on the primary",
             ),
-            numbers=column_indexes(*names[1:5], of=names),
-            bad=frozenset(index for index, row in enumerate(shown) if row.is_failed_over),
-            note=rest(len(shown), len(report.entities), "more entities"),
+            is_bad=lambda row: row.is_failed_over,
+            more="more entities",
         )
     if report.windows:
-        yield _windows(report)
-
-
-def _windows(report: AvailabilityReport) -> Table:
-    names = ("entity", "from (UTC)", "to", "detected in", "lasted", "saved", "process")
-    shown = report.windows[:ROWS_SHOWN]
-    total = len(report.windows) + report.windows_left_out
-    return Table(
-        title="Failovers",
-        columns=names,
-        rows=tuple(_window(window) for window in shown),
-        numbers=column_indexes("detected in", "lasted", "saved", of=names),
-        bad=frozenset(place for place, window in enumerate(shown) if window.ended_ms is None),
-        note=rest(len(shown), total),
-    )
-
-
-def _window(window: FailoverWindow) -> tuple[str, ...]:
-    return (
-        visible(window.entity),
-        clock(window.failed_over_ms),
-        _until(window),
-        span(window.detect_ms),
-        "–" if window.lasted_ms is None else span(window.lasted_ms),
-        count(window.sends_saved),
-        visible(window.process),
-    )
+        yield table(
+            "Failovers",
+            ("entity", "from (UTC)", "to", ">detected in", ">lasted", ">saved", "process"),
+            report.windows,
+            lambda window: (
+                window.entity,
+                clock(window.failed_over_ms),
+                _until(window),
+                span(window.detect_ms),
+                "–" if window.lasted_ms is None else span(window.lasted_ms),
+                window.sends_saved,
+                window.process,
+            ),
+            is_bad=lambda window: window.ended_ms is None,
+            total=len(report.windows) + report.windows_left_out,
+        )
 
 
 def _until(window: FailoverWindow) -> str:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from twinbus.console.report.scope_text import CAUSES, cause_name, closing_sections
 from twinbus.console.sheet import bars
 from twinbus.console.sheet.sheet import (
-    ROWS_SHOWN,
     Figure,
     Sheet,
     Table,
     Tile,
-    column_indexes,
     count,
-    rest,
+    table,
 )
 from twinbus.console.terminal.table import counted, money, size, visible
-
-if TYPE_CHECKING:
-    from twinbus.pipeline.reports.documents import ChargesReport
+from twinbus.pipeline.reports.documents import ChargesReport
 
 
 def charges_sheet(report: ChargesReport) -> Sheet:
@@ -79,11 +74,36 @@ def _tiles(report: ChargesReport) -> Iterator[Tile]:
 def _tables(report: ChargesReport) -> Iterator[Table]:
     yield by_kind_table(report)
     if report.prices:
-        yield _prices(report)
+        yield table(
+            "Money by tier",
+            ("tier", "what", ">quantity", ">amount", ""),
+            report.prices,
+            lambda line: (
+                line.tier,
+                line.meter,
+                line.quantity,
+                money(line.amount, report.bill.currency),
+                line.note,
+            ),
+            limit=len(report.prices),
+        )
     if report.model:
-        yield _model(report)
+        yield table(
+            "The documented arithmetic, and the fact",
+            ("what", ">by the model", ">in the ledger", ""),
+            report.model,
+            lambda line: (line.name, line.model, line.fact, line.note),
+            limit=len(report.model),
+        )
     if report.by_entity:
-        yield _by_entity(report)
+        yield table(
+            "By entity",
+            ("entity", ">calls", ">units of 64 KB"),
+            report.by_entity,
+            lambda row: (visible(row.entity) or "(none)", row.operations, row.units),
+            total=report.entities,
+            more="more entities",
+        )
 
 
 def by_kind_table(report: ChargesReport) -> Table:
@@ -93,70 +113,18 @@ def by_kind_table(report: ChargesReport) -> Table:
         report.by_kind,
         key=lambda kind: (order.get(kind.cause, len(order)), kind.cause, -kind.operations),
     )
-    names = ("cause", "operation", "calls", "units of 64 KB")
-    rows = [
+    rows: list[tuple[str, str, int, int]] = [
         (
-            visible(cause_name(kind.cause)),
-            visible(kind.operation) + (" (assumed)" if kind.assumed else ""),
-            f"{kind.operations:,}",
-            f"{kind.units:,}",
+            cause_name(kind.cause),
+            kind.operation + (" (assumed)" if kind.assumed else ""),
+            kind.operations,
+            kind.units,
         )
         for kind in kinds
     ]
-    rows.append(("all", "", f"{report.operations:,}", f"{report.units:,}"))
-    return Table(
-        title="By cause",
-        columns=names,
-        rows=tuple(rows),
-        numbers=column_indexes("calls", "units of 64 KB", of=names),
-    )
-
-
-def _prices(report: ChargesReport) -> Table:
-    names = ("tier", "what", "quantity", "amount", "")
-    return Table(
-        title="Money by tier",
-        columns=names,
-        rows=tuple(
-            (
-                visible(line.tier),
-                visible(line.meter),
-                visible(line.quantity),
-                money(line.amount, report.bill.currency),
-                visible(line.note),
-            )
-            for line in report.prices
-        ),
-        numbers=column_indexes("quantity", "amount", of=names),
-    )
-
-
-def _model(report: ChargesReport) -> Table:
-    names = ("what", "by the model", "in the ledger", "")
-    return Table(
-        title="The documented arithmetic, and the fact",
-        columns=names,
-        rows=tuple(
-            (visible(line.name), f"{line.model:,}", count(line.fact), visible(line.note))
-            for line in report.model
-        ),
-        numbers=column_indexes("by the model", "in the ledger", of=names),
-    )
-
-
-def _by_entity(report: ChargesReport) -> Table:
-    names = ("entity", "calls", "units of 64 KB")
-    shown = report.by_entity[:ROWS_SHOWN]
-    return Table(
-        title="By entity",
-        columns=names,
-        rows=tuple(
-            (visible(row.entity) or "(none)", f"{row.operations:,}", f"{row.units:,}")
-            for row in shown
-        ),
-        numbers=column_indexes(*names[1:], of=names),
-        note=rest(len(shown), report.entities, "more entities"),
-    )
+    rows.append(("all", "", report.operations, report.units))
+    columns = ("cause", "operation", ">calls", ">units of 64 KB")
+    return table("By cause", columns, rows, lambda row: row, limit=len(rows))
 
 
 def _charts(report: ChargesReport) -> Iterator[Figure]:

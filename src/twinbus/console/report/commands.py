@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from twinbus.console.namespaces import runs_to_its_end
-from twinbus.console.report.csv_form import csv_of
 from twinbus.console.report.options import NO_TABLES, ReportOptions, ReportOutput
-from twinbus.console.report.sheets import sheet_of
+from twinbus.console.report.sheets import csv_of, sheet_of
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark

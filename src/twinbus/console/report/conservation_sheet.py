@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from twinbus.console.report.scope_text import DUPLICATE_CAUSES, closing_sections
 from twinbus.console.sheet import bars
@@ -14,16 +14,16 @@ from twinbus.console.sheet.sheet import (
     Table,
     Tile,
     clock,
-    column_indexes,
     count,
-    rest,
     span,
+    table,
 )
 from twinbus.console.terminal.table import counted, visible
-from twinbus.pipeline.reports.documents import ReportVerdict
-
-if TYPE_CHECKING:
-    from twinbus.pipeline.reports.documents import Balance, ConservationReport, NamedMessage
+from twinbus.pipeline.reports.documents import (
+    Balance,
+    ConservationReport,
+    ReportVerdict,
+)
 
 FATE_WORDS: Final = {
     "delivered": "delivered",
@@ -149,28 +149,33 @@ def _tiles(report: ConservationReport) -> Iterator[Tile]:
 def _tables(report: ConservationReport) -> Iterator[Table]:
     yield _balances(report)
     if report.messages:
-        yield _messages(report)
-    if report.duplicate_windows:
-        yield Table(
-            title="Duplicates by window",
-            columns=("messages", "why"),
-            rows=tuple(
-                (f"{number:,}", DUPLICATE_CAUSES.get(name, visible(name)))
-                for name, number in sorted(report.duplicate_windows.items())
+        yield table(
+            "Not delivered",
+            ("fate", "entity", "message id", "accepted (UTC)"),
+            report.messages,
+            lambda message: (
+                FATE_WORDS.get(message.fate, message.fate),
+                message.entity,
+                message.message_id,
+                clock(message.at_ms),
             ),
-            numbers=frozenset({0}),
+            is_bad=lambda message: message.fate == "lost",
+            total=len(report.messages) + report.messages_left_out,
+        )
+    if report.duplicate_windows:
+        yield table(
+            "Duplicates by window",
+            (">messages", "why"),
+            sorted(report.duplicate_windows.items()),
+            lambda window: (window[1], DUPLICATE_CAUSES.get(window[0], window[0])),
         )
     if report.duplicates:
-        total = sum(report.duplicate_windows.values())
-        yield Table(
-            title="Duplicates",
-            columns=("entity", "message id", "times", "window"),
-            rows=tuple(
-                (visible(one.entity), visible(one.message_id), f"{one.times:,}", one.window)
-                for one in report.duplicates[:ROWS_SHOWN]
-            ),
-            numbers=frozenset({2}),
-            note=rest(min(len(report.duplicates), ROWS_SHOWN), total),
+        yield table(
+            "Duplicates",
+            ("entity", "message id", ">times", "window"),
+            report.duplicates,
+            lambda one: (one.entity, one.message_id, one.times, one.window),
+            total=sum(report.duplicate_windows.values()),
         )
 
 
@@ -179,45 +184,18 @@ def _balances(report: ConservationReport) -> Table:
     optional = ("undecided", "received", "duplicates", "raised")
     shown = [name for name in optional if any(getattr(row, name) for row in rows)]
     columns = ("accepted", *(fate for fate in FATE_WORDS if fate != "undecided"), *shown)
-    cells = [
-        (
-            visible(row.entity) if row is not report.total else "all",
+    return table(
+        "By entity",
+        ("entity", *(f">{FATE_WORDS.get(name, name)}" for name in columns)),
+        rows,
+        lambda row: (
+            "all" if row is report.total else row.entity,
             *(_cell(row, name) for name in columns),
-        )
-        for row in rows
-    ]
-    names = ("entity", *(FATE_WORDS.get(name, name) for name in columns))
-    return Table(
-        title="By entity",
-        columns=names,
-        rows=tuple(cells),
-        numbers=column_indexes(*names[1:], of=names),
-        bad=frozenset(index for index, row in enumerate(rows) if _of_fate(row, "lost") > 0),
-        note=rest(min(len(report.entities), ROWS_SHOWN), len(report.entities), "more entities"),
-    )
-
-
-def _messages(report: ConservationReport) -> Table:
-    total = len(report.messages) + report.messages_left_out
-    return Table(
-        title="Not delivered",
-        columns=("fate", "entity", "message id", "accepted (UTC)"),
-        rows=tuple(_message(message) for message in report.messages[:ROWS_SHOWN]),
-        bad=frozenset(
-            place
-            for place, message in enumerate(report.messages[:ROWS_SHOWN])
-            if message.fate == "lost"
         ),
-        note=rest(min(len(report.messages), ROWS_SHOWN), total),
-    )
-
-
-def _message(message: NamedMessage) -> tuple[str, ...]:
-    return (
-        FATE_WORDS.get(message.fate, message.fate),
-        visible(message.entity),
-        visible(message.message_id),
-        clock(message.at_ms),
+        is_bad=lambda row: _of_fate(row, "lost") > 0,
+        total=len(report.entities) + 1,
+        more="more entities",
+        limit=len(rows),
     )
 
 

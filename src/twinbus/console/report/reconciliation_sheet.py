@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from twinbus.console.report.scope_text import closing_sections
 from twinbus.console.sheet.sheet import (
-    ROWS_SHOWN,
     Sheet,
     Table,
     Tile,
-    column_indexes,
     count,
-    rest,
+    table,
 )
 from twinbus.console.terminal.table import counted, visible
-from twinbus.pipeline.reports.documents import ReportVerdict
-
-if TYPE_CHECKING:
-    from twinbus.pipeline.reports.documents import ReconciliationReport
+from twinbus.pipeline.reports.documents import ReconciliationReport, ReportVerdict
 
 
 def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
@@ -65,42 +59,25 @@ def _tiles(report: ReconciliationReport) -> Iterator[Tile]:
 
 def _tables(report: ReconciliationReport) -> Iterator[Table]:
     if report.rows:
-        names = ("place", "operation", "clients", "broker", "only clients", "only broker")
-        shown = report.rows[:ROWS_SHOWN]
-        yield Table(
-            title="By place and operation",
-            columns=names,
-            rows=tuple(
-                (
-                    visible(row.entity),
-                    visible(row.operation),
-                    *(f"{number:,}" for number in row[2:]),
-                )
-                for row in shown
-            ),
-            numbers=column_indexes(*names[2:], of=names),
-            bad=frozenset(
-                index for index, row in enumerate(shown) if row.only_clients or row.only_broker
-            ),
-            note=rest(len(shown), len(report.rows)),
+        yield table(
+            "By place and operation",
+            ("place", "operation", ">clients", ">broker", ">only clients", ">only broker"),
+            report.rows,
+            lambda row: row,
+            is_bad=lambda row: row.only_clients or row.only_broker,
         )
     if report.differences:
-        names = ("place", "operation", "message id", "clients ahead by", "unanswered", "why")
-        total = len(report.differences) + report.differences_left_out
-        yield Table(
-            title="Differences",
-            columns=names,
-            rows=tuple(
-                (
-                    visible(one.entity),
-                    visible(one.operation),
-                    visible(one.message_id),
-                    f"{one.ahead:+,}",
-                    f"{one.unanswered:,}",
-                    visible(one.explanation) or "not explained",
-                )
-                for one in report.differences[:ROWS_SHOWN]
+        yield table(
+            "Differences",
+            ("place", "operation", "message id", ">clients ahead by", ">unanswered", "why"),
+            report.differences,
+            lambda one: (
+                one.entity,
+                one.operation,
+                one.message_id,
+                f"{one.ahead:+,}",
+                one.unanswered,
+                visible(one.explanation) or "not explained",
             ),
-            numbers=column_indexes("clients ahead by", "unanswered", of=names),
-            note=rest(min(len(report.differences), ROWS_SHOWN), total),
+            total=len(report.differences) + report.differences_left_out,
         )

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
+from twinbus.console.terminal.table import visible
 from twinbus.pipeline.reports.documents import ReportVerdict
+
+T = TypeVar("T")
 
 ROWS_SHOWN: Final = 20
 """Rows of a table that a person reads; JSON and CSV have all of them."""
@@ -96,14 +99,37 @@ def count(number: int | None) -> str:
     return UNKNOWN if number is None else f"{number:,}"
 
 
-def column_indexes(*names: str, of: Sequence[str]) -> frozenset[int]:
-    """The indexes of the named columns."""
-    return frozenset(of.index(name) for name in names)
+def table(
+    title: str,
+    columns: Sequence[str],
+    found: Sequence[T],
+    row: Callable[[T], Sequence[object]],
+    *,
+    is_bad: Callable[[T], object] = lambda _: False,
+    total: int | None = None,
+    more: str = "more",
+    limit: int = ROWS_SHOWN,
+) -> Table:
+    """Return a table with a row for each of the first things that were found.
+
+    A column whose name begins with > is aligned to the right. A note says how many of `total` are
+    left out.
+    """
+    shown = found[:limit]
+    left_out = (len(found) if total is None else total) - len(shown)
+    return Table(
+        title=title,
+        columns=tuple(column.lstrip(">") for column in columns),
+        rows=tuple(tuple(map(cell, row(one))) for one in shown),
+        numbers=frozenset(i for i, column in enumerate(columns) if column.startswith(">")),
+        bad=frozenset(place for place, one in enumerate(shown) if is_bad(one)),
+        note=f"{left_out:,} {more}: --output json or csv has them" if left_out > 0 else "",
+    )
 
 
-def rest(shown: int, total: int, what: str = "more") -> str:
-    """The note on rows that a table leaves out; empty if it shows all."""
-    return f"{total - shown:,} {what}: --output json or csv has them" if total > shown else ""
+def cell(value: object) -> str:
+    """Return a number with separators, visible text, or "unknown" for None."""
+    return count(value) if value is None or isinstance(value, int) else visible(value)
 
 
 def span(length_ms: float | None) -> str:

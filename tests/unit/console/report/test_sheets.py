@@ -13,9 +13,8 @@ from tests.unit.console.report import ledger_reports as made
 from twinbus.console.report.availability_sheet import availability_sheet
 from twinbus.console.report.charges_sheet import charges_sheet
 from twinbus.console.report.conservation_sheet import conservation_sheet
-from twinbus.console.report.csv_form import csv_of
 from twinbus.console.report.reconciliation_sheet import reconciliation_sheet
-from twinbus.console.report.sheets import sheet_of
+from twinbus.console.report.sheets import csv_of, sheet_of
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
 from twinbus.pipeline.reports.documents import ReportVerdict
