@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.planning.outcomes_made_up import asked, outcome, sure
 from twinbus.console.cli import main
-from twinbus.console.plan.request import default_patience_s
+from twinbus.console.plan.commands import default_patience_s
 from twinbus.console.plan.sheet import plan_sheet
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
@@ -19,13 +19,15 @@ from twinbus.planning.plan import Plan, plan_of
 GOOD = {"--rate": "500/s", "--outages": "2/year lognormal 40min"}
 
 
+OUTCOMES = [
+    outcome(10, queues=5, full=sure(0.4)),
+    outcome(10, queues=10, raised=sure(50)),
+    outcome(60, queues=10, raised=sure(50_000)),
+]
+
+
 def made_up() -> Plan:
-    found = [
-        outcome(10, queues=5, full=sure(0.4)),
-        outcome(10, queues=10, raised=sure(50)),
-        outcome(60, queues=10, raised=sure(50_000)),
-    ]
-    return plan_of(asked(), found, prices.standard())
+    return plan_of(asked(), OUTCOMES, prices.standard())
 
 
 def test_the_text_says_what_to_take_why_and_what_the_others_do() -> None:
@@ -115,7 +117,7 @@ def test_what_is_asked_wrongly_is_one_line_and_no_spark(
 def test_a_plan_goes_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("twinbus.console.plan.commands._simulated", lambda *_: made_up())
+    monkeypatch.setattr("twinbus.console.plan.commands._simulated", lambda *_: OUTCOMES)
     for output in ("text", "json", "html"):
         path = tmp_path / f"plan.{output}"
         words = [word for pair in GOOD.items() for word in pair]
