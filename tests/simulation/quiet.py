@@ -66,8 +66,7 @@ def _left_of(application: Application, world: World) -> Iterator[str]:
         yield f"{name} still looks for backlog queues: {discovery.unreachable}"
     # A pulled queue returns by time alone, after the longest rest at the latest (SPEC 3).
     at_last = client.state.rotation.available(world.loop.time() + LONGEST_PULL_S)
-    # One that was found disabled when the pair began is left out for good (SPEC 2.3).
-    missing = [path for path in client.state.rotation.queues if path not in at_last]
+    missing = [path for path in world.backlog_paths if path not in at_last]
     if missing:
         yield f"{name}: {missing} will never be in the rotation again"
     scan = client.session_scan

@@ -22,6 +22,7 @@ from tests.simulation.line import SimLine
 from tests.simulation.machine import Process, SimLoop
 from tests.simulation.namespace import SimNamespace
 from tests.simulation.network import Network, Wire
+from tests.simulation.night.checks import require_protection
 from tests.simulation.night.plan import draw_world
 from tests.simulation.plan import Plan
 from tests.simulation.programs import Application, Program, Syphon, client_class, options_with
@@ -139,7 +140,8 @@ class World:
         self.loop.set_exception_handler(self._on_exception)
         for program in self.programs.values():
             program.start()
-        await asyncio.gather(*(self.faults.run(fault) for fault in self.plan.faults))
+        happenings = [self.faults.run(fault) for fault in self.plan.faults]
+        await asyncio.gather(*happenings, require_protection(self))
         await asyncio.sleep(max(0.0, self.plan.ends_s - self.loop.time()))
         self.timeline.note("no more faults")
         await self.faults.end_all()

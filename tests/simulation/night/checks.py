@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -10,10 +11,22 @@ from tests.simulation.night.plan import PATIENCE_S
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["check_patience"]
+__all__ = ["check_patience", "require_protection"]
 
 OWN_FAULT: Final = "MessageSizeExceededError"
 """The message's own fault: no patience helps."""
+
+
+async def require_protection(world: World) -> None:
+    """Once backlog queues can be used, every pair finds them in time (SPEC 2.5)."""
+    at = world.plan.protected_at_s
+    if at is None:
+        return
+    await asyncio.sleep(at - world.loop.time())
+    for application in world.applications:
+        missing = set(world.backlog_paths) - set(application.client.state.rotation.queues)
+        if missing:
+            world.violation("unprotected", f"{application.name} did not find {sorted(missing)}")
 
 
 def check_patience(world: World) -> Iterator[str]:
