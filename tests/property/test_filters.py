@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from twinbus.amqp.message import Properties, decode_map, encode_message
 from twinbus.broker.descriptions import RuleDescription, SqlAction, SqlFilter
-from twinbus.broker.filters.rules import FilterError, apply_action, matches, validate
+from twinbus.broker.filters.rules import apply_action, matches, validate
 from twinbus.broker.filters.tokens import EXPRESSION_LENGTH_MAX
-from twinbus.broker.filters.values import like
+from twinbus.broker.filters.values import FilterError, like
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import ArgumentInvalid, Refusal
 

@@ -1,4 +1,4 @@
-"""The settings of queues, topics, subscriptions and rules.
+"""The settings of queues, topics, subscriptions and rules, and the limits of each.
 
 Plain frozen values with Azure Service Bus's defaults. Durations are whole milliseconds;
 `FOREVER_MS` stands for Azure's largest duration and is never added to a time.
@@ -6,13 +6,19 @@ Plain frozen values with Azure Service Bus's defaults. Durations are whole milli
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
 
 FOREVER_MS = 922_337_203_685_477
 """TimeSpan.MaxValue (10,675,199 days), which Azure prints as P10675199DT2H48M5.4775807S."""
 
 TIME_MIN_MS, TIME_MAX_MS = -62_135_596_800_000, 253_402_300_799_999
 """First and last millisecond of the years 1 to 9999, as System.DateTime has them in Azure."""
+
+TICKS_PER_MS = 10_000
+EPOCH_TICKS = 621_355_968_000_000_000
+"""1970-01-01 in .NET ticks of 100 ns since the year 1."""
 
 MAX_DELIVERY_COUNT_LIMIT = 2_147_483_647
 
@@ -126,6 +132,10 @@ class CorrelationFilter:
     properties: tuple[tuple[str, object], ...] = ()
 
 
+CORRELATION_FIELDS = tuple(
+    each.name for each in fields(CorrelationFilter) if each.name != "properties"
+)
+
 Filter = SqlFilter | TrueFilter | FalseFilter | CorrelationFilter
 
 
@@ -150,3 +160,58 @@ class RuleDescription:
 DEFAULT_RULE = "$Default"
 
 Description = QueueDescription | TopicDescription | SubscriptionDescription
+
+_SECOND_MS = 1_000
+_MINUTE_MS = 60 * _SECOND_MS
+_DAY_MS = 24 * 60 * _MINUTE_MS
+
+RANGES: dict[str, tuple[int, int, str]] = {
+    "lock_duration_ms": (5 * _SECOND_MS, 5 * _MINUTE_MS, "ms"),
+    "max_delivery_count": (1, MAX_DELIVERY_COUNT_LIMIT, "deliveries"),
+    "duplicate_detection_window_ms": (20 * _SECOND_MS, 7 * _DAY_MS, "ms"),
+    "default_ttl_ms": (1, FOREVER_MS, "ms"),
+    "auto_delete_on_idle_ms": (5 * _MINUTE_MS, FOREVER_MS, "ms"),
+    "max_size_mb": (1, 81_920, "MB"),
+    "max_message_size_kb": (1, 102_400, "KB"),
+}
+"""Azure's limits, but that Azure takes only some sizes from 1024 MB on; tests want small ones."""
+
+STATUSES = ("Active", "Disabled", "SendDisabled", "ReceiveDisabled")
+USER_METADATA_LENGTH_MAX = 1024
+
+UNCHANGEABLE = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+"""What decides how messages are kept lasts as long as the entity, as in Azure."""
+
+
+def check_settings(path: str, description: Description) -> None:
+    """Refuse settings out of range, or that contradict each other."""
+    present = {field.name for field in fields(description)}
+    for name, (low, high, unit) in RANGES.items():
+        if name not in present:
+            continue
+        value = getattr(description, name)
+        if not low <= value <= high:
+            raise ArgumentOutOfRange(
+                f"{name} of {path!r} is {value} {unit}; it must be from {low} to {high}"
+            )
+    if description.status not in STATUSES:
+        raise ArgumentInvalid(
+            f"status of {path!r} is {description.status!r}; it must be one of {', '.join(STATUSES)}"
+        )
+    metadata = description.user_metadata or ""
+    if len(metadata) > USER_METADATA_LENGTH_MAX:
+        raise ArgumentOutOfRange(
+            f"user_metadata of {path!r} has {len(metadata)} characters; "
+            f"at most {USER_METADATA_LENGTH_MAX} are kept"
+        )
+
+
+def check_change(path: str, before: Description, after: Description) -> None:
+    """Refuse a change of what must stay."""
+    for name in UNCHANGEABLE:
+        old, new = getattr(before, name, None), getattr(after, name, None)
+        if old != new:
+            raise ArgumentInvalid(
+                f"{name} of {path!r} is {old} and cannot be changed; delete the entity and create "
+                "it again"
+            )

@@ -24,6 +24,9 @@ ALL_RIGHTS = frozenset({LISTEN, SEND, MANAGE})
 TOKEN_LENGTH_MAX = 8192
 """Characters. A real token has a few hundred; the limit bounds the work done for a stranger."""
 
+GRANTS_MAX = 5_000
+"""Tokens kept for one connection; a client needs one for each entity it uses."""
+
 NEVER_S = 253_402_300_800.0
 """The year 10,000, for a token without an expiry."""
 
@@ -63,6 +66,34 @@ class Grant:
     def is_expired(self, now_s: float) -> bool:
         """Whether the grant has ended at `now_s`."""
         return now_s >= self.expires_at_s
+
+
+class ConnectionGrants:
+    """The grants of the tokens that a client put on `$cbs`."""
+
+    __slots__ = ("_by_audience",)
+
+    def __init__(self) -> None:
+        self._by_audience: dict[str, Grant] = {}
+
+    def put(self, audience: str, grant: Grant) -> None:
+        """Add a grant; it replaces an older one for the same audience."""
+        grants = self._by_audience
+        grants.pop(audience, None)
+        if len(grants) >= GRANTS_MAX:
+            grants.pop(next(iter(grants)))
+        grants[audience] = grant
+
+    def require(self, address: str, right: str, now_ms: int) -> int:
+        """The time (ms) until which `right` is granted; raises `Unauthorized` if it is not."""
+        now_s = now_ms / 1000
+        lapsed = ""
+        for grant in self._by_audience.values():
+            if grant.allows(address, right):
+                if not grant.is_expired(now_s):
+                    return int(grant.expires_at_s * 1000)
+                lapsed = f" (the token of rule {grant.rule_name!r} for it has expired)"
+        raise Unauthorized(f"{right} on {address!r} is not granted to this connection{lapsed}")
 
 
 def covers(granted_path: str, address: str) -> bool:

@@ -18,6 +18,7 @@ from twinbus.broker.admin.atom import (
 )
 from twinbus.broker.admin.atom_values import parse_typed, render_time, render_typed
 from twinbus.broker.descriptions import (
+    CORRELATION_FIELDS,
     CorrelationFilter,
     FalseFilter,
     Filter,
@@ -36,16 +37,8 @@ EXPRESSION_LENGTH_MAX = 1024
 
 _COMPATIBILITY_LEVEL = "20"
 
-_CORRELATION_FIELDS = (
-    ("CorrelationId", "correlation_id"),
-    ("MessageId", "message_id"),
-    ("To", "to"),
-    ("ReplyTo", "reply_to"),
-    ("Label", "label"),
-    ("SessionId", "session_id"),
-    ("ReplyToSessionId", "reply_to_session_id"),
-    ("ContentType", "content_type"),
-)
+_CORRELATION_ELEMENTS = [(field.title().replace("_", ""), field) for field in CORRELATION_FIELDS]
+"""Name of the element and field: `CorrelationId` for `correlation_id`."""
 
 
 def read_rule(element: Element, name: str, now_ms: int) -> RuleDescription:
@@ -83,7 +76,7 @@ def _read_filter(element: Element | None) -> Filter:
                 parameters=_read_pairs(child(element, "Parameters")),
             )
         case "CorrelationFilter":
-            fields = {field: child_text(element, name) for name, field in _CORRELATION_FIELDS}
+            fields = {field: child_text(element, name) for name, field in _CORRELATION_ELEMENTS}
             return CorrelationFilter(**fields, properties=_read_pairs(child(element, "Properties")))
         case other:
             raise ArgumentInvalid(
@@ -148,7 +141,7 @@ def _write_filter(rule_filter: Filter) -> str:
         case CorrelationFilter():
             named = "".join(
                 tag(name, value)
-                for name, field in _CORRELATION_FIELDS
+                for name, field in _CORRELATION_ELEMENTS
                 if (value := getattr(rule_filter, field)) is not None
             )
             pairs = _write_pairs("Properties", rule_filter.properties)

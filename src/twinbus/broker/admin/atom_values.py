@@ -13,7 +13,13 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 from twinbus.amqp.types import Described, Symbol, Timestamp
-from twinbus.broker.descriptions import FOREVER_MS
+from twinbus.broker.descriptions import (
+    EPOCH_TICKS,
+    FOREVER_MS,
+    TICKS_PER_MS,
+    TIME_MAX_MS,
+    TIME_MIN_MS,
+)
 from twinbus.broker.refusals import ArgumentInvalid
 
 FOREVER_TEXT = "P10675199DT2H48M5.4775807S"
@@ -23,12 +29,8 @@ ZONELESS = Symbol("com.microsoft:datetime-offset")
 """Stands for a time that was given without a zone, and is given back so: AMQP's own timestamp is
 always UTC, and a client compares what it gets with what it gave. Filters see the same moment."""
 
-_TICKS_PER_MS = 10_000
-_TICKS_AT_1970 = 621_355_968_000_000_000
 _MS = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST_MS = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MS
-_LAST_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MS
 _DAY_MS, _HOUR_MS, _MINUTE_MS = 86_400_000, 3_600_000, 60_000
 
 _FOREVER_SLACK_MS = 1_000
@@ -135,7 +137,7 @@ def parse_typed(schema_type: str, text: str, name: str) -> object:
             case "dateTime":
                 return _parse_moment(text)
             case "duration":
-                return Described(TIME_SPAN, parse_duration(text, name) * _TICKS_PER_MS)
+                return Described(TIME_SPAN, parse_duration(text, name) * TICKS_PER_MS)
             case "guid":
                 return uuid.UUID(text.strip())
             case "base64Binary":
@@ -160,9 +162,9 @@ def render_typed(value: object) -> tuple[str, str]:
         case float():
             return "double", repr(float(value))
         case Described(descriptor=str(descriptor), value=int(ticks)) if descriptor == TIME_SPAN:
-            return "duration", render_duration(ticks // _TICKS_PER_MS)
+            return "duration", render_duration(ticks // TICKS_PER_MS)
         case Described(descriptor=str(descriptor), value=int(ticks)) if descriptor == ZONELESS:
-            return "dateTime", _render_moment((ticks - _TICKS_AT_1970) // _TICKS_PER_MS)
+            return "dateTime", _render_moment((ticks - EPOCH_TICKS) // TICKS_PER_MS)
         case uuid.UUID():
             return "guid", str(value)
         case bytes():
@@ -176,11 +178,11 @@ def _parse_moment(text: str) -> object:
     if moment.tzinfo is not None:
         return Timestamp((moment - _EPOCH) // _MS)
     at_ms = (moment.replace(tzinfo=UTC) - _EPOCH) // _MS
-    return Described(ZONELESS, at_ms * _TICKS_PER_MS + _TICKS_AT_1970)
+    return Described(ZONELESS, at_ms * TICKS_PER_MS + EPOCH_TICKS)
 
 
 def _render_moment(at_ms: int) -> str:
     # AMQP timestamps reach further than the years 1 to 9999 that the administration API can write.
-    at_ms = min(max(at_ms, _FIRST_MS), _LAST_MS)
+    at_ms = min(max(at_ms, TIME_MIN_MS), TIME_MAX_MS)
     moment = (_EPOCH + at_ms * _MS).replace(tzinfo=None)
     return moment.isoformat(timespec="milliseconds" if at_ms % 1000 else "seconds")

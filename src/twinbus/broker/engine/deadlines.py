@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bytes, int, str)
+Q = TypeVar("Q")
 
 SWEEP_FLOOR = 64
 """Entries below which sweeping costs more than it frees."""
@@ -68,3 +70,44 @@ class Deadlines(Generic[K]):
         self._heap = [entry for entry in self._heap if due_of(entry[1]) == entry[0]]
         heapify(self._heap)
         self._sweep_at = max(SWEEP_FLOOR, SWEEP_FACTOR * len(self._heap))
+
+
+class Timetable(Generic[Q]):
+    """Things with one due time each, the earliest that was given.
+
+    A thing without a due time is not in it, so ten thousand idle queues cost nothing.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Q]] = []
+        self._due: dict[Q, int] = {}
+        self._turns = count()
+
+    def arm(self, thing: Q, due_ms: int) -> None:
+        """Make `thing` due at `due_ms`, unless it is due earlier."""
+        armed_ms = self._due.get(thing)
+        if armed_ms is None or due_ms < armed_ms:
+            self._due[thing] = due_ms
+            heappush(self._heap, (due_ms, next(self._turns), thing))
+
+    def disarm(self, thing: Q) -> None:
+        """Remove the due time of `thing`."""
+        self._due.pop(thing, None)
+
+    def take_due(self, now_ms: int) -> list[Q]:
+        """Remove and return everything that is due by now, each once."""
+        taken: list[Q] = []
+        heap = self._heap
+        while heap and heap[0][0] <= now_ms:
+            due_ms, _, thing = heappop(heap)
+            if self._due.get(thing) == due_ms:
+                del self._due[thing]
+                taken.append(thing)
+        return taken
+
+    def next_ms(self) -> int:
+        """When the next thing is due, 0 if nothing is."""
+        heap = self._heap
+        while heap and self._due.get(heap[0][2]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else 0

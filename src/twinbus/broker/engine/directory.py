@@ -122,24 +122,20 @@ class Directory:
 
     def queues(self) -> list[Queue]:
         """All queues in order of their names, subscriptions and dead-letter queues left out."""
-        return [
-            entity
-            for _, entity in sorted(self._entities.items(), key=_by_key)
-            if isinstance(entity, Queue) and not isinstance(entity, Subscription)
-        ]
+        entities = self._sorted()
+        return [each for each in entities if isinstance(each, Queue) and _kind(each) == "queue"]
 
     def topics(self) -> list[Topic]:
         """All topics in order of their names."""
-        entities = sorted(self._entities.items(), key=_by_key)
-        return [entity for _, entity in entities if isinstance(entity, Topic)]
+        return [each for each in self._sorted() if isinstance(each, Topic)]
 
     def subscriptions(self, topic: str) -> list[Subscription]:
         """A topic's subscriptions in order of their names."""
-        return [each for _, each in sorted(self.topic(topic).subscriptions.items(), key=_by_key)]
+        found = self.topic(topic).subscriptions
+        return [found[name] for name in sorted(found)]
 
-
-def _by_key(item: tuple[str, object]) -> str:
-    return item[0]
+    def _sorted(self) -> list[Entity]:
+        return [self._entities[key] for key in sorted(self._entities)]
 
 
 def _kind(entity: Entity) -> str:

@@ -63,8 +63,13 @@ def transfer_dead_letter_path(path: str) -> str:
     return f"{path}/{TRANSFER_DEAD_LETTER}"
 
 
-def address_key(address: str) -> str:
-    """The lookup key of an address; `amqps://host:5672/Orders` and `orders` have the same."""
+def entity_address(address: str) -> str:
+    """The path of an AMQP address: `amqps://host:5672/orders`, `/orders` and `orders` are one."""
     if "://" in address:
         address = unquote(urlsplit(address).path)
-    return address.strip("/").lower()
+    return address.strip("/")
+
+
+def address_key(address: str) -> str:
+    """The lookup key of an address, in any letter case."""
+    return entity_address(address).lower()

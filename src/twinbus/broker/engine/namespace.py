@@ -16,7 +16,10 @@ from twinbus.broker.descriptions import (
     RuleDescription,
     SubscriptionDescription,
     TopicDescription,
+    check_change,
+    check_settings,
 )
+from twinbus.broker.engine.deadlines import Timetable
 from twinbus.broker.engine.description_records import Record, description_record, rule_record
 from twinbus.broker.engine.directory import Directory, Entity
 from twinbus.broker.engine.engine_log import EngineLog
@@ -24,8 +27,6 @@ from twinbus.broker.engine.entity_factory import EntityFactory
 from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
 from twinbus.broker.engine.names import check_name, check_path, subscription_path
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.ranges import check_change, check_settings
-from twinbus.broker.engine.timetable import Timetable
 from twinbus.broker.engine.topic import Subscription, Topic
 from twinbus.broker.filters.rules import validate
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage

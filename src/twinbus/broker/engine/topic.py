@@ -17,7 +17,8 @@ from twinbus.broker.engine.message_states import EngineContext
 from twinbus.broker.engine.names import subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
-from twinbus.broker.filters.rules import FilterError, apply_action, matches
+from twinbus.broker.filters.rules import apply_action, matches
+from twinbus.broker.filters.values import FilterError
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming, read_back, render
 from twinbus.broker.refusals import Refusal

@@ -22,6 +22,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import DecodeError, EncodeError
 from twinbus.broker.descriptions import (
+    CORRELATION_FIELDS,
     CorrelationFilter,
     FalseFilter,
     RuleDescription,
@@ -48,9 +49,6 @@ from twinbus.broker.filters.values import (
 from twinbus.broker.messages.incoming import Incoming, read_back
 from twinbus.broker.refusals import ArgumentInvalid
 
-__all__ = ["FilterError", "apply_action", "matches", "validate"]
-
-
 _PROPERTY_FIELDS = {
     "contenttype": "content_type",
     "correlationid": "correlation_id",
@@ -63,11 +61,6 @@ _PROPERTY_FIELDS = {
     "to": "to",
 }
 """System properties that are fields of the AMQP properties section."""
-
-_CORRELATION_FIELDS = (
-    "correlation_id", "message_id", "to", "reply_to", "label", "session_id",
-    "reply_to_session_id", "content_type",
-)  # fmt: skip
 
 _NEW_ID_SPACE = uuid.UUID("5b0c7d5e-4b2f-4a3f-9d0c-6f1d8e9a7b21")
 
@@ -107,7 +100,7 @@ def validate(rule: RuleDescription) -> None:
         case SqlFilter(expression=expression, parameters=parameters):
             _require_parameters("filter", compile_filter(expression), parameters)
         case CorrelationFilter() as correlation:
-            named = (getattr(correlation, field) for field in _CORRELATION_FIELDS)
+            named = (getattr(correlation, field) for field in CORRELATION_FIELDS)
             if not correlation.properties and all(value is None for value in named):
                 raise ArgumentInvalid(
                     f"The correlation filter of rule {rule.name!r} is empty; name at least one "
@@ -134,7 +127,7 @@ def _parameter_name(name: str) -> str:
 
 
 def _correlates(wanted: CorrelationFilter, message: _Message) -> bool:
-    for field in _CORRELATION_FIELDS:
+    for field in CORRELATION_FIELDS:
         value = getattr(wanted, field)
         if value is not None and message.system(field.replace("_", "")) != value:
             return False

@@ -18,7 +18,13 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from twinbus.amqp.types import Described, Symbol, Timestamp
-from twinbus.broker.descriptions import FOREVER_MS, TIME_MAX_MS, TIME_MIN_MS
+from twinbus.broker.descriptions import (
+    EPOCH_TICKS,
+    FOREVER_MS,
+    TICKS_PER_MS,
+    TIME_MAX_MS,
+    TIME_MIN_MS,
+)
 from twinbus.broker.refusals import ArgumentInvalid
 
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
@@ -27,8 +33,6 @@ INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 TEXT_LENGTH_MAX = 65_536
 """Characters that a concatenation may reach: more would not fit into a message's properties."""
 
-_TICKS_PER_MS = 10_000
-_TICKS_AT_1970 = 621_355_968_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -80,9 +84,9 @@ def _from_described(raw: Described) -> Value:
     """The .NET types that AMQP lacks travel as described values."""
     match str(raw.descriptor), raw.value:
         case "com.microsoft:timespan", int(ticks):
-            return Duration(ticks // _TICKS_PER_MS)
+            return Duration(ticks // TICKS_PER_MS)
         case "com.microsoft:datetime-offset", int(ticks):
-            return Instant((ticks - _TICKS_AT_1970) // _TICKS_PER_MS)
+            return Instant((ticks - EPOCH_TICKS) // TICKS_PER_MS)
         case "com.microsoft:uri", str(text):
             return text
     return None
@@ -94,7 +98,7 @@ def to_amqp(value: Value) -> object:
         case Instant(ms):
             return Timestamp(ms)
         case Duration(ms):
-            return Described(Symbol("com.microsoft:timespan"), ms * _TICKS_PER_MS)
+            return Described(Symbol("com.microsoft:timespan"), ms * TICKS_PER_MS)
     return value
 
 

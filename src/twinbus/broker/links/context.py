@@ -1,4 +1,4 @@
-"""What connections and links may use of their broker.
+"""What connections and links share, and what they may use of their broker.
 
 The server owns one `BrokerContext` and gives it to each connection, which gives it to its links.
 `LinkClient` is what a link may use of its own connection.
@@ -12,14 +12,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from twinbus.amqp.link import Link
+from twinbus.amqp.performatives import Error, Rejected
+from twinbus.amqp.types import Symbol
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.dispatch import Dispatcher
-from twinbus.broker.links.grants import ConnectionGrants
 from twinbus.broker.refusals import Refusal
-from twinbus.broker.sas import AccessPolicy
+from twinbus.broker.sas import AccessPolicy, ConnectionGrants
 from twinbus.broker.storage.store import Store
+
+CBS = "$cbs"
+MANAGEMENT_SUFFIX = "/$management"
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -58,3 +62,13 @@ class LinkClient(Protocol):
     def later(self, delay_ms: int, action: Callable[[], None]) -> None: ...
     def drop(self) -> None: ...
     def drop_after_commit(self) -> None: ...
+
+
+def rejected(refusal: Refusal) -> Rejected:
+    """The delivery state of a refusal."""
+    return rejected_with(refusal.condition, refusal.description)
+
+
+def rejected_with(condition: str, description: str) -> Rejected:
+    """The delivery state of a rejection with that condition."""
+    return Rejected(error=Error(condition=Symbol(condition), description=description))

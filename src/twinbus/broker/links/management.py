@@ -16,10 +16,11 @@ from twinbus.amqp.types import Array, Int, Timestamp
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.journal import StoredMessage
-from twinbus.broker.links.management_context import Body, ManagementContext
 from twinbus.broker.links.management_request import (
     INT_MAX,
     ITEMS_MAX,
+    Body,
+    ManagementContext,
     ManagementRequest,
     correlation_id,
     failure,
@@ -35,8 +36,6 @@ from twinbus.broker.refusals import (
     SessionLockLost,
 )
 from twinbus.broker.sas import SEND
-
-__all__ = ["OPERATIONS", "ManagementContext", "UnknownOperation", "handle"]
 
 PEEK_BYTES_MAX = 1024 * 1024
 """Of one peek's messages together: a client that asks for more peeks on from the last number."""

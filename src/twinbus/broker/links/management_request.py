@@ -1,4 +1,4 @@
-"""Requests to a `$management` node, and responses, as AMQP messages.
+"""Requests to a `$management` node and responses, as AMQP messages; what an operation may use.
 
 request   application properties: operation, associated-link-name; body: a map of arguments
 response  application properties: statusCode, statusDescription, errorCondition; body: a map
@@ -6,7 +6,8 @@ response  application properties: statusCode, statusDescription, errorCondition;
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +20,20 @@ from twinbus.amqp.message import (
     encode_message,
 )
 from twinbus.amqp.types import DecodeError, Int, Symbol
-from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange, MalformedMessage, Refusal
+from twinbus.broker.engine.namespace import BrokerNamespace
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.topic import Topic
+from twinbus.broker.refusals import (
+    ArgumentInvalid,
+    ArgumentOutOfRange,
+    MalformedMessage,
+    NotAllowed,
+    Refusal,
+)
+from twinbus.broker.sas import LISTEN
+
+Body = dict[str, Any] | None
+"""The body of a response; None is status 204, no content."""
 
 ITEMS_MAX = 4000
 """Lock tokens, sequence numbers or messages in one request; Azure's limit for a batch delete."""
@@ -27,6 +41,32 @@ ITEMS_MAX = 4000
 INT_MAX = 2**31 - 1
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 """What a sequence number and a timestamp can be. An AMQP ulong can be more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManagementContext:
+    """What an operation may use."""
+
+    namespace: BrokerNamespace
+    address: str
+    """Of the entity: "orders", "topic/subscriptions/x", "orders/$deadletterqueue"."""
+    require: Callable[[str], None]
+    """Raises `Unauthorized` unless the client has the right on this entity."""
+    holder: Callable[[str], object | None]
+    """Who holds locks for the client's link of that name."""
+    payload: Callable[[int, int], bytes]
+    """The stored payload of a message, by entity id and sequence number."""
+    new_message_id: Callable[[], str]
+
+    def queue(self) -> Queue:
+        """The queue, subscription or dead-letter queue at the address, if the client may listen."""
+        self.require(LISTEN)
+        entity = self.namespace.resolve(self.address)
+        if isinstance(entity, Topic):
+            raise NotAllowed(
+                f"{entity.path!r} is a topic and holds no messages to receive; use a subscription."
+            )
+        return entity
 
 
 class ManagementRequest:

@@ -6,6 +6,7 @@ from typing import Any
 
 from twinbus.amqp.types import Described, ULong
 from twinbus.broker.descriptions import (
+    CORRELATION_FIELDS,
     CorrelationFilter,
     FalseFilter,
     Filter,
@@ -16,8 +17,14 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.topic import Subscription
 from twinbus.broker.filters.values import to_amqp, to_value
-from twinbus.broker.links.management_context import Body, ManagementContext
-from twinbus.broker.links.management_request import INT_MAX, ManagementRequest, page, text_of
+from twinbus.broker.links.management_request import (
+    INT_MAX,
+    Body,
+    ManagementContext,
+    ManagementRequest,
+    page,
+    text_of,
+)
 from twinbus.broker.refusals import ArgumentInvalid, NotAllowed
 from twinbus.broker.sas import LISTEN
 
@@ -28,12 +35,6 @@ _SQL_FILTER = 0x13_7000_0006
 _TRUE_FILTER = 0x13_7000_0007
 _FALSE_FILTER = 0x13_7000_0008
 _CORRELATION_FILTER = 0x13_7000_0009
-
-_CORRELATION_FIELDS = (
-    "correlation_id", "message_id", "to", "reply_to", "label", "session_id",
-    "reply_to_session_id", "content_type",
-)  # fmt: skip
-"""In the order of the described list."""
 
 
 def add_rule(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
@@ -87,7 +88,7 @@ def _filter(asked: dict[str, Any]) -> Filter:
     if correlation is None:
         return TrueFilter()
     table = _table(correlation, "correlation-filter")
-    fields = {field: text_of(table.get(field.replace("_", "-"))) for field in _CORRELATION_FIELDS}
+    fields = {field: text_of(table.get(field.replace("_", "-"))) for field in CORRELATION_FIELDS}
     properties = _table(table.get("properties") or {}, "properties of the correlation-filter")
     return CorrelationFilter(**fields, properties=tuple(properties.items()))
 
@@ -128,7 +129,8 @@ def _described_filter(filter_: Filter) -> Described:
         case SqlFilter():
             return _list(_SQL_FILTER, [filter_.expression])
         case CorrelationFilter():
-            fields = [getattr(filter_, field) for field in _CORRELATION_FIELDS]
+            # The order of the described list is that of the fields.
+            fields = [getattr(filter_, field) for field in CORRELATION_FIELDS]
             properties = {name: to_amqp(to_value(value)) for name, value in filter_.properties}
             return _list(_CORRELATION_FILTER, [*fields, properties])
 

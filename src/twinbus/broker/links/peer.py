@@ -27,14 +27,13 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import Link, LinkSession, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected, encode_state
 from twinbus.amqp.sasl import ServerSasl
-from twinbus.broker.links.context import BrokerContext
-from twinbus.broker.links.grants import ConnectionGrants
+from twinbus.broker.engine.names import entity_address
+from twinbus.broker.links.context import CBS, MANAGEMENT_SUFFIX, BrokerContext
 from twinbus.broker.links.receiving import ReceivingLink
 from twinbus.broker.links.requests import ReplyLink, RequestLink
 from twinbus.broker.links.sending import SendingLink
-from twinbus.broker.links.wire import CBS, MANAGEMENT_SUFFIX, entity_address
 from twinbus.broker.refusals import Refusal
-from twinbus.broker.sas import LISTEN, SEND, covers
+from twinbus.broker.sas import LISTEN, SEND, ConnectionGrants, covers
 
 log = logging.getLogger("twinbus.broker")
 

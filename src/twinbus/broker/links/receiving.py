@@ -11,10 +11,10 @@ import asyncio
 from twinbus.amqp.link import SETTLED, LinkState, SenderLink
 from twinbus.amqp.performatives import Modified, Rejected, Released, Source, encode_state
 from twinbus.amqp.types import Described, Symbol
+from twinbus.broker.descriptions import EPOCH_TICKS, TICKS_PER_MS
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
-from twinbus.broker.links.context import BrokerContext, LinkClient
-from twinbus.broker.links.wire import TICKS_PER_MS, UNIX_EPOCH_TICKS, rejected
+from twinbus.broker.links.context import BrokerContext, LinkClient, rejected
 from twinbus.broker.messages.incoming import render
 from twinbus.broker.refusals import (
     ArgumentInvalid,
@@ -218,7 +218,7 @@ class ReceivingLink:
             address=source.address if source else None,
             filter={SESSION_FILTER: session_id},
         )
-        ticks = locked_until_ms * TICKS_PER_MS + UNIX_EPOCH_TICKS
+        ticks = locked_until_ms * TICKS_PER_MS + EPOCH_TICKS
         self.link.accept(
             source=granted,
             max_message_size=self.queue.max_message_bytes,

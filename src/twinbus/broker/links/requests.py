@@ -15,9 +15,8 @@ from twinbus.amqp.performatives import ACCEPTED_BYTES, Target, encode_state
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.faults import Fault, Stage
 from twinbus.broker.links import cbs, management
-from twinbus.broker.links.context import BrokerContext, LinkClient
-from twinbus.broker.links.management_request import correlation_id, failure
-from twinbus.broker.links.wire import CBS, MANAGEMENT_SUFFIX, rejected
+from twinbus.broker.links.context import CBS, MANAGEMENT_SUFFIX, BrokerContext, LinkClient, rejected
+from twinbus.broker.links.management_request import ManagementContext, correlation_id, failure
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal
 from twinbus.broker.sas import SEND
 from twinbus.broker.tokens import new_message_id
@@ -124,7 +123,7 @@ class RequestLink:
         if self.address == CBS:
             return self._put_token(request, now_ms)
         broker = self._context
-        context = management.ManagementContext(
+        context = ManagementContext(
             namespace=broker.namespace,
             address=self._entity_path,
             require=lambda right: self._require(right, now_ms),

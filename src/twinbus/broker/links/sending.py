@@ -10,8 +10,7 @@ from twinbus.amqp.types import DecodeError
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.faults import Fault
-from twinbus.broker.links.context import BrokerContext, LinkClient
-from twinbus.broker.links.wire import rejected, rejected_with
+from twinbus.broker.links.context import BrokerContext, LinkClient, rejected, rejected_with
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import MalformedMessage, Refusal
 from twinbus.broker.sas import SEND
