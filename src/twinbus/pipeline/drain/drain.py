@@ -4,7 +4,7 @@
     done = drain(spark, primary, secondary, queues, ledger_directory="/mnt/ledger")
     print(done.statistics())
 
-A task receives, restores, sends and completes by itself (`drain_task`); what it has not completed
+A task receives, restores, sends and completes by itself (`task`); what it has not completed
 is still locked in the broker, and that lock is the only checkpoint. So a task that fails, or whose
 executor dies, is simply run again, and a drain whose driver died is started again: nothing is lost,
 and only what was sent and not yet completed is duplicated. What was done is in the ledger, which
@@ -32,7 +32,7 @@ from twinbus.namespace.endpoint import Endpoint
 from twinbus.options import LEDGER_VARIABLE, SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverListener
 from twinbus.pipeline.drain.progress import DrainBacklog
-from twinbus.pipeline.drain.statistics import DrainRun, DrainStatistics
+from twinbus.pipeline.drain.statistics import DrainRun
 from twinbus.pipeline.drain.task import SEPARATOR, DrainTask
 from twinbus.pipeline.drain.task_ledger import require_place
 from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob
@@ -46,8 +46,6 @@ from twinbus.syphon.host import DrainProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["GROUPS", "DrainRun", "DrainStatistics", "DrainTask", "drain", "group_queues"]
 
 log = logging.getLogger("twinbus.pipeline")
 
@@ -147,11 +145,6 @@ def group_queues(queues: Sequence[str], count: int) -> list[list[str]]:
     return [unique[at::count] for at in range(min(count, len(unique)))]
 
 
-def drained(groups: DataFrame, task: DrainTask) -> DataFrame:
-    """The same rows, one for each group of queues, after their tasks have drained them."""
-    return groups.mapInArrow(task, GROUPS)
-
-
 class _Drain:
     """One call of `drain`: jobs, one after the other, until there is no reason for another."""
 
@@ -203,7 +196,8 @@ class _Drain:
         conf = context.getConf()
         host = conf.get("spark.driver.host") or "localhost"
         with DriverListener(host, conf.get("spark.driver.bindAddress")) as post:
-            work = drained(_rows(self._spark, groups), replace(task, tether=post.address))
+            rows = _rows(self._spark, groups)
+            work = rows.mapInArrow(replace(task, tether=post.address), GROUPS)
             words = f"twinbus: {len(self._backlog.queues)} backlog queues in {len(groups)} groups"
             with SparkJob(self._spark, work, words) as job:
                 self._watch(job, post)

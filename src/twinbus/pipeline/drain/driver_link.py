@@ -1,7 +1,7 @@
 """The tether between a drain and its tasks: what a task cannot do now, and when it shall end.
 
-    driver:  with Post(host) as post: ...submit tasks with post.address...; post.release()
-    task:    async with Tether(address) as tether: ...; await tether.released()
+    driver:  with DriverListener(host) as post: ...submit tasks with post.address...; post.release()
+    task:    async with DriverLink(address) as tether: ...; await tether.released()
 
 Spark ends a task by killing its process, which would duplicate what is in flight. A task that is
 tethered ends by itself when the driver lets go of it, and also when the driver dies. A task that
@@ -113,9 +113,7 @@ class DriverListener:
         try:
             server = await asyncio.start_server(self._attend, self._bind, 0, limit=LINE_BYTES_MAX)
         except OSError as error:
-            log.warning(
-                "tasks cannot be told to end, nobody can listen at %s: %s", self._bind, error
-            )
+            log.warning("tasks cannot be told to end, %s refuses to listen: %s", self._bind, error)
             return
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()

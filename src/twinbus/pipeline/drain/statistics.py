@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
-from twinbus.pipeline.drain.task_ledger import is_url
 from twinbus.pipeline.tables.bronze import read_ledger
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,27 +35,18 @@ class DrainRun:
 
     def statistics(self) -> DrainStatistics | None:
         """What it did, by the ledger; None where it wrote none. Runs a Spark job."""
-        return None if self.ledger is None else statistics_of(self.spark, self.ledger, self.name)
-
-
-def statistics_of(spark: SparkSession, ledger: str, run: str) -> DrainStatistics:
-    """The statistics of one drain; all 0 where its tasks had nothing to write."""
-    try:
-        lines = read_ledger(spark, _plain(ledger), files=f"{run}-*{FILE_SUFFIX}*")
-    except LedgerError:
-        return DrainStatistics()
-    counts = {row["operation"]: row["count"] for row in operations_done(lines).collect()}
-    return DrainStatistics(
-        forwarded=counts.get("forward", 0),
-        completed=counts.get("complete", 0),
-        dead_lettered=counts.get("dead_letter", 0),
-    )
-
-
-def operations_done(lines: DataFrame) -> DataFrame:
-    """How often each operation was carried out."""
-    return lines.where(F.col("outcome") == "ok").groupBy("operation").count()
-
-
-def _plain(ledger: str) -> str:
-    return ledger if is_url(ledger) else ledger.removeprefix("file://")
+        if self.ledger is None:
+            return None
+        place = self.ledger.removeprefix("file://")
+        try:
+            lines = read_ledger(self.spark, place, files=f"{self.name}-*{FILE_SUFFIX}*")
+        except LedgerError:
+            # Its tasks had nothing to write.
+            return DrainStatistics()
+        done = lines.where(F.col("outcome") == "ok").groupBy("operation").count()
+        counts = {row["operation"]: row["count"] for row in done.collect()}
+        return DrainStatistics(
+            forwarded=counts.get("forward", 0),
+            completed=counts.get("complete", 0),
+            dead_lettered=counts.get("dead_letter", 0),
+        )

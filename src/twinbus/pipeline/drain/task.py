@@ -96,31 +96,14 @@ class DrainTask:
             tether.tell(progress.problems)
 
         await drain_here(
-            self.primary,
-            self.secondary,
-            queues,
-            ledger=ledger,
-            on_progress=told,
-            options=self.options,
-            limits=self.limits,
-            pump_factory=self.pump_factory,
-            **self._bounds(),
+            self.primary, self.secondary, queues, ledger=ledger, on_progress=told, **self._bounds()
         )
 
     async def _for_a_turn(
         self, queues: Sequence[str], ledger: RelayLedger, tether: DriverLink
     ) -> None:
         assert self.turn_s is not None
-        host = SyphonHost(
-            self.primary,
-            self.secondary,
-            queues,
-            self.options,
-            ledger,
-            limits=self.limits,
-            pump_factory=self.pump_factory,
-            **self._bounds(),
-        )
+        host = SyphonHost(self.primary, self.secondary, queues, ledger=ledger, **self._bounds())
         ends = time.monotonic() + self.turn_s
         await host.start()
         try:
@@ -131,8 +114,14 @@ class DrainTask:
             await host.close()
 
     def _bounds(self) -> dict[str, Any]:
-        rate = None if self.rate_per_s is None else Rate(self.rate_per_s)
-        return {"lease": self.lease, "only": self.only, "rate": rate}
+        return {
+            "options": self.options,
+            "limits": self.limits,
+            "pump_factory": self.pump_factory,
+            "lease": self.lease,
+            "only": self.only,
+            "rate": None if self.rate_per_s is None else Rate(self.rate_per_s),
+        }
 
 
 def _problems(host: SyphonHost) -> tuple[str, ...]:
