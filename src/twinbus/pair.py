@@ -14,9 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from twinbus.control.pair_verbs import pair_verbs
 from twinbus.control.server import ControlServer
-from twinbus.control.syphon_verbs import steering_verbs
+from twinbus.control.verbs import pair_verbs, steering_verbs
 from twinbus.errors import PairClosedError, SameNamespaceError, error_text
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions

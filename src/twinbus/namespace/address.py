@@ -1,4 +1,4 @@
-"""Host, port and label of a namespace. Pure.
+"""The address of a namespace: host, port, label, and the connection string they come from. Pure.
 
 `localhost`, `127.0.0.1`, `[::1]:5672` and `contoso.servicebus.windows.net` are parsed only here, so
 that a pair, its syphon and the commands agree on the name of a namespace.
@@ -6,8 +6,13 @@ that a pair, its syphon and the commands agree on the name of a namespace.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
+
+TLS_PORT: Final = 5671
+PLAIN_PORT: Final = 5672
+"""Default ports: AMQP over TLS, and AMQP without TLS for a development emulator."""
 
 LABEL_CHARACTERS: Final = frozenset("-._") | frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -62,3 +67,63 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionString:
+    """A parsed connection string: the address and either a key or a signature."""
+
+    host: str
+    port: int
+    key_name: str | None
+    key: str | None = field(repr=False)
+    signature: str | None = field(repr=False)
+    emulator: bool
+    """`UseDevelopmentEmulator=true`: no TLS, and administration over plain HTTP."""
+
+    @property
+    def named_key(self) -> tuple[str, str]:
+        """The key with its name, as a credential of the SDK has it; not for a signature."""
+        assert self.key_name is not None
+        assert self.key is not None
+        return self.key_name, self.key
+
+    @classmethod
+    def parse(cls, text: str) -> ConnectionString:
+        """Parse the text; a ValueError says what is missing and never repeats a key."""
+        parts = _parts(text)
+        endpoint = parts.get("endpoint", "")
+        if not endpoint.lower().startswith("sb://"):
+            raise ValueError(
+                "a connection string needs Endpoint=sb://HOST; "
+                + ("its Endpoint starts otherwise" if endpoint else "this one has no Endpoint")
+            )
+        emulator = parts.get("usedevelopmentemulator", "").lower() == "true"
+        host, port = host_and_port(endpoint, PLAIN_PORT if emulator else TLS_PORT)
+        parsed = cls(
+            host=host,
+            port=port,
+            key_name=parts.get("sharedaccesskeyname"),
+            key=parts.get("sharedaccesskey"),
+            signature=parts.get("sharedaccesssignature"),
+            emulator=emulator,
+        )
+        if not parsed.signature and not (parsed.key_name and parsed.key):
+            raise ValueError(
+                f"the connection string of {host} has neither SharedAccessKeyName with"
+                " SharedAccessKey nor SharedAccessSignature; copy it whole"
+            )
+        return parsed
+
+
+def _parts(text: str) -> dict[str, str]:
+    if not text.strip():
+        raise ValueError("the connection string is empty")
+    parts: dict[str, str] = {}
+    for part in text.strip().strip(";").split(";"):
+        name, separator, value = part.partition("=")
+        if not separator:
+            # The part itself may be a key that lost its name: it must not be printed.
+            raise ValueError("a connection string is NAME=VALUE;NAME=VALUE...; one part has no '='")
+        parts[name.strip().lower()] = value.strip()
+    return parts

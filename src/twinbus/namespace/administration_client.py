@@ -32,21 +32,12 @@ def administration_client(namespace: Namespace) -> ServiceBusAdministrationClien
     if credential is not None:
         return ServiceBusAdministrationClient(namespace.administration, credential, **options)
     # The client knows a key only from a connection string.
-    name, key = _named_key(namespace)
+    name, key = (namespace.parts or namespace.credential).named_key
     text = (
         f"Endpoint=sb://{namespace.administration}/;SharedAccessKeyName={name};"
         f"SharedAccessKey={key}"
     )
     return ServiceBusAdministrationClient.from_connection_string(text, **options)
-
-
-def _named_key(namespace: Namespace) -> tuple[str, str]:
-    if namespace.parts is not None:
-        assert namespace.parts.key_name is not None
-        assert namespace.parts.key is not None
-        return namespace.parts.key_name, namespace.parts.key
-    name, key = namespace.credential.named_key
-    return name, key
 
 
 class _Transport(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-core

@@ -6,14 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import quote
 
-from twinbus.namespace.address import bracketed, namespace_label
-from twinbus.namespace.connection_string import TLS_PORT, ConnectionString
-from twinbus.namespace.tokens import (
-    NamespaceToken,
-    TokenSource,
-    tokens_of_connection_string,
-    tokens_of_credential,
-)
+from twinbus.namespace.address import TLS_PORT, ConnectionString, bracketed, namespace_label
+from twinbus.namespace.tokens import NamespaceToken, TokenSource, tokens_of
 
 HTTPS_PORT: Final = 443
 
@@ -35,12 +29,9 @@ class Endpoint:
     def parse(cls, connection_string: str) -> Endpoint:
         """Return the endpoint of a connection string; ValueError says what it lacks."""
         parts = ConnectionString.parse(connection_string)
-        return cls(
-            host=parts.host,
-            port=parts.port,
-            tls=not parts.emulator,
-            tokens=tokens_of_connection_string(parts),
-        )
+        tokens = tokens_of(parts)
+        assert tokens is not None
+        return cls(host=parts.host, port=parts.port, tls=not parts.emulator, tokens=tokens)
 
     @property
     def label(self) -> str:
@@ -75,9 +66,7 @@ def endpoint_of(side: object) -> Endpoint:
     trust = certificates() if callable(certificates) else None
     if isinstance(text, str):
         return replace(Endpoint.parse(text), name=name, certificates=trust)
-    tokens = tokens_of_credential(
-        getattr(side, "credential", None), getattr(side, "token_credential", None)
-    )
+    tokens = tokens_of(getattr(side, "credential", None), getattr(side, "token_credential", None))
     if tokens is None:
         raise TypeError(
             "a namespace is given as a connection string or as a Namespace; "

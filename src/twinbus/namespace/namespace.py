@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import certifi
 
 from twinbus.errors import NamespaceInUseError
-from twinbus.namespace.address import bracketed, host_and_port, is_loopback, namespace_label
-from twinbus.namespace.connection_string import TLS_PORT, ConnectionString
+from twinbus.namespace.address import (
+    TLS_PORT,
+    ConnectionString,
+    bracketed,
+    host_and_port,
+    is_loopback,
+    namespace_label,
+)
 from twinbus.namespace.credentials import AwaitableCredential, require_credential
 
 if TYPE_CHECKING:
@@ -120,9 +126,7 @@ class Namespace:
     @property
     def signature(self) -> str | None:
         """The shared access signature, if the credential is one."""
-        if self.parts is not None:
-            return self.parts.signature
-        signature: str | None = getattr(self.credential, "signature", None)
+        signature: str | None = getattr(self.parts or self.credential, "signature", None)
         return signature
 
     @property

@@ -6,14 +6,10 @@ AMQP without the SDK.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
-from twinbus.namespace.connection_string import ConnectionString
 from twinbus.namespace.signatures import expiry_of, sign
-
-T = TypeVar("T")
 
 SAS_TOKEN: Final = "servicebus.windows.net:sastoken"  # noqa: S105 - a type's name
 WEB_TOKEN: Final = "jwt"  # noqa: S105 - a type's name
@@ -54,15 +50,16 @@ class TokenSource(Protocol):
 class KeyTokens:
     """Signs with a named key, which is read for each token because it may be rotated."""
 
-    named_key: Callable[[], tuple[str, str]] = field(repr=False)
+    source: Any = field(repr=False)
+    """What has the key as `named_key`: a connection string or a credential of the SDK."""
 
     @property
     def who(self) -> str:
-        return f"the key {self.named_key()[0]}"
+        return f"the key {self.source.named_key[0]}"
 
     async def token(self, audience: str, now_s: float) -> NamespaceToken:
         """Return a signature that is valid for an hour."""
-        key_name, key = self.named_key()
+        key_name, key = self.source.named_key
         expires_at_s = int(now_s) + TOKEN_LIFE_S
         return NamespaceToken(sign(audience, key_name, key, expires_at_s), float(expires_at_s))
 
@@ -71,7 +68,8 @@ class KeyTokens:
 class SignatureTokens:
     """Returns a given signature, which is read for each token because its owner may update it."""
 
-    signature: Callable[[], str] = field(repr=False)
+    source: Any = field(repr=False)
+    """What has the `signature`: a connection string or a credential of the SDK."""
 
     @property
     def who(self) -> str:
@@ -79,7 +77,7 @@ class SignatureTokens:
 
     async def token(self, audience: str, now_s: float) -> NamespaceToken:
         """Return the signature as it is, for any audience."""
-        text = self.signature()
+        text = self.source.signature
         return NamespaceToken(text, expiry_of(text) or now_s + TOKEN_LIFE_S)
 
 
@@ -99,29 +97,13 @@ class CredentialTokens:
         return NamespaceToken(found.token, float(found.expires_on), WEB_TOKEN)
 
 
-def tokens_of_connection_string(parts: ConnectionString) -> TokenSource:
-    """Return the source for the key or the signature of a connection string."""
-    if parts.signature:
-        return SignatureTokens(_Constant(parts.signature))
-    assert parts.key_name is not None
-    assert parts.key is not None
-    return KeyTokens(_Constant((parts.key_name, parts.key)))
+def tokens_of(source: Any, fetching: Any = None) -> TokenSource | None:
+    """Return the tokens of a connection string or of a credential of the SDK.
 
-
-def tokens_of_credential(credential: Any, fetching: Any) -> TokenSource | None:
-    """Return the source for a credential; `fetching` is its form for asyncio, if it fetches."""
-    if hasattr(credential, "named_key"):
-        return KeyTokens(lambda: credential.named_key)
-    if hasattr(credential, "signature"):
-        return SignatureTokens(lambda: credential.signature)
+    `fetching` is the credential's form for asyncio, if it fetches tokens.
+    """
+    if getattr(source, "signature", None):
+        return SignatureTokens(source)
+    if hasattr(source, "named_key"):
+        return KeyTokens(source)
     return None if fetching is None else CredentialTokens(fetching)
-
-
-@dataclass(frozen=True, slots=True)
-class _Constant(Generic[T]):
-    """A secret that does not change; unlike a lambda it can be compared and pickled."""
-
-    secret: T = field(repr=False)
-
-    def __call__(self) -> T:
-        return self.secret

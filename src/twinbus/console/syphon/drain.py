@@ -17,7 +17,7 @@ from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, show
 from twinbus.control.protocol import Verb
 from twinbus.control.server import ControlServer
-from twinbus.control.syphon_verbs import steering_verbs
+from twinbus.control.verbs import steering_verbs
 from twinbus.errors import SyphonError
 from twinbus.ledger import open_ledger
 from twinbus.namespace.endpoint import endpoint_of

@@ -15,7 +15,7 @@ from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import visible
 from twinbus.control.protocol import Verb
 from twinbus.control.server import ControlServer
-from twinbus.control.syphon_verbs import steering_verbs
+from twinbus.control.verbs import steering_verbs
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
 from twinbus.namespace.endpoint import endpoint_of

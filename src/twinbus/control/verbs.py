@@ -1,4 +1,4 @@
-"""The verbs of a pair on its control socket."""
+"""The verbs of a pair and of a syphon on the control socket of their host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KNOWN_SHOWN_MAX = 10
 
 
 class SteeredPair(Protocol):
-    """What these verbs need of a pair."""
+    """What `pair_verbs` needs of a pair."""
 
     def status(self) -> Any: ...
     def freeze(self, path: str) -> None: ...
@@ -25,10 +25,6 @@ class SteeredPair(Protocol):
 def pair_verbs(pair: SteeredPair) -> Mapping[str, Verb]:
     """Return the verbs of a pair by name."""
 
-    def status() -> dict[str, Any]:
-        document: dict[str, Any] = pair.status().as_dict()
-        return document
-
     def steered(act: Callable[[str], None]) -> Verb:
         def run(path: str) -> dict[str, Any]:
             # A mistyped path would otherwise become an entity of the pair.
@@ -39,12 +35,35 @@ def pair_verbs(pair: SteeredPair) -> Mapping[str, Verb]:
         return Verb(run, takes=("path",))
 
     return {
-        "status": Verb(status),
+        "status": Verb(lambda: pair.status().as_dict()),
         "freeze": steered(pair.freeze),
         "unfreeze": steered(pair.unfreeze),
         "force-failover": steered(pair.force_failover),
         "mark-healthy": steered(pair.mark_healthy),
     }
+
+
+class SteeredSyphon(Protocol):
+    """What `steering_verbs` needs of a syphon."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    @property
+    def in_flight(self) -> int: ...
+
+
+def steering_verbs(syphon: SteeredSyphon) -> Mapping[str, Verb]:
+    """Return the verbs that pause and resume a syphon, by name."""
+
+    def pause() -> dict[str, Any]:
+        syphon.pause()
+        return {"paused": True, "in_flight": syphon.in_flight}
+
+    def resume() -> dict[str, Any]:
+        syphon.resume()
+        return {"paused": False, "in_flight": syphon.in_flight}
+
+    return {"pause": Verb(pause), "resume": Verb(resume)}
 
 
 def _known(entities: Mapping[str, Any], path: str) -> str:
