@@ -13,6 +13,7 @@ night/checks.py has those of bad nights.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,8 @@ from tests.simulation.truth import Call, Deed, serial_of
 from twinbus.amqp.message import decode_properties, split
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import render
+from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
+from twinbus.pairing.core.secondary import FIRST_PACE_S, LONGEST_PACE_S
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -33,6 +36,12 @@ __all__ = ["check_all"]
 Stored = tuple[StoredMessage, bytes]
 
 EXPIRED: Final = "TTLExpiredException"
+TURNS_FIRST: Final = 4
+"""Turns at the first pace, before the pauses grow."""
+
+GRACE_S: Final = 0.5
+"""An attempt that its bound cuts off ends a moment later."""
+
 SPLITS_MAX: Final = 4
 """Times that a batch of a few messages can be halved, and one."""
 
@@ -146,23 +155,26 @@ def check_forwards(world: World) -> Iterator[str]:
 
 def check_calls(world: World) -> Iterator[str]:
     """Retries are bounded, and the ledger tells the truth."""
-    policy = world.options
-    queues, total = policy.backlog_queue_count, policy.retry_total
-    diverts_max = queues + total
-    sends_max = 1 + 2 * total + diverts_max
+    policy = RetryPolicy.of(world.options)
+    queues, total = world.options.backlog_queue_count, policy.total
+    bound_s = call_limit_s(policy)
     for call in world.truth.calls:
         if call.outcome == "killed":
             continue
+        # In its turns a waiting call tries each queue; the turns of a call are a pause apart.
+        turns = math.log2(1 + (call.timeout_s or bound_s) / FIRST_PACE_S) + TURNS_FIRST
+        turns += (call.timeout_s or bound_s) / LONGEST_PACE_S
+        diverts_max = math.ceil(queues * (1 + turns)) + total
+        sends_max = 1 + 2 * total + diverts_max
         counts = Counter((operation, message_id) for operation, _, message_id in call.attempts)
         for (operation, message_id), count in counts.items():
             limit = (sends_max if operation == "send" else diverts_max) * SPLITS_MAX
             if count > limit:
                 yield f"call {call.number}: {count} attempts to {operation} {message_id}"
         if call.timeout_s is None and call.ended is not None:
-            attempts = max(counts.values(), default=0) * 2 + 1
-            limit_s = attempts * (policy.attempt_timeout_s + policy.retry_backoff_max_s) + 1.0
-            if call.ended - call.began > limit_s:
-                yield f"call {call.number} took {call.ended - call.began:.1f} s"
+            took_s = call.ended - call.began
+            if took_s > bound_s + GRACE_S:
+                yield f"call {call.number} took {took_s:.1f} s without a timeout, not {bound_s:.1f}"
         if len(call.originals) == 1:
             yield from _ledger_lies(world, call)
 

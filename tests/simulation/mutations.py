@@ -87,8 +87,8 @@ def pulled_queue_never_returns() -> AbstractContextManager[Any]:
     """A backlog queue that failed once is out of the rotation for ever."""
     real = Rotation.pull
 
-    def planted(self: Rotation, queue: str, reason: str, now: float) -> float | None:
-        until = real(self, queue, reason, now)
+    def planted(self: Rotation, queue: str, reason: str, now: float, *jitter: float) -> Any:
+        until = real(self, queue, reason, now, *jitter)
         if until is not None:
             self._queues[queue].pulled_until = math.inf
         return until

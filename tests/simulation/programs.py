@@ -343,7 +343,9 @@ def client_class(world: World) -> type[PairedClient]:
 
     class WatchedClient(PairedClient):
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "pick": world.rng.choice})
+            super().__init__(
+                *args, **{**options, "pick": world.rng.choice, "jitter": world.rng.random}
+            )
             self._pinger = WatchedPinger(self.state, self._primary_sdk)
 
         def forwarded(self, path: str) -> None:

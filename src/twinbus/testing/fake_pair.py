@@ -77,6 +77,7 @@ class FakePair:
             SendAvailabilityOptions(**{**settings, **options}),
             Recorder(self.ledger, *sides),
             pick=lambda queues: queues[0],
+            jitter=lambda: 0.0,
         )
         for path in self.client.state.paths:
             self.client.state.rotation.add(path)

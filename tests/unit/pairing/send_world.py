@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from twinbus.pairing.core.attempts import (
     DivertFailed,
+    DivertTo,
     PrimaryFailed,
     PullQueue,
     RetryPolicy,
     SendCall,
     Step,
     WaitEnded,
+    call_limit_s,
 )
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import ForceFailover, SendFailed
 from twinbus.pairing.core.failover import EntityFailover
+from twinbus.pairing.core.secondary import DivertFault
 
 POLICY = RetryPolicy(total=3, backoff_factor_s=0.8, backoff_max_s=120, attempt_timeout_s=5)
+LIMIT_S = call_limit_s(POLICY)
+"""When a call without a timeout ends."""
 QUEUES = backlog_paths("contoso", 3)
 REFUSED = ConnectionRefusedError("refused")
 BUSY = RuntimeError("throttled")
@@ -32,11 +39,26 @@ class World:
         failover_interval_s: float = 60,
         policy: RetryPolicy = POLICY,
         queues: tuple[str, ...] = QUEUES,
+        jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.entity = EntityFailover(failover_interval_s=failover_interval_s, ping_interval_s=60)
         self.rotation = Rotation(queues)
         self.choice = KeptChoice(self.rotation, lambda queues: queues[0])
-        self.call = SendCall(self.entity, self.choice, policy, deadline=timeout)
+        self.policy = policy
+        self.call = SendCall(
+            self.entity,
+            self.choice,
+            policy,
+            ends_at=call_limit_s(policy) if timeout is None else timeout,
+            is_patient=timeout is not None,
+            jitter=jitter,
+        )
+        self.step: Step | None = None
+        """The last step, which the test performs by hand."""
+        self.began = 0.0
+
+    def start(self, now: float) -> list[Step]:
+        return self._next(self.call.start(now), now)
 
     def primary_fails(
         self,
@@ -45,7 +67,8 @@ class World:
         meaning: FailureMeaning = FailureMeaning.UNREACHABLE,
     ) -> list[Step]:
         self.entity.handle(SendFailed(counts=meaning.counts, error=str(error)), now)
-        return self.call.handle(PrimaryFailed(error, meaning.counts, meaning), now)
+        steps = self.call.handle(PrimaryFailed(error, meaning.counts, meaning), now)
+        return self._next(steps, now)
 
     def divert_fails(
         self,
@@ -54,18 +77,48 @@ class World:
         *,
         error: Exception = REFUSED,
         timed_out: bool = False,
+        is_answer: bool | None = None,
     ) -> list[Step]:
-        steps = self.call.handle(DivertFailed(error, meaning, timed_out), now)
-        for step in steps:
-            if isinstance(step, PullQueue):
-                self.rotation.pull(step.queue, step.reason, now)
+        """The divert of the last step failed; None: its meaning says whether that is an answer."""
+        step = self.step
+        assert isinstance(step, DivertTo), step
+        secondary, fault = self.rotation.secondary, DivertFault.QUEUE
+        if is_answer or (is_answer is None and meaning is not FailureMeaning.UNREACHABLE):
+            self.pull_silent(secondary.answered(step.queue, now), now)
+        elif timed_out and step.timeout_s < self.policy.attempt_timeout_s:
+            fault = DivertFault.CALLER
+        else:
+            fault = secondary.no_answer(
+                step.queue, str(error), began=self.began, now=now, timed_out=timed_out
+            )
+        steps = self.call.handle(DivertFailed(error, meaning, fault), now)
+        for pull in steps[:-1]:
+            assert isinstance(pull, PullQueue)
+            self.rotation.pull(pull.queue, pull.reason, now)
+        if step.is_turn:
+            secondary.end_turn(now, 0.0)
+        return self._next(steps, now)
+
+    def stores(self, queue: str, now: float) -> None:
+        """A backlog queue stores a message, of this call or of another."""
+        self.rotation.succeeded(queue)
+        self.pull_silent(self.rotation.secondary.stored(queue, now), now)
+
+    def pull_silent(self, queue: str | None, now: float) -> None:
+        if queue is not None:
+            self.rotation.pull(queue, "silent", now)
+
+    def _next(self, steps: list[Step], now: float) -> list[Step]:
+        self.step, self.began = steps[-1], now
+        if isinstance(self.step, DivertTo) and self.step.is_turn:
+            self.rotation.secondary.begin_turn(now, self.step.timeout_s)
         return steps
 
     def fail_over(self, now: float) -> None:
         self.entity.handle(ForceFailover(), now)
 
     def woken(self, now: float) -> list[Step]:
-        return self.call.handle(WaitEnded(), now)
+        return self._next(self.call.handle(WaitEnded(), now), now)
 
 
 def pulled(index: int) -> PullQueue:

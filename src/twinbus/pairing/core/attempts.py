@@ -2,19 +2,23 @@
 
     TryPrimary --failed--> Wait --back-off over--> TryPrimary ... --retries used up--> Raise
         |                   |
-        '---entity failed over, woken at any time---> Divert --queue failed--> Divert ... Raise
+        '---entity failed over, woken at any time---> Divert --queue failed--> Divert ...
+                                                        |                        |
+                                      none can be used, or the secondary is lost |
+                                                        v                        v
+                               Divert <--its turn-- WaitForSecondary --time over--> Raise
 
 Pure: the shell performs the last of the returned steps and reports how it ended; success ends the
 call. A call reads the entity's `EntityFailover` and its sender's choice of backlog queues, both
-shared, and writes neither. A failed attempt is first reported to the entity, then here, so that a
-failover it causes is seen at once.
+shared, and writes neither. A failed attempt is first reported to the entity, or to the secondary,
+then here, so that a failover or a loss that it causes is seen at once.
 
 The call ends in exactly one of: success on the primary, success in a backlog queue, `Raise`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -23,6 +27,7 @@ from twinbus.errors import error_text
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import EntityState, Route
+from twinbus.pairing.core.secondary import DivertFault, jittered
 
 
 class EntityView(Protocol):
@@ -48,6 +53,19 @@ class BacklogChoice(Protocol):
     def choose(self, now: float, tried: Collection[str]) -> str | None:
         """The queue to use, none of `tried`; None: none is left."""
 
+    def resting(self, now: float, tried: Collection[str]) -> str | None:
+        """A pulled queue that a waiting call may try, none of `tried`; None: there is none."""
+
+    def may_return(self, tried: Collection[str]) -> bool:
+        """Whether a queue may return that is none of `tried`, so that a call waits for it."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the secondary namespace cannot be reached, so that calls take turns."""
+
+    def is_turn(self, now: float) -> bool:
+        """Whether a waiting call may make an attempt now."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -68,10 +86,20 @@ class RetryPolicy:
         )
 
 
-def backoff_s(policy: RetryPolicy, retry: int) -> float:
-    """Time to wait before retry number `retry` (the first is 1), by the SDK's own formula."""
+def backoff_s(policy: RetryPolicy, retry: int, jitter: float = 0.0) -> float:
+    """Time to wait before retry number `retry` (the first is 1), by the SDK's own formula.
+
+    `jitter`, from 0 to 1, makes it shorter by chance.
+    """
     # Past 2**63 every factor except 0 has reached its maximum; 2.0**1000 would overflow.
-    return min(policy.backoff_max_s, policy.backoff_factor_s * 2.0 ** min(retry, 63))
+    wait_s = min(policy.backoff_max_s, policy.backoff_factor_s * 2.0 ** min(retry, 63))
+    return jittered(wait_s, jitter)
+
+
+def call_limit_s(policy: RetryPolicy) -> float:
+    """The longest time of a call without a timeout: its attempts, back-offs, and one divert."""
+    backoffs_s = sum(backoff_s(policy, retry) for retry in range(1, policy.total + 1))
+    return (policy.total + 2) * policy.attempt_timeout_s + backoffs_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +117,12 @@ class DivertFailed:
 
     error: BaseException
     meaning: FailureMeaning
-    timed_out: bool = False
-    """No answer came within the timeout, as opposed to a refusal or a broken connection."""
-    answers_others: bool = False
-    """The queue stored a message of another call after this attempt had begun."""
+    fault: DivertFault = DivertFault.QUEUE
 
 
 @dataclass(frozen=True, slots=True)
 class WaitEnded:
-    """A `WaitForRetry` ended: by its time, or because the entity changed its state."""
+    """A wait ended: by its time, by its turn, or because the entity changed its state."""
 
 
 Event = PrimaryFailed | DivertFailed | WaitEnded
@@ -123,6 +148,15 @@ class DivertTo:
 
     queue: str
     timeout_s: float
+    is_turn: bool = False
+    """The attempt is made for all calls that wait for the secondary."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForSecondary:
+    """Wait for a turn, for a queue, or for a change of the entity, at most until this time."""
+
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +185,16 @@ class Raise:
     error: BaseException | None = None
 
 
-Step = TryPrimary | WaitForRetry | DivertTo | PullQueue | Raise
+Step = TryPrimary | WaitForRetry | DivertTo | WaitForSecondary | PullQueue | Raise
 
 
 class SendCall:
     """The decisions of one call of `send_messages`."""
 
     __slots__ = (
-        "_backlog", "_cut_short", "_deadline", "_entity", "_policy", "_queue", "_queue_retries",
-        "_recoveries", "_retries", "_retry_at", "_tried", "diverting", "primary_error",
-        "queue_errors",
+        "_backlog", "_entity", "_failed", "_has_turn", "_is_patient", "_jitter", "_policy",
+        "_queue", "_queue_retries", "_recoveries", "_retries", "_retry_at", "_tried", "diverting",
+        "ends_at", "primary_error", "queue_errors",
     )  # fmt: skip
 
     def __init__(
@@ -169,21 +203,32 @@ class SendCall:
         backlog: BacklogChoice,
         policy: RetryPolicy,
         *,
-        deadline: float | None = None,
+        ends_at: float,
+        is_patient: bool,
+        jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """The call must end by `deadline`; None: only its retries bound it, as in the SDK."""
+        """`is_patient`: the caller gave a timeout, so the call waits for a failover within it.
+
+        `jitter` returns a random number from 0 to 1.
+        """
         self._entity = entity
         self._backlog = backlog
         self._policy = policy
-        self._deadline = deadline
+        self._is_patient = is_patient
+        self._jitter = jitter
+        self.ends_at = ends_at
+        """When the call must have ended."""
         self._retries = 0
         self._recoveries = 0
         self._retry_at: float | None = None
         """End of the back-off; None while waiting: the call waits for the failover only."""
         self._queue = ""
         self._queue_retries = 0
-        self._cut_short = False
+        self._has_turn = False
         self._tried: set[str] = set()
+        """Queues that do not take this call's message."""
+        self._failed: set[str] = set()
+        """Queues that failed since the call last waited: the others come first."""
         self.diverting = False
         """Whether the last attempt was one on the backlog."""
         self.primary_error: BaseException | None = None
@@ -231,8 +276,8 @@ class SendCall:
             return [Raise(CallEnding.PRIMARY, event.error)]
         if self._route() is not Route.PRIMARY:
             return self._try_again(now)
-        retry_at = now + backoff_s(self._policy, self._retries + 1)
-        if self._retries < self._policy.total and self._is_in_time(retry_at):
+        retry_at = now + self._backoff_s(self._retries + 1)
+        if self._retries < self._policy.total and retry_at < self.ends_at:
             self._retries += 1
             self._retry_at = retry_at
             return [WaitForRetry(retry_at)]
@@ -241,11 +286,11 @@ class SendCall:
     def _wait_for_failover(self, error: BaseException | None) -> Step:
         """No retry is left: wait for the failover if it comes before the deadline, else raise."""
         failover_at = self._entity.failover_at
-        if failover_at is None or self._deadline is None or not self._backlog.protected:
+        if failover_at is None or not self._is_patient or not self._backlog.protected:
             return Raise(CallEnding.PRIMARY, error)
-        if failover_at >= self._deadline:
+        if failover_at >= self.ends_at:
             return Raise(CallEnding.PRIMARY, error)
-        return WaitForRetry(self._deadline)
+        return WaitForRetry(self.ends_at)
 
     def _wait_ended(self, now: float) -> list[Step]:
         if self._is_over(now):
@@ -255,6 +300,10 @@ class SendCall:
             return self._try_again(now)
         if self._retry_at is not None:
             return self._try_again(now) if now >= self._retry_at else [WaitForRetry(self._retry_at)]
+        if self.diverting:
+            if not self._backlog.is_lost:
+                self._failed.clear()
+            return self._try_again(now)
         # The call waited for the failover, and a success of another call healed the entity: worth
         # one more attempt. They are counted, so a flapping entity cannot keep a call for ever.
         if self._entity.state is EntityState.HEALTHY and self._recoveries < self._policy.total:
@@ -264,13 +313,29 @@ class SendCall:
 
     def _divert(self, now: float) -> Step:
         self.diverting = True
-        queue = self._backlog.choose(now, self._tried)
+        queue, needs_turn = self._next_queue(now)
         if queue is None:
+            self._failed.clear()
+            self._has_turn = False
+            if self._backlog.may_return(self._tried):
+                return WaitForSecondary(self.ends_at)
             return Raise(CallEnding.BACKLOG, self.primary_error)
+        if needs_turn and not self._has_turn and not self._backlog.is_turn(now):
+            return WaitForSecondary(self.ends_at)
+        self._has_turn = needs_turn
         self._queue = queue
-        timeout_s = self._attempt_timeout_s(now)
-        self._cut_short = timeout_s < self._policy.attempt_timeout_s
-        return DivertTo(queue, timeout_s)
+        return DivertTo(queue, self._attempt_timeout_s(now), needs_turn)
+
+    def _next_queue(self, now: float) -> tuple[str | None, bool]:
+        """The queue of the next attempt, and whether that needs the turn."""
+        backlog, without = self._backlog, self._tried | self._failed
+        queue = backlog.choose(now, without)
+        if queue is None and backlog.is_lost:
+            # What failed was the namespace, so each queue is worth another attempt.
+            queue = backlog.choose(now, self._tried)
+        if queue is not None:
+            return queue, backlog.is_lost
+        return backlog.resting(now, without), True
 
     def _divert_failed(self, event: DivertFailed, now: float) -> list[Step]:
         queue = self._queue
@@ -278,26 +343,31 @@ class SendCall:
         # SPEC 3: neither an error about the message nor a short timeout pulls a queue.
         if event.meaning is FailureMeaning.MESSAGE:
             return [Raise(CallEnding.MESSAGE, event.error)]
-        if event.timed_out and self._cut_short:
-            return [Raise(CallEnding.BACKLOG, self.primary_error)]
-        if event.timed_out and event.answers_others:
-            # This machine or the network is slow, not the queue. Pulling for that would remove one
-            # queue after the other just when load is highest.
-            if self._queue_retries >= self._policy.total:
-                self._tried.add(queue)
-            self._queue_retries += 1
-            return self._try_again(now)
+        match event.fault:
+            case DivertFault.CALLER:
+                return [Raise(CallEnding.BACKLOG, self.primary_error)]
+            case DivertFault.NAMESPACE:
+                self._has_turn = False
+                self._failed.add(queue)
+                return self._try_again(now)
+            case DivertFault.ATTEMPT:
+                # This machine or the network is slow, not the queue. Pulling for that would remove
+                # one queue after the other just when load is highest.
+                if self._queue_retries >= self._policy.total:
+                    self._tried.add(queue)
+                self._queue_retries += 1
+                return self._try_again(now)
         if event.meaning is FailureMeaning.BUSY and self._queue_retries < self._policy.total:
-            retry_at = now + backoff_s(self._policy, self._queue_retries + 1)
-            if self._is_in_time(retry_at):
+            retry_at = now + self._backoff_s(self._queue_retries + 1)
+            if retry_at < self.ends_at:
                 self._queue_retries += 1
                 self._retry_at = retry_at
                 return [WaitForRetry(retry_at)]
-        self._tried.add(queue)
-        onward = self._try_again(now)
-        if event.meaning.pulls_queue:
-            return [PullQueue(queue, error_text(event.error)), *onward]
-        return onward
+        if not event.meaning.pulls_queue:
+            self._tried.add(queue)
+            return self._try_again(now)
+        self._failed.add(queue)
+        return [PullQueue(queue, error_text(event.error)), *self._try_again(now)]
 
     def _give_up(self) -> Step:
         if self.diverting:
@@ -313,12 +383,10 @@ class SendCall:
         return route
 
     def _attempt_timeout_s(self, now: float) -> float:
-        if self._deadline is None:
-            return self._policy.attempt_timeout_s
-        return min(self._policy.attempt_timeout_s, self._deadline - now)
+        return min(self._policy.attempt_timeout_s, self.ends_at - now)
+
+    def _backoff_s(self, retry: int) -> float:
+        return backoff_s(self._policy, retry, self._jitter())
 
     def _is_over(self, now: float) -> bool:
-        return self._deadline is not None and now >= self._deadline
-
-    def _is_in_time(self, moment: float) -> bool:
-        return self._deadline is None or moment < self._deadline
+        return now >= self.ends_at

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
+from twinbus.pairing.core.secondary import SecondaryHealth, jittered
+
 MARK: Final = "x-servicebus-transfer"
 """The middle of every backlog queue's path, as the retired .NET library named them."""
 
@@ -124,10 +126,9 @@ DANGERS: Final = {
 class _QueueUse:
     """One backlog queue in the rotation."""
 
-    __slots__ = ("answered_at", "pulled_until", "pulls", "reason")
+    __slots__ = ("pulled_until", "pulls", "reason")
 
     def __init__(self) -> None:
-        self.answered_at: float | None = None
         self.pulled_until: float | None = None
         self.pulls = 0
         self.reason = ""
@@ -136,9 +137,11 @@ class _QueueUse:
 class Rotation:
     """The backlog queues in use; all senders of a pair share what each learns."""
 
-    __slots__ = ("_left_out", "_queues")
+    __slots__ = ("_left_out", "_queues", "secondary")
 
     def __init__(self, queues: Iterable[str] = ()) -> None:
+        self.secondary = SecondaryHealth()
+        """The namespace that has these queues."""
         self._queues: dict[str, _QueueUse] = {queue: _QueueUse() for queue in queues}
         self._left_out: dict[str, str] = {}
 
@@ -165,8 +168,11 @@ class Rotation:
         self._queues.pop(queue, None)
         self._left_out[queue] = reason
 
-    def pull(self, queue: str, reason: str, now: float) -> float | None:
-        """Pull a queue that failed; return the time of its return, None if it is left out."""
+    def pull(self, queue: str, reason: str, now: float, jitter: float = 0.0) -> float | None:
+        """Pull a queue that failed; return the time of its return, None if it is left out.
+
+        `jitter`, from 0 to 1, makes the rest shorter by chance.
+        """
         use = self._queues.get(queue)
         if use is None:
             return None
@@ -174,26 +180,15 @@ class Rotation:
         if use.pulled_until is None or now >= use.pulled_until:
             rest_s = min(FIRST_PULL_S * 2.0 ** min(use.pulls, 32), LONGEST_PULL_S)
             use.pulls += 1
-            use.pulled_until = now + rest_s
+            use.pulled_until = now + jittered(rest_s, jitter)
             use.reason = reason
         return use.pulled_until
 
-    def succeeded(self, queue: str, now: float | None = None) -> None:
+    def succeeded(self, queue: str) -> None:
         """The queue stored a message: it returns, and its next failure counts as the first."""
         use = self._queues.get(queue)
-        if use is None:
-            return
-        if use.pulls:
-            use = self._queues[queue] = _QueueUse()
-        use.answered_at = now
-
-    def has_answered(self, queue: str, since: float) -> bool:
-        """Whether the queue stored a message after that time.
-
-        Then an attempt that began at that time and timed out is no evidence against the queue.
-        """
-        use = self._queues.get(queue)
-        return use is not None and use.answered_at is not None and use.answered_at > since
+        if use is not None and use.pulls:
+            self._queues[queue] = _QueueUse()
 
     def is_in(self, queue: str, now: float) -> bool:
         """Whether a sender may use the queue now; a pulled one returns by time alone."""
@@ -217,13 +212,21 @@ class Rotation:
             if use.pulled_until is not None and now < use.pulled_until
         }
 
+    def resting(self, now: float, without: Collection[str] = ()) -> list[str]:
+        """The queues that are pulled now."""
+        return [q for q in self._queues if q not in without and not self.is_in(q, now)]
+
     def absences(self, now: float) -> dict[str, str]:
         """Every queue that is not in use now, and why, for errors."""
         pulled = {
             queue: f"{reason} (back in {rest_s:.0f} s)"
             for queue, (reason, rest_s) in self.pulled(now).items()
         }
-        return {**self._left_out, **pulled}
+        lost: dict[str, str] = {}
+        if self.secondary.is_lost:
+            why = f"the secondary cannot be reached: {self.secondary.reason}"
+            lost = dict.fromkeys(self._queues, why)
+        return {**lost, **self._left_out, **pulled}
 
 
 class KeptChoice:
@@ -246,6 +249,22 @@ class KeptChoice:
             candidates = self._rotation.available(now, tried)
             self.kept = self._pick(candidates) if candidates else None
         return self.kept
+
+    def resting(self, now: float, tried: Collection[str] = ()) -> str | None:
+        """A pulled queue to try when none can be used."""
+        candidates = self._rotation.resting(now, tried)
+        return self._pick(candidates) if candidates else None
+
+    def may_return(self, tried: Collection[str] = ()) -> bool:
+        """Whether it is worth waiting: a queue may return that was not tried."""
+        return any(queue not in tried for queue in self._rotation.queues)
+
+    @property
+    def is_lost(self) -> bool:
+        return self._rotation.secondary.is_lost
+
+    def is_turn(self, now: float) -> bool:
+        return self._rotation.secondary.is_turn(now)
 
 
 def session_queue(paths: Sequence[str], entity_path: str, session_id: str) -> str:

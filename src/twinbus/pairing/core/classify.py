@@ -239,6 +239,14 @@ def _known_name(error: BaseException) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in TABLE)
 
 
+def is_answer(error: BaseException) -> bool:
+    """Whether a failure is an answer of the entity, not silence or a broken connection."""
+    meaning = meaning_of(error)
+    if meaning is UNREACHABLE:
+        return _condition_of(error) == "amqp:internal-error"
+    return meaning is not OTHER
+
+
 def _condition_of(error: BaseException) -> str:
     """The AMQP condition that the SDK keeps on its errors as text, bytes or an enum of bytes."""
     condition = getattr(error, "_condition", None)

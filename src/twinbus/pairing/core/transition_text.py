@@ -35,9 +35,11 @@ def consequence_of(
             return ""
     if not rotation.protected:
         return ", and there is no backlog queue: sends still go to the primary"
+    if rotation.secondary.is_lost:
+        return ", and the secondary cannot be reached: sends wait for it"
     queues = rotation.available(now)
     if not queues:
-        return ", and every backlog queue is pulled: sends raise"
+        return ", and every backlog queue is pulled: sends wait for one"
     return f", diverting to {short_queue_list(queues)}"
 
 

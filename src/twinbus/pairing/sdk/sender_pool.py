@@ -56,6 +56,23 @@ REUSABLE_AFTER: Final = frozenset(
 """Failures after which a sender can be used again: the service answered, and the link is up."""
 
 
+class OpeningFailed(Exception):
+    """The link that a call waited for could not be opened: its own would fail in the same way."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+    def own_error(self) -> Exception:
+        """A copy of the error for one call: each raised error has ids of its own."""
+        error = self.error
+        own: Exception = type(error).__new__(type(error), *error.args)
+        own.args = error.args
+        own.__dict__.update(error.__dict__)
+        own.__cause__ = error
+        return own
+
+
 class SenderPool:
     """The SDK senders of one entity: `take` one, then `attempt` a call with it."""
 
@@ -209,7 +226,10 @@ class SenderPool:
             is_cancelled or pooled.deadline < pooled.opening_until
         )
         if meaning is FailureMeaning.UNREACHABLE and not is_cut_short:
+            self._share_failure(pooled, error)
             self.invalidate()
+        elif timed_out and not is_cancelled and not is_cut_short:
+            self._share_failure(pooled, TimeoutError())
         if meaning in REUSABLE_AFTER and pooled.is_open:
             self.give_back(pooled)
         elif is_cut_short and not self.closed:
@@ -246,12 +266,26 @@ class SenderPool:
             pooled.end_opening()
         except Exception as error:  # noqa: BLE001  # the entity is told, or the next call finds out
             log.debug("a sender did not open: %r", error)
+            self._share_failure(pooled, error)
             self._discard(pooled)
             if pooled.is_wanted and self.on_open_failed is not None:
                 self.on_open_failed(error)
         else:
             self._opened(pooled)
             self.give_back(pooled)
+
+    def _share_failure(self, pooled: PooledSender, error: BaseException) -> None:
+        """Tell all calls that wait that the link did not open, unless another link is open.
+
+        Otherwise each would find out by itself, two at a time, after an attempt of its own.
+        """
+        if pooled.is_open or not isinstance(error, Exception):
+            return
+        if any(other.is_open and other.epoch == self._epoch for other in self._leased):
+            return
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(OpeningFailed(error))
 
     def _opened(self, pooled: PooledSender) -> None:
         if self._waiters:
@@ -287,14 +321,19 @@ class SenderPool:
         self._idle.clear()
 
     async def wait(self, until: float | None) -> None:
-        """Return when it is worth calling `take` or checking the route again."""
+        """Return when it is worth calling `take` or checking the route again.
+
+        OpeningFailed: a link was being opened meanwhile, and that failed.
+        """
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append(waiter)
         try:
             timeout_s = None if until is None else max(0.0, until - self._loop.time())
-            await asyncio.wait({waiter}, timeout=timeout_s)
+            done, _ = await asyncio.wait({waiter}, timeout=timeout_s)
+            if done:
+                waiter.result()
         except asyncio.CancelledError:
-            if waiter.done():
+            if waiter.done() and waiter.exception() is None:
                 # This call was woken for a free sender; the next one must not sleep beside it.
                 self.wake_one()
             raise

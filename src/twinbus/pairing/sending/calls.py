@@ -27,11 +27,17 @@ from twinbus.pairing.core.attempts import (
     TryPrimary,
     WaitEnded,
     WaitForRetry,
+    WaitForSecondary,
 )
 from twinbus.pairing.core.classify import meaning_of, refused_token
 from twinbus.pairing.core.events import SendFailed
 from twinbus.pairing.sdk.pooled_sender import PooledSender
-from twinbus.pairing.sdk.sender_pool import OpeningCutShort, SenderPool, was_carried_out
+from twinbus.pairing.sdk.sender_pool import (
+    OpeningCutShort,
+    OpeningFailed,
+    SenderPool,
+    was_carried_out,
+)
 
 if TYPE_CHECKING:
     from twinbus.pairing.sending.session_routing import SessionRouting
@@ -63,12 +69,33 @@ class PairedCall:
         view: EntityView,
         backlog: BacklogChoice,
         deadline: float | None,
+        ends_at: float | None = None,
     ) -> None:
-        """`view` is the entity and `backlog` the backlog as this call's messages see them."""
+        """`view` is the entity and `backlog` the backlog as this call's messages see them.
+
+        `deadline` is the end of the caller's timeout. Without one the call ends at `ends_at`, or
+        after the time that the options allow.
+        """
         self.target, self.view, self.deadline = target, view, deadline
         self.state, self.entity, self.pool = target.state, target.entity, target.pool
-        self.loop = target.state.loop
-        self.decisions = SendCall(view, backlog, target.state.policy, deadline=deadline)
+        self.loop = self.state.loop
+        if deadline is not None:
+            ends_at = deadline
+        elif ends_at is None:
+            ends_at = self.loop.time() + self.state.call_limit_s
+        self.decisions = SendCall(
+            view,
+            backlog,
+            self.state.policy,
+            ends_at=ends_at,
+            is_patient=deadline is not None,
+            jitter=self.state.jitter,
+        )
+
+    @property
+    def ends_at(self) -> float:
+        """When the call must have ended."""
+        return self.decisions.ends_at
 
     async def run(self) -> Any:
         """Return the SDK's answer on the primary or None from the backlog, or raise an error."""
@@ -79,6 +106,8 @@ class PairedCall:
         if not isinstance(failed, Exception):
             self.record(began, failed)
             raise failed
+        if self.deadline is None:
+            self.decisions.ends_at = began + self.state.call_limit_s
         return await self._perform(self._primary_failed(failed, began, timeout_s))
 
     async def _perform(self, steps: list[Step]) -> Any:
@@ -91,10 +120,13 @@ class PairedCall:
                 match steps[-1]:
                     case TryPrimary(timeout_s):
                         done, result = await self._try_primary(timeout_s)
-                    case DivertTo(queue, timeout_s):
-                        done, result = await self.divert(queue, timeout_s)
+                    case DivertTo() as step:
+                        done, result = await self.divert(step)
                     case WaitForRetry(until):
                         await self.entity.changes(until)
+                        done, result = False, self.wait_ended()
+                    case WaitForSecondary(until):
+                        await self.state.waiting.wait(self.entity, until)
                         done, result = False, self.wait_ended()
                     case Raise() as step:
                         raise self._error(step)
@@ -109,7 +141,11 @@ class PairedCall:
             raise
 
     async def _try_primary(self, timeout_s: float) -> CallResult:
-        pooled = self.pool.take() or await self.lease(self.pool)
+        began = self.loop.time()
+        try:
+            pooled = self.pool.take() or await self.lease(self.pool)
+        except OpeningFailed as shared:
+            return False, self._primary_failed(shared.own_error(), began, timeout_s)
         if pooled is None:
             return False, self.wait_ended()
         began = self.loop.time()
@@ -142,17 +178,20 @@ class PairedCall:
 
     def time_left_s(self, timeout_s: float, now: float) -> float:
         """The bound of an attempt that begins now: waiting for a sender may have taken time."""
-        return timeout_s if self.deadline is None else min(timeout_s, self.deadline - now)
+        return min(timeout_s, self.ends_at - now)
 
     async def lease(
         self, pool: SenderPool, is_usable: Callable[[], bool] = lambda: True
     ) -> PooledSender | None:
-        """Wait for a free sender; None: the time is over, or the call must go elsewhere."""
+        """Wait for a free sender; None: the time is over, or the call must go elsewhere.
+
+        OpeningFailed: the link that this call waited for could not be opened.
+        """
         while self.decisions.stays and is_usable() and not self._is_over():
             pooled = pool.take()
             if pooled is not None:
                 return pooled
-            await pool.wait(self.deadline)
+            await pool.wait(self.ends_at)
             self.state.require_open()
             if pool.closed and pool is self.pool:
                 raise ValueError(f"the sender to {self.entity.path} was closed; get a new one")
@@ -160,13 +199,13 @@ class PairedCall:
         return None
 
     def _is_over(self) -> bool:
-        return self.deadline is not None and self.loop.time() >= self.deadline
+        return self.loop.time() >= self.ends_at
 
     def wait_ended(self) -> list[Step]:
         """The next steps after a wait."""
         return self.decisions.handle(WaitEnded(), self.loop.time())
 
-    async def divert(self, queue: str, timeout_s: float) -> CallResult:
+    async def divert(self, step: DivertTo) -> CallResult:
         """Make one attempt on a backlog queue."""
         raise NotImplementedError
 

@@ -46,9 +46,10 @@ class PairedClient:
         recorder: Recorder,
         *,
         pick: Callable[[Sequence[str]], str] = random.choice,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Belongs to the running event loop."""
-        self.state = SharedState(primary, secondary, options, recorder, pick=pick)
+        """Belongs to the running event loop; `pick` and `jitter` are its sources of chance."""
+        self.state = SharedState(primary, secondary, options, recorder, pick=pick, jitter=jitter)
         self._primary_sdk = primary.bounded_client(options.attempt_timeout_s)
         self._pinger = Pinger(self.state, self._primary_sdk)
         self._senders: set[PairedSender] = set()

@@ -59,5 +59,18 @@ class _NoBacklog:
     def protected(self) -> bool:
         return self._backlog.protected
 
+    is_lost = False
+
     def choose(self, now: float, tried: object) -> None:
         """None, always."""
+
+    def resting(self, now: float, tried: object) -> None:
+        """None, always."""
+
+    def may_return(self, tried: object) -> bool:
+        """False: the call raises at once."""
+        return False
+
+    def is_turn(self, now: float) -> bool:
+        """False: the call takes no turn."""
+        return False

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError
 
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, PartialDivertError
-from twinbus.pairing.core.attempts import DivertFailed, Step
+from twinbus.pairing.core.attempts import DivertFailed, DivertTo, Step
 from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.events import Route
+from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.core.session_order import Diversion
 from twinbus.pairing.sdk.guards import flaws
-from twinbus.pairing.sdk.sender_pool import was_carried_out
+from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
 from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, translated, with_ids
 from twinbus.pairing.sending.recording import outcome_of
 from twinbus.pairing.sending.session_routing import SPLIT
@@ -27,19 +28,25 @@ if TYPE_CHECKING:
 class SendingCall(PairedCall):
     """One call of `send_messages`."""
 
-    def __init__(self, target: SendTarget, outgoing: Outgoing, deadline: float | None) -> None:
+    def __init__(
+        self,
+        target: SendTarget,
+        outgoing: Outgoing,
+        deadline: float | None,
+        ends_at: float | None = None,
+    ) -> None:
         if target.sessions is None:
             self._sessions = None
-            super().__init__(target, target.entity.failover, target.backlog, deadline)
+            super().__init__(target, target.entity.failover, target.backlog, deadline, ends_at)
         else:
             self._sessions = sessions = target.sessions.of(outgoing, target.backlog)
-            super().__init__(target, sessions, sessions, deadline)
+            super().__init__(target, sessions, sessions, deadline, ends_at)
         self.outgoing = outgoing
 
     async def run(self) -> None:
         """Return when the messages are stored, or raise an error."""
         if self._sessions is not None:
-            await self._sessions.wait_until_free(self.deadline)
+            await self._sessions.wait_until_free(self.ends_at)
         await super().run()
 
     @property
@@ -75,18 +82,28 @@ class SendingCall(PairedCall):
             for flaw in self.entity.could_not_divert(found):
                 self.state.warn_of(self.entity.path, flaw)
 
-    async def divert(self, queue: str, timeout_s: float) -> CallResult:
-        if queue is SPLIT:
+    async def divert(self, step: DivertTo) -> CallResult:
+        if step.queue is SPLIT:
             await self._send_parts(self.outgoing.parts())
             return True, None
-        sessions = self._sessions
+        if not step.is_turn:
+            return await self._divert_in_order(step)
+        self.state.begin_turn(step.timeout_s)
+        try:
+            return await self._divert_in_order(step)
+        finally:
+            self.state.end_turn()
+
+    async def _divert_in_order(self, step: DivertTo) -> CallResult:
+        """Divert; under strict order report the session's divert too."""
+        sessions, queue = self._sessions, step.queue
         if sessions is None or sessions.key is None:
-            return await self._divert(queue, timeout_s)
+            return await self._divert(step)
         before = self.decisions.queue_errors.get(queue)
         sessions.begin_divert()
         ended = Diversion.DOUBTFUL
         try:
-            done, result = await self._divert(queue, timeout_s)
+            done, result = await self._divert(step)
             error = self.decisions.queue_errors.get(queue)
             if done:
                 ended = Diversion.STORED
@@ -100,17 +117,21 @@ class SendingCall(PairedCall):
             sessions.end_divert(ended)
         return done, result
 
-    async def _divert(self, queue: str, timeout_s: float) -> CallResult:
+    async def _divert(self, step: DivertTo) -> CallResult:
+        queue, began = step.queue, self.loop.time()
         # Before a sender is leased: only the application can repair a message with a flaw.
         copies = self._copies_for(queue)
         pool = self.state.backlog_pool(queue)
-        pooled = pool.take() or await self.lease(pool, lambda: self.state.is_in_use(queue))
+        try:
+            pooled = pool.take() or await self.lease(pool, lambda: self._is_usable(step))
+        except OpeningFailed as shared:
+            return False, self._divert_failed(queue, shared.own_error(), began, step.timeout_s)
         if pooled is None:
             return False, self._without_sender(queue)
         if self.state.tracing is not None:
             self.state.tracing.diverting(queue, copies)
         began = self.loop.time()
-        timeout_s = self.time_left_s(timeout_s, began)
+        timeout_s = self.time_left_s(step.timeout_s, began)
         try:
             await pool.attempt(pooled, lambda sdk: sdk.send_messages(copies), timeout_s)
         except asyncio.CancelledError as cancelled:
@@ -120,20 +141,13 @@ class SendingCall(PairedCall):
                 self.record(began, cancelled, queue)
             raise
         except Exception as caught:  # noqa: BLE001  # every failure is judged, then raised or not
-            error = translated(caught, queue, timeout_s)
-            self.record(began, error, queue)
-            if self.state.tracing is not None:
-                self.state.tracing.failed(queue, error, diverting=True)
-            if isinstance(error, MessageSizeExceededError):
-                # The link has reported its limit by now, so this can name the message at fault.
+            if isinstance(caught, MessageSizeExceededError) and len(self.outgoing) > 1:
+                # A batch that is too large with its aliases goes as two (SPEC 3, Batches).
+                self._record_failure(queue, caught, began)
                 self._copies_for(queue)
-                if len(self.outgoing) > 1:
-                    # A batch that is too large with its aliases goes as two (SPEC 3, Batches).
-                    await self._send_parts(self.outgoing.halves())
-                    return True, None
-            timed_out = isinstance(error, OperationTimeoutError)
-            answers_others = self.state.rotation.has_answered(queue, since=began)
-            return False, self._divert_failed(error, timed_out, answers_others)
+                await self._send_parts(self.outgoing.halves())
+                return True, None
+            return False, self._divert_failed(queue, caught, began, timeout_s)
         self._diverted(queue, began)
         return True, None
 
@@ -152,25 +166,45 @@ class SendingCall(PairedCall):
         self.entity.diverted += len(self.outgoing)
 
     def _without_sender(self, queue: str) -> list[Step]:
-        """No attempt was made: time is over, the entity is back, or the queue was pulled."""
-        reason = self.state.rotation.absences(self.loop.time()).get(queue)
-        if reason is None or not self.decisions.stays:
+        """No attempt was made: time is over, the entity is back, or the queue cannot be used."""
+        if self.state.is_in_use(queue) or not self.decisions.stays:
             return self.wait_ended()
+        reason = self.state.rotation.absences(self.loop.time()).get(queue)
         error = OperationTimeoutError(message=f"{queue} was pulled meanwhile: {reason}")
-        return self._divert_failed(error)
+        event = DivertFailed(error, meaning_of(error), DivertFault.QUEUE)
+        return self.decisions.handle(event, self.loop.time())
+
+    def _is_usable(self, step: DivertTo) -> bool:
+        """Whether to go on waiting for a sender to the queue of this step."""
+        state = self.state
+        return step.is_turn or (
+            state.is_in_use(step.queue) and not state.rotation.secondary.is_lost
+        )
 
     def _divert_failed(
-        self, error: BaseException, timed_out: bool = False, answers_others: bool = False
+        self, queue: str, caught: Exception, began: float, timeout_s: float
     ) -> list[Step]:
-        event = DivertFailed(error, meaning_of(error), timed_out, answers_others)
+        """Report a failed divert to ledger and secondary; return the next steps."""
+        error = self._record_failure(queue, translated(caught, queue, timeout_s), began)
+        if isinstance(error, MessageSizeExceededError):
+            # The link has reported its limit by now, so this can name the message at fault.
+            self._copies_for(queue)
+        fault = self.state.divert_failed(queue, error, began, timeout_s)
+        event = DivertFailed(error, meaning_of(error), fault)
         return self.decisions.handle(event, self.loop.time())
+
+    def _record_failure(self, queue: str, error: Exception, began: float) -> Exception:
+        self.record(began, error, queue)
+        if self.state.tracing is not None:
+            self.state.tracing.failed(queue, error, diverting=True)
+        return error
 
     async def _send_parts(self, parts: Sequence[Outgoing]) -> None:
         """Send the messages part by part, in order; after a failure the rest is not tried."""
         ids = [part.ids for part in parts]
         for number, part in enumerate(parts):
             try:
-                await SendingCall(self.target, part, self.deadline).run()
+                await SendingCall(self.target, part, self.deadline, self.ends_at).run()
             except PartialDivertError as error:
                 raise self._partial(ids, number, error.stored_ids, error.not_stored_ids) from error
             except Exception as error:

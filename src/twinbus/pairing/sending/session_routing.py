@@ -90,13 +90,29 @@ class CallSessions:
         queue = self._order.queue_of(self.key)
         return queue if queue not in tried and self._rotation.is_in(queue, now) else None
 
-    async def wait_until_free(self, deadline: float | None) -> None:
+    def resting(self, now: float, tried: Collection[str]) -> str | None:
+        """Any pulled queue for messages without a session; a session uses no other queue."""
+        return self._backlog.resting(now, tried) if self.key is None else None
+
+    def may_return(self, tried: Collection[str]) -> bool:
+        """A session does not wait for its queue: the queue's failure is raised (SPEC 3)."""
+        return self.key is None and self._backlog.may_return(tried)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the secondary is lost; a call of several sessions is split first."""
+        return len(self._keys) == 1 and self._backlog.is_lost
+
+    def is_turn(self, now: float) -> bool:
+        return self._backlog.is_turn(now)
+
+    async def wait_until_free(self, ends_at: float) -> None:
         """Wait a moment for the session to return to the primary where that is near."""
         now = self._scan.now
         is_back = self._failover.route is Route.PRIMARY
         if self.key is not None and is_back and self._order.worth_waiting(self.key, now):
-            left_s = FREE_WAIT_S if deadline is None else (deadline - now) / 2
-            await self._scan.wait_until_free(self.key, now + min(FREE_WAIT_S, left_s))
+            wait_s = min(FREE_WAIT_S, (ends_at - now) / 2)
+            await self._scan.wait_until_free(self.key, now + wait_s)
 
     def begin_divert(self) -> None:
         """A divert of the one session begins: from now on it is bound."""

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from twinbus.errors import BacklogGuardError, PairClosedError, PairingError
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from twinbus.errors import BacklogGuardError, PairClosedError, PairingError, error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions, Verdict
 from twinbus.pairing.core.announcements import (
@@ -23,10 +25,11 @@ from twinbus.pairing.core.announcements import (
     GuardWarned,
     ProtectionChanged,
 )
-from twinbus.pairing.core.attempts import BacklogChoice, RetryPolicy
+from twinbus.pairing.core.attempts import BacklogChoice, RetryPolicy, call_limit_s
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
-from twinbus.pairing.core.classify import judge
+from twinbus.pairing.core.classify import is_answer, judge, meaning_of
 from twinbus.pairing.core.counters import PairCounters
+from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.observing.listeners import Listeners
 from twinbus.pairing.observing.tracing import tracing_now
 from twinbus.pairing.sdk.guards import BacklogLimits
@@ -34,6 +37,7 @@ from twinbus.pairing.sdk.outgoing import MessageIds
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sdk.sender_pool import SenderCloser, SenderPool
 from twinbus.pairing.sdk.warming import Warming
+from twinbus.pairing.sending.waiting import WaitingCalls
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
@@ -57,13 +61,20 @@ class SharedState:
         recorder: Recorder,
         *,
         pick: Callable[[Sequence[str]], str] = random.choice,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Belongs to the running event loop. `pick` chooses a backlog queue for a sender."""
+        """Belongs to the running event loop. `pick` chooses a backlog queue for a sender.
+
+        `jitter` returns a number from 0 to 1, by which retries and pulls are spread.
+        """
         self.primary, self.secondary = primary, secondary
         self.options = options
         self.recorder = recorder
         self.policy = RetryPolicy.of(options)
+        self.call_limit_s = call_limit_s(self.policy)
+        """The bound of a call without a timeout."""
         self.rotation = Rotation()
+        self.waiting = WaitingCalls(self.rotation.secondary)
         self.paths = backlog_paths(primary.label, options.backlog_queue_count)
         # Without the right to read their descriptions, the queues may detect duplicates (SPEC 4).
         self.message_ids = MessageIds(own_in_backlog=not options.create_backlog_queues)
@@ -84,6 +95,7 @@ class SharedState:
         """For each pulled queue, the timer that announces its return."""
         self._was_protected = False
         self._pick = pick
+        self.jitter = jitter
         self._has_complained = False
 
     @property
@@ -148,7 +160,7 @@ class SharedState:
         """Pull a backlog queue that failed from the rotation, for all senders."""
         now = self.now
         if self.rotation.is_in(queue, now):
-            until = self.rotation.pull(queue, reason, now)
+            until = self.rotation.pull(queue, reason, now, self.jitter())
             assert until is not None
             log.warning("%s: pulled for %.0f s (%s)", queue, until - now, reason)
             self.listeners.tell(
@@ -159,9 +171,49 @@ class SharedState:
 
     def divert_succeeded(self, queue: str) -> None:
         """A backlog queue stored a message: if it was pulled, it returns at once."""
-        self.rotation.succeeded(queue, self.now)
+        self.rotation.succeeded(queue)
         if queue in self._return_timers:
             self._announce_return(queue)
+        secondary = self.rotation.secondary
+        self._secondary_answered(secondary.is_lost, secondary.stored(queue, self.now))
+        self.waiting.wake_all()
+
+    def divert_failed(
+        self, queue: str, error: Exception, began: float, timeout_s: float
+    ) -> DivertFault:
+        """Learn from a divert that failed; return who is at fault (SPEC 3, Diverting)."""
+        secondary, now = self.rotation.secondary, self.now
+        was_lost = secondary.is_lost
+        if is_answer(error):
+            self._secondary_answered(was_lost, secondary.answered(queue, now))
+            return DivertFault.QUEUE
+        if not meaning_of(error).counts:
+            return DivertFault.QUEUE
+        timed_out = isinstance(error, OperationTimeoutError)
+        if timed_out and timeout_s < self.policy.attempt_timeout_s:
+            return DivertFault.CALLER
+        reason = error_text(error)
+        fault = secondary.no_answer(queue, reason, began=began, now=now, timed_out=timed_out)
+        if secondary.is_lost and not was_lost:
+            log.warning("%s cannot be reached (%s): sends wait", self.secondary.endpoint, reason)
+            self.wake_diverting_calls()
+        return fault
+
+    def _secondary_answered(self, was_lost: bool, silent: str | None) -> None:
+        """Log that the secondary is back; pull the one queue that is silent all the same."""
+        if was_lost:
+            log.info("%s answers again", self.secondary.endpoint)
+        if silent is not None:
+            self.pull(silent, "it did not answer, and another queue does")
+
+    def begin_turn(self, attempt_s: float) -> None:
+        """A call makes an attempt for all that wait for the secondary."""
+        self.rotation.secondary.begin_turn(self.now, attempt_s)
+
+    def end_turn(self) -> None:
+        """The attempt ended: after a pause the next call in line has the turn."""
+        self.rotation.secondary.end_turn(self.now, self.jitter())
+        self.waiting.arm()
 
     def _announce_return(self, queue: str) -> None:
         self._return_timers.pop(queue).cancel()
@@ -204,6 +256,7 @@ class SharedState:
         for timer in self._return_timers.values():
             timer.cancel()
         self._return_timers.clear()
+        self.waiting.wake_all()
         self.check_protection(reason)
         await self._warming.close()
         await self.close_pools([*self._backlog_pools.values()])

@@ -6,9 +6,12 @@ its start and then after each event that it is told of:
     down, busy, gone, off, full, barred, bad, odd   the attempt on the primary failed: unreachable,
                                                     throttled, not found, disabled, quota,
                                                     unauthorized, of the message, of no known kind
-    qdown, qlate, qbusy ...                         the same of the backlog queue; qlate: no answer
+    qdown, qbusy ...                                the same of the backlog queue; qdown: its
+                                                    connection failed, qlate: it did not answer,
+                                                    qfail: it answered with an internal error
     wake                                            a wait is over, or the entity changed
     over, heal, ok, timer, freeze, unusable         told to the entity, not to the call
+    stores0, stores1, stores2                       the backlog queue stores another call's message
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from twinbus.pairing.core.attempts import (
     Step,
     TryPrimary,
     WaitForRetry,
+    WaitForSecondary,
 )
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import Freeze, MarkHealthy, PingFailed, SendSucceeded
@@ -34,6 +38,7 @@ from twinbus.timers import TimerFired
 MEANINGS = {
     "down": FailureMeaning.UNREACHABLE,
     "late": FailureMeaning.UNREACHABLE,
+    "fail": FailureMeaning.UNREACHABLE,
     "busy": FailureMeaning.BUSY,
     "gone": FailureMeaning.NOT_FOUND,
     "off": FailureMeaning.DISABLED,
@@ -84,7 +89,9 @@ ROWS: list[tuple[str, str, dict[str, object], str, str]] = [
     (ATTEMPTS, "... waiting for the failover", {"timeout": 100, "policy": ONCE},
      "0 down, 100 wake", "try 5; wait 100; raise PRIMARY"),
     (ATTEMPTS, "... in the backlog", {"timeout": 5, "over": True},
-     "5 qdown", "divert 0 5; pull 0, raise BACKLOG"),
+     "5 qfull", "divert 0 5; pull 0, raise BACKLOG"),
+    (ATTEMPTS, "... waiting for the secondary", {"timeout": 7, "over": True},
+     "1 qdown, 2 qdown, 7 wake", "divert 0 5; turn 1 5; secondary 7; raise BACKLOG"),
     (ATTEMPTS, "... or before anything was tried", {"timeout": 2}, "2 wake",
      "try 2; raise TIMED_OUT"),
     (COUNTS, "throttling is retried", {}, "0 busy", "try 5; wait 1.6"),
@@ -99,13 +106,27 @@ ROWS: list[tuple[str, str, dict[str, object], str, str]] = [
     (COUNTS, "a late success of others brings the call back to the primary", {"over": True},
      "0 qbusy, 1 heal, 1 wake", "divert 0 5; wait 1.6; try 5"),
     (DIVERTING, "a failed-over entity is not tried", {"over": True}, "", "divert 0 5"),
-    (DIVERTING, "counting failure: pulled, another is chosen", {"over": True},
-     "1 qdown", "divert 0 5; pull 0, divert 1 5"),
+    (DIVERTING, "internal error: pulled, another is chosen", {"over": True},
+     "1 qfail", "divert 0 5; pull 0, divert 1 5"),
     (DIVERTING, "quota: pulled", {"over": True}, "1 qfull", "divert 0 5; pull 0, divert 1 5"),
     (DIVERTING, "disabled: pulled", {"over": True}, "1 qoff", "divert 0 5; pull 0, divert 1 5"),
     (DIVERTING, "not found: pulled", {"over": True}, "1 qgone", "divert 0 5; pull 0, divert 1 5"),
-    (DIVERTING, "no answer for the full time: pulled", {"over": True, "timeout": 9},
-     "5 qlate", "divert 0 5; pull 0, divert 1 4"),
+    (DIVERTING, "no answer for the full time, but another queue answered: pulled",
+     {"over": True, "timeout": 9}, "3 stores2, 5 qlate", "divert 0 5; pull 0, divert 1 4"),
+    (DIVERTING, "no answer of any: the namespace; none is pulled, one probe at a time",
+     {"over": True, "timeout": 30}, "5 qlate, 10 qlate",
+     "divert 0 5; turn 1 5; secondary 30"),
+    (DIVERTING, "a connection that fails pulls none; the call waits for its turn",
+     {"over": True, "timeout": 60}, "1 qdown, 1 qdown, 1.2 wake, 1.2 qdown, 1.4 wake",
+     "divert 0 5; turn 1 5; secondary 60; turn 2 5; secondary 60; turn 0 5"),
+    (DIVERTING, "a success of another call frees it", {"over": True, "timeout": 60},
+     "1 qdown, 1 qdown, 2 stores1, 2 wake", "divert 0 5; turn 1 5; secondary 60; divert 2 5"),
+    (DIVERTING, "an answer of any kind: the namespace is there", {"over": True, "timeout": 60},
+     "1 qdown, 2 qbarred", "divert 0 5; turn 1 5; divert 2 5"),
+    (DIVERTING, "the entity is back: a call that waits goes to the primary", {"over": True},
+     "1 qdown, 1 qdown, 2 heal, 2 wake", "divert 0 5; turn 1 5; secondary 36.2; try 5"),
+    (DIVERTING, "a connection that fails while others are answered: the same queue again",
+     {"over": True}, "1 stores1, 2 qdown", "divert 0 5; divert 0 5"),
     (DIVERTING, "an error of the message pulls none and is raised", {"over": True},
      "1 qbad", "divert 0 5; raise MESSAGE"),
     (DIVERTING, "the caller's own short time pulls none", {"over": True, "timeout": 2},
@@ -117,20 +138,23 @@ ROWS: list[tuple[str, str, dict[str, object], str, str]] = [
      "1 qbarred", "divert 0 5; divert 1 5"),
     (DIVERTING, "of no known kind there: passed over, not pulled", {"over": True},
      "1 qodd", "divert 0 5; divert 1 5"),
-    (DIVERTING, "none takes it: BacklogUnavailableError", {"over": True},
-     "1 qdown, 2 qfull, 3 qgone",
-     "divert 0 5; pull 0, divert 1 5; pull 1, divert 2 5; pull 2, raise BACKLOG"),
+    (DIVERTING, "all are pulled: the call waits, and in its turn tries each",
+     {"over": True}, "1 qgone, 2 qfull, 3 qfull, 4 wake, 4 qfull, 4 qfull, 4 qgone, 36.2 wake",
+     ("divert 0 5; pull 0, divert 1 5; pull 1, divert 2 5; pull 2, secondary 36.2;"
+      " turn 0 5; pull 0, turn 1 5; pull 1, turn 2 5; pull 2, secondary 36.2; raise BACKLOG")),
+    (DIVERTING, "none takes its message: BacklogUnavailableError at once", {"over": True},
+     "1 qbarred, 2 qodd, 3 qbarred", "divert 0 5; divert 1 5; divert 2 5; raise BACKLOG"),
     (DIVERTING, "the search goes on within the caller's timeout", {"over": True, "timeout": 6},
-     "4 qdown, 5.5 qdown", "divert 0 5; pull 0, divert 1 2; pull 1, divert 2 0.5"),
+     "4 qfull, 5.5 qgone", "divert 0 5; pull 0, divert 1 2; pull 1, divert 2 0.5"),
     (DIVERTING, "the entity came back: the call goes to the primary", {"over": True},
-     "1 heal, 2 qdown", "divert 0 5; pull 0, try 5"),
+     "1 heal, 2 qfull", "divert 0 5; pull 0, try 5"),
     (DIVERTING, "without a backlog queue sends use the primary", {"queues": (), "over": True},
      "0 down", "try 5; wait 1.6"),
     (DIVERTING, "and nobody waits for a failover that would not help",
      {"queues": (), "timeout": 100, "policy": ONCE}, "0 down", "try 5; raise PRIMARY"),
     ("Ping", "an unusable entity raises instead of filling the backlog", {"over": True},
-     "60 unusable, 61 qdown", "divert 0 5; pull 0, raise UNUSABLE"),
-    ("Ping", "also for a call that waits", {}, "0 down, 1 over, 61 unusable, 61 wake",
+     "30 unusable, 31 qfull", "divert 0 5; pull 0, raise UNUSABLE"),
+    ("Ping", "also for a call that waits", {}, "0 down, 1 over, 31 unusable, 31 wake",
      "try 5; wait 1.6; raise UNUSABLE"),
 ]  # fmt: skip
 
@@ -141,8 +165,11 @@ def shown(step: Step) -> str:
             return f"try {round(timeout_s, 6):g}"
         case WaitForRetry(until):
             return f"wait {round(until, 6):g}"
-        case DivertTo(queue, timeout_s):
-            return f"divert {QUEUES.index(queue)} {round(timeout_s, 6):g}"
+        case DivertTo(queue, timeout_s, is_turn):
+            word = "turn" if is_turn else "divert"
+            return f"{word} {QUEUES.index(queue)} {round(timeout_s, 6):g}"
+        case WaitForSecondary(until):
+            return f"secondary {round(until, 6):g}"
         case PullQueue(queue):
             return f"pull {QUEUES.index(queue)}"
         case Raise(ending):
@@ -174,9 +201,17 @@ def happens(world: World, event: str, now: float) -> list[Step] | None:
         return None
     if event == "wake":
         return world.woken(now)
+    if event.startswith("stores"):
+        world.stores(QUEUES[int(event.removeprefix("stores"))], now)
+        return None
     if event in MEANINGS:
         return world.primary_fails(now, meaning=MEANINGS[event])
-    return world.divert_fails(now, MEANINGS[event[1:]], timed_out=event == "qlate")
+    return world.divert_fails(
+        now,
+        MEANINGS[event[1:]],
+        timed_out=event == "qlate",
+        is_answer=True if event == "qfail" else None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +226,7 @@ def test_spec_3(call: dict[str, object], script: str, expected: str) -> None:
     world = World(failover_interval_s=failover, **settings)  # type: ignore[arg-type]
     if is_over:
         world.fail_over(0.0)
-    done = [world.call.start(0.0)]
+    done = [world.start(0.0)]
     for event in filter(None, script.split(", ")):
         moment, name = event.split()
         steps = happens(world, name, float(moment))

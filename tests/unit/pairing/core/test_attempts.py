@@ -18,6 +18,7 @@ from twinbus.pairing.core.attempts import (
     TryPrimary,
     WaitForRetry,
     backoff_s,
+    call_limit_s,
 )
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import Freeze, PingFailed, SendFailed, SendSucceeded
@@ -36,24 +37,55 @@ def test_a_thousandth_back_off_does_not_overflow() -> None:
     assert backoff_s(RetryPolicy(9, 0.0, 120, 5), 1_000) == 0
 
 
+def test_jitter_makes_a_back_off_shorter_by_a_fifth_at_most() -> None:
+    assert backoff_s(POLICY, 1, 1.0) == pytest.approx(1.28)
+    world = World(jitter=lambda: 0.5)
+    world.start(0.0)
+    [wait] = world.primary_fails(0.0)
+    assert isinstance(wait, WaitForRetry)
+    assert wait.until == pytest.approx(1.44)
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        (POLICY, 36.2),
+        (RetryPolicy(0, 0.8, 120, 5), 10),
+        (RetryPolicy(2, 1.0, 3.0, 0.5), 2 + 3 + 4 * 0.5),
+        (RetryPolicy(1_000, 0.8, 120, 60), 203.2 + 993 * 120 + 1_002 * 60),
+    ],
+)
+def test_a_call_without_a_timeout_is_bounded_by_attempts_back_offs_and_one_divert(
+    policy: RetryPolicy, seconds: float
+) -> None:
+    assert call_limit_s(policy) == pytest.approx(seconds)
+
+
+def test_a_call_without_a_timeout_makes_no_attempt_past_its_bound() -> None:
+    [step] = World().start(35.0)
+    assert isinstance(step, TryPrimary)
+    assert step.timeout_s == pytest.approx(1.2)
+    assert World().start(36.2) == [Raise(CallEnding.TIMED_OUT)]
+
+
 def test_the_policy_is_the_options() -> None:
     assert RetryPolicy.of(SendAvailabilityOptions()) == POLICY
 
 
 def test_a_healthy_send_is_one_attempt_of_the_full_time() -> None:
-    assert World().call.start(0.0) == [TryPrimary(5)]
-    assert World(timeout=30).call.start(0.0) == [TryPrimary(5)]
+    assert World().start(0.0) == [TryPrimary(5)]
+    assert World(timeout=30).start(0.0) == [TryPrimary(5)]
 
 
 def test_no_attempt_outlives_the_callers_time() -> None:
-    assert World(timeout=2).call.start(0.0) == [TryPrimary(2)]
-    assert World(timeout=2).call.start(1.5) == [TryPrimary(0.5)]
-    assert World(timeout=2).call.start(2.0) == [Raise(CallEnding.TIMED_OUT)]
+    assert World(timeout=2).start(0.0) == [TryPrimary(2)]
+    assert World(timeout=2).start(1.5) == [TryPrimary(0.5)]
+    assert World(timeout=2).start(2.0) == [Raise(CallEnding.TIMED_OUT)]
 
 
 def test_a_failed_attempt_is_retried_as_often_as_the_options_say_then_raised() -> None:
     world = World()
-    world.call.start(0.0)
+    world.start(0.0)
     now, waits = 0.0, []
     for _ in range(3):
         [wait] = world.primary_fails(now)
@@ -79,7 +111,7 @@ def test_a_failed_attempt_is_retried_as_often_as_the_options_say_then_raised() -
 def test_what_does_not_count_goes_to_the_caller_at_once(meaning: FailureMeaning) -> None:
     for failed_over in (False, True):
         world = World(timeout=100)
-        world.call.start(0.0)
+        world.start(0.0)
         if failed_over:
             world.fail_over(0.5)
         assert world.primary_fails(1.0, BUSY, meaning) == [Raise(CallEnding.PRIMARY, BUSY)]
@@ -87,14 +119,14 @@ def test_what_does_not_count_goes_to_the_caller_at_once(meaning: FailureMeaning)
 
 def test_throttling_is_retried_but_does_not_count() -> None:
     world = World()
-    world.call.start(0.0)
+    world.start(0.0)
     assert world.primary_fails(0.0, BUSY, FailureMeaning.BUSY) == [WaitForRetry(1.6)]
     assert world.entity.failover_at is None
 
 
 def test_what_the_users_classifier_counts_is_retried_too() -> None:
     world = World()
-    world.call.start(0.0)
+    world.start(0.0)
     odd = RuntimeError("odd")
     assert world.call.handle(PrimaryFailed(odd, True, FailureMeaning.OTHER), 0.0) == [
         WaitForRetry(1.6)
@@ -103,13 +135,13 @@ def test_what_the_users_classifier_counts_is_retried_too() -> None:
 
 def test_a_retry_that_would_come_too_late_is_not_waited_for() -> None:
     world = World(timeout=1.6)
-    world.call.start(0.0)
+    world.start(0.0)
     assert world.primary_fails(0.0) == [Raise(CallEnding.PRIMARY, REFUSED)]
 
 
 def test_waking_early_for_nothing_goes_on_waiting() -> None:
     world = World()
-    world.call.start(0.0)
+    world.start(0.0)
     world.primary_fails(0.0)
     assert world.woken(1.0) == [WaitForRetry(1.6)]
     assert world.woken(1.6) == [TryPrimary(5)]
@@ -117,7 +149,7 @@ def test_waking_early_for_nothing_goes_on_waiting() -> None:
 
 def test_a_call_that_waits_is_woken_by_the_failover_and_diverted() -> None:
     world = World(failover_interval_s=2)
-    world.call.start(0.0)
+    world.start(0.0)
     world.primary_fails(0.0)
     world.woken(1.6)
     assert world.primary_fails(1.6) == [WaitForRetry(1.6 + 3.2)]
@@ -127,7 +159,7 @@ def test_a_call_that_waits_is_woken_by_the_failover_and_diverted() -> None:
 
 def test_an_attempt_that_fails_after_the_failover_is_diverted() -> None:
     world = World()
-    world.call.start(0.0)
+    world.start(0.0)
     world.fail_over(3.0)
     assert world.primary_fails(5.0) == [DivertTo(QUEUES[0], 5)]
     assert world.call.primary_error is REFUSED
@@ -135,19 +167,19 @@ def test_an_attempt_that_fails_after_the_failover_is_diverted() -> None:
 
 def test_with_interval_zero_the_first_failure_is_diverted() -> None:
     world = World(failover_interval_s=0)
-    world.call.start(0.0)
+    world.start(0.0)
     assert world.primary_fails(0.0) == [DivertTo(QUEUES[0], 5)]
 
 
 def test_a_failed_over_entity_is_not_tried_at_all() -> None:
     world = World(timeout=3)
     world.fail_over(0.0)
-    assert world.call.start(1.0) == [DivertTo(QUEUES[0], 2)]
+    assert world.start(1.0) == [DivertTo(QUEUES[0], 2)]
 
 
 def test_patience_beyond_the_failover_interval_sees_no_error() -> None:
     world = World(timeout=100, failover_interval_s=60)
-    world.call.start(0.0)
+    world.start(0.0)
     now = 0.0
     for _ in range(3):
         [wait] = world.primary_fails(now)
@@ -161,7 +193,7 @@ def test_patience_beyond_the_failover_interval_sees_no_error() -> None:
 
 def test_patience_below_the_failover_interval_gets_the_error_early() -> None:
     world = World(timeout=50, policy=RetryPolicy(0, 0.8, 120, 5))
-    world.call.start(0.0)
+    world.start(0.0)
     assert world.primary_fails(0.0) == [Raise(CallEnding.PRIMARY, REFUSED)]
 
 
@@ -169,7 +201,7 @@ def test_patience_below_the_failover_interval_gets_the_error_early() -> None:
 def test_nobody_holds_out_for_a_failover_that_cannot_come(spoiled_by: str) -> None:
     queues = () if spoiled_by == "unprotected" else QUEUES
     world = World(timeout=100, policy=RetryPolicy(0, 0.8, 120, 5), queues=queues)
-    world.call.start(0.0)
+    world.start(0.0)
     world.entity.handle(SendFailed(counts=True), 0.0)
     if spoiled_by == "frozen":
         world.entity.handle(Freeze(), 0.0)
@@ -178,7 +210,7 @@ def test_nobody_holds_out_for_a_failover_that_cannot_come(spoiled_by: str) -> No
 
 def test_a_call_that_holds_out_ends_with_its_time() -> None:
     world = World(timeout=100, policy=RetryPolicy(0, 0.8, 120, 5))
-    world.call.start(0.0)
+    world.start(0.0)
     assert world.primary_fails(0.0) == [WaitForRetry(100)]
     world.entity.handle(Freeze(), 1.0)
     assert world.woken(1.0) == [Raise(CallEnding.PRIMARY, REFUSED)]
@@ -187,7 +219,7 @@ def test_a_call_that_holds_out_ends_with_its_time() -> None:
 
 def test_a_recovery_is_worth_one_more_attempt_to_a_call_that_holds_out() -> None:
     world = World(timeout=100, policy=RetryPolicy(1, 0.8, 120, 5))
-    world.call.start(0.0)
+    world.start(0.0)
     world.primary_fails(0.0)
     world.woken(1.6)
     assert world.primary_fails(1.6) == [WaitForRetry(100)]
@@ -200,19 +232,19 @@ def test_a_recovery_is_worth_one_more_attempt_to_a_call_that_holds_out() -> None
 
 
 def test_an_unusable_entity_is_an_error_and_fills_no_backlog() -> None:
-    world = World()
+    world = World(timeout=100)
     world.fail_over(0.0)
     world.entity.forced = False
     world.entity.handle(TimerFired(), 60.0)
     world.entity.handle(PingFailed(unusable=True, error="no such queue"), 60.0)
-    assert world.call.start(61.0) == [Raise(CallEnding.UNUSABLE, None)]
+    assert world.start(61.0) == [Raise(CallEnding.UNUSABLE, None)]
     assert world.primary_fails(62.0) == [Raise(CallEnding.UNUSABLE, REFUSED)]
     assert world.entity.reason == "no such queue"
 
 
 def test_a_call_stays_until_the_route_leads_elsewhere() -> None:
     world = World()
-    world.call.start(0.0)
+    world.start(0.0)
     seen = [world.call.stays]
     world.fail_over(1.0)
     seen.append(world.call.stays)
@@ -223,6 +255,6 @@ def test_a_call_stays_until_the_route_leads_elsewhere() -> None:
 
 def test_without_a_backlog_a_call_stays_on_the_primary_whatever_the_state() -> None:
     world = World(queues=())
-    world.call.start(0.0)
+    world.start(0.0)
     world.fail_over(1.0)
     assert world.call.stays

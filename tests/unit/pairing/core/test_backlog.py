@@ -218,11 +218,35 @@ def test_a_ping_is_empty_short_lived_and_has_a_session() -> None:
     assert ping.content_type == "application/vnd.ms-servicebus-ping"
 
 
-def test_a_queue_has_answered_since_a_time_if_it_took_a_message_after_it() -> None:
+def test_jitter_makes_a_rest_shorter_by_a_fifth_at_most() -> None:
     rotation = Rotation(QUEUES)
-    assert not rotation.has_answered(QUEUES[0], since=0.0)
-    rotation.succeeded(QUEUES[0], now=10.0)
-    assert rotation.has_answered(QUEUES[0], since=9.0)
-    assert not rotation.has_answered(QUEUES[0], since=11.0)
-    assert not rotation.has_answered(QUEUES[1], since=9.0)
-    assert not rotation.has_answered("somebody else's", since=9.0)
+    assert rotation.pull(QUEUES[0], "quota", 100.0, jitter=1.0) == 124.0
+    assert rotation.pull(QUEUES[1], "quota", 100.0, jitter=0.5) == 127.0
+
+
+def test_a_pulled_queue_can_be_tried_and_one_that_is_left_out_cannot() -> None:
+    rotation = Rotation(QUEUES)
+    choice = KeptChoice(rotation, last)
+    rotation.pull(QUEUES[0], "quota", 0.0)
+    rotation.pull(QUEUES[1], "quota", 0.0)
+    rotation.leave_out(QUEUES[2], "requires sessions")
+    assert choice.choose(1.0) is None
+    assert choice.resting(1.0) == QUEUES[1]
+    assert choice.resting(1.0, tried={QUEUES[1]}) == QUEUES[0]
+    assert choice.resting(1.0, tried=set(QUEUES)) is None
+    assert choice.may_return()
+    assert not choice.may_return(tried=set(QUEUES[:2]))
+    assert choice.resting(30.0) is None
+
+
+def test_a_lost_secondary_is_the_reason_of_every_queue_that_has_no_other() -> None:
+    rotation = Rotation(QUEUES)
+    rotation.pull(QUEUES[0], "quota", 0.0)
+    rotation.secondary.no_answer(QUEUES[1], "refused", began=0.0, now=0.0, timed_out=False)
+    lost = "the secondary cannot be reached: refused"
+    assert rotation.absences(1.0) == {
+        QUEUES[0]: "quota (back in 29 s)",
+        QUEUES[1]: lost,
+        QUEUES[2]: lost,
+    }
+    assert rotation.available(1.0) == [*QUEUES[1:]]

@@ -305,7 +305,10 @@ async def test_one_line_of_the_log_for_each_change_in_a_persons_words(
         ("WARNING", "contoso/x-servicebus-transfer/2: pulled for 30 s (full)"),
         (
             "WARNING",
-            "news: healthy -> failed over (forced), and every backlog queue is pulled: sends raise",
+            (
+                "news: healthy -> failed over (forced), and every backlog queue is pulled:"
+                " sends wait for one"
+            ),
         ),
         ("INFO", "contoso/x-servicebus-transfer/0: back in the rotation"),
         ("INFO", "contoso/x-servicebus-transfer/1: back in the rotation"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.pairing.send_world import POLICY, QUEUES, REFUSED, World, pulled
+from tests.unit.pairing.send_world import LIMIT_S, POLICY, QUEUES, REFUSED, World, pulled
 from twinbus.pairing.core.attempts import (
     CallEnding,
     DivertFailed,
@@ -12,10 +12,12 @@ from twinbus.pairing.core.attempts import (
     Raise,
     TryPrimary,
     WaitForRetry,
+    WaitForSecondary,
 )
 from twinbus.pairing.core.backlog import KeptChoice
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import SendSucceeded
+from twinbus.pairing.core.secondary import DivertFault
 
 
 @pytest.mark.parametrize(
@@ -27,41 +29,70 @@ from twinbus.pairing.core.events import SendSucceeded
         FailureMeaning.NOT_FOUND,
     ],
 )
-def test_a_queue_that_fails_is_pulled_and_another_takes_the_message(
+def test_a_queue_that_answers_with_a_failure_is_pulled_and_another_takes_the_message(
     meaning: FailureMeaning,
 ) -> None:
     world = World(timeout=60)
     world.fail_over(0.0)
-    world.call.start(0.0)
-    assert world.divert_fails(1.0, meaning) == [pulled(0), DivertTo(QUEUES[1], 5)]
+    world.start(0.0)
+    steps = world.divert_fails(1.0, meaning, is_answer=True)
+    assert steps == [pulled(0), DivertTo(QUEUES[1], 5)]
     # Another sender learns of it.
     assert KeptChoice(world.rotation, lambda queues: queues[0]).choose(1.0) == QUEUES[1]
 
 
-def test_when_no_queue_takes_it_the_error_has_the_primarys_and_each_queues() -> None:
+def test_when_no_queue_takes_it_in_time_the_error_has_the_primarys_and_each_queues() -> None:
     world = World()
-    world.call.start(0.0)
+    world.start(0.0)
     world.fail_over(0.0)
     world.primary_fails(0.0)
-    assert world.divert_fails(1.0) == [pulled(0), DivertTo(QUEUES[1], 5)]
-    assert world.divert_fails(2.0) == [pulled(1), DivertTo(QUEUES[2], 5)]
-    assert world.divert_fails(3.0) == [pulled(2), Raise(CallEnding.BACKLOG, REFUSED)]
+    full = FailureMeaning.QUOTA
+    assert world.divert_fails(1.0, full) == [pulled(0), DivertTo(QUEUES[1], 5)]
+    assert world.divert_fails(2.0, full) == [pulled(1), DivertTo(QUEUES[2], 5)]
+    assert world.divert_fails(3.0, full) == [pulled(2), WaitForSecondary(LIMIT_S)]
+    assert world.woken(LIMIT_S) == [Raise(CallEnding.BACKLOG, REFUSED)]
     assert world.call.queue_errors == dict.fromkeys(QUEUES, REFUSED)
     assert world.call.primary_error is REFUSED
 
 
-def test_when_all_queues_are_pulled_already_the_call_does_not_wait_for_them() -> None:
+def test_when_all_queues_are_pulled_one_call_at_a_time_tries_them() -> None:
+    world, other = World(timeout=60), World(timeout=60)
+    other.rotation = world.rotation
+    other.choice = other.call._backlog = KeptChoice(world.rotation, lambda queues: queues[0])
+    for one in (world, other):
+        one.fail_over(0.0)
+    for queue in QUEUES:
+        world.rotation.pull(queue, "full", 0.0)
+    assert world.start(1.0) == [DivertTo(QUEUES[0], 5, is_turn=True)]
+    assert other.start(1.0) == [WaitForSecondary(60)]
+    # It is back: everybody uses it, and nobody needs a turn.
+    world.stores(QUEUES[0], 1.1)
+    assert other.woken(1.1) == [DivertTo(QUEUES[0], 5)]
+
+
+def test_a_turn_that_nobody_ended_is_lost_after_its_time() -> None:
     world = World(timeout=60)
     world.fail_over(0.0)
-    for queue in QUEUES:
-        world.rotation.pull(queue, "timed out", 0.0)
-    assert world.call.start(1.0) == [Raise(CallEnding.BACKLOG, None)]
+    world.rotation.secondary.no_answer(QUEUES[0], "down", began=0.0, now=0.0, timed_out=False)
+    world.rotation.secondary.begin_turn(0.0, 5.0)
+    assert world.start(5.9) == [WaitForSecondary(60)]
+    assert world.woken(6.0) == [DivertTo(QUEUES[0], 5, is_turn=True)]
+
+
+def test_the_one_silent_queue_is_pulled_when_another_answers_after_it() -> None:
+    world = World(timeout=60)
+    world.fail_over(0.0)
+    world.start(0.0)
+    assert world.divert_fails(5.0, timed_out=True) == [DivertTo(QUEUES[1], 5, is_turn=True)]
+    assert world.rotation.available(5.0) == [*QUEUES]
+    world.stores(QUEUES[1], 5.1)
+    assert world.rotation.available(5.1) == [*QUEUES[1:]]
 
 
 def test_an_error_of_the_message_itself_pulls_no_queue() -> None:
     world = World()
     world.fail_over(0.0)
-    world.call.start(0.0)
+    world.start(0.0)
     assert world.divert_fails(1.0, FailureMeaning.MESSAGE) == [Raise(CallEnding.MESSAGE, REFUSED)]
     assert world.rotation.available(1.0) == [*QUEUES]
 
@@ -69,7 +100,7 @@ def test_an_error_of_the_message_itself_pulls_no_queue() -> None:
 def test_the_callers_short_time_pulls_no_queue() -> None:
     world = World(timeout=2)
     world.fail_over(0.0)
-    assert world.call.start(0.0) == [DivertTo(QUEUES[0], 2)]
+    assert world.start(0.0) == [DivertTo(QUEUES[0], 2)]
     assert world.divert_fails(2.0, timed_out=True) == [Raise(CallEnding.BACKLOG, None)]
     assert world.rotation.available(2.0) == [*QUEUES]
 
@@ -77,28 +108,31 @@ def test_the_callers_short_time_pulls_no_queue() -> None:
 def test_a_refusal_pulls_a_queue_however_short_the_callers_time() -> None:
     world = World(timeout=2)
     world.fail_over(0.0)
-    world.call.start(0.0)
-    assert world.divert_fails(0.5) == [pulled(0), DivertTo(QUEUES[1], 1.5)]
+    world.start(0.0)
+    full = FailureMeaning.QUOTA
+    assert world.divert_fails(0.5, full) == [pulled(0), DivertTo(QUEUES[1], 1.5)]
 
 
-def test_a_queue_that_hangs_for_the_full_time_is_pulled() -> None:
+def test_a_queue_that_hangs_for_the_full_time_while_another_answers_is_pulled() -> None:
     world = World(timeout=7)
     world.fail_over(0.0)
-    world.call.start(0.0)
+    world.start(0.0)
+    world.stores(QUEUES[2], 3.0)
     assert world.divert_fails(5.0, timed_out=True) == [pulled(0), DivertTo(QUEUES[1], 2)]
 
 
 def test_the_callers_time_ends_the_search_for_a_queue() -> None:
     world = World(timeout=5)
     world.fail_over(0.0)
-    world.call.start(0.0)
-    assert world.divert_fails(5.0) == [pulled(0), Raise(CallEnding.BACKLOG, None)]
+    world.start(0.0)
+    full = FailureMeaning.QUOTA
+    assert world.divert_fails(5.0, full) == [pulled(0), Raise(CallEnding.BACKLOG, None)]
 
 
 def test_a_queue_that_lets_us_not_in_is_passed_over_and_not_pulled() -> None:
     world = World()
     world.fail_over(0.0)
-    world.call.start(0.0)
+    world.start(0.0)
     assert world.divert_fails(0.1, FailureMeaning.UNAUTHORIZED) == [DivertTo(QUEUES[1], 5)]
     assert world.divert_fails(0.2, FailureMeaning.OTHER) == [DivertTo(QUEUES[2], 5)]
     assert world.divert_fails(0.3, FailureMeaning.UNAUTHORIZED) == [Raise(CallEnding.BACKLOG, None)]
@@ -108,7 +142,7 @@ def test_a_queue_that_lets_us_not_in_is_passed_over_and_not_pulled() -> None:
 def test_a_throttled_queue_is_tried_again_then_passed_over() -> None:
     world = World()
     world.fail_over(0.0)
-    world.call.start(0.0)
+    world.start(0.0)
     now = 0.0
     for _ in range(3):
         [wait] = world.divert_fails(now, FailureMeaning.BUSY)
@@ -125,7 +159,7 @@ def test_a_throttled_queue_is_tried_again_then_passed_over() -> None:
 def test_throttling_that_outlasts_the_caller_goes_to_another_queue_at_once() -> None:
     world = World(timeout=1)
     world.fail_over(0.0)
-    world.call.start(0.0)
+    world.start(0.0)
     assert world.divert_fails(0.5, FailureMeaning.BUSY) == [DivertTo(QUEUES[1], 0.5)]
 
 
@@ -133,9 +167,9 @@ def test_an_entity_that_recovers_takes_back_a_call_whose_queue_failed() -> None:
     world = World()
     world.fail_over(0.0)
     world.entity.forced = False
-    world.call.start(0.0)
+    world.start(0.0)
     world.entity.handle(SendSucceeded(), 1.0)
-    assert world.divert_fails(2.0) == [pulled(0), TryPrimary(5)]
+    assert world.divert_fails(2.0, FailureMeaning.QUOTA) == [pulled(0), TryPrimary(5)]
     assert world.primary_fails(3.0) == [WaitForRetry(4.6)]
     assert world.woken(4.0) == [WaitForRetry(4.6)]
 
@@ -144,7 +178,7 @@ def test_an_entity_that_recovers_takes_back_a_call_that_waits_for_a_throttled_qu
     world = World()
     world.fail_over(0.0)
     world.entity.forced = False
-    world.call.start(0.0)
+    world.start(0.0)
     assert world.divert_fails(0.0, FailureMeaning.BUSY) == [WaitForRetry(1.6)]
     world.entity.handle(SendSucceeded(), 1.0)
     assert world.woken(1.0) == [TryPrimary(5)]
@@ -153,7 +187,7 @@ def test_an_entity_that_recovers_takes_back_a_call_that_waits_for_a_throttled_qu
 def test_unprotected_sends_use_the_primary_even_when_it_failed_over() -> None:
     world = World(queues=())
     world.fail_over(0.0)
-    assert world.call.start(0.0) == [TryPrimary(5)]
+    assert world.start(0.0) == [TryPrimary(5)]
     assert world.primary_fails(0.0) == [WaitForRetry(1.6)]
     world.rotation.add(QUEUES[1])
     assert world.woken(1.0) == [DivertTo(QUEUES[1], 5)]
@@ -161,16 +195,16 @@ def test_unprotected_sends_use_the_primary_even_when_it_failed_over() -> None:
 
 def test_a_call_gives_up_in_the_back_off_when_its_time_is_over() -> None:
     world = World(timeout=2)
-    world.call.start(0.0)
+    world.start(0.0)
     assert world.primary_fails(0.0) == [WaitForRetry(1.6)]
     assert world.woken(2.0) == [Raise(CallEnding.PRIMARY, REFUSED)]
 
 
 def test_a_slow_attempt_on_a_queue_that_answers_others_is_tried_again_and_pulls_nothing() -> None:
-    world = World()
+    world = World(timeout=100)
     world.fail_over(0.0)
-    world.call.start(0.0)
-    slow = DivertFailed(REFUSED, FailureMeaning.UNREACHABLE, timed_out=True, answers_others=True)
+    world.start(0.0)
+    slow = DivertFailed(REFUSED, FailureMeaning.UNREACHABLE, DivertFault.ATTEMPT)
     for retry in range(POLICY.total):
         assert world.call.handle(slow, 5.0 * retry) == [DivertTo(QUEUES[0], 5)]
     # Bounded all the same: then the others, once each, and then the caller is told.

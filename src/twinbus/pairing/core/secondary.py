@@ -1,0 +1,116 @@
+"""The secondary as a namespace: whether it can be reached, and whose turn it is to find out.
+
+    REACHABLE --an attempt ends without an answer, and no queue answers--> LOST
+        ^------------------ any answer of any backlog queue ---------------'
+
+A connection that fails says something about the namespace, not about one queue: it pulls none. A
+silent attempt is judged by what else was heard since it began. The queue answered others: the
+attempt was slow. Another queue answered: this one is at fault. None did: the namespace is lost; if
+another queue then answers and only one was silent, that one was at fault after all.
+
+While the namespace is lost, or every queue is pulled, calls wait. One of them at a time has the
+turn: it makes an attempt with its own message, and the first success frees all. Pure: time and
+chance are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Final
+
+JITTER: Final = 0.2
+"""The share of a wait that chance may take off, so that many processes do not act as one."""
+
+FIRST_PACE_S: Final = 0.2
+LONGEST_PACE_S: Final = 5.0
+"""Time between two turns: half the time since calls wait, within these bounds."""
+
+TURN_GRACE_S: Final = 1.0
+"""A turn that was not ended is lost this long after the time of its attempt."""
+
+
+class DivertFault(Enum):
+    """Who is at fault when a divert fails."""
+
+    QUEUE = "the queue: it refused, or is silent while another queue answers"
+    NAMESPACE = "the namespace: no queue answers"
+    ATTEMPT = "the attempt: it was slow or lost its connection while others were answered"
+    CALLER = "the caller: its own timeout was over"
+
+
+def jittered(wait_s: float, jitter: float) -> float:
+    """A wait made shorter by chance; `jitter` is from 0 (not at all) to 1."""
+    return wait_s * (1.0 - JITTER * jitter)
+
+
+class SecondaryHealth:
+    """What all calls of a pair know of the secondary namespace."""
+
+    __slots__ = ("_answered", "_silent", "_waiting_since", "reason", "turn_at")
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Why the namespace is lost; empty: it can be reached, as far as is known."""
+        self.turn_at = -math.inf
+        """When a waiting call may make the next attempt."""
+        self._waiting_since: float | None = None
+        self._answered: dict[str, float] = {}
+        """When each queue answered last."""
+        self._silent: set[str] = set()
+        """Queues that were silent for a whole attempt since the namespace was lost."""
+
+    def __repr__(self) -> str:
+        return f"SecondaryHealth({f'lost: {self.reason}' if self.reason else 'reachable'})"
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self.reason)
+
+    def answered(self, queue: str, now: float) -> str | None:
+        """A queue answered, if only with a refusal; return another that must be pulled, if any."""
+        self._answered[queue] = now
+        if not self.reason:
+            return None
+        self.reason = ""
+        silent, self._silent = self._silent, set()
+        # Several were silent: the namespace was, and it is back.
+        return silent.pop() if len(silent) == 1 and queue not in silent else None
+
+    def stored(self, queue: str, now: float) -> str | None:
+        """A queue stored a message: no call needs to wait any more; otherwise as `answered`."""
+        self._waiting_since = None
+        self.turn_at = -math.inf
+        return self.answered(queue, now)
+
+    def no_answer(
+        self, queue: str, reason: str, *, began: float, now: float, timed_out: bool
+    ) -> DivertFault:
+        """An attempt ended in silence, or its connection broke; return who is at fault."""
+        if timed_out and self._answered.get(queue, -math.inf) > began:
+            return DivertFault.ATTEMPT
+        if any(at > began for at in self._answered.values()):
+            return DivertFault.QUEUE if timed_out else DivertFault.ATTEMPT
+        if timed_out:
+            self._silent.add(queue)
+        self.reason = reason
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return DivertFault.NAMESPACE
+
+    def is_turn(self, now: float) -> bool:
+        """Whether a call that waits may make an attempt now."""
+        return now >= self.turn_at
+
+    def begin_turn(self, now: float, attempt_s: float) -> None:
+        """A call begins an attempt for all that wait."""
+        if self._waiting_since is None:
+            self._waiting_since = now
+        self.turn_at = now + attempt_s + TURN_GRACE_S
+
+    def end_turn(self, now: float, jitter: float) -> None:
+        """The attempt ended. Unless it succeeded, the next follows after a pause."""
+        if self._waiting_since is not None:
+            pace_s = (now - self._waiting_since) / 2
+            pace_s = min(max(pace_s, FIRST_PACE_S), LONGEST_PACE_S)
+            self.turn_at = now + jittered(pace_s, jitter)

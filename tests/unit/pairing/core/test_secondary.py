@@ -1,0 +1,132 @@
+"""The secondary as a namespace: lost or there, whose fault a silent attempt is, and turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from twinbus.pairing.core.secondary import (
+    FIRST_PACE_S,
+    LONGEST_PACE_S,
+    TURN_GRACE_S,
+    DivertFault,
+    SecondaryHealth,
+    jittered,
+)
+
+A, B, C = "queue a", "queue b", "queue c"
+
+
+def fails(health: SecondaryHealth, queue: str, began: float, now: float) -> DivertFault:
+    return health.no_answer(queue, "refused", began=began, now=now, timed_out=False)
+
+
+def is_silent(health: SecondaryHealth, queue: str, began: float, now: float) -> DivertFault:
+    return health.no_answer(queue, "no answer", began=began, now=now, timed_out=True)
+
+
+def test_a_connection_that_fails_is_the_namespaces_whatever_the_queue() -> None:
+    health = SecondaryHealth()
+    assert not health.is_lost
+    for queue in (A, B, C):
+        assert fails(health, queue, 0.0, 0.1) is DivertFault.NAMESPACE
+    assert (health.is_lost, health.reason) == (True, "refused")
+    # No queue is to be pulled for it when another is the first to answer.
+    assert health.stored(A, 1.0) is None
+    assert not health.is_lost
+
+
+def test_a_connection_that_fails_while_others_are_answered_is_nobodys() -> None:
+    health = SecondaryHealth()
+    health.stored(B, 5.0)
+    assert fails(health, A, 4.0, 6.0) is DivertFault.ATTEMPT
+    assert not health.is_lost
+    assert fails(health, A, 5.0, 6.0) is DivertFault.NAMESPACE
+
+
+def test_silence_is_judged_by_what_else_was_heard_since_the_attempt_began() -> None:
+    health = SecondaryHealth()
+    health.stored(A, 2.0)
+    assert is_silent(health, A, 1.0, 6.0) is DivertFault.ATTEMPT
+    assert is_silent(health, B, 1.0, 6.0) is DivertFault.QUEUE
+    assert not health.is_lost
+    assert is_silent(health, B, 2.0, 7.0) is DivertFault.NAMESPACE
+    assert health.is_lost
+
+
+def test_a_refusal_is_an_answer() -> None:
+    health = SecondaryHealth()
+    fails(health, A, 0.0, 1.0)
+    assert health.answered(B, 2.0) is None
+    assert not health.is_lost
+    assert is_silent(health, A, 1.0, 6.0) is DivertFault.QUEUE
+
+
+@pytest.mark.parametrize(
+    ("silent", "answers", "pulled"),
+    [((A,), B, A), ((A,), A, None), ((A, B), C, None), ((A, B), B, None)],
+    ids=["another answers", "it answers after all", "several were silent", "one of several"],
+)
+def test_the_only_silent_queue_was_at_fault_if_another_answers_first(
+    silent: tuple[str, ...], answers: str, pulled: str | None
+) -> None:
+    health = SecondaryHealth()
+    for queue in silent:
+        assert is_silent(health, queue, 0.0, 5.0) is DivertFault.NAMESPACE
+    assert health.stored(answers, 6.0) == pulled
+    # What was learned is used once.
+    fails(health, C, 7.0, 7.0)
+    assert health.stored(C, 8.0) is None
+
+
+def test_one_turn_at_a_time_at_a_pace_that_slows_down() -> None:
+    health = SecondaryHealth()
+    fails(health, A, 0.0, 0.0)
+    assert health.is_turn(0.0)
+    now, pauses = 0.0, []
+    for _ in range(12):
+        health.begin_turn(now, 5.0)
+        assert not health.is_turn(now + 5.0)
+        health.end_turn(now, 0.0)
+        pauses.append(round(health.turn_at - now, 6))
+        now = health.turn_at
+        assert health.is_turn(now)
+    assert pauses[:3] == pytest.approx([FIRST_PACE_S] * 3)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_PACE_S
+
+
+def test_a_turn_without_an_end_ends_by_itself() -> None:
+    health = SecondaryHealth()
+    health.begin_turn(10.0, 5.0)
+    assert not health.is_turn(15.0 + TURN_GRACE_S - 0.1)
+    assert health.is_turn(15.0 + TURN_GRACE_S)
+
+
+def test_a_success_ends_the_turns_and_the_slow_pace() -> None:
+    health = SecondaryHealth()
+    fails(health, A, 0.0, 0.0)
+    health.begin_turn(100.0, 5.0)
+    health.stored(B, 100.1)
+    health.end_turn(100.1, 0.0)
+    assert health.is_turn(100.1)
+    fails(health, A, 200.0, 200.0)
+    health.begin_turn(200.0, 5.0)
+    health.end_turn(200.0, 0.0)
+    assert health.turn_at == pytest.approx(200.0 + FIRST_PACE_S)
+
+
+def test_a_refusal_does_not_end_the_waiting() -> None:
+    """All queues are pulled: each turn is answered, and the pace slows down all the same."""
+    health = SecondaryHealth()
+    health.begin_turn(0.0, 5.0)
+    health.answered(A, 8.0)
+    health.end_turn(8.0, 0.0)
+    assert health.turn_at == 12.0
+
+
+def test_jitter_takes_a_fifth_off_at_most() -> None:
+    assert [jittered(10.0, jitter) for jitter in (0.0, 0.5, 1.0)] == [10.0, 9.0, 8.0]
+    health = SecondaryHealth()
+    health.begin_turn(0.0, 5.0)
+    health.end_turn(100.0, 1.0)
+    assert health.turn_at == 104.0

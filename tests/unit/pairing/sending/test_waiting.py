@@ -1,0 +1,218 @@
+"""Calls that wait for the secondary, and callers without a timeout, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import (
+    MessagingEntityDisabledError,
+    OperationTimeoutError,
+    ServiceBusConnectionError,
+    ServiceBusQuotaExceededError,
+)
+
+from twinbus.errors import BacklogUnavailableError, PairClosedError
+from twinbus.pairing.core.events import ForceFailover, MarkHealthy
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import accepts, hangs, refuses
+
+pytestmark = pytest.mark.virtual_time
+
+QUEUE = "contoso/x-servicebus-transfer/"
+CALLS = 200
+LIMIT_S = 36.2
+"""The bound of a call without a timeout, with the default retries and 5 s for an attempt."""
+
+
+def message(number: int = 0) -> ServiceBusMessage:
+    return ServiceBusMessage("x", message_id=f"id-{number}")
+
+
+def failed_over(**options: Any) -> tuple[FakePair, Any]:
+    pair = FakePair(**options)
+    pair.client.entity("orders").tell(ForceFailover())
+    return pair, pair.client.get_queue_sender("orders")
+
+
+class Attempts:
+    """A secondary that counts what reaches it, and how many attempts go on at a time."""
+
+    def __init__(self, then: Any) -> None:
+        self.then, self.count, self.now, self.most = then, 0, 0, 0
+
+    async def __call__(self, sent: Any) -> None:
+        self.count += 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.then(sent)
+        finally:
+            self.now -= 1
+
+
+async def ends_of(sender: Any, count: int, **options: Any) -> list[Any]:
+    calls = (sender.send_messages(message(number), **options) for number in range(count))
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.parametrize("behaviour", [refuses, hangs], ids=["refuses", "hangs"])
+async def test_a_blip_pulls_no_queue_raises_nothing_and_ends_for_all_at_once(
+    behaviour: Any,
+) -> None:
+    pair, sender = failed_over()
+    attempts = pair.secondary.behaviour = Attempts(behaviour)
+    running = asyncio.create_task(ends_of(sender, CALLS, timeout=60))
+    await asyncio.sleep(20)
+    # Two calls open a link, and all that wait for it learn that it fails; then one at a time.
+    assert attempts.count < 20
+    assert attempts.most <= 3
+    pair.secondary.behaviour = accepts
+    assert await running == [None] * CALLS
+    assert pair.elapsed < 20 + 10
+    assert pair.client.state.rotation.pulled(pair.now) == {}
+    assert len(pair.secondary.took) == CALLS
+    await pair.client.close()
+
+
+async def test_a_call_whose_time_ends_gets_the_primarys_error_and_each_queues() -> None:
+    pair = FakePair(failover_interval=0.0)
+    pair.primary.behaviour = pair.secondary.behaviour = refuses
+    sender = pair.client.get_queue_sender("orders")
+    with pytest.raises(BacklogUnavailableError) as raised:
+        await sender.send_messages(message(), timeout=20)
+    assert pair.elapsed == 20.0
+    assert isinstance(raised.value.primary_error, ConnectionRefusedError)
+    assert set(raised.value.queue_errors) == set(pair.client.state.paths)
+    # A call that never had its turn knows the reason as well.
+    with pytest.raises(BacklogUnavailableError, match="the secondary cannot be reached") as second:
+        await sender.send_messages(message(), timeout=0.05)
+    assert set(second.value.queue_errors) == set(pair.client.state.paths)
+    await pair.client.close()
+
+
+async def test_a_call_that_waits_follows_its_entity_home() -> None:
+    pair, sender = failed_over()
+    pair.secondary.behaviour = refuses
+    running = asyncio.create_task(ends_of(sender, 3, timeout=60))
+    await asyncio.sleep(7)
+    pair.client.entity("orders").tell(MarkHealthy())
+    assert await running == [None] * 3
+    assert pair.elapsed < 7.1
+    assert len(pair.primary.took) == 3
+    await pair.client.close()
+
+
+async def test_a_pair_that_is_closed_frees_the_calls_that_wait() -> None:
+    pair, sender = failed_over()
+    pair.secondary.behaviour = refuses
+    running = asyncio.create_task(ends_of(sender, 3, timeout=60))
+    await asyncio.sleep(7)
+    await pair.client.close()
+    assert {type(error) for error in await running} == {PairClosedError}
+    assert pair.elapsed < 8
+
+
+async def test_a_call_that_is_cancelled_in_its_turn_does_not_keep_it() -> None:
+    pair, sender = failed_over()
+    pair.secondary.behaviour = hangs
+    first = asyncio.create_task(sender.send_messages(message(1), timeout=60))
+    await asyncio.sleep(6)
+    # At 5 s its first attempt ended in silence; the second is its turn.
+    second = asyncio.create_task(sender.send_messages(message(2), timeout=60))
+    await asyncio.sleep(1)
+    pair.secondary.behaviour = accepts
+    first.cancel()
+    await second
+    assert first.cancelled() or (await asyncio.wait({first}))
+    assert pair.elapsed < 10
+    await pair.client.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ServiceBusQuotaExceededError(message="full"), MessagingEntityDisabledError(message="off")],
+    ids=["full", "disabled"],
+)
+async def test_when_every_queue_is_pulled_one_that_is_back_is_used_within_seconds(
+    error: Exception,
+) -> None:
+    async def unusable(sent: Any) -> None:
+        if sent is not None:
+            raise error
+
+    pair, sender = failed_over()
+    attempts = pair.secondary.behaviour = Attempts(unusable)
+    running = asyncio.create_task(ends_of(sender, CALLS, timeout=60))
+    await asyncio.sleep(15)
+    assert set(pair.client.state.rotation.pulled(pair.now)) == set(pair.client.state.paths)
+    count, attempts.count = attempts.count, 0
+    assert count < 100
+    pair.secondary.by_entity[QUEUE + "1"] = accepts
+    assert await running == [None] * CALLS
+    assert pair.elapsed < 15 + 6
+    assert {path for path, _ in pair.secondary.took} == {QUEUE + "1"}
+    await pair.client.close()
+
+
+async def test_the_one_queue_that_hangs_is_pulled_when_another_answers() -> None:
+    pair, sender = failed_over()
+    pair.secondary.by_entity[QUEUE + "0"] = hangs
+    await sender.send_messages(message(), timeout=60)
+    assert pair.elapsed == 5.0
+    assert set(pair.client.state.rotation.pulled(pair.now)) == {QUEUE + "0"}
+    await pair.client.close()
+
+
+@pytest.mark.parametrize("callers", [1, 100, 1_000])
+@pytest.mark.parametrize("failover_interval", [60.0, 8.0])
+async def test_callers_without_a_timeout_end_within_the_bound_however_many(
+    callers: int, failover_interval: float
+) -> None:
+    pair = FakePair(failover_interval=failover_interval)
+    pair.primary.behaviour, pair.secondary.behaviour = hangs, refuses
+    ends = await ends_of(pair.client.get_queue_sender("orders"), callers)
+    assert pair.elapsed <= LIMIT_S
+    kind = OperationTimeoutError if failover_interval == 60.0 else BacklogUnavailableError
+    assert {type(end) for end in ends} == {kind}
+    assert [end.message_ids for end in ends] == [(f"id-{number}",) for number in range(callers)]
+    await pair.client.close()
+
+
+async def test_all_callers_learn_together_that_a_link_does_not_open() -> None:
+    async def fails_late(sent: Any) -> None:
+        await asyncio.sleep(4.0)
+        raise ServiceBusConnectionError(message="no route")
+
+    pair = FakePair(retry_total=0)
+    pair.primary.behaviour = fails_late
+    ends = await ends_of(pair.client.get_queue_sender("orders"), CALLS)
+    assert pair.elapsed == 4.0
+    assert pair.primary.opened == 2
+    # Each has an error of its own: the ids on it are its own.
+    assert len({id(end) for end in ends}) == CALLS
+    assert {str(end) for end in ends} == {str(ends[0])}
+    assert {end.message_ids for end in ends} == {(f"id-{number}",) for number in range(CALLS)}
+    await pair.client.close()
+
+
+async def test_a_link_that_does_not_open_beside_one_that_is_open_fails_nobody_else() -> None:
+    opened = 0
+
+    async def the_second_does_not_open(sent: Any) -> None:
+        nonlocal opened
+        if sent is not None:
+            await asyncio.sleep(1.0)
+            return
+        opened += 1
+        if opened == 2:
+            await asyncio.sleep(0.5)
+            raise ServiceBusConnectionError(message="no more")
+
+    pair = FakePair(retry_total=0)
+    pair.primary.behaviour = the_second_does_not_open
+    ends = await ends_of(pair.client.get_queue_sender("orders"), 20)
+    assert [type(end) for end in ends if end is not None] == [ServiceBusConnectionError]
+    await pair.client.close()
