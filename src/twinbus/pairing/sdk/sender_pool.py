@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -225,6 +226,9 @@ class SenderPool:
         is_cut_short = pooled.opening is not None and (
             is_cancelled or pooled.deadline < pooled.opening_until
         )
+        if is_cancelled:
+            # The next call opens a link of its own: a person may have ended a call that hangs.
+            pooled.opening_since = -math.inf
         if meaning is FailureMeaning.UNREACHABLE and not is_cut_short:
             self._share_failure(pooled, error)
             self.invalidate()

@@ -136,9 +136,22 @@ async def test_a_cancelled_caller_leaves_the_link_to_the_next() -> None:
             async with asyncio.timeout(0.2):
                 await sender.send_messages(message())
     await sender.send_messages(message())
-    assert (world.elapsed, world.primary.opened) == (OPENING_S, 1)
+    assert (world.elapsed, world.primary.opened) == (OPENING_S, 2)
     assert world.ledger.of("state", "state") == []
     await world.client.close()
+
+
+async def test_a_call_after_a_cancelled_one_opens_a_link_of_its_own() -> None:
+    world = FakePair(attempt_timeout=30.0)
+    world.primary.behaviour = hangs
+    sender = world.client.get_queue_sender("orders")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await sender.send_messages(message())
+    world.primary.behaviour = accepts
+    await sender.send_messages(message(), timeout=0.1)
+    await world.client.close()
+    assert world.primary.opened == world.primary.closed == 2
 
 
 async def test_an_opening_of_before_a_failover_serves_no_call() -> None:
