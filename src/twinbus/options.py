@@ -7,7 +7,7 @@ the duration in seconds, which the rest of Twinbus reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -27,6 +27,7 @@ FAILOVER_INTERVAL_MAX_S = 3_600.0
 PING_INTERVAL_MAX_S = 1_800.0
 HEALTHY_PINGS_MAX = 10
 SYPHON_POLL_MAX_S = 900.0
+SYPHON_RATE_MIN, SYPHON_RATE_MAX = 0.01, 1_000_000.0
 UNDELIVERABLE_GRACE_MAX_S = 30 * DAY_S
 ATTEMPT_TIMEOUT_MIN_S, ATTEMPT_TIMEOUT_MAX_S = 0.1, 60.0
 
@@ -71,6 +72,13 @@ class SendAvailabilityOptions:
 
     enable_syphon: bool = False
     """Run the syphon inside this application."""
+
+    syphon_rate: float | None = None
+    """Most messages per second that this application's syphon forwards. None: as fast as the
+    primary takes them without trouble; a set rate is slowed down by trouble too."""
+
+    syphon_only: Collection[str] | None = None
+    """Entities whose messages this application's syphon moves. None: all."""
 
     syphon_poll: Duration = 900.0
     """Length of one long-poll receive of the syphon, 1 s to 15 min."""
@@ -125,6 +133,10 @@ class SendAvailabilityOptions:
         if self.message_size_limit is not None:
             limits = MESSAGE_SIZE_LIMIT_MIN, MESSAGE_SIZE_LIMIT_MAX
             _require_count("message_size_limit", self.message_size_limit, *limits)
+        if self.syphon_rate is not None:
+            _require_rate(self.syphon_rate)
+        if self.syphon_only is not None:
+            _require_names("syphon_only", self.syphon_only)
         for option, low, high in _DURATIONS:
             _require_duration(option, getattr(self, option), low, high)
         for option, choices in _CHOICES.items():
@@ -225,6 +237,22 @@ def _require_duration(option: str, value: object, low: float, high: float) -> No
             f"{option} must be from {low:g} to {high:g} seconds, as a number or a timedelta; "
             f"got {value!r}"
         )
+
+
+def _require_rate(value: object) -> None:
+    rate = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not SYPHON_RATE_MIN <= rate <= SYPHON_RATE_MAX:
+        raise ValueError(
+            f"syphon_rate must be from {SYPHON_RATE_MIN:g} to {SYPHON_RATE_MAX:.0f} messages a"
+            f" second, or None; got {value!r}"
+        )
+
+
+def _require_names(option: str, value: object) -> None:
+    # A string is a collection of strings too, but of letters.
+    names = value if isinstance(value, Collection) and not isinstance(value, str) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{option} must be names of queues and topics, or None; got {value!r}")
 
 
 def _require_choice(option: str, value: object, choices: tuple[str, ...]) -> None:

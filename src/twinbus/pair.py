@@ -94,9 +94,10 @@ class Pair:
         self._syphon: Any = None
         verbs = pair_verbs(self)
         if options.enable_syphon:
+            from twinbus.syphon.core.pacing.pace import Rate
             from twinbus.syphon.host import SyphonGroup
 
-            self._syphon = SyphonGroup()
+            self._syphon = SyphonGroup(Rate(options.syphon_rate))
             verbs = {**verbs, **steering_verbs(self._syphon)}
         self._control = ControlServer("pair", primary.label, verbs)
         self._backlog_depths: list[BacklogDepth] = []
@@ -321,6 +322,7 @@ class Pair:
             self.options,
             self._recorder.ledger,
             on_delivered=self._client.forwarded,
+            rate=self._syphon.rate,
         )
         await self._syphon.add(host)
 

@@ -17,6 +17,8 @@ DOCUMENTED = {
     "ping_mode": "message",
     "healthy_pings": 1,
     "enable_syphon": False,
+    "syphon_rate": None,
+    "syphon_only": None,
     "syphon_poll": 900,
     "undeliverable_grace": 6 * 3600,
     "ttl_policy": "full",
@@ -40,6 +42,7 @@ RANGES = {
     "failover_interval": (0, 3600, 0.001),
     "ping_primary_interval": (1, 1800, 0.001),
     "healthy_pings": (1, 10, 1),
+    "syphon_rate": (0.01, 1_000_000, 0.001),
     "syphon_poll": (1, 900, 0.001),
     "undeliverable_grace": (0, 30 * 86_400, 0.001),
     "attempt_timeout": (0.1, 60, 0.001),
@@ -104,6 +107,13 @@ def test_a_duration_is_seconds_or_a_timedelta_and_read_in_seconds(option: str) -
         assert getattr(options, option) == given
         assert getattr(options, f"{option}_s") == 2.0
         assert type(getattr(options, f"{option}_s")) is float
+
+
+@pytest.mark.parametrize("names", ["orders", [], [""], [1], 5])
+def test_the_entities_of_a_syphon_are_names(names: object) -> None:
+    with pytest.raises(ValueError, match="syphon_only must be names of queues and topics"):
+        made(syphon_only=names)
+    assert made(syphon_only=["orders"]).syphon_only == ["orders"]
 
 
 def test_a_timedelta_out_of_range_is_refused_with_its_range() -> None:

@@ -17,8 +17,8 @@ from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
 from twinbus.syphon.connection.peeking import NamespaceUnreachable
 from twinbus.syphon.connection.selection import count_matching, destination_keys
+from twinbus.syphon.core.pacing.pace import Pace, Rate
 from twinbus.syphon.core.pump import IntakeLimits, Pump
-from twinbus.syphon.core.rate import Pace, Rate
 from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
 from twinbus.syphon.relay.bookkeeping import RelayLedger
 from twinbus.syphon.relay.lease import Leases
@@ -52,8 +52,10 @@ class PumpFactory(Protocol):
 class SyphonGroup:
     """Hosts that are added as queues are found, and controlled as one."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: Rate) -> None:
         self.hosts: list[SyphonHost] = []
+        self.rate = rate
+        """What all hosts together may send to the primary."""
         self.is_paused = False
 
     async def add(self, host: SyphonHost) -> None:
@@ -108,14 +110,16 @@ class SyphonHost:
         `pump_factory` may be named as "module:attribute", for other processes. `on_delivered` is
         called with the path of each entity of the primary that accepted a message. `lease`: each
         queue is pumped only while this host holds its lease; None: if the order is strict. `rate`
-        limits all pumps that share it. `only` are the destinations to serve: messages of others
-        that are received on the way are deferred, and stay so.
+        limits all pumps that share it; None: one of its own, by `options`. `only` are the
+        destinations to serve: messages of others that are received on the way are deferred, and
+        stay so.
         """
         options = options or SendAvailabilityOptions()
         is_strict = options.session_order == "strict"
         make_pump = _factory(pump_factory or partial(Pump, is_strict=is_strict))
+        only = options.syphon_only if only is None else only
         self.only = None if only is None else destination_keys(only)
-        self.rate = rate
+        self.rate = rate or Rate(options.syphon_rate)
         if self.only is not None and limits is None:
             limits = IntakeLimits(messages=SELECTED_IN_MEMORY)
         queues = list(dict.fromkeys(queues))
@@ -143,7 +147,7 @@ class SyphonHost:
         ]
         for relay in self.relays:
             relay.pump.only = self.only
-            relay.pump.pace = None if rate is None else Pace(rate)
+            relay.pump.pace = Pace(self.rate)
 
     async def start(self) -> None:
         """Start the relays; return at once, even if a namespace cannot be reached."""
@@ -201,6 +205,7 @@ class SyphonHost:
                 "problems": self.problems(relay),
                 "paused": relay.pump.is_paused,
                 "rate_per_s": round(relay.pump.meter.per_s(now), 1),
+                "limit": self.rate.governor.limit,
             }
             for relay in self.relays
         }
@@ -266,6 +271,8 @@ async def drain(
     a queue does not exist, if its counts are refused, or if a pump fails. With `only`, return when
     no message to these destinations is left; queues that hold none are not touched.
     """
+    if only is None and options is not None:
+        only = options.syphon_only
     if only is not None:
         found = await _count_matching(endpoint_of(secondary), queues, destination_keys(only))
         queues = [queue for queue, count in found.items() if count]

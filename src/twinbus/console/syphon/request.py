@@ -17,7 +17,7 @@ from twinbus.pairing.core.backlog import lease_path
 from twinbus.pipeline.drain.rate_text import parse_drain_rate
 from twinbus.syphon.connection.selection import destination_keys
 from twinbus.syphon.core.forecast import time_to_empty_s
-from twinbus.syphon.core.rate import Rate
+from twinbus.syphon.core.pacing.pace import Rate
 from twinbus.syphon.host import SyphonGroup, SyphonHost
 
 
@@ -60,7 +60,7 @@ class SyphonRequest:
         self,
         queues: Sequence[str],
         ledger: LedgerWriter | NullLedger,
-        rate: Rate | None,
+        rate: Rate,
     ) -> SyphonHost:
         """Return a syphon of these queues, not started."""
         return SyphonHost(
@@ -90,9 +90,9 @@ class SyphonRequest:
             "empty_in_s": None if waiting is None else time_to_empty_s(waiting, per_s),
         }
 
-    def make_rate(self) -> Rate | None:
-        """Return the rate limit that all pumps share, or None."""
-        return None if self.rate_per_s is None else Rate(self.rate_per_s)
+    def make_rate(self) -> Rate:
+        """Return the rate that all pumps share."""
+        return Rate(self.rate_per_s)
 
 
 def rate_of(text: str | None) -> float | None:

@@ -70,8 +70,7 @@ class SyphonProgram:
         self._ledger = ledger
         self._count = count
         self._output = output
-        self._group = SyphonGroup()
-        self._rate = request.make_rate()
+        self._group = SyphonGroup(request.make_rate())
         self._obstacles: set[str] = set()
         verbs = {"status": Verb(self.status), **steering_verbs(self._group)}
         self._control = ControlServer("syphon", request.label, verbs)
@@ -127,7 +126,7 @@ class SyphonProgram:
         known = set(self._group.status())
         queues = [queue for queue in found if queue not in known]
         if queues:
-            await self._group.add(self._request.host(queues, self._ledger, self._rate))
+            await self._group.add(self._request.host(queues, self._ledger, self._group.rate))
             counted = f"{len(queues)} backlog queue{'s' if len(queues) > 1 else ''}"
             text = f"{counted} of {self._request.label}, {self._settings()}"
             self._say("running", text, queues=queues)

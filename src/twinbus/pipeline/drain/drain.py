@@ -40,8 +40,8 @@ from twinbus.pipeline.spark.session import require_shared
 from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.syphon.connection.counts import CountsUnavailable
 from twinbus.syphon.connection.selection import destination_keys
+from twinbus.syphon.core.pacing.governor import LOWEST_PER_S, require_rate
 from twinbus.syphon.core.pump import IntakeLimits
-from twinbus.syphon.core.rate import LOWEST_PER_S, Rate
 from twinbus.syphon.host import DrainProgress
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ def drain(
         raise SyphonError(f"tasks must be at least 1; got {tasks}")
     require_shared(spark.sparkContext.master, (place,), shared=shared)
     require_place(str(place or ""))
+    rate_per_s = options.syphon_rate if rate_per_s is None else rate_per_s
+    only = options.syphon_only if only is None else only
     _require_rate(rate_per_s)
     served = None if only is None else destination_keys(only)
     task = DrainTask(
@@ -301,7 +303,7 @@ def _require_usable(spark: SparkSession) -> None:
 def _require_rate(rate_per_s: float | None) -> None:
     """SyphonError for a rate that no syphon can keep."""
     try:
-        Rate(LOWEST_PER_S if rate_per_s is None else rate_per_s)
+        require_rate(LOWEST_PER_S if rate_per_s is None else rate_per_s)
     except ValueError as error:
         raise SyphonError(str(error)) from error
 

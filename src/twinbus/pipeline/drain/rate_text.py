@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from twinbus.cost.quantities import QuantityError, parse_rate
-from twinbus.syphon.core.rate import HIGHEST_PER_S, LOWEST_PER_S, STANDARD_PER_S
+from twinbus.syphon.core.pacing.governor import HIGHEST_PER_S, LOWEST_PER_S, STANDARD_PER_S
 
 STANDARD: Final = "standard"
 

@@ -18,8 +18,8 @@ from twinbus.loops import run_alone
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverAddress, DriverLink
 from twinbus.pipeline.drain.task_ledger import task_ledger
+from twinbus.syphon.core.pacing.pace import Rate
 from twinbus.syphon.core.pump import IntakeLimits
-from twinbus.syphon.core.rate import Rate
 from twinbus.syphon.host import DrainProgress, SyphonHost
 from twinbus.syphon.host import drain as drain_here
 from twinbus.syphon.relay.bookkeeping import RelayLedger
@@ -48,7 +48,7 @@ class DrainTask:
     only: tuple[str, ...] | None = None
     """The destinations to serve; None: all."""
     rate_per_s: float | None = None
-    """This task's part of the rate; None: as fast as it can."""
+    """This task's part of the rate; None: as fast as the primary takes it."""
     turn_s: float | None = None
     """How long it syphons; None: until its queues are empty."""
     tether: DriverAddress | None = None
@@ -120,7 +120,7 @@ class DrainTask:
             "pump_factory": self.pump_factory,
             "lease": self.lease,
             "only": self.only,
-            "rate": None if self.rate_per_s is None else Rate(self.rate_per_s),
+            "rate": Rate(self.rate_per_s),
         }
 
 

@@ -37,6 +37,7 @@ class RefusalMeaning(Enum):
     HOLD = "the entity cannot take messages now"
 
 
+SERVER_BUSY: Final = "com.microsoft:server-busy"
 TOO_LARGE: Final = "amqp:link:message-size-exceeded"
 
 _MEANINGS: Final = {

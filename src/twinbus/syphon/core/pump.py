@@ -38,7 +38,7 @@ from twinbus.syphon.core.deferred import DeferredMessages
 from twinbus.syphon.core.destination import Destination, Destinations
 from twinbus.syphon.core.forecast import DrainMeter
 from twinbus.syphon.core.intake import RENEW_AFTER, Intake, IntakeLimits
-from twinbus.syphon.core.rate import Pace
+from twinbus.syphon.core.pacing.pace import Pace
 from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.syphon.core.send_control import SendControl
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
@@ -186,6 +186,8 @@ class Pump:
         """Send what waits: the primary can be reached."""
         self._destinations.is_primary_up = True
         self._destinations.primary_answered_at = now
+        if self.pace is not None:
+            self.pace.governor.restart(now)
         actions: list[Action] = []
         for destination in self._destinations:
             if destination.waiting:
@@ -393,8 +395,12 @@ class Pump:
             message.wire = b""
             taken.append(message)
             served[message.destination] = destination
+        if not taken:
+            return []
         self.forwarded += len(taken)
-        actions = self._settlements.complete(taken, now) if taken else []
+        if self._receiving.pace is not None:
+            self._receiving.pace.governor.accepted(len(taken), now - taken[0].sent_at, now)
+        actions = self._settlements.complete(taken, now)
         for destination in served.values():
             destination.succeeded(now)
             if destination.held_until is None:

@@ -18,7 +18,7 @@ from twinbus.syphon.core.deferred import DeferredMessages
 from twinbus.syphon.core.destination import ANY_NUMBER, Destination, Destinations
 from twinbus.syphon.core.intake import RENEW_AFTER, Intake
 from twinbus.syphon.core.look_ahead import LookAheadState
-from twinbus.syphon.core.rate import Pace
+from twinbus.syphon.core.pacing.pace import Pace
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.settlements import Settlements
 from twinbus.syphon.core.waiting import WaitingMessages

@@ -15,13 +15,14 @@ from twinbus.syphon.core.actions import (
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.destination import (
     ANY_NUMBER,
+    SERVER_BUSY,
     TOO_LARGE,
     Destination,
     Destinations,
     RefusalMeaning,
     meaning_of,
 )
-from twinbus.syphon.core.rate import Pace
+from twinbus.syphon.core.pacing.pace import Pace
 from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.syphon.core.settlements import Settlements
 from twinbus.syphon.core.waiting import WaitingMessages
@@ -64,6 +65,8 @@ class SendControl:
                 actions.append(OpenDestination(destination.path))
             return actions
         sent, pace = destination.sent, self._receiving.pace
+        if pace is not None and pace.governor.is_open:
+            pace = None
         most = ANY_NUMBER if pace is None else _allowed_by(pace, destination, now)
         while destination.waiting and destination.credit > 0 and len(sent) < destination.window:
             if not most:
@@ -90,10 +93,12 @@ class SendControl:
         """Serve the destinations whose slice of the rate has come."""
         actions: list[Action] = []
         while (key := pace.next_destination()) is not None and now >= (pace.wake_at or now):
-            destination = self._destinations.by_key[key]
-            if not destination.ready or not self._destinations.is_primary_up:
+            destination = self._destinations.by_key.get(key)
+            is_ready = destination is not None and destination.ready
+            if not is_ready or not self._destinations.is_primary_up or pace.governor.is_open:
                 pace.remove(key)
-            actions += self.serve(destination, now)
+            if destination is not None:
+                actions += self.serve(destination, now)
         return actions
 
     # Destinations that take nothing
@@ -179,6 +184,7 @@ class SendControl:
         """Handle the end of a link: refused, or closed with messages that may have arrived."""
         was_attached, progressed = destination.attached, destination.progressed
         back = destination.drop_link()
+        self._note_busy(condition, now)
         meaning = meaning_of(condition)
         if meaning is RefusalMeaning.MISSING:
             return self._hold_missing(destination, text, now)
@@ -205,12 +211,17 @@ class SendControl:
     ) -> list[Action]:
         """Dead-letter a message that was refused for its content; else hold its destination."""
         meaning = meaning_of(condition)
+        self._note_busy(condition, now)
         if meaning is RefusalMeaning.MESSAGE:
             return self._dead_letter(message, destination, condition, text, now)
         destination.return_to_waiting(message)
         if meaning is RefusalMeaning.MISSING:
             return self._hold_missing(destination, text, now)
         return self.hold(destination, text, now)
+
+    def _note_busy(self, condition: str | None, now: float) -> None:
+        if condition == SERVER_BUSY and self._receiving.pace is not None:
+            self._receiving.pace.governor.busy(now)
 
     def _dead_letter(
         self,

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from tests.unit.syphon.core.pump_world import World
-from twinbus.syphon.core.rate import IN_MEMORY_S, SLICE_S, STANDARD_PER_S, Pace, Rate
+from twinbus.syphon.core.pacing.governor import SLICE_S, STANDARD_PER_S
+from twinbus.syphon.core.pacing.pace import IN_MEMORY_S, Pace, Rate
 
 STEP_S = 0.01
 

@@ -1,6 +1,6 @@
-"""Limits the messages per second of all pumps of a host.
+"""One pump's part of a governor's rate.
 
-    rate = Rate(500); pace = Pace(rate)            one pace for each pump
+    rate = Rate(); pace = Pace(rate)               one rate for a host, one pace for each pump
     pace.allowed("orders", 40, now) -> how many of the 40 may be sent now; the rest waits
 
 A pump reserves the next free slice of time, and may send so many messages when it begins. Slices
@@ -15,15 +15,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
-STANDARD_PER_S: Final = 250.0
-"""Rate for a Standard namespace, which has 1,000 credits a second. A moved message costs two in the
-primary (the syphon's send, the consumer's receive) and at most two in the secondary (receive and
-settlement). So 250 messages a second use half of each namespace, and leave half to the
-application."""
-
-SLICE_S: Final = 0.1
-"""Length of the slice that a pump reserves: long enough to send in groups, short enough that ten
-busy pumps each get a slice every second. Also the most unused time that is made up for."""
+from twinbus.syphon.core.pacing.governor import SLICE_S, Governor
 
 IN_MEMORY_S: Final = 2.0
 """How many seconds' worth of messages all pumps together hold in memory. It is far below the usual
@@ -32,34 +24,28 @@ lock duration, so that no lock is renewed only because its message waits for a s
 IN_MEMORY_MIN: Final = 2
 """For one pump at any rate: one message that the queue delivers, one received by number."""
 
-LOWEST_PER_S: Final = 0.01
-HIGHEST_PER_S: Final = 1_000_000.0
+ANY_NUMBER: Final = 1 << 30
 
 
 class Rate:
-    """The messages per second that all paces together may send."""
+    """The messages per second that all paces together may send, as the governor allows."""
 
-    __slots__ = ("_free_at", "_paces", "per_s", "slice_messages")
+    __slots__ = ("_free_at", "_paces", "governor")
 
-    def __init__(self, per_s: float) -> None:
-        if not LOWEST_PER_S <= per_s <= HIGHEST_PER_S:
-            raise ValueError(
-                f"a rate is {LOWEST_PER_S:g} to {HIGHEST_PER_S:,.0f} messages a second; "
-                f"got {per_s:g}"
-            )
-        self.per_s = per_s
-        self.slice_messages = max(1, int(per_s * SLICE_S))
+    def __init__(self, most_per_s: float | None = None) -> None:
+        """`most_per_s` is never exceeded; None: the primary's answers alone decide."""
+        self.governor = Governor(most_per_s)
         self._free_at = float("-inf")
         self._paces: list[Pace] = []
 
     def __repr__(self) -> str:
-        return f"<rate {self.per_s:g}/s, {len(self._paces)} paces, free at {self._free_at:.3f}>"
+        return f"<{self.governor}, {len(self._paces)} paces, free at {self._free_at:.3f}>"
 
     def reserve(self, count: int, now: float) -> float:
         """Reserve a slice for `count` messages; return when it begins."""
         # Unused time is made up for, but one slice only: no burst after a quiet time.
         starts_at = max(self._free_at, now - SLICE_S)
-        self._free_at = starts_at + count / self.per_s
+        self._free_at = starts_at + count / self.governor.per_s
         return starts_at
 
     def add(self, pace: Pace) -> None:
@@ -76,19 +62,22 @@ class Rate:
 
         The pumps with work share the rate; a pump without work gets an equal part of all pumps.
         """
+        if self.governor.is_open:
+            return ANY_NUMBER
         working = sum(other.is_working for other in self._paces)
         parts = working if pace.is_working else len(self._paces)
-        return max(IN_MEMORY_MIN, ceil(self.per_s * IN_MEMORY_S / max(1, parts)))
+        return max(IN_MEMORY_MIN, ceil(self.governor.per_s * IN_MEMORY_S / max(1, parts)))
 
 
 class Pace:
     """One pump's share of a rate."""
 
-    __slots__ = ("_from", "_queue", "_rate", "_unused", "is_working")
+    __slots__ = ("_from", "_queue", "_rate", "_unused", "governor", "is_working")
 
     def __init__(self, rate: Rate) -> None:
         self.is_working = False
         """The pump has messages in memory."""
+        self.governor = rate.governor
         self._rate = rate
         self._unused = 0
         """Messages of the reserved slice that are not sent yet."""
@@ -120,6 +109,8 @@ class Pace:
             # Others wait already; asking more often gets no larger share.
             self._queue[destination] = None
             return 0
+        # A slice that was reserved before the rate was cut may be too large by now.
+        self._unused = min(self._unused, self.governor.slice_messages)
         if not self._unused:
             self._reserve(wanted, now)
         if now < self._from:
@@ -136,7 +127,7 @@ class Pace:
         return count
 
     def _reserve(self, wanted: int, now: float) -> None:
-        self._unused = min(wanted, self._rate.slice_messages)
+        self._unused = min(wanted, self.governor.slice_messages)
         self._from = self._rate.reserve(self._unused, now)
 
     def next_destination(self) -> str | None:

@@ -1,0 +1,124 @@
+"""A backlog comes home to a primary that throttles, and live callers see no error (SPEC 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+from tests.end_to_end.raw_client import RawClient
+from tests.end_to_end.syphon_world import send_all, stored
+from tests.official_sdk import Faults, administration
+from tests.processes import ServedBroker
+from twinbus import SendAvailabilityOptions, pair_namespaces
+from twinbus.errors import PairingError
+from twinbus.pair import Pair
+
+pytestmark = pytest.mark.end_to_end
+
+ENTITIES = [f"orders-{number}" for number in range(40)]
+CALLERS = 20
+PAUSE_S = 0.2
+"""Between two sends of one live caller."""
+
+CALL_S = 30.0
+PER_S = 300
+"""Sends a second that the primary takes of everybody together."""
+
+
+@dataclass
+class LiveCalls:
+    """What live callers saw while the backlog came home."""
+
+    took_s: list[float] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+
+
+async def fill(primary: str, secondary: str, count: int) -> None:
+    """Spread messages to all entities over the backlog queues, as an outage would."""
+    options = SendAvailabilityOptions(ledger="")
+    async with pair_namespaces(primary, secondary, options) as pair:
+        queues = pair.backlog_queues
+    for index, queue in enumerate(queues):
+        numbers = range(index, count, len(queues))
+        messages = (stored(ENTITIES[n // len(queues) % len(ENTITIES)], f"m{n}") for n in numbers)
+        connection = await RawClient.open(secondary)
+        await send_all(connection, queue, messages)
+        await connection.close()
+
+
+async def call(pair: Pair, path: str, calls: LiveCalls, over: asyncio.Event) -> None:
+    async with pair.get_queue_sender(path) as sender:
+        while not over.is_set():
+            began = time.monotonic()
+            try:
+                await sender.send_messages(ServiceBusMessage("live"), timeout=CALL_S)
+            except (ServiceBusError, PairingError) as error:
+                calls.errors.append(error)
+            calls.took_s.append(time.monotonic() - began)
+            await asyncio.sleep(PAUSE_S)
+
+
+async def bring_home(primary: str, secondary: str, count: int, limit_s: float) -> LiveCalls:
+    """Drain the backlog with the syphon of a pair, while callers of another pair send."""
+    calls, over = LiveCalls(), asyncio.Event()
+    # One quick retry: throttling that lasts longer than an instant is an error of the caller.
+    live = SendAvailabilityOptions(retry_total=1, retry_backoff_factor=0.2, ledger="")
+    syphon = SendAvailabilityOptions(enable_syphon=True, ledger="")
+    async with pair_namespaces(primary, secondary, live) as pair, asyncio.TaskGroup() as group:
+        for path in ENTITIES[:CALLERS]:
+            group.create_task(call(pair, path, calls, over))
+        try:
+            async with asyncio.timeout(limit_s):
+                while len(calls.took_s) < 2 * CALLERS:  # noqa: ASYNC110  # their links are open
+                    await asyncio.sleep(0.1)
+                Faults(primary).add("throttle", per_s=PER_S)
+                async with pair_namespaces(primary, secondary, syphon) as draining:
+                    while moved(draining) < count:  # noqa: ASYNC110  # it has no event for it
+                        await asyncio.sleep(0.1)
+        finally:
+            over.set()
+    return calls
+
+
+def moved(pair: Pair) -> int:
+    syphon = pair.status().syphon
+    assert syphon is not None
+    return sum(state["completed"] for state in syphon.values())
+
+
+def drain_beside_live_callers(directory: Path, count: int, limit_s: float) -> tuple[LiveCalls, int]:
+    """Run the whole story; return what callers saw and how many messages the primary holds."""
+    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True) as broker:
+        primary, secondary = (
+            broker.connection_string("contoso"),
+            broker.connection_string("contoso-dr"),
+        )
+        with administration(primary) as admin:
+            for path in ENTITIES:
+                admin.create_queue(path, requires_duplicate_detection=True)
+        asyncio.run(fill(primary, secondary, count))
+        calls = asyncio.run(bring_home(primary, secondary, count, limit_s))
+        with administration(primary) as admin:
+            queues = list(admin.list_queues_runtime_properties())
+    return calls, sum(queue.active_message_count or 0 for queue in queues)
+
+
+def test_live_callers_see_no_error_while_a_throttled_primary_takes_the_backlog(
+    tmp_path: Path,
+) -> None:
+    calls, held = drain_beside_live_callers(tmp_path, count=2_000, limit_s=60.0)
+    assert calls.errors == []
+    assert held == 2_000 + len(calls.took_s)
+
+
+@pytest.mark.soak  # the number of the issue: a minute and a half
+def test_twenty_thousand_messages_come_home_without_an_error(tmp_path: Path) -> None:
+    calls, held = drain_beside_live_callers(tmp_path, count=20_000, limit_s=300.0)
+    assert calls.errors == []
+    assert held == 20_000 + len(calls.took_s)
