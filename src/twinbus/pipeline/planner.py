@@ -20,14 +20,7 @@ from pyspark.sql import functions as F
 from twinbus.cost.quantities import YEAR_S
 from twinbus.errors import TwinbusError
 from twinbus.pipeline.spark.background_job import failure_of
-from twinbus.planning.model import (
-    BacklogLevel,
-    Calculus,
-    Setting,
-    effect_of,
-    fullest_share,
-    next_level,
-)
+from twinbus.planning import model
 from twinbus.planning.outages import LENGTH_MAX_S, Lengths, OutagePattern
 from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome
 
@@ -49,7 +42,7 @@ class SimulationError(TwinbusError):
     """Spark gave up on the simulation; the text says why."""
 
 
-COLUMNS: Final = Calculus(
+COLUMNS: Final = model.Calculus(
     most=lambda first, second: F.greatest(_column(first), _column(second)),
     least=lambda first, second: F.least(_column(first), _column(second)),
     floor=lambda value: F.floor(_column(value)).cast("double"),
@@ -108,7 +101,7 @@ def lived_years(years: DataFrame, question: PlanQuestion) -> DataFrame:
     rate = traffic.rate_per_s
 
     def effect(outage: Column) -> Column:
-        found = effect_of(
+        found = model.effect_of(
             outage["length_s"],
             F.col("failover_interval_s"),
             F.col("ping_interval_s"),
@@ -126,8 +119,8 @@ def lived_years(years: DataFrame, question: PlanQuestion) -> DataFrame:
         )
 
     def fold(standing: Column, outage: Column) -> Column:
-        after = next_level(
-            BacklogLevel(*(standing[name] for name in BacklogLevel.__slots__)),
+        after = model.next_level(
+            model.BacklogLevel(*(standing[name] for name in model.BacklogLevel.__slots__)),
             outage["diverted"],
             outage["overhang_s"],
             outage["peace_s"],
@@ -136,9 +129,11 @@ def lived_years(years: DataFrame, question: PlanQuestion) -> DataFrame:
             capacity=F.col("capacity"),
             calculus=COLUMNS,
         )
-        return F.struct(*(getattr(after, name).alias(name) for name in BacklogLevel.__slots__))
+        return F.struct(
+            *(getattr(after, name).alias(name) for name in model.BacklogLevel.__slots__)
+        )
 
-    nothing = F.struct(*(F.lit(0.0).alias(name) for name in BacklogLevel.__slots__))
+    nothing = F.struct(*(F.lit(0.0).alias(name) for name in model.BacklogLevel.__slots__))
     under = years.select(
         "outages", F.inline(_intervals(question)).alias("failover_interval_s", "ping_interval_s")
     )
@@ -260,7 +255,7 @@ def _backlogs(question: PlanQuestion) -> Column:
     senders = question.traffic.links
     return F.array(
         *(
-            F.struct(F.lit(count), F.lit(count * room), F.lit(fullest_share(count, senders)))
+            F.struct(F.lit(count), F.lit(count * room), F.lit(model.fullest_share(count, senders)))
             for count in counts
         )
     )
@@ -278,8 +273,8 @@ def _column(value: Any) -> Column:
     return F.lit(float(value)) if isinstance(value, int | float) else value
 
 
-def _setting(row: Row) -> Setting:
-    return Setting(row["failover_interval_s"], row["ping_interval_s"], row["queues"])
+def _setting(row: Row) -> model.Setting:
+    return model.Setting(row["failover_interval_s"], row["ping_interval_s"], row["queues"])
 
 
 def _outcome(row: Row, question: PlanQuestion) -> SettingOutcome:

@@ -10,20 +10,13 @@ from pyspark.sql import functions as F
 from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule, idle_syphon_operations
 from twinbus.cost.bill import MonthUse, ServiceTier
 from twinbus.cost.bill import bill as month_bill
+from twinbus.pipeline.reports import documents
 from twinbus.pipeline.reports.bill import (
     MonthlySum,
     MonthQuantities,
     bill,
     charges_by_kind,
     quantities,
-)
-from twinbus.pipeline.reports.documents import (
-    ChargeLine,
-    ChargesReport,
-    DayUnits,
-    EntityUnits,
-    ModelLine,
-    PriceLine,
 )
 from twinbus.pipeline.reports.ledger_tables import (
     by_day,
@@ -45,7 +38,6 @@ if TYPE_CHECKING:
 
     from twinbus.cost.prices import PriceBook
     from twinbus.pipeline.reports.bill import Bill
-    from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
 LINES_MAX: Final = 100_000
@@ -66,8 +58,8 @@ _STAGE_NAMES: Final = {
 
 
 def charges_report(
-    tables: LedgerTables, asked: ReportRequest, prices: PriceBook, rule: CountingRule
-) -> ChargesReport:
+    tables: LedgerTables, asked: documents.ReportRequest, prices: PriceBook, rule: CountingRule
+) -> documents.ChargesReport:
     """The operations of the requested days and their cost."""
     scope = scope_of(tables, asked, lines_of(tables, asked))
     counted, deliveries = _counted(tables, asked)
@@ -92,17 +84,17 @@ def charges_report(
 
 def charges_summary(
     tables: LedgerTables,
-    asked: ReportRequest,
+    asked: documents.ReportRequest,
     prices: PriceBook,
     rule: CountingRule,
-    scope: ReportScope,
-) -> ChargesReport:
+    scope: documents.ReportScope,
+) -> documents.ChargesReport:
     """The report's sums and bill, without its lines, entities, days, prices and model."""
     rows = monthly(_counted(tables, asked)[0]).collect()
     return _summary([MonthlySum(*row) for row in rows], asked, prices, rule, scope)
 
 
-def _counted(tables: LedgerTables, asked: ReportRequest) -> tuple[DataFrame, DataFrame]:
+def _counted(tables: LedgerTables, asked: documents.ReportRequest) -> tuple[DataFrame, DataFrame]:
     """The charges in scope, with receives, and the deliveries."""
     deliveries = by_day(of_entity(tables.table("deliveries"), asked), asked)
     recorded = by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
@@ -111,13 +103,13 @@ def _counted(tables: LedgerTables, asked: ReportRequest) -> tuple[DataFrame, Dat
 
 def _summary(
     sums: Sequence[MonthlySum],
-    asked: ReportRequest,
+    asked: documents.ReportRequest,
     prices: PriceBook,
     rule: CountingRule,
-    scope: ReportScope,
-) -> ChargesReport:
+    scope: documents.ReportScope,
+) -> documents.ChargesReport:
     money = bill(sums, prices, rule)
-    return ChargesReport(
+    return documents.ChargesReport(
         scope=scope,
         operations=sum(row.operations for row in sums),
         units=sum(row.units for row in sums),
@@ -134,34 +126,34 @@ def _summary(
     )
 
 
-def _lines(table: DataFrame) -> tuple[tuple[ChargeLine, ...], int]:
-    keys = ChargeLine._fields[:-3]
+def _lines(table: DataFrame) -> tuple[tuple[documents.ChargeLine, ...], int]:
+    keys = documents.ChargeLine._fields[:-3]
     summed = table.groupBy(*keys).agg(
         *(F.sum(name).alias(name) for name in ("operations", "units", "bytes"))
     )
     rows = summed.orderBy(*keys).limit(LINES_MAX + 1).collect()
     left_out = summed.count() - LINES_MAX if len(rows) > LINES_MAX else 0
-    return tuple(ChargeLine(*row) for row in rows[:LINES_MAX]), left_out
+    return tuple(documents.ChargeLine(*row) for row in rows[:LINES_MAX]), left_out
 
 
-def _entities(table: DataFrame) -> tuple[tuple[EntityUnits, ...], int]:
+def _entities(table: DataFrame) -> tuple[tuple[documents.EntityUnits, ...], int]:
     summed = table.groupBy(F.lower("entity").alias("entity")).agg(
         F.sum("operations").alias("operations"), F.sum("units").alias("units")
     )
     rows = summed.orderBy(F.col("units").desc(), "entity").limit(ENTITIES_MAX + 1).collect()
     total = summed.count() if len(rows) > ENTITIES_MAX else len(rows)
-    return tuple(EntityUnits(*row) for row in rows[:ENTITIES_MAX]), total
+    return tuple(documents.EntityUnits(*row) for row in rows[:ENTITIES_MAX]), total
 
 
-def _days(table: DataFrame, rule: CountingRule) -> tuple[DayUnits, ...]:
+def _days(table: DataFrame, rule: CountingRule) -> tuple[documents.DayUnits, ...]:
     """Billed units by day and cause."""
     if not rule.count_settlement:
         table = table.where(~F.col("operation").isin(*SETTLEMENTS))
     rows = table.groupBy("day", "cause").agg(F.sum("units").alias("units")).collect()
-    return tuple(sorted(DayUnits(*row) for row in rows))
+    return tuple(sorted(documents.DayUnits(*row) for row in rows))
 
 
-def _prices(months: Sequence[MonthQuantities], prices: PriceBook) -> Iterator[PriceLine]:
+def _prices(months: Sequence[MonthQuantities], prices: PriceBook) -> Iterator[documents.PriceLine]:
     """The cost of the months in each tier, of what the ledger records."""
     for tier in ServiceTier:
         sums: dict[tuple[str, str, str], tuple[int, Decimal | None]] = {}
@@ -175,10 +167,10 @@ def _prices(months: Sequence[MonthQuantities], prices: PriceBook) -> Iterator[Pr
                     amount = line.amount if amount is None else amount + line.amount
                 sums[key] = quantity + line.quantity, amount
         for (name, unit, note), (quantity, amount) in sums.items():
-            yield PriceLine(tier.value, name, f"{quantity:,} {unit}", amount, note)
+            yield documents.PriceLine(tier.value, name, f"{quantity:,} {unit}", amount, note)
 
 
-def _polled_s(tables: LedgerTables, asked: ReportRequest) -> int:
+def _polled_s(tables: LedgerTables, asked: documents.ReportRequest) -> int:
     """From the start of the first empty poll to the end of the last one."""
     polled = tables.table("traffic").where("polls > 0")
     days = polled.withColumn("day", day_of(F.col("at_s") * 1000))
@@ -187,7 +179,7 @@ def _polled_s(tables: LedgerTables, asked: ReportRequest) -> int:
     return 0 if row[0] is None else row[1] - row[0] + POLL_S
 
 
-def _model(table: DataFrame, deliveries: DataFrame, polled_s: int) -> Iterator[ModelLine]:
+def _model(table: DataFrame, deliveries: DataFrame, polled_s: int) -> Iterator[documents.ModelLine]:
     """The documented arithmetic beside the ledger: the stages of messages, and idle polls."""
     found = {row["stage"]: row for row in beside_model(table, deliveries).collect()}
     for stage in MESSAGE_STAGES:
@@ -205,16 +197,16 @@ def _model(table: DataFrame, deliveries: DataFrame, polled_s: int) -> Iterator[M
         queues = polls["queues"]
         model = idle_syphon_operations(queue_count=queues, poll_s=POLL_S, period_s=polled_s)
         note = f"one for each of {queues} backlog queues every {POLL_S:g} s, for {polled_s:g} s"
-        yield ModelLine("polls that found nothing", model, polls["polls"], note)
+        yield documents.ModelLine("polls that found nothing", model, polls["polls"], note)
 
 
-def _stage(stage: str, row: Any) -> ModelLine:
+def _stage(stage: str, row: Any) -> documents.ModelLine:
     assumed = row["assumed_units"]
     note = f"{assumed:,} of them assumed, one for each delivered message" if assumed else ""
-    return ModelLine(_STAGE_NAMES[stage], row["model_units"], row["units"], note)
+    return documents.ModelLine(_STAGE_NAMES[stage], row["model_units"], row["units"], note)
 
 
-def _unknown(scope: ReportScope, money: Bill) -> Iterator[str]:
+def _unknown(scope: documents.ReportScope, money: Bill) -> Iterator[str]:
     if money.bytes_out and money.egress_amount is None:
         yield "what traffic out of the region costs: the price book has no price for it"
     yield "connections, and operations of programs that keep no ledger, are in no figure"

@@ -23,22 +23,9 @@ from twinbus.pipeline.reports.ledger_tables import (
     unread,
     whole_days,
 )
+from twinbus.pipeline.tables import conservation, journeys
 from twinbus.pipeline.tables.buckets import day_of
 from twinbus.pipeline.tables.charges import MESSAGE_STAGES
-from twinbus.pipeline.tables.conservation import (
-    aged,
-    in_backlog,
-    is_duplicate,
-    named_duplicates,
-    window_of,
-)
-from twinbus.pipeline.tables.journeys import (
-    DELIVERED_FATE,
-    FATES_OF_ACCEPTED,
-    UNSEEN,
-    destination_of,
-    looked_at,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,19 +122,21 @@ def _notable(tables: LedgerTables, asked: ReportRequest, look: BacklogSnapshot |
     if look is None:
         return found.drop("day")
     before = found.drop("day").withColumnRenamed("fate", "told")
-    now = looked_at(found.drop("day"), look.sightings)
+    now = journeys.looked_at(found.drop("day"), look.sightings)
     # Accepted while somebody looked, or moved meanwhile: the look may have missed it.
     too_young = F.col("last_ms") >= look.began_ms - MARGIN_MS
     told = before.select("destination", "message_id", "told")
     fate = F.when(
-        F.col("told").isin(*UNSEEN) & (F.col("fate") == "lost") & too_young, F.col("told")
+        F.col("told").isin(*journeys.UNSEEN) & (F.col("fate") == "lost") & too_young, F.col("told")
     ).otherwise(F.col("fate"))
     return now.join(told, ["destination", "message_id"]).withColumn("fate", fate).drop("told")
 
 
 def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> list[Counts]:
     """For each entity: what the sums say, and the fates of those that are not delivered."""
-    told = of_entity(tables.table("fates"), asked).where(~in_backlog(F.col("destination")))
+    told = of_entity(tables.table("fates"), asked).where(
+        ~conservation.in_backlog(F.col("destination"))
+    )
     sums = (
         by_day(told, asked)
         .groupBy("destination")
@@ -155,10 +144,10 @@ def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> 
     )
     # Whether anybody keeps count of what is received there, on whatever day.
     heard = told.groupBy("destination").agg((F.sum("received") > 0).alias("heard"))
-    missing = [fate for fate in FATES_OF_ACCEPTED if fate != DELIVERED_FATE]
+    missing = [fate for fate in journeys.FATES_OF_ACCEPTED if fate != journeys.DELIVERED_FATE]
     others = notable.groupBy("destination").agg(
         *(F.count_if(F.col("accepted") & (F.col("fate") == fate)).alias(fate) for fate in missing),
-        F.count_if(is_duplicate()).alias("repeated"),
+        F.count_if(conservation.is_duplicate()).alias("repeated"),
     )
     rows = (
         sums.join(heard, "destination", "left")
@@ -174,7 +163,7 @@ def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> 
 
 
 def _added(rows: Sequence[Counts]) -> Counts:
-    names = (*FATES_OF_ACCEPTED, "accepted", *_COUNTS, "repeated")
+    names = (*journeys.FATES_OF_ACCEPTED, "accepted", *_COUNTS, "repeated")
     return {"destination": "", **{name: sum(row[name] for row in rows) for name in names}}
 
 
@@ -217,7 +206,7 @@ class _Sums:
 def _named(notable: DataFrame, ids_max: int) -> tuple[tuple[NamedMessage, ...], int]:
     """Messages that are not delivered, the worst first, and how many more there are."""
     rank = F.array_position(F.array(*(F.lit(fate) for fate in _WORST_FIRST)), F.col("fate"))
-    missing = notable.where(F.col("accepted") & (F.col("fate") != DELIVERED_FATE))
+    missing = notable.where(F.col("accepted") & (F.col("fate") != journeys.DELIVERED_FATE))
     rows = (
         missing.orderBy(rank, "accepted_ms", "destination", "message_id")
         .select("destination", "message_id", "fate", "accepted_ms")
@@ -229,19 +218,21 @@ def _named(notable: DataFrame, ids_max: int) -> tuple[tuple[NamedMessage, ...], 
 
 
 def _duplicate_windows(notable: DataFrame) -> dict[str, int]:
-    repeated = notable.where(is_duplicate()).groupBy(window_of().alias("window"))
+    repeated = notable.where(conservation.is_duplicate()).groupBy(
+        conservation.window_of().alias("window")
+    )
     return {row["window"]: row["count"] for row in sorted(repeated.count().collect())}
 
 
 def _duplicates(notable: DataFrame, ids_max: int) -> tuple[DuplicateMessage, ...]:
-    found = named_duplicates(notable).select(*DuplicateMessage._fields)
+    found = conservation.named_duplicates(notable).select(*DuplicateMessage._fields)
     rows = found.orderBy("entity", "message_id").limit(ids_max).collect()
     return tuple(DuplicateMessage(*row) for row in rows)
 
 
 def _aged(tables: LedgerTables, asked: ReportRequest, detection_s: int) -> tuple[AgedBacklog, ...]:
     """Entities whose messages were in the backlog for longer than duplicates are detected."""
-    found = aged(of_entity(tables.table("ages"), asked), detection_s)
+    found = conservation.aged(of_entity(tables.table("ages"), asked), detection_s)
     rows = found.orderBy(F.col("oldest_s").desc(), "destination").limit(ENTITIES_MAX).collect()
     return tuple(
         AgedBacklog(row["destination"], row["messages"], row["oldest_s"] * 1000, detection_s * 1000)
@@ -304,7 +295,7 @@ def _of_several_pairs(tables: LedgerTables, asked: ReportRequest) -> Iterator[st
     at_primary = F.col("operation").isin("send", "forward", "ping") & (F.col("namespace") != "")
     rows = (
         table.where(at_primary & (F.col("view") == "client"))
-        .groupBy(destination_of(F.col("entity")).alias("entity"))
+        .groupBy(journeys.destination_of(F.col("entity")).alias("entity"))
         .agg(F.count_distinct("namespace").alias("primaries"))
         .where("primaries > 1")
         .orderBy("entity")

@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import CountingRule
+from twinbus.pipeline.reports import documents
 from twinbus.pipeline.reports.availability import failovers_over_time
 from twinbus.pipeline.reports.charges import charges_summary
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
-from twinbus.pipeline.reports.documents import (
-    AvailabilityReport,
-    ChargesReport,
-    ConservationReport,
-    ReportRequest,
-    Sighting,
-)
 from twinbus.pipeline.reports.ledger_tables import BatchTables
 from twinbus.pipeline.tables.schemas import SIGHTINGS
 
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
 
     from twinbus.cost.prices import PriceBook
 
-WHOLE_LEDGER: Final = ReportRequest()
+WHOLE_LEDGER: Final = documents.ReportRequest()
 BUCKET_S: Final = 1
 """An outage of seconds is drawn by the second."""
 
@@ -39,9 +33,9 @@ BUCKET_S: Final = 1
 class OutageReport:
     """What a drill needs of the three reports, and what only records tell."""
 
-    conservation: ConservationReport
-    charges: ChargesReport
-    availability: AvailabilityReport
+    conservation: documents.ConservationReport
+    charges: documents.ChargesReport
+    availability: documents.AvailabilityReport
     drain_began_ms: int | None
     """The first message that came out of the backlog."""
     drain_ended_ms: int | None
@@ -55,7 +49,7 @@ def outage_report(
     spark: SparkSession,
     ledger: Path | str,
     prices: PriceBook,
-    sightings: Iterable[Sighting],
+    sightings: Iterable[documents.Sighting],
     *,
     peeked_ms: int,
     ids_max: int,

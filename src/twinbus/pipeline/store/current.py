@@ -22,17 +22,7 @@ from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, kept_table
 from twinbus.pipeline.store.raw_files import missing_from_tables
 from twinbus.pipeline.store.store import BRONZE, Snapshot, TableStore
 from twinbus.pipeline.store.stream import open_store, update
-from twinbus.pipeline.tables.bronze import (
-    LINES,
-    OPEN_FILES,
-    READING,
-    REASONS,
-    STORED_RECORDS,
-    line_counts,
-    location_of,
-    reason,
-    records_of,
-)
+from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import BUCKET_S, GoldTable
 from twinbus.pipeline.tables.journeys import partial_journeys
 from twinbus.pipeline.tables.named_messages import NOTABLE, with_fates
@@ -135,7 +125,7 @@ class CurrentTables:
         """Every record, as `schemas.LEDGER`: this reads all there are."""
         parts = self._snapshot.parts_of(BRONZE)
         store = self._store.for_many(self._snapshot.records)
-        stored = store.read(BRONZE, parts, STORED_RECORDS).select(*LEDGER.fieldNames())
+        stored = store.read(BRONZE, parts, bronze.STORED_RECORDS).select(*LEDGER.fieldNames())
         return stored if self._tail is None else stored.unionByName(self._tail.taken)
 
     def _total(self, table: GoldTable) -> DataFrame:
@@ -159,13 +149,15 @@ class _Tail:
         few = sum(files.values()) <= _FEW_BYTES
         session = store.for_few().session if few else spark
         # A file that is ended now has another name: whoever made this looks again.
-        reader = session.read.schema(LINES).options(**READING, ignoreMissingFiles="true")
-        lines = reader.json(location_of(ledger), pathGlobFilter=OPEN_FILES)
+        reader = session.read.schema(bronze.LINES).options(
+            **bronze.READING, ignoreMissingFiles="true"
+        )
+        lines = reader.json(bronze.location_of(ledger), pathGlobFilter=bronze.OPEN_FILES)
         lines = lines.withColumn(_FILE, F.col("_metadata.file_name"))
         self._lines = (lines.coalesce(1) if few else lines).persist()
         told = (
-            self._lines.withColumn("reason", reason())
-            .agg(*line_counts(F.col("reason")), F.collect_set(_FILE).alias(_FILE))
+            self._lines.withColumn("reason", bronze.reason())
+            .agg(*bronze.line_counts(F.col("reason")), F.collect_set(_FILE).alias(_FILE))
             .collect()[0]
         )
         self.unread = {name for name, size in files.items() if size} - set(
@@ -174,8 +166,8 @@ class _Tail:
         """Files with lines of which none was read."""
         self.records: int = told["records"]
         # A line that is not whole is being written: it is no news.
-        self.set_aside = {why: told[why] for why in REASONS if told[why] and why != "torn"}
-        self.taken = records = records_of(self._lines).drop(_FILE)
+        self.set_aside = {why: told[why] for why in bronze.REASONS if told[why] and why != "torn"}
+        self.taken = records = bronze.records_of(self._lines).drop(_FILE)
         few = few and self.records <= ONE_TASK_MAX
         self.fresh = keyed(partial_journeys(records, one_task=few)).persist()
         seen = self.fresh.agg(
@@ -209,5 +201,5 @@ def _require_read(ledger: Path | str, tail: _Tail | None, still_open: Collection
 
 def _open_files(store: TableStore, ledger: Path | str) -> dict[str, int]:
     """The files of a ledger that are still written, with their sizes."""
-    suffix = OPEN_FILES.removeprefix("*")
+    suffix = bronze.OPEN_FILES.removeprefix("*")
     return {name: size for name, size in store.files_at(str(ledger)) if name.endswith(suffix)}

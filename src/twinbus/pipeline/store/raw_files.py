@@ -13,14 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from twinbus.ledger.missing import (
-    MissingFiles,
-    is_note,
-    missing_files,
-    new_note,
-    note_name,
-    noted_files,
-)
+from twinbus.ledger import missing
 from twinbus.pipeline.store.store import TableStore
 
 
@@ -40,25 +33,25 @@ def note_removal(store: TableStore, addresses: Iterable[str]) -> None:
         place, _, name = unquote(address).rpartition("/")
         names.setdefault(place, set()).add(name)
     for place, going in names.items():
-        notes = (noted_files(text) for text in _listed(store, place)[1])
+        notes = (missing.noted_files(text) for text in _listed(store, place)[1])
         new = going.difference(*(noted for noted in notes if noted is not None))
         if new:
-            store.put_text(place, note_name(), new_note(new))
+            store.put_text(place, missing.note_name(), missing.new_note(new))
     if names:
         store.mark_raw_removed()
 
 
-def missing_from_files(tables: TableStore, ledger: Path | str) -> MissingFiles:
+def missing_from_files(tables: TableStore, ledger: Path | str) -> missing.MissingFiles:
     """What a reader of the ledger's files does not see; `tables` are those inside the ledger."""
     names, notes = _listed(tables, str(ledger))
-    found = missing_files(names, notes)
+    found = missing.missing_files(names, notes)
     # A version that left no note may have removed some.
     return replace(found, unnoted=1) if tables.is_only_copy and not notes else found
 
 
-def missing_from_tables(tables: TableStore, ledger: Path | str) -> MissingFiles:
+def missing_from_tables(tables: TableStore, ledger: Path | str) -> missing.MissingFiles:
     """What these tables of a ledger do not hold: files that went before they were taken."""
-    found = missing_files(*_listed(tables, str(ledger)))
+    found = missing.missing_files(*_listed(tables, str(ledger)))
     if not found:
         return found
     return found.but({unquote(path).rpartition("/")[2] for path, _ in taken_files(tables)})
@@ -67,4 +60,4 @@ def missing_from_tables(tables: TableStore, ledger: Path | str) -> MissingFiles:
 def _listed(store: TableStore, place: str) -> tuple[list[str], list[str]]:
     """The names of a ledger's files, and the texts of the notes among them."""
     names = [name for name, _ in store.files_at(place)]
-    return names, [store.text_at(place, name) for name in names if is_note(name)]
+    return names, [store.text_at(place, name) for name in names if missing.is_note(name)]

@@ -24,15 +24,7 @@ from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark.session import require_shared
-from twinbus.pipeline.store.increment import (
-    ONE_TASK_MAX,
-    STORED_JOURNEYS,
-    Increment,
-    kept_tables,
-    keyed,
-    signature_of,
-    totals,
-)
+from twinbus.pipeline.store import increment
 from twinbus.pipeline.store.store import (
     BRONZE,
     JOURNEYS,
@@ -42,17 +34,7 @@ from twinbus.pipeline.store.store import (
     Snapshot,
     TableStore,
 )
-from twinbus.pipeline.tables.bronze import (
-    ENDED_FILES,
-    LINES,
-    READING,
-    STORED_RECORDS,
-    line_counts,
-    location_of,
-    reason,
-    set_aside,
-    stored,
-)
+from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import GoldTable
 from twinbus.pipeline.tables.journeys import partial_journeys
 from twinbus.pipeline.tables.schemas import CORRUPT
@@ -100,7 +82,7 @@ def open_store(
     `shared`, here and below: local paths are directories that all machines of the cluster mount.
     """
     require_shared(spark.sparkContext.master, (ledger, tables), shared=shared)
-    location_of(ledger)
+    bronze.location_of(ledger)
     _require_plain_name(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
     _require_columns(store, store.require_whole())
@@ -160,7 +142,7 @@ def rebuild(
 ) -> Snapshot:
     """Remove the tables and make them anew from the files of the ledger that are there."""
     require_shared(spark.sparkContext.master, (ledger, tables), shared=shared)
-    location_of(ledger)
+    bronze.location_of(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
     store.require_raw()
     store.remove()
@@ -179,12 +161,12 @@ def _streaming(
 ) -> Iterator[StreamingQuery]:
     """A running query for a `with` block; that another process got ahead of it is no error."""
     taking = _Taking(spark, store, announce or (lambda snapshot: None))
-    reader = spark.readStream.schema(LINES).options(**READING)
-    reader = reader.options(pathGlobFilter=ENDED_FILES, maxFileAge=_FOR_EVER)
+    reader = spark.readStream.schema(bronze.LINES).options(**bronze.READING)
+    reader = reader.options(pathGlobFilter=bronze.ENDED_FILES, maxFileAge=_FOR_EVER)
     if files_max is not None:
         reader = reader.option("maxFilesPerTrigger", files_max)
     writer = (
-        reader.json(location_of(ledger))
+        reader.json(bronze.location_of(ledger))
         .writeStream.foreachBatch(taking)
         .option("checkpointLocation", store.checkpoint)
     )
@@ -218,7 +200,7 @@ class _Taking:
         self._spark = spark
         self._store = store
         self._announce = announce
-        self._tables = kept_tables()
+        self._tables = increment.kept_tables()
 
     def __call__(self, lines: DataFrame, batch: int) -> None:
         try:
@@ -238,7 +220,7 @@ class _Taking:
                 f" one is {batch}: commits are missing; {REBUILD}"
             )
         part = self._store.new_part(batch)
-        after = replace(snapshot, batch=batch, gold=signature_of(self._tables))
+        after = replace(snapshot, batch=batch, gold=increment.signature_of(self._tables))
         after = self._take_records(self._take_lines(after, lines, part), snapshot, part)
         committed = self._store.commit(snapshot, after)
         self._store.sweep()
@@ -247,16 +229,16 @@ class _Taking:
     def _take_lines(self, snapshot: Snapshot, lines: DataFrame, part: str) -> Snapshot:
         """Write the records among the lines, and count the others: in one pass."""
         seen = Observation()
-        judged_lines = lines.withColumn("reason", reason())
+        judged_lines = lines.withColumn("reason", bronze.reason())
         records = (
-            judged_lines.observe(seen, *line_counts(F.col("reason")))
+            judged_lines.observe(seen, *bronze.line_counts(F.col("reason")))
             .where(F.col("reason").isNull())
             .drop("reason", CORRUPT)
         )
-        self._store.write(stored(records), BRONZE, part, partition_by=("day", "pair"))
+        self._store.write(bronze.stored(records), BRONZE, part, partition_by=("day", "pair"))
         counts: dict[str, Any] = seen.get
         aside = dict(snapshot.set_aside)
-        for why, count in set_aside(counts).items():
+        for why, count in bronze.set_aside(counts).items():
             aside[why] = aside.get(why, 0) + count
         told = replace(snapshot, records=snapshot.records + counts["records"], set_aside=aside)
         return told.with_part(BRONZE, part) if counts["records"] else told
@@ -266,21 +248,21 @@ class _Taking:
         if part not in snapshot.parts_of(BRONZE):
             return snapshot
         count = snapshot.records - before.records
-        few = count <= ONE_TASK_MAX
+        few = count <= increment.ONE_TASK_MAX
         store = self._store.for_few() if few else self._store.for_many(count)
-        records = store.read(BRONZE, [part], STORED_RECORDS)
+        records = store.read(BRONZE, [part], bronze.STORED_RECORDS)
         source = records.coalesce(1) if few else records
         seen = Observation()
-        journeys = keyed(partial_journeys(source, one_task=few)).observe(
+        journeys = increment.keyed(partial_journeys(source, one_task=few)).observe(
             seen, F.count("*").alias("rows"), F.count_if(F.col("receiver") != "").alias("fanned")
         )
         store.write(journeys.sortWithinPartitions("first_ms"), JOURNEYS, part)
         fan_out = seen.get["fanned"] > 0
-        step = Increment(
+        step = increment.Increment(
             self._store,
             before,
             records,
-            store.read(JOURNEYS, [part], STORED_JOURNEYS),
+            store.read(JOURNEYS, [part], increment.STORED_JOURNEYS),
             messages=seen.get["rows"],
             fan_out=fan_out,
         )
@@ -294,14 +276,16 @@ class _Taking:
             fan_out=snapshot.fan_out or fan_out,
         )
 
-    def _write_sums(self, step: Increment, before: Snapshot, part: str) -> tuple[str, ...]:
+    def _write_sums(
+        self, step: increment.Increment, before: Snapshot, part: str
+    ) -> tuple[str, ...]:
         """Write what each gold table gains; the parts that it has then."""
         whole = len(before.parts_of(SUMS)) >= SUM_PARTS_MAX
 
         def write(table: GoldTable) -> None:
             rows = step.change_of(table)
             if whole:
-                rows = totals(self._store, before, table, rows)
+                rows = increment.totals(self._store, before, table, rows)
             self._store.write(rows, f"{SUMS}-{table.name}", part)
 
         with ThreadPoolExecutor(WRITES_AT_ONCE) as pool:
@@ -323,7 +307,7 @@ def _require_plain_name(ledger: Path | str) -> None:
 
 
 def _require_columns(store: TableStore, snapshot: Snapshot) -> None:
-    if snapshot.number >= 0 and snapshot.gold != signature_of(kept_tables()):
+    if snapshot.number >= 0 and snapshot.gold != increment.signature_of(increment.kept_tables()):
         raise LedgerError(
             f"the tables at {store.place} were made by another version of Twinbus and have other"
             f" columns: {REBUILD}"
