@@ -13,8 +13,7 @@ from azure.servicebus import ServiceBusMessage
 from tests.official_sdk import administration
 from twinbus import EmbeddedBroker, Namespace
 from twinbus.console.doctor import trials as doctor_trials
-from twinbus.console.doctor.examined_pair import ExaminedPair
-from twinbus.console.doctor.findings import Finding, Level
+from twinbus.console.doctor.findings import ExaminedPair, Finding, Level
 from twinbus.console.doctor.scratch_entities import Scratch
 from twinbus.transfer import to_backlog_message
 

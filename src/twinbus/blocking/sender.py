@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from azure.servicebus import ServiceBusMessageBatch
 
 from twinbus.blocking.loop_thread import LoopThread
-
-if TYPE_CHECKING:
-    from azure.servicebus import ServiceBusMessageBatch
-
-    from twinbus.pairing.sending.sender import PairedSender as CoreSender
+from twinbus.pairing.sending.sender import PairedSender as CoreSender
 
 
 class PairedSender:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
+from twinbus.blocking.loop_thread import LoopThread
 from twinbus.errors import PairClosedError
-
-if TYPE_CHECKING:
-    from twinbus.blocking.loop_thread import LoopThread
-    from twinbus.pairing.core.announcements import PairEvent
-    from twinbus.pairing.core.sides import SideState
-    from twinbus.pairing.lifecycle.closing import PairSide as CoreSide
-    from twinbus.pairing.observing.listeners import EventStream as CoreStream
+from twinbus.pairing.core.announcements import PairEvent
+from twinbus.pairing.core.sides import SideState
+from twinbus.pairing.lifecycle.closing import PairSide as CoreSide
+from twinbus.pairing.observing.listeners import EventStream as CoreStream
 
 T = TypeVar("T")
 

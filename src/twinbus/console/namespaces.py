@@ -10,9 +10,10 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, ParamSpec
+from typing import Any, Final, ParamSpec
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus.console.terminal.output import STOPPED, WrongUse
@@ -28,9 +29,6 @@ from twinbus.pairing.lifecycle.administration import (
     first_line,
 )
 from twinbus.pairing.sending.recording import Recorder
-
-if TYPE_CHECKING:
-    from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 P = ParamSpec("P")
 

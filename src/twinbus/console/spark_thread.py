@@ -13,12 +13,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from twinbus.pipeline.spark.session import (
-    LOCAL_MASTER,
-    QUICK_START,
-    SparkStartError,
-    spark_session,
-)
+from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START, SparkStartError, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,21 +14,9 @@ from twinbus.console.backlog.queue_contents import (
     remove_if_empty,
     with_ages,
 )
-from twinbus.console.namespaces import (
-    UnreachableError,
-    administration,
-    creating,
-    runs_to_its_end,
-)
+from twinbus.console.namespaces import UnreachableError, administration, creating, runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import (
-    ATTENTION,
-    COULD_NOT,
-    Output,
-    WrongUse,
-    print_json,
-    show,
-)
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, print_json, show
 from twinbus.console.terminal.table import visible
 from twinbus.errors import MissingRightError
 from twinbus.namespace.namespace import Namespace

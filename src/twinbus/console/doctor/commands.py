@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 from twinbus.console.doctor.connectivity import check_clock, check_reach, check_sides
-from twinbus.console.doctor.examined_pair import ExaminedPair
-from twinbus.console.doctor.findings import Finding, Level, document, line_of, verdict
+from twinbus.console.doctor.findings import ExaminedPair, Finding, Level, document, line_of, verdict
 from twinbus.console.doctor.rights import (
     check_credentials,
     check_limits,
@@ -49,27 +48,27 @@ async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> l
             for finding in found:
                 line.print(line_of(finding))
 
-    async def ask(what: str, question: Callable[[], Awaitable[list[Finding]]]) -> None:
+    async def ask(what: str, question: Awaitable[list[Finding]]) -> None:
         line.say(what)
-        take(await question())
+        take(await question)
 
-    await ask("comparing the sides", lambda: check_sides(pair))
-    await ask("connecting", lambda: check_reach(pair))
+    await ask("comparing the sides", check_sides(pair))
+    await ask("connecting", check_reach(pair))
     if findings[0].level is Level.FAIL or not all(pair.reached.values()):
         return findings
-    await ask("comparing clocks", lambda: check_clock(pair))
-    await ask("signing in", lambda: check_credentials(pair))
+    await ask("comparing clocks", check_clock(pair))
+    await ask("signing in", check_credentials(pair))
     if any(finding.level is Level.FAIL for finding in findings):
         return findings
     scratch = Scratch()
     try:
         async with scratch:
-            await ask("checking rights", lambda: learn_manage(pair))
-            await ask("creating scratch entities", lambda: make_probes(pair, scratch))
-            await ask("checking rights", lambda: check_rights(pair))
-            await ask("checking backlog queues", lambda: check_queues(pair))
-            await ask("comparing limits", lambda: check_limits(pair))
-            await ask("sending scratch messages", lambda: _trials(pair, scratch))
+            await ask("checking rights", learn_manage(pair))
+            await ask("creating scratch entities", make_probes(pair, scratch))
+            await ask("checking rights", check_rights(pair))
+            await ask("checking backlog queues", check_queues(pair))
+            await ask("comparing limits", check_limits(pair))
+            await ask("sending scratch messages", _trials(pair, scratch))
             line.say("deleting scratch entities")
     finally:
         take(

@@ -9,8 +9,7 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from twinbus.console.doctor.examined_pair import ExaminedPair
-from twinbus.console.doctor.findings import Finding, Level
+from twinbus.console.doctor.findings import ExaminedPair, Finding, Level
 from twinbus.namespace.endpoint import endpoint_of
 
 PATH_LENGTH_MAX: Final = 260

@@ -20,8 +20,7 @@ from azure.servicebus.exceptions import (
 )
 
 from twinbus.console.backlog.queue_contents import queue_contents
-from twinbus.console.doctor.examined_pair import ExaminedPair, refused
-from twinbus.console.doctor.findings import Finding, Level
+from twinbus.console.doctor.findings import ExaminedPair, Finding, Level, refused
 from twinbus.console.namespaces import UnreachableError, administration, explained
 from twinbus.console.terminal.table import size
 from twinbus.errors import MissingRightError, TwinbusError

@@ -12,8 +12,7 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 
-from twinbus.console.doctor.examined_pair import ExaminedPair, refused
-from twinbus.console.doctor.findings import Finding, Level
+from twinbus.console.doctor.findings import ExaminedPair, Finding, Level, refused
 from twinbus.console.doctor.scratch_entities import Scratch
 from twinbus.console.namespaces import administration, explained
 from twinbus.errors import MissingRightError, TwinbusError

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from twinbus.console.drill.result import DrillPlan, DrillResult
 from twinbus.console.report.charges_sheet import by_kind_table, cause_figure
 from twinbus.console.report.scope_text import DUPLICATE_CAUSES
 from twinbus.console.sheet import timeline as chart
 from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, sections
 from twinbus.console.terminal.table import counted, money
 from twinbus.pipeline.reports.documents import ReportVerdict
-
-if TYPE_CHECKING:
-    from twinbus.console.drill.result import DrillPlan, DrillResult
 
 IDS_SHOWN: Final = 20
 """Ids that a person reads; drill.json has more."""

@@ -6,18 +6,15 @@ import asyncio
 import json
 import random
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
+from twinbus.console.drill.result import DrillPlan
 from twinbus.console.drill.world import ENTITIES, Entity
 from twinbus.errors import TwinbusError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from twinbus.console.drill.result import DrillPlan
 
 TIMEOUT_MARGIN_S: Final = 30.0
 """A caller's timeout beyond the failover interval: no outage of a drill needs more."""

@@ -18,13 +18,7 @@ from twinbus.console.sheet.text import text_of
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import WrongUse, print_json
 from twinbus.cost.estimate import COUNT_MAX
-from twinbus.cost.quantities import (
-    KB,
-    QuantityError,
-    parse_duration,
-    parse_rate,
-    parse_size,
-)
+from twinbus.cost.quantities import KB, QuantityError, parse_duration, parse_rate, parse_size
 from twinbus.options import ATTEMPT_TIMEOUT_MAX_S, SendAvailabilityOptions
 from twinbus.planning.advice import PlanLimits
 from twinbus.planning.model import Traffic

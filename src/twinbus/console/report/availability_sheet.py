@@ -6,16 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from twinbus.console.report.scope_text import closing_sections
-from twinbus.console.sheet.sheet import (
-    Figure,
-    Sheet,
-    Table,
-    Tile,
-    clock,
-    count,
-    span,
-    table,
-)
+from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, clock, count, span, table
 from twinbus.console.sheet.timeline import Band, Bar, Marker, Timeline, timeline
 from twinbus.console.terminal.table import counted, visible
 from twinbus.pipeline.reports.documents import AvailabilityReport, FailoverWindow, Percentiles

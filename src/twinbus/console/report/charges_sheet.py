@@ -7,14 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from twinbus.console.report.scope_text import CAUSES, cause_name, closing_sections
 from twinbus.console.sheet import bars
-from twinbus.console.sheet.sheet import (
-    Figure,
-    Sheet,
-    Table,
-    Tile,
-    count,
-    table,
-)
+from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, count, table
 from twinbus.console.terminal.table import counted, money, size, visible
 from twinbus.pipeline.reports.documents import ChargesReport
 

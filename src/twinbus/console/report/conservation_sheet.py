@@ -19,11 +19,7 @@ from twinbus.console.sheet.sheet import (
     table,
 )
 from twinbus.console.terminal.table import counted, visible
-from twinbus.pipeline.reports.documents import (
-    Balance,
-    ConservationReport,
-    ReportVerdict,
-)
+from twinbus.pipeline.reports.documents import Balance, ConservationReport, ReportVerdict
 
 FATE_WORDS: Final = {
     "delivered": "delivered",

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from twinbus.console.report.scope_text import closing_sections
-from twinbus.console.sheet.sheet import (
-    Sheet,
-    Table,
-    Tile,
-    count,
-    table,
-)
+from twinbus.console.sheet.sheet import Sheet, Table, Tile, count, table
 from twinbus.console.terminal.table import counted, visible
 from twinbus.pipeline.reports.documents import ReconciliationReport, ReportVerdict
 

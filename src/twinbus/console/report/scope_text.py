@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from twinbus.console.sheet.sheet import clock, sections
+from twinbus.console.sheet.sheet import Section, clock, sections
 from twinbus.console.terminal.table import counted, visible
-
-if TYPE_CHECKING:
-    from twinbus.console.sheet.sheet import Section
-    from twinbus.pipeline.reports.documents import LedgerReport, ReportScope
+from twinbus.pipeline.reports.documents import LedgerReport, ReportScope
 
 CAUSES: Final = {
     "application": "sends to the primary",

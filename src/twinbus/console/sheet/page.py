@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from twinbus.console.sheet import svg
+from twinbus.console.sheet.sheet import Sheet, Table
 from twinbus.pipeline.reports.documents import ReportVerdict
-
-if TYPE_CHECKING:
-    from twinbus.console.sheet.sheet import Sheet, Table
 
 STYLE: Final = """
 :root{color-scheme:light dark;--ink:#1b2130;--soft:#51586a;--ground:#f4f6fa;--card:#fff;

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from twinbus.console.sheet.sheet import Sheet, Table
 from twinbus.console.terminal.table import aligned, paint
 from twinbus.pipeline.reports.documents import ReportVerdict
-
-if TYPE_CHECKING:
-    from twinbus.console.sheet.sheet import Sheet, Table
 
 INDENT: Final = "  "
 
