@@ -14,11 +14,13 @@ from azure.core.exceptions import AzureError
 
 from tests.simulation.machine import Process
 from tests.simulation.messages import make_message
+from tests.simulation.night.checks import require_cause
 from tests.simulation.plan import Burst, EntityPlan
 from tests.simulation.truth import CALL, Call, Original
 from twinbus.errors import PartialDivertError, TwinbusError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair
+from twinbus.pairing.core.announcements import EntityChanged, PairEvent
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.pairing.core.events import EntityState
 from twinbus.pairing.sending.client import PairedClient
@@ -152,6 +154,7 @@ class Application(Program):
         options = world.options_of(enable_syphon=self.embeds_syphon)
         self.pair = Pair(world.side("primary"), world.side("secondary"), options)
         await self.pair.start()
+        self.pair.on_event(self._watch)
         self.is_ready = True
         assert self.process is not None
         numbers = range(len(self.places))
@@ -168,6 +171,10 @@ class Application(Program):
     async def close(self) -> None:
         assert self.pair is not None
         await self.pair.close()
+
+    def _watch(self, event: PairEvent) -> None:
+        if isinstance(event, EntityChanged) and event.after is EntityState.FAILED_OVER:
+            require_cause(self.world, self, event)
 
     async def _send_from(self, place: int) -> None:
         world, entity = self.world, self.places[place]

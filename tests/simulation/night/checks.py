@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from tests.simulation.network import IDLE_S
 from tests.simulation.night.plan import PATIENCE_S
+from tests.simulation.plan import Fault
+from twinbus.pairing.core.announcements import EntityChanged
 
 if TYPE_CHECKING:
+    from tests.simulation.programs import Application
     from tests.simulation.world import World
 
-__all__ = ["check_patience", "require_protection"]
+__all__ = ["check_patience", "require_cause", "require_protection"]
 
 OWN_FAULT: Final = "MessageSizeExceededError"
 """The message's own fault: no patience helps."""
@@ -27,6 +31,37 @@ async def require_protection(world: World) -> None:
         missing = set(world.backlog_paths) - set(application.client.state.rotation.queues)
         if missing:
             world.violation("unprotected", f"{application.name} did not find {sorted(missing)}")
+
+
+def require_cause(world: World, application: Application, event: EntityChanged) -> None:
+    """An entity of the primary fails over only for a fault that hit it, or by a person's command:
+    a healthy primary never fails over (SPEC 3)."""
+    entity = application.client.entity(event.path)
+    if entity.failover.forced:
+        return
+    options, now = world.options, world.loop.time()
+    # A connection that a fault has silenced is noticed later, by the next call that uses it.
+    aftermath_s = options.failover_interval_s + options.attempt_timeout_s + IDLE_S
+    for fault in world.plan.faults:
+        is_near = fault.at <= now <= fault.at + fault.lasts_s + aftermath_s
+        if is_near and _hits_primary(fault, application.name, event.path):
+            return
+    name = application.name
+    world.violation("healthy", f"{event.path} of {name} failed over: {event.reason}")
+
+
+def _hits_primary(fault: Fault, process: str, path: str) -> bool:
+    """Whether calls of a process to an entity can fail by it in a way that counts (SPEC 3)."""
+    match fault.kind:
+        case "crash namespace" | "stop namespace":
+            return fault.target == "primary"
+        case "partition" | "slow" | "flaky":
+            return fault.detail == "primary" and fault.target in ("*", process)
+        case "refuse":
+            is_meant = fault.target in ("all of primary", path.lower())
+            return is_meant and fault.detail == "internal"
+    # What was throttled, disabled or deleted has answered.
+    return False
 
 
 def check_patience(world: World) -> Iterator[str]:
