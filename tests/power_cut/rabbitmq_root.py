@@ -14,10 +14,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PACKAGES = ("rabbitmq-server", "dash", "sed", "grep", "mawk", "coreutils")
+PACKAGES = ("rabbitmq-server", "base-files", "dash", "sed", "grep", "mawk", "coreutils")
 SUITE = "deb [trusted=yes] http://deb.debian.org/debian sid main\n"
 FETCH_LIMIT_S = 900.0
 START_LIMIT_S = 180.0
@@ -81,6 +81,7 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._log = root.parent / "node.log"
         self.port, mapper_port, nodes_port = _free_ports(3)
         (sbin,) = root.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin")
         self._sbin = f"/{sbin.relative_to(root)}"
@@ -108,13 +109,17 @@ class Node:
     def running(self) -> Iterator[None]:
         """Run the node, and kill it at the end."""
         mapper = self._start(*self._mapper)
+        # A node that finds no port mapper starts one of its own.
+        self._await_port(int(self._environment["ERL_EPMD_PORT"]), mapper)
         node = self._start(f"{self._sbin}/rabbitmq-server")
         try:
-            self._await_start(node)
+            self._await_port(self.port, node)
+            self._control("await_startup")
             yield
         finally:
             for process in (node, mapper):
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
     def declare_queue(self, name: str) -> None:
@@ -129,26 +134,24 @@ class Node:
         listing = self._control("--silent", "list_queues", "name", "messages")
         return int(dict(line.split("\t") for line in listing.splitlines()).get(name, "0"))
 
-    def _await_start(self, node: subprocess.Popen[bytes]) -> None:
+    def _await_port(self, port: int, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_LIMIT_S
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
-            except OSError:
-                assert node.poll() is None, "RabbitMQ ended"
-                assert time.monotonic() < deadline, "RabbitMQ did not start"
-                time.sleep(0.1)
-            else:
-                self._control("await_startup")
+                socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
                 return
+            except OSError:
+                assert process.poll() is None, f"it ended: {self._log.read_text()[-500:]}"
+                assert time.monotonic() < deadline, "it did not start"
+                time.sleep(0.1)
 
     def _start(self, *command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             ["chroot", str(self._root), *command],
             env=self._environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=self._log.open("ab"),
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
