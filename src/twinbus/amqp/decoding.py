@@ -71,7 +71,7 @@ def skip(data: Wire, offset: int) -> int:
         width = WIDTHS[data[offset]]
         if width > 0:
             end = offset + width
-        elif width == _SIZE_OF_1:
+        elif width == SIZE_OF_1:
             end = offset + 2 + data[offset + 1]
         else:
             return skip_many(data, offset, 1)
@@ -91,7 +91,7 @@ def skip_many(data: Wire, offset: int, count: int) -> int:
             width = WIDTHS[code]
             if width > 0:
                 offset += width
-            elif width == _SIZE_OF_1:
+            elif width == SIZE_OF_1:
                 offset += 2 + data[offset + 1]
             elif width == _SIZE_OF_4:
                 offset += 5 + _U32(data, offset + 1)[0]
@@ -109,7 +109,7 @@ def skip_many(data: Wire, offset: int, count: int) -> int:
     return offset
 
 
-_SIZE_OF_1, _SIZE_OF_4, _NO_WIDTH = -1, -4, 0
+SIZE_OF_1, _SIZE_OF_4, _NO_WIDTH = -1, -4, 0
 
 
 def _width_of(code: int) -> int:
@@ -118,7 +118,7 @@ def _width_of(code: int) -> int:
     The high half of a code gives it, also for codes that no type has yet.
     """
     if code >= 0xA0:
-        return _SIZE_OF_4 if code & 0x10 else _SIZE_OF_1
+        return _SIZE_OF_4 if code & 0x10 else SIZE_OF_1
     return {4: 1, 5: 2, 6: 3, 7: 5, 8: 9, 9: 17}.get(code >> 4, _NO_WIDTH)
 
 
@@ -321,22 +321,9 @@ def _array(wide: bool) -> Reader:
 _ZERO_WIDTH: Final = frozenset((0x40, 0x41, 0x42, 0x43, 0x44, 0x45))
 
 WIDE_CODES: Final = {
-    0x41: 0x56,
-    0x42: 0x56,
-    0x43: 0x70,
-    0x44: 0x80,
-    0x45: 0xD0,
-    0x52: 0x70,
-    0x53: 0x80,
-    0x54: 0x71,
-    0x55: 0x81,
-    0xA0: 0xB0,
-    0xA1: 0xB1,
-    0xA3: 0xB3,
-    0xC0: 0xD0,
-    0xC1: 0xD1,
-    0xE0: 0xF0,
-}
+    0x41: 0x56, 0x42: 0x56, 0x43: 0x70, 0x44: 0x80, 0x45: 0xD0, 0x52: 0x70, 0x53: 0x80, 0x54: 0x71,
+    0x55: 0x81, 0xA0: 0xB0, 0xA1: 0xB1, 0xA3: 0xB3, 0xC0: 0xD0, 0xC1: 0xD1, 0xE0: 0xF0,
+}  # fmt: skip
 """The widest format code of a type, by its compact ones: the one code that stands for the type."""
 
 READERS: Final[list[Reader]] = [_unknown] * 256

@@ -216,28 +216,10 @@ _ELEMENTS: Final[dict[int, Writer]] = {
 }  # fmt: skip
 
 _ARRAY_CODES: Final[dict[type, int]] = {
-    type(None): 0x40,
-    UByte: 0x50,
-    Byte: 0x51,
-    bool: 0x56,
-    UShort: 0x60,
-    Short: 0x61,
-    UInt: 0x70,
-    Int: 0x71,
-    Float32: 0x72,
-    Char: 0x73,
-    ULong: 0x80,
-    int: 0x81,
-    float: 0x82,
-    Timestamp: 0x83,
-    UUID: 0x98,
-    bytes: 0xB0,
-    str: 0xB1,
-    Symbol: 0xB3,
-    list: 0xD0,
-    dict: 0xD1,
-    Array: 0xF0,
-}
+    type(None): 0x40, bool: 0x56, UByte: 0x50, Byte: 0x51, UShort: 0x60, Short: 0x61, UInt: 0x70,
+    Int: 0x71, Float32: 0x72, Char: 0x73, ULong: 0x80, int: 0x81, float: 0x82, Timestamp: 0x83,
+    UUID: 0x98, bytes: 0xB0, str: 0xB1, Symbol: 0xB3, list: 0xD0, dict: 0xD1, Array: 0xF0,
+}  # fmt: skip
 
 WRITERS: Final[dict[type, Writer]] = {
     type(None): lambda value: b"\x40",

@@ -257,8 +257,6 @@ _SHORTCUTS: Final[dict[int, Callable[[Wire], tuple[Any, int] | None]]] = {
 }
 
 
-# Numbers are written in their widest form, so that one struct packs the frame up to the tag.
-_TRANSFER: Final = struct.Struct(">IBBH4sBBBIBIBB").pack
 TRANSFER_FLAGS: Final = {
     (settled, more): bytes((0x42 - settled, 0x42 - more, 0x40, 0x40, 0x42, 0x42, 0x42))
     for settled in (False, True)
@@ -266,77 +264,55 @@ TRANSFER_FLAGS: Final = {
 }
 
 
-def encode_transfer_frame(
-    channel: int,
-    handle: int,
-    delivery_id: int,
-    delivery_tag: bytes,
-    message_format: int,
-    settled: bool,
-    payload: bytes | memoryview,
-    more: bool = False,
-) -> bytes:
-    """A whole transfer frame around its part of a message."""
-    form = b"\x70" + message_format.to_bytes(4, "big") if message_format else b"\x43"
-    tag_size = len(delivery_tag)
-    size = 20 + len(form) + tag_size
-    return b"".join(
-        (
-            _TRANSFER(
-                13 + size + len(payload),
-                2,
-                0,
-                channel,
-                b"\x00\x53\x14\xc0",
-                size,
-                11,
-                0x70,
-                handle,
-                0x70,
-                delivery_id,
-                0xA0,
-                tag_size,
-            ),
-            delivery_tag,
-            form,
-            TRANSFER_FLAGS[settled, more],
-            payload,
-        )
-    )
-
-
 class TransferPrefix:
-    """The start of a link's outgoing transfers, each of them a whole delivery in one frame."""
+    """The start of a link's outgoing transfers.
+
+    Numbers are written in their widest form, so that one struct packs the frame up to its payload.
+    """
 
     __slots__ = ("_flags", "_head", "_mark", "_pack", "_size")
 
     def __init__(
-        self, channel: int, handle: int, tag_size: int, settled: bool, message_format: int
+        self,
+        channel: int,
+        handle: int,
+        tag_size: int,
+        settled: bool,
+        message_format: int,
+        more: bool = False,
     ) -> None:
         form = struct.pack(">BI", 0x70, message_format) if message_format else b"\x43"
-        self._flags = form + TRANSFER_FLAGS[settled, False]
+        self._flags = form + TRANSFER_FLAGS[settled, more]
         layout = struct.Struct(f">I16sI2s{tag_size}s{len(self._flags)}s")
         self._pack: Callable[..., bytes] = layout.pack
         self._size = layout.size
         self._mark = bytes((0xA0, tag_size))
-        self._head = struct.pack(
-            ">BBH4sBBBIB",
-            2,
-            0,
-            channel,
-            b"\x00\x53\x14\xc0",
-            layout.size - 13,
-            11,
-            0x70,
-            handle,
-            0x70,
-        )
+        head = struct.pack(">BBH4sBB", 2, 0, channel, b"\x00\x53\x14\xc0", layout.size - 13, 11)
+        self._head = head + struct.pack(">BIB", 0x70, handle, 0x70)
 
     def before(self, payload_size: int, delivery_id: int, tag: bytes) -> bytes:
         """The frame up to its payload."""
         return self._pack(
             self._size + payload_size, self._head, delivery_id, self._mark, tag, self._flags
         )
+
+
+_prefix = lru_cache(maxsize=_TAILS_CACHED)(TransferPrefix)
+
+
+def encode_transfer_frame(
+    channel: int,
+    handle: int,
+    delivery_id: int,
+    tag: bytes,
+    message_format: int,
+    settled: bool,
+    payload: bytes,
+    more: bool = False,
+) -> bytes:
+    """A whole transfer frame around its part of a message."""
+    prefix = _prefix(channel, handle, len(tag), settled, message_format, more)
+    return prefix.before(len(payload), delivery_id, tag) + payload
 
 
 _DISPOSITION: Final = struct.Struct(">IBBH4sBBBBIBIB").pack

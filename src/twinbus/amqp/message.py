@@ -204,24 +204,16 @@ class Properties:
     reply_to_group_id: str | None = None
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, (str, bytes, UUID)) or type(value) is ULong
-
-
-def _write_id(value: object) -> bytes:
-    return encoding.ulong(value) if isinstance(value, int) else encoding.write(value)
-
-
-def _is_timestamp(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _write_timestamp(value: int) -> bytes:
-    return struct.pack(">Bq", 0x83, value)
-
-
-_ID = fields.FieldType("message id", _is_id, _write_id)
-_TIMESTAMP = fields.FieldType("timestamp", _is_timestamp, _write_timestamp)
+_ID = fields.FieldType(
+    "message id",
+    lambda value: isinstance(value, (str, bytes, UUID)) or type(value) is ULong,
+    lambda value: encoding.ulong(value) if isinstance(value, int) else encoding.write(value),
+)
+_TIMESTAMP = fields.FieldType(
+    "timestamp",
+    lambda value: isinstance(value, int) and not isinstance(value, bool),
+    lambda value: struct.pack(">Bq", 0x83, value),
+)
 _STR, _SYM = fields.STRING, fields.SYMBOL
 
 # fmt: off

@@ -27,45 +27,32 @@ class EncodeError(AmqpError):
     """A value of ours that AMQP cannot carry, for its type or its range."""
 
 
+# Unsigned integers of 8, 16, 32 and 64 bits, then signed ones of 8, 16 and 32 bits.
 class UByte(int):
-    """Unsigned, 8 bits."""
-
     __slots__ = ()
 
 
 class UShort(int):
-    """Unsigned, 16 bits."""
-
     __slots__ = ()
 
 
 class UInt(int):
-    """Unsigned, 32 bits."""
-
     __slots__ = ()
 
 
 class ULong(int):
-    """Unsigned, 64 bits."""
-
     __slots__ = ()
 
 
 class Byte(int):
-    """Signed, 8 bits."""
-
     __slots__ = ()
 
 
 class Short(int):
-    """Signed, 16 bits."""
-
     __slots__ = ()
 
 
 class Int(int):
-    """Signed, 32 bits."""
-
     __slots__ = ()
 
 

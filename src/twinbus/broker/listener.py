@@ -147,12 +147,13 @@ class Listener:
 
     def _accept_failed(self, listening: socket.socket, error: OSError) -> None:
         if error.errno not in _OUT_OF_DESCRIPTORS:
-            _log.error("%s:%s: accepting a connection failed: %s", self.host, self.port, error)
+            self._say(logging.ERROR, f"accepting a connection failed: {error}")
             return
-        _log.error(
-            "%s:%s: no more connections can be opened (%s), trying again in %g s; raise the limit "
-            "of open files (ulimit -n)", self.host, self.port, error.strerror, ACCEPT_RETRY_S,
-        )  # fmt: skip
+        self._say(
+            logging.ERROR,
+            f"no more connections can be opened ({error.strerror}), trying again in "
+            f"{ACCEPT_RETRY_S:g} s; raise the limit of open files (ulimit -n)",
+        )
         self._loop.remove_reader(listening)
         self._pauses[listening] = self._loop.call_later(ACCEPT_RETRY_S, self._resume, listening)
 
@@ -204,15 +205,14 @@ class Listener:
         try:
             await self._loop.connect_accepted_socket(factory, connection)
         except OSError as error:
-            _log.info("%s:%s: a connection broke off at once: %s", self.host, self.port, error)
+            self._say(logging.INFO, f"a connection broke off at once: {error}")
             connection.close()
 
     def _secure(self, connection: socket.socket) -> None:
         if len(self._securing) >= SNIFFING_MAX:
-            _log.info(
-                "%s:%s: closed a connection from %s: %d TLS handshakes are under way",
-                self.host, self.port, _peer(connection), SNIFFING_MAX,
-            )  # fmt: skip
+            peer = _peer(connection)
+            text = f"closed a connection from {peer}: {SNIFFING_MAX} TLS handshakes are under way"
+            self._say(logging.INFO, text)
             connection.close()
             return
         sniffer = Sniffer(
@@ -225,17 +225,13 @@ class Listener:
         peer = _peer(connection)
         try:
             await self._loop.connect_accepted_socket(
-                lambda: sniffer,
-                connection,
-                ssl=self._tls,
-                ssl_handshake_timeout=SNIFF_LIMIT_S,
+                lambda: sniffer, connection, ssl=self._tls, ssl_handshake_timeout=SNIFF_LIMIT_S
             )
         except OSError as error:
             # Also a client that does not trust the certificate: it sends an alert and closes.
-            _log.info(
-                "%s:%s: no TLS with %s: %s; a client must trust the broker's certificate",
-                self.host, self.port, peer, str(error) or type(error).__name__,
-            )  # fmt: skip
+            reason = str(error) or type(error).__name__
+            text = f"no TLS with {peer}: {reason}; a client must trust the broker's certificate"
+            self._say(logging.INFO, text)
             self._securing.discard(sniffer)
             connection.close()
 
@@ -243,26 +239,24 @@ class Listener:
         """The protocol for a client's first bytes inside TLS."""
         factory = self._factories.get(recognise(first[:PEEK_BYTES]))
         if factory is None:
-            _log.warning(
-                "%s:%s: closed a TLS connection from %s that speaks neither AMQP nor HTTP inside",
-                self.host, self.port, peer,
-            )  # fmt: skip
+            text = f"closed a TLS connection from {peer} that speaks neither AMQP nor HTTP inside"
+            self._say(logging.WARNING, text)
             return None
         return factory()
 
     def _refuse(self, connection: socket.socket, protocol: WireProtocol, first: bytes) -> None:
         if protocol is WireProtocol.TLS:
-            _log.warning(
-                "%s:%s: closed a TLS connection from %s: this port has no certificate and speaks "
-                "plain text; put UseDevelopmentEmulator=true into the connection string",
-                self.host, self.port, _peer(connection),
-            )  # fmt: skip
+            self._say(
+                logging.WARNING,
+                f"closed a TLS connection from {_peer(connection)}: this port has no certificate "
+                "and speaks plain text; put UseDevelopmentEmulator=true into the connection string",
+            )
         else:
-            _log.warning(
-                "%s:%s: closed a connection from %s that speaks neither AMQP nor HTTP: "
-                "it began with %r",
-                self.host, self.port, _peer(connection), first,
-            )  # fmt: skip
+            self._say(
+                logging.WARNING,
+                f"closed a connection from {_peer(connection)} that speaks neither AMQP nor HTTP: "
+                f"it began with {first!r}",
+            )
             try:
                 connection.send(AMQP_HEADER)
                 # Reading what was sent keeps close from resetting the connection before the answer.
@@ -272,10 +266,11 @@ class Listener:
                 pass
         connection.close()
 
+    def _say(self, level: int, text: str) -> None:
+        _log.log(level, "%s:%s: %s", self.host, self.port, text)
+
     def _drop(self, connection: socket.socket, why: str) -> None:
-        _log.info(
-            "%s:%s: closed a connection from %s: %s", self.host, self.port, _peer(connection), why
-        )
+        self._say(logging.INFO, f"closed a connection from {_peer(connection)}: {why}")
         self._forget(connection)
         connection.close()
 

@@ -8,7 +8,7 @@ frame is taken from the client while the protocol has paused reading.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -41,7 +41,6 @@ class WebSocketTransport(asyncio.Transport):
         self._may_read.set()
         self._closing = False
         self._protocol_paused = False
-        self._high_bytes, self._low_bytes = HIGH_WATER_BYTES, LOW_WATER_BYTES
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Queue bytes for the client."""
@@ -49,13 +48,9 @@ class WebSocketTransport(asyncio.Transport):
             return
         self._buffer += data
         self._something_to_do.set()
-        if len(self._buffer) > self._high_bytes and not self._protocol_paused:
+        if len(self._buffer) > HIGH_WATER_BYTES and not self._protocol_paused:
             self._protocol_paused = True
             self._protocol.pause_writing()
-
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Queue several pieces at once."""
-        self.write(b"".join(list_of_data))
 
     def close(self) -> None:
         """Close once everything written has gone out."""
@@ -82,18 +77,8 @@ class WebSocketTransport(asyncio.Transport):
     def is_reading(self) -> bool:
         return self._may_read.is_set() and not self._closing
 
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._protocol
-
     def get_write_buffer_size(self) -> int:
         return len(self._buffer)
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low_bytes, self._high_bytes
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._high_bytes = HIGH_WATER_BYTES if high is None else high
-        self._low_bytes = self._high_bytes // 4 if low is None else low
 
     async def readable(self) -> None:
         """Wait until the protocol takes more."""
@@ -108,7 +93,7 @@ class WebSocketTransport(asyncio.Transport):
             await self._something_to_do.wait()
         frame = bytes(self._buffer[:FRAME_BYTES_MAX])
         del self._buffer[: len(frame)]
-        if self._protocol_paused and len(self._buffer) <= self._low_bytes:
+        if self._protocol_paused and len(self._buffer) <= LOW_WATER_BYTES:
             self._protocol_paused = False
             self._protocol.resume_writing()
         return frame

@@ -10,7 +10,6 @@ from twinbus.transfer.aliases import (
     RESERVED_NAMES,
     Aliases,
     overhead_bytes,
-    require_fits,
 )
 from twinbus.transfer.sdk import from_backlog_message, to_backlog_message
 from twinbus.transfer.sections import (
@@ -27,7 +26,6 @@ __all__ = [
     "from_backlog_message",
     "from_backlog_sections",
     "overhead_bytes",
-    "require_fits",
     "to_backlog_message",
     "to_backlog_sections",
     "without_delivery_marks",

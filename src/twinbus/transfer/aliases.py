@@ -2,8 +2,8 @@
 
 Names and types are those of the retired .NET library (SPEC 4), so that queues which it left behind
 can be drained. Three names are ours: a marker that the partition key was the session id (without
-it nobody could tell a message that had the key from one that had not), the message id where the
-copy in the backlog has an id of its own, and the count of a dead letter's replays.
+it a message that had the key would look like one that had not), the message id where the copy in
+the backlog has an id of its own, and the count of a dead letter's replays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from twinbus.amqp.types import Described, Symbol, Timestamp, ULong
 from twinbus.errors import (
     AliasTypeError,
     AliasValueError,
-    BacklogMessageTooLargeError,
     MissingDestinationError,
 )
 from twinbus.transfer.entity_names import require_entity_name
@@ -115,7 +114,7 @@ class Aliases:
         path = properties.get(PATH)
         if path is None or path == "":
             raise MissingDestinationError(
-                f"the message has no {PATH}, so that nobody can tell where it belongs"
+                f"the message has no {PATH}, so its destination is unknown"
             )
         path = _text(PATH, path)
         require_entity_name(path)
@@ -180,14 +179,6 @@ def read_message_id(value: object) -> MessageId | None:
             f"{MESSAGE_ID} has {len(value)} characters; the limit is {MESSAGE_ID_MAX}"
         )
     return str(value) if isinstance(value, str) else value
-
-
-def require_fits(size_bytes: int, overhead: int, limit_bytes: int) -> None:
-    """Refuse a message of `size_bytes` that would not fit a backlog queue with its aliases."""
-    if size_bytes + overhead > limit_bytes:
-        raise BacklogMessageTooLargeError(
-            size_bytes=size_bytes, overhead_bytes=overhead, limit_bytes=limit_bytes
-        )
 
 
 def _text(name: str, value: object) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from twinbus.amqp.decoding import decode, skip
+from twinbus.amqp.decoding import SIZE_OF_1, WIDTHS, decode, skip
 from twinbus.amqp.encoding import compound
 from twinbus.amqp.message import section_at
 from twinbus.amqp.types import DecodeError
@@ -22,11 +22,6 @@ Entry = tuple[bytes, int, int, int]
 """One entry of a map: the text of its key, its start, the start of its value, its end. The text is
 b"" if the key is not a string or symbol."""
 
-_FIXED: Final = {0x4: 1, 0x5: 2, 0x6: 3, 0x7: 5, 0x8: 9, 0x9: 17}
-_WIDTHS: Final = tuple(_FIXED.get(code >> 4, 0) for code in range(256))
-"""Bytes of a value including its code; 0: not fixed."""
-_SHORT: Final = tuple(code >> 4 in (0xA, 0xC, 0xE) for code in range(256))
-"""Codes whose next byte is the number of bytes that follow."""
 _SHORT_TEXT: Final = frozenset((0xA1, 0xA3))
 _LONG_TEXT: Final = frozenset((0xB1, 0xB3))
 _LIST_EMPTY: Final = 0x45
@@ -46,10 +41,10 @@ def entries_of(raw: bytes) -> list[Entry]:
             start = at
             at, key = _key(raw, at)
             value_at = at
-            code = raw[at]
-            if _WIDTHS[code]:
-                at += _WIDTHS[code]
-            elif _SHORT[code]:
+            width = WIDTHS[raw[at]]
+            if width > 0:
+                at += width
+            elif width == SIZE_OF_1:
                 at += 2 + raw[at + 1]
             else:
                 at = skip(raw, at)
@@ -68,10 +63,10 @@ def fields_of(raw: bytes) -> list[int]:
     bounds = [at]
     try:
         for _ in range(count):
-            code = raw[at]
-            if _WIDTHS[code]:
-                at += _WIDTHS[code]
-            elif _SHORT[code]:
+            width = WIDTHS[raw[at]]
+            if width > 0:
+                at += width
+            elif width == SIZE_OF_1:
                 at += 2 + raw[at + 1]
             else:
                 at = skip(raw, at)

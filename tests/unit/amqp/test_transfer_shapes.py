@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.unit.amqp.test_connection import Pair
 from twinbus.amqp.events import Attached, DeliveryArrived, Event
-from twinbus.amqp.frames import TransferPrefix
 from twinbus.amqp.link import ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.session import Session
@@ -92,16 +91,3 @@ def test_what_was_learned_is_used() -> None:
     found = receiver.take([(0, b"m", b"0123456789abcdef", False, 0)] * 5)
     assert [each[5] for each in found] == [b"m"] * 5
     assert receiver.pair.server._shapes_left == left
-
-
-def test_a_prefix_writes_the_frame_that_the_encoder_writes() -> None:
-    from twinbus.amqp.frames import encode_transfer_frame
-
-    for tag in (b"", b"t", b"0123456789abcdef"):
-        for settled in (False, True):
-            for message_format in (0, 0x80013700):
-                prefix = TransferPrefix(7, 300, len(tag), settled, message_format)
-                whole = encode_transfer_frame(
-                    7, 300, 2**32 - 1, tag, message_format, settled, b"body"
-                )
-                assert prefix.before(4, 2**32 - 1, tag) + b"body" == whole

@@ -15,7 +15,6 @@ from twinbus.amqp.types import DecodeError, Described, Symbol, Timestamp, ULong
 from twinbus.errors import (
     AliasTypeError,
     AliasValueError,
-    BacklogMessageTooLargeError,
     InvalidDestinationError,
     MissingDestinationError,
     ReservedPropertyError,
@@ -26,7 +25,6 @@ from twinbus.transfer import (
     aliases_of,
     from_backlog_sections,
     overhead_bytes,
-    require_fits,
     to_backlog_sections,
     without_delivery_marks,
 )
@@ -441,14 +439,6 @@ def test_the_overhead_is_never_less_than_what_the_aliases_add() -> None:
         added = len(wire.join(backlog)) - len(wire.join(message))
         assert added <= overhead_bytes("orders", session_id="session 1")
     assert overhead_bytes("orders", has_time_to_live=False) < overhead_bytes("orders")
-
-
-def test_a_message_that_would_not_fit_is_refused_with_the_numbers() -> None:
-    require_fits(100, 20, 120)
-    with pytest.raises(BacklogMessageTooLargeError) as refused:
-        require_fits(101, 20, 120)
-    error = refused.value
-    assert (error.size_bytes, error.overhead_bytes, error.limit_bytes) == (101, 20, 120)
 
 
 def test_wide_encodings_are_read_as_well_as_compact_ones() -> None:

@@ -7,6 +7,7 @@ dead-letter queue are created and deleted in one call, so a crash leaves both or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from twinbus.broker.descriptions import (
     DEFAULT_RULE,
@@ -32,6 +33,8 @@ from twinbus.broker.filters.rules import validate
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed
+
+E = TypeVar("E", bound=Entity)
 
 NAMESPACE_ID = 0
 """Entity id of the namespace's own record, which keeps the last id assigned. No id is used twice:
@@ -176,29 +179,25 @@ class BrokerNamespace:
 
     def update_queue(self, path: str, description: QueueDescription, now_ms: int) -> Queue:
         """Give a queue new settings, in effect at once."""
-        queue = self.get_queue(path)
-        self._check_update(queue, description)
-        queue.update(description, now_ms)
-        self._settle_update(queue)
-        return queue
+        return self._update(self.get_queue(path), description, now_ms)
 
     def update_topic(self, path: str, description: TopicDescription, now_ms: int) -> Topic:
         """Give a topic new settings, in effect at once."""
-        topic = self.get_topic(path)
-        self._check_update(topic, description)
-        topic.update(description, now_ms)
-        self._settle_update(topic)
-        return topic
+        return self._update(self.get_topic(path), description, now_ms)
 
     def update_subscription(
         self, topic: str, name: str, description: SubscriptionDescription, now_ms: int
     ) -> Subscription:
         """Give a subscription new settings, in effect at once."""
-        subscription = self.get_subscription(topic, name)
-        self._check_update(subscription, description)
-        subscription.update(description, now_ms)
-        self._settle_update(subscription)
-        return subscription
+        return self._update(self.get_subscription(topic, name), description, now_ms)
+
+    def _update(self, entity: E, description: Any, now_ms: int) -> E:
+        check_settings(entity.path, description)
+        check_change(entity.path, entity.description, description)
+        entity.update(description, now_ms)
+        self._write(entity)
+        self._watch_idleness(entity)
+        return entity
 
     def delete(self, path: str, now_ms: int) -> None:
         """Delete a queue, topic or subscription with everything in it."""
@@ -239,7 +238,7 @@ class BrokerNamespace:
 
     def create_rule(
         self, topic: str, subscription: str, rule: RuleDescription, now_ms: int
-    ) -> RuleDescription:
+    ) -> None:
         """Add a rule to a subscription, for messages published from now on."""
         owner = self.get_subscription(topic, subscription)
         _check_rule(rule)
@@ -247,15 +246,15 @@ class BrokerNamespace:
             raise EntityAlreadyExists(
                 f"the subscription {owner.path!r} has a rule {rule.name!r} already; delete it first"
             )
-        return self._put_rule(owner, rule, now_ms)
+        self._put_rule(owner, rule, now_ms)
 
     def update_rule(
         self, topic: str, subscription: str, rule: RuleDescription, now_ms: int
-    ) -> RuleDescription:
+    ) -> None:
         """Replace a rule of a subscription by one of the same name."""
         self.get_rule(topic, subscription, rule.name)
         _check_rule(rule)
-        return self._put_rule(self.get_subscription(topic, subscription), rule, now_ms)
+        self._put_rule(self.get_subscription(topic, subscription), rule, now_ms)
 
     def delete_rule(self, topic: str, subscription: str, name: str, now_ms: int) -> None:
         """Remove a rule from a subscription."""
@@ -264,11 +263,10 @@ class BrokerNamespace:
         owner.accessed_at_ms = now_ms
         self._write(owner)
 
-    def _put_rule(self, owner: Subscription, rule: RuleDescription, now_ms: int) -> RuleDescription:
+    def _put_rule(self, owner: Subscription, rule: RuleDescription, now_ms: int) -> None:
         owner.rules[rule.name.lower()] = rule
         owner.accessed_at_ms = now_ms
         self._write(owner)
-        return rule
 
     # Time
 
@@ -343,10 +341,6 @@ class BrokerNamespace:
             self._journal.put_entity(part.entity_id, "dead-letter", part.path, {})
         self._watch_idleness(entity)
 
-    def _settle_update(self, entity: Entity) -> None:
-        self._write(entity)
-        self._watch_idleness(entity)
-
     def _write(self, entity: Entity) -> None:
         record = description_record(entity.description)
         record["created_at_ms"] = entity.created_at_ms
@@ -360,10 +354,6 @@ class BrokerNamespace:
     def _check_new(self, path: str, description: Description) -> None:
         check_settings(path, description)
         self._directory.require_free(path)
-
-    def _check_update(self, entity: Entity, description: Description) -> None:
-        check_settings(entity.path, description)
-        check_change(entity.path, entity.description, description)
 
 
 def _check_rule(rule: RuleDescription) -> None:

@@ -119,8 +119,8 @@ class Peer(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         now_ms = self._context.now_ms()
-        for session in list(self.connection.sessions.values()):
-            self._close_links(session, now_ms)
+        for link in self._links():
+            self._close_owner(link, now_ms)
         self._context.wake()
         log.info("%s: connection from %s closed", self._context.name, self.address)
 
@@ -134,9 +134,9 @@ class Peer(asyncio.Protocol):
         self._deliver_again()
 
     def _deliver_again(self) -> None:
-        for owner in self.owners():
-            if isinstance(owner, ReceivingLink):
-                self._context.dispatcher.ready(owner.queue)
+        for link in self._links():
+            if isinstance(link.owner, ReceivingLink):
+                self._context.dispatcher.ready(link.owner.queue)
 
     # Calls of links
 
@@ -152,10 +152,8 @@ class Peer(asyncio.Protocol):
 
     def holder(self, link_name: str) -> ReceivingLink | None:
         """The receiver of the client's link of that name, which holds its locks."""
-        for owner in self.owners():
-            if isinstance(owner, ReceivingLink) and owner.link.name == link_name:
-                return owner
-        return None
+        owners = (link.owner for link in self._links() if link.name == link_name)
+        return next((owner for owner in owners if isinstance(owner, ReceivingLink)), None)
 
     def refuse(self, link: Link, address: str, refusal: Refusal) -> None:
         """Refuse an attach and log why."""
@@ -175,14 +173,8 @@ class Peer(asyncio.Protocol):
 
     def log_refusal(self, what: str, refusal: Refusal) -> None:
         """Log which request of the client was refused, and why."""
-        log.warning(
-            "%s: refused %s for %s: %s (%s)",
-            self._context.name,
-            what,
-            self.address,
-            refusal.description,
-            refusal.condition,
-        )
+        why = f"{refusal.description} ({refusal.condition})"
+        log.warning("%s: refused %s for %s: %s", self._context.name, what, self.address, why)
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Call `action` after a delay, if the connection is still open."""
@@ -243,37 +235,24 @@ class Peer(asyncio.Protocol):
 
     def abandon_links(self) -> None:
         """Detach every link from its entity: the engine is being replaced."""
-        for owner in self.owners():
-            if isinstance(owner, ReceivingLink):
-                owner.stop_waiting()
-        for session in self.connection.sessions.values():
-            for link in session.links.values():
-                link.owner = None
+        for link in self._links():
+            if isinstance(link.owner, ReceivingLink):
+                link.owner.stop_waiting()
+            link.owner = None
 
-    def owners(self) -> list[object]:
-        """The objects behind this connection's links."""
-        return [
-            link.owner
-            for session in self.connection.sessions.values()
-            for link in session.links.values()
-        ]
+    def _links(self) -> list[Link]:
+        sessions = self.connection.sessions.values()
+        return [link for session in sessions for link in session.links.values()]
 
     def links_on(self, path: str) -> list[Link]:
         """This connection's links on an entity or below it, its management node included."""
-        lowered = path.lower()
-        return [
-            link
-            for session in self.connection.sessions.values()
-            for link in session.links.values()
-            if covers(lowered, getattr(link.owner, "address", ""))
-        ]
+        lowered, links = path.lower(), self._links()
+        return [link for link in links if covers(lowered, getattr(link.owner, "address", ""))]
 
     # Events
 
     def _act(self, event: Event, now_ms: int) -> None:
         match event:
-            case DeliveryArrived():
-                self._take(event, now_ms)
             case Disposed():
                 if event.by_receiver:
                     self._settle(event, now_ms)
@@ -284,17 +263,14 @@ class Peer(asyncio.Protocol):
             case Detached():
                 self._close_owner(event.link, now_ms)
             case Ended():
-                self._close_links(event.session, now_ms)
+                for link in list(event.session.links.values()):
+                    self._close_owner(link, now_ms)
             case Opened():
                 log.info("%s: connection from %s", self._context.name, self.address)
             case Closed():
                 if event.error is not None:
-                    log.warning(
-                        "%s: connection from %s broke off: %s",
-                        self._context.name,
-                        self.address,
-                        event.error.description,
-                    )
+                    name, why = self._context.name, event.error.description
+                    log.warning("%s: connection from %s broke off: %s", name, self.address, why)
 
     def _take_all(self, run: list[DeliveryArrived], now_ms: int) -> None:
         """Take deliveries of one link."""
@@ -416,10 +392,6 @@ class Peer(asyncio.Protocol):
         owner, link.owner = link.owner, None
         if isinstance(owner, ReceivingLink):
             owner.close(now_ms)
-
-    def _close_links(self, session: LinkSession, now_ms: int) -> None:
-        for link in list(session.links.values()):
-            self._close_owner(link, now_ms)
 
     # Output and time
 
