@@ -83,6 +83,8 @@ OPTIONS = [
     "ping_mode",
     "healthy_pings",
     "enable_syphon",
+    "syphon_rate",
+    "syphon_only",
     "syphon_poll",
     "undeliverable_grace",
     "ttl_policy",

@@ -233,7 +233,7 @@ def test_a_time_to_live_past_49_days_comes_back_as_the_two_times() -> None:
 
 @pytest.mark.parametrize("message_id", ["id 1", "", ULong(7), UUID(int=1), b"id", "\u00e9" * 128])
 def test_an_id_of_its_own_replaces_the_messages_and_the_message_gets_its_own_back(
-    message_id: object,
+    message_id: str | ULong | UUID | bytes,
 ) -> None:
     message = raw(properties=Properties(message_id=message_id, subject="s"))
     backlog = to_backlog_sections(message, "orders", own_id="0" * 32)
@@ -247,7 +247,7 @@ def test_an_id_of_its_own_replaces_the_messages_and_the_message_gets_its_own_bac
 
 
 @pytest.mark.parametrize("message_id", [None, "m" * 129])
-def test_no_id_and_one_that_no_service_takes_stay_as_they_are(message_id: object) -> None:
+def test_no_id_and_one_that_no_service_takes_stay_as_they_are(message_id: str | None) -> None:
     message = raw(properties=Properties(message_id=message_id, subject="s"))
     backlog = to_backlog_sections(message, "orders", own_id="0" * 32)
     assert backlog.properties == message.properties

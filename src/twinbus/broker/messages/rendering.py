@@ -64,7 +64,8 @@ def render(
     """
     form, durable, priority, mark_count, mark_size, item_count, size = PREFIX.unpack_from(payload)
     assert form == FORMAT, f"stored payload of format {form}"
-    is_changed = mark_size or size or message.dead_letter_source or message.overrides
+    has_source = message.dead_letter_source is not None
+    is_changed = mark_size or size or has_source or message.overrides
     if lock_token is not None and locked_until_ms and not is_changed:
         header = _header(durable, priority, message.ttl_ms, message.delivery_count)
         marks = _plain_marks(message, locked_until_ms, lock_token)

@@ -70,8 +70,9 @@ class PairedMessageBatch(ServiceBusMessageBatch):
             replaced = properties.message_id
         if session is None and replaced is None:
             return self._without_session
-        if session is not None:
-            is_binary = isinstance(session, bytes)
-            session = session.decode("utf-8", "replace") if is_binary else str(session)
+        if isinstance(session, bytes):
+            session = session.decode("utf-8", "replace")
+        elif session is not None:
+            session = str(session)
         overhead = overhead_bytes(self._path, session_id=session, message_id=replaced)
         return overhead + ENTRY_GROWTH_MAX
