@@ -22,8 +22,6 @@ _U32 = struct.Struct(">I").unpack_from
 
 @dataclasses.dataclass(slots=True)
 class Layout:
-    """The wire layout of one class."""
-
     make: Callable[..., Any]
     name: str
     fields: tuple[Field, ...]
@@ -33,8 +31,6 @@ class Layout:
 
 @dataclasses.dataclass(slots=True)
 class Field:
-    """One field of a layout."""
-
     name: str
     kind: FieldType
     required: bool

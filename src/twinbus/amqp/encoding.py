@@ -76,12 +76,10 @@ _ulong_above_0 = _with_compact(0x53, 1, 255, _fixed(0x80, "Q"))
 
 
 def uint(value: int) -> bytes:
-    """An int written as uint."""
     return _uint_above_0(value) if value else b"\x43"
 
 
 def ulong(value: int) -> bytes:
-    """An int written as ulong."""
     return _ulong_above_0(value) if value else b"\x44"
 
 
@@ -93,17 +91,14 @@ def _variable(compact: int, wide: int, data: bytes) -> bytes:
 
 
 def binary(value: bytes | bytearray | memoryview) -> bytes:
-    """Bytes written as binary."""
     return _variable(0xA0, 0xB0, bytes(value))
 
 
 def string(value: str) -> bytes:
-    """A str written as string."""
     return _variable(0xA1, 0xB1, value.encode())
 
 
 def symbol(value: str) -> bytes:
-    """A str written as symbol."""
     return _variable(0xA3, 0xB3, value.encode())
 
 

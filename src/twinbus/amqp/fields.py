@@ -21,8 +21,6 @@ NULL: Final = b"\x40"
 
 @dataclass(slots=True)
 class FieldType:
-    """One field type."""
-
     name: str
     accepts: Callable[[Any], bool]
     write_value: Callable[[Any], bytes]

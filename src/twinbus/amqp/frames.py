@@ -310,7 +310,6 @@ def encode_transfer_frame(
     payload: bytes,
     more: bool = False,
 ) -> bytes:
-    """A whole transfer frame around its part of a message."""
     prefix = _prefix(channel, handle, len(tag), settled, message_format, more)
     return prefix.before(len(payload), delivery_id, tag) + payload
 
@@ -323,7 +322,6 @@ _STATE_BYTES_MAX: Final = 255 - 14
 def encode_disposition_frame(
     channel: int, role: bool, first: int, last: int, settled: bool, state_bytes: bytes
 ) -> bytes:
-    """A whole disposition frame for the deliveries `first` to `last`."""
     state_size = len(state_bytes)
     if state_size > _STATE_BYTES_MAX:
         return _long_disposition_frame(channel, role, first, last, settled, state_bytes)

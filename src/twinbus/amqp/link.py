@@ -48,8 +48,6 @@ class LinkSession(Protocol):
 
 
 class LinkState(Enum):
-    """The states of a link."""
-
     ATTACHING = "attaching"
     OFFERED = "offered"
     OPEN = "open"
@@ -82,7 +80,6 @@ class Link:
         return f"<{self.state.value} link {self.name!r} {direction} the peer, handle {self.handle}>"
 
     def remember(self, attach: Attach) -> None:
-        """Copy the fields of the peer's ATTACH."""
         self.source = attach.source
         self.target = attach.target
         if attach.snd_settle_mode is not None:
@@ -204,7 +201,6 @@ class ReceiverLink(Link):
         """Delivery id, tag, format and settled of a delivery whose frames are still coming."""
 
     def count_incoming(self, count: int) -> None:
-        """Count `count` deliveries that came."""
         self.delivery_count = (self.delivery_count + count) & SERIAL_MASK
         self.credit -= count
 

@@ -257,12 +257,10 @@ def decode_map(raw: bytes) -> dict[Any, Any]:
 
 
 def encode_header(header: Header) -> bytes:
-    """The header as a raw section."""
     return write_composite(header)
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """The properties as a raw section."""
     return write_composite(properties)
 
 

@@ -37,7 +37,6 @@ class FrameOutput:
         """The connection is over: frames are dropped."""
 
     def put(self, frame: bytes) -> None:
-        """Add one encoded frame."""
         if not self.is_closed:
             self._frames.append(frame)
             self.size_bytes += len(frame)
@@ -49,7 +48,6 @@ class FrameOutput:
             self.size_bytes += len(start) + len(rest)
 
     def take(self) -> bytes:
-        """Remove and return everything that waits."""
         data = b"".join(self._frames)
         self._frames.clear()
         self.size_bytes = 0

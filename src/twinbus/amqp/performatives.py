@@ -103,8 +103,6 @@ class Coordinator:
 
 @dataclass(slots=True)
 class Open:
-    """Begins a connection."""
-
     container_id: str = ""
     hostname: str | None = None
     max_frame_size: int | None = None
@@ -119,8 +117,6 @@ class Open:
 
 @dataclass(slots=True)
 class Begin:
-    """Begins a session."""
-
     remote_channel: int | None = None
     next_outgoing_id: int = 0
     incoming_window: int = 0
@@ -211,15 +207,11 @@ class Detach:
 
 @dataclass(slots=True)
 class End:
-    """Ends a session."""
-
     error: Error | None = None
 
 
 @dataclass(slots=True)
 class Close:
-    """Ends a connection."""
-
     error: Error | None = None
 
 

@@ -26,7 +26,6 @@ class ServerSasl:
     """The broker's side: offers mechanisms, then answers the client's choice."""
 
     def start(self) -> bytes:
-        """The frame that offers our mechanisms."""
         return _frame(
             SaslMechanisms(sasl_server_mechanisms=[Symbol(name) for name in SERVER_MECHANISMS])
         )

@@ -58,8 +58,6 @@ OPEN = LinkState.OPEN
 
 
 class Session:
-    """One session of a connection, ours or the peer's."""
-
     def __init__(self, output: FrameOutput, channel: int) -> None:
         self._output = output
         self.channel = channel
@@ -174,7 +172,6 @@ class Session:
     # Calls of links
 
     def write(self, performative: Attach | Detach) -> None:
-        """Write a link's frame."""
         self.flush()
         self._output.put(encode_frame(self.channel, performative))
 
@@ -250,14 +247,12 @@ class Session:
     # Calls of the connection
 
     def take_begin(self, begin: Begin, remote_channel: int) -> None:
-        """Take the peer's BEGIN."""
         self.remote_channel = remote_channel
         self.begun = True
         self._next_incoming_id = begin.next_outgoing_id or 0
         self._remote_incoming_window = begin.incoming_window or 0
 
     def begin(self) -> Begin:
-        """Our BEGIN for this session."""
         return Begin(
             remote_channel=self.remote_channel,
             next_outgoing_id=UInt(self._next_outgoing_id),
@@ -267,7 +262,6 @@ class Session:
         )
 
     def take(self, performative: object, payload: bytes, events: list[Event]) -> None:
-        """Take one frame of this channel."""
         self._handlers[type(performative)](performative, payload, events)
 
     def take_delivery(self, body: bytes, events: list[Event]) -> bool:

@@ -114,11 +114,9 @@ class ClientTransport(asyncio.Protocol):
             self._on_event(Closed(Error(condition=condition, description=text)))
 
     def pause_writing(self) -> None:
-        """The socket's buffer is full."""
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        """There is room again."""
         self.writable.set()
 
     def _arm(self) -> None:

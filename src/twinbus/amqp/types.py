@@ -63,14 +63,10 @@ class Timestamp(int):
 
 
 class Float32(float):
-    """A float of 32 bits."""
-
     __slots__ = ()
 
 
 class Char(str):
-    """One Unicode character."""
-
     __slots__ = ()
 
 

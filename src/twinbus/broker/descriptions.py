@@ -38,8 +38,6 @@ class AuthorizationRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueDescription:
-    """Settings of a queue."""
-
     lock_duration_ms: int = 60_000
     max_size_mb: int = 1024
     requires_duplicate_detection: bool = False
@@ -63,8 +61,6 @@ class QueueDescription:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopicDescription:
-    """Settings of a topic."""
-
     max_size_mb: int = 1024
     requires_duplicate_detection: bool = False
     default_ttl_ms: int = FOREVER_MS
@@ -83,8 +79,6 @@ class TopicDescription:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubscriptionDescription:
-    """Settings of a subscription."""
-
     lock_duration_ms: int = 60_000
     requires_session: bool = False
     default_ttl_ms: int = FOREVER_MS
@@ -149,8 +143,6 @@ class SqlAction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleDescription:
-    """One rule of a subscription."""
-
     name: str
     filter: Filter = field(default_factory=TrueFilter)
     action: SqlAction | None = None

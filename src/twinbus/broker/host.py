@@ -83,8 +83,6 @@ def _masked(parts: list[str]) -> str:
 
 
 class BrokerHost:
-    """The namespaces of one process."""
-
     def __init__(
         self,
         namespaces: Sequence[NamespaceAt],
@@ -124,7 +122,6 @@ class BrokerHost:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The namespaces, in the order given."""
         return tuple(namespace.name for namespace in self._namespaces)
 
     async def start(self) -> None:
@@ -160,7 +157,6 @@ class BrokerHost:
         return self._servers[name or self.names[0]]
 
     def port(self, name: str | None = None) -> int:
-        """The port in use."""
         return self._listeners[name or self.names[0]].port
 
     def connection_string(self, name: str | None = None, *, tls: bool = False) -> str:

@@ -66,7 +66,6 @@ class HttpHost:
         self._state = ServerState()
 
     def __call__(self) -> asyncio.Protocol:
-        """A protocol for one accepted connection."""
         protocol = H11Protocol(self._config, self._state, {})
         protocol.access_log = False
         return protocol
@@ -86,7 +85,6 @@ class HttpHost:
 
 
 def application(broker: BrokerServer) -> Starlette:
-    """The ASGI application of one namespace."""
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok", "namespace": broker.namespace.name})

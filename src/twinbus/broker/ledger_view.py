@@ -63,8 +63,6 @@ def open_view_ledger(directory: Path | str) -> LedgerWriter:
 
 
 class BrokerView:
-    """The records of one namespace."""
-
     def __init__(self, ledger: LedgerWriter, namespace: str) -> None:
         self._ledger = ledger
         self._namespace = namespace
@@ -75,7 +73,6 @@ class BrokerView:
         return self._ledger.unrecorded
 
     def opened(self) -> None:
-        """Record that the namespace is served from now on."""
         self._record_state("serving")
 
     def closed(self) -> None:

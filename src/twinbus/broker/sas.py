@@ -64,7 +64,6 @@ class Grant:
         return right in self.rights and covers(self.path, address)
 
     def is_expired(self, now_s: float) -> bool:
-        """Whether the grant has ended at `now_s`."""
         return now_s >= self.expires_at_s
 
 

@@ -42,8 +42,6 @@ TIMER_FLOOR_S = 0.001
 
 
 class BrokerServer:
-    """The running broker of one namespace."""
-
     def __init__(
         self,
         name: str,
@@ -102,15 +100,12 @@ class BrokerServer:
         return None if self.view is None else self.view.unrecorded
 
     def now_ms(self) -> int:
-        """The time of the whole broker."""
         return time.time_ns() // 1_000_000
 
     def peer(self) -> Peer:
-        """A protocol for a new AMQP connection."""
         return Peer(self._context, self)
 
     def collect(self, peer: Peer) -> None:
-        """Collect this peer's output at the end of the tick."""
         self._to_collect[peer] = None
         self.wake()
 

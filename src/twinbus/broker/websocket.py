@@ -43,7 +43,6 @@ class WebSocketTransport(asyncio.Transport):
         self._protocol_paused = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue bytes for the client."""
         if self._closing:
             return
         self._buffer += data

@@ -86,7 +86,6 @@ def from_backlog_message(message: Any, *, aliases: Aliases | None = None) -> tup
 
 
 def _annotated(message: Any) -> Any:
-    """Return the AmqpAnnotatedMessage that `message` is or holds."""
     raw = getattr(message, "raw_amqp_message", message)
     if not hasattr(raw, "delivery_annotations"):
         raise TypeError(

@@ -94,18 +94,14 @@ def render_path(address: Address) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """A part of a list."""
-
     skip: int
     top: int
 
     @property
     def next(self) -> ListPage:
-        """The page after this one."""
         return ListPage(self.skip + self.top, self.top)
 
     def render(self) -> str:
-        """The query that asks for this page."""
         return f"$skip={self.skip}&$top={self.top}"
 
 

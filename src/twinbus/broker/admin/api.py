@@ -31,8 +31,6 @@ SUPPLEMENTARY_HEADERS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdminRequest:
-    """A request as the administration API sees it."""
-
     method: str
     raw_path: str
     """Still percent-encoded, without the query."""
@@ -43,13 +41,10 @@ class AdminRequest:
 
 
 class MethodNotAllowed(Refusal):
-    """The method has no meaning for the path."""
-
     condition, status = "amqp:not-allowed", 405
 
 
 async def respond(broker: BrokerServer, request: AdminRequest) -> Document:
-    """Carry out one request of the administration API."""
     try:
         address = parse_address(request.raw_path)
         grant = _require_manage(broker, request, address.path)

@@ -32,7 +32,6 @@ def text_of(value: str) -> str:
 
 
 def tag(name: str, value: str) -> str:
-    """An element with text in it."""
     return f"<{name}>{text_of(value)}</{name}>"
 
 
@@ -71,7 +70,6 @@ def render_feed(
 
 
 def render_error(status: int, detail: str) -> bytes:
-    """The document of a refused request."""
     return f"<Error><Code>{status}</Code>{tag('Detail', detail)}</Error>".encode()
 
 
@@ -98,7 +96,6 @@ def parse_entry(body: bytes) -> ET.Element:
 
 
 def local_name(element: ET.Element) -> str:
-    """The element's name without its namespace."""
     return element.tag.rpartition("}")[2]
 
 

@@ -38,8 +38,6 @@ AUTHORIZATION_RULES_MAX = 12
 
 
 class SettingType(Enum):
-    """How a setting is written."""
-
     DURATION = auto()
     INT = auto()
     BOOL = auto()
@@ -98,8 +96,6 @@ _ORDERS: dict[type, list[str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeInfo:
-    """What an entity holds at the moment."""
-
     created_at_ms: int
     updated_at_ms: int
     accessed_at_ms: int

@@ -52,7 +52,6 @@ def read_rule(element: Element, name: str, now_ms: int) -> RuleDescription:
 
 
 def write_rule(rule: RuleDescription) -> str:
-    """The RuleDescription element of a rule."""
     return described(
         "RuleDescription",
         _write_filter(rule.filter)

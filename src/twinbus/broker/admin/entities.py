@@ -52,8 +52,6 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The answer to a request that was carried out."""
-
     status: int
     body: bytes = b""
     content_type: str = CONTENT_TYPE
@@ -117,7 +115,6 @@ class Administration:
         return Document(200 if update else 201, self._entry(address).encode())
 
     def delete(self, address: Address) -> Document:
-        """Remove the node and everything in it."""
         match address.node:
             case AdminNode.ENTITY:
                 self.namespace.delete(address.entity, self.now_ms)

@@ -42,7 +42,6 @@ class Deadlines(Generic[K]):
             self._sweep()
 
     def add_all(self, due_ms: int, keys: Iterable[K]) -> None:
-        """Note that all `keys` are due at `due_ms`."""
         heap = self._heap
         for key in keys:
             heappush(heap, (due_ms, key))
@@ -91,7 +90,6 @@ class Timetable(Generic[Q]):
             heappush(self._heap, (due_ms, next(self._turns), thing))
 
     def disarm(self, thing: Q) -> None:
-        """Remove the due time of `thing`."""
         self._due.pop(thing, None)
 
     def take_due(self, now_ms: int) -> list[Q]:

@@ -59,6 +59,5 @@ class DuplicateHistory:
         return self._oldest[0][0] + self.window_ms if self._oldest else 0
 
     def restore(self, first_seen: dict[str, int]) -> None:
-        """Restore the ids from the store."""
         self._first_seen = dict(first_seen)
         self._oldest = deque(sorted((seen_ms, name) for name, seen_ms in first_seen.items()))

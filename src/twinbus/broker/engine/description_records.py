@@ -43,7 +43,6 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def description_record(description: object) -> Record:
-    """The settings of a queue, topic or subscription as a record."""
     record = _plain_fields(description)
     rules = record.get("authorization_rules")
     if rules is not None:
@@ -52,7 +51,6 @@ def description_record(description: object) -> Record:
 
 
 def read_description(kind: type[D], record: Record) -> D:
-    """The settings that a record keeps."""
     known = _known(kind, record)
     if "authorization_rules" in known:
         known["authorization_rules"] = tuple(
@@ -62,7 +60,6 @@ def read_description(kind: type[D], record: Record) -> D:
 
 
 def rule_record(rule: RuleDescription) -> Record:
-    """A subscription's rule as a record."""
     name = next(name for name, kind in _FILTERS.items() if isinstance(rule.filter, kind))
     return {
         "name": rule.name,
@@ -73,7 +70,6 @@ def rule_record(rule: RuleDescription) -> Record:
 
 
 def read_rule(record: Record) -> RuleDescription:
-    """The rule that a record keeps."""
     kept = record["filter"]
     action = record.get("action")
     filter_: Filter = _read_valued(_FILTERS[kept["kind"]], kept)

@@ -41,14 +41,12 @@ class Directory:
             self._parts[address_key(entity.dead_letter.path)] = entity.dead_letter
 
     def remove(self, entity: Entity) -> None:
-        """List an entity no more."""
         del self._entities[address_key(entity.path)]
         if isinstance(entity, Queue) and entity.dead_letter is not None:
             del self._parts[address_key(entity.dead_letter.path)]
             self._parts.pop(address_key(transfer_dead_letter_path(entity.path)), None)
 
     def find(self, path: str) -> Entity | None:
-        """The queue, topic or subscription at a path, if there is one."""
         return self._entities.get(address_key(path))
 
     def resolve(self, address: str) -> Entity:
@@ -126,11 +124,9 @@ class Directory:
         return [each for each in entities if isinstance(each, Queue) and _kind(each) == "queue"]
 
     def topics(self) -> list[Topic]:
-        """All topics in order of their names."""
         return [each for each in self._sorted() if isinstance(each, Topic)]
 
     def subscriptions(self, topic: str) -> list[Subscription]:
-        """A topic's subscriptions in order of their names."""
         found = self.topic(topic).subscriptions
         return [found[name] for name in sorted(found)]
 

@@ -86,7 +86,6 @@ class EngineLog:
         self._add((now_ms, "send", entity, None, error, False), rows)
 
     def deleted(self, entity: str, now_ms: int) -> None:
-        """Note the deletion of an entity with everything in it."""
         self._add((now_ms, "manage", entity, "deleted", None, True), ((None, 0, None, None),))
 
     def take(self) -> list[LoggedOperation]:

@@ -22,8 +22,6 @@ _NO_ID = 0
 
 
 class EntityFactory:
-    """Makes the entities of one namespace."""
-
     def __init__(self, context: EngineContext) -> None:
         self._context = context
 
@@ -35,7 +33,6 @@ class EntityFactory:
         return Queue(path, entity_id, description, self._context, part)
 
     def topic(self, path: str, entity_id: int, description: TopicDescription) -> Topic:
-        """A topic."""
         return Topic(path, entity_id, description, self._context)
 
     def subscription(

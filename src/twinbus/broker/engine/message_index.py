@@ -43,7 +43,6 @@ class MessageIndex:
                 self._order = None
 
     def remove(self, message: StoredMessage) -> None:
-        """Remove a message."""
         del self.messages[message.sequence_number]
         self.size_bytes -= message.size_bytes
         if message.state is SCHEDULED:
@@ -52,7 +51,6 @@ class MessageIndex:
             self.deferred_count -= 1
 
     def defer(self, message: StoredMessage) -> None:
-        """Mark a message as deferred."""
         if message.state is not DEFERRED:
             message.state = DEFERRED
             self.deferred_count += 1

@@ -123,7 +123,6 @@ class MessageStates:
 
     @property
     def has_dead_letter(self) -> bool:
-        """Whether there is a dead-letter queue below."""
         return self.dead_letter is not None
 
     # In
@@ -281,7 +280,6 @@ class MessageStates:
     # Out
 
     def is_ready(self, message: StoredMessage) -> bool:
-        """Whether the message is here, ready for delivery."""
         return (
             message.lock_token is None
             and message.state is ACTIVE

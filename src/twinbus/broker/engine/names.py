@@ -49,12 +49,10 @@ def _check_length(what: str, text: str, limit: int) -> None:
 
 
 def subscription_path(topic: str, name: str) -> str:
-    """The path of a topic's subscription."""
     return f"{topic}/{SUBSCRIPTIONS}/{name}"
 
 
 def dead_letter_path(path: str) -> str:
-    """The path of an entity's dead-letter queue."""
     return f"{path}/{DEAD_LETTER}"
 
 

@@ -42,8 +42,6 @@ the store may still hold records of a deleted entity."""
 
 
 class BrokerNamespace:
-    """One namespace of the broker."""
-
     def __init__(
         self,
         name: str,
@@ -91,7 +89,6 @@ class BrokerNamespace:
         return f"<namespace {self.name!r}>"
 
     def send_target(self, address: str) -> Entity:
-        """The queue or topic that takes messages at the address."""
         return self._directory.send_target(address)
 
     # Messages
@@ -140,7 +137,6 @@ class BrokerNamespace:
     # Queues, topics, subscriptions
 
     def create_queue(self, path: str, description: QueueDescription, now_ms: int) -> Queue:
-        """A new, empty queue."""
         check_path("queue", path)
         self._check_new(path, description)
         first_id = self._new_ids(2)
@@ -149,7 +145,6 @@ class BrokerNamespace:
         return queue
 
     def create_topic(self, path: str, description: TopicDescription, now_ms: int) -> Topic:
-        """A new topic without subscriptions."""
         check_path("topic", path)
         self._check_new(path, description)
         topic = self._factory.topic(path, self._new_ids(1), description)
@@ -257,7 +252,6 @@ class BrokerNamespace:
         self._put_rule(self.get_subscription(topic, subscription), rule, now_ms)
 
     def delete_rule(self, topic: str, subscription: str, name: str, now_ms: int) -> None:
-        """Remove a rule from a subscription."""
         owner = self.get_subscription(topic, subscription)
         del owner.rules[self.get_rule(topic, subscription, name).name.lower()]
         owner.accessed_at_ms = now_ms

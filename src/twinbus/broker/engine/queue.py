@@ -113,12 +113,10 @@ class Queue:
 
     @property
     def requires_session(self) -> bool:
-        """Whether messages here are received session by session."""
         return self.states.sessions is not None
 
     @property
     def locked_count(self) -> int:
-        """Messages that receivers hold."""
         return len(self.states.locks)
 
     @property
@@ -128,7 +126,6 @@ class Queue:
 
     @property
     def scheduled_count(self) -> int:
-        """Messages that wait for their time."""
         return self.states.index.scheduled_count
 
     @property

@@ -50,7 +50,6 @@ class SessionAccess:
         return session.locked_until_ms
 
     def is_held_by(self, session_id: str, holder: object, now_ms: int) -> bool:
-        """Whether `holder` holds the session now."""
         try:
             return self._required().held(session_id, holder, now_ms).holder is holder
         except SessionLockLost:
@@ -68,7 +67,6 @@ class SessionAccess:
                 self._states.free_session(session, now_ms, counted=False)
 
     def state(self, session_id: str) -> bytes | None:
-        """The session's state."""
         state = self._required().states.get(session_id)
         return None if state is None else state.content
 

@@ -41,8 +41,6 @@ class MessageSession:
 
 
 class Sessions:
-    """All sessions of one queue."""
-
     def __init__(self, path: str, entity_id: int, journal: Journal) -> None:
         self._path = path
         self._entity_id = entity_id
@@ -130,7 +128,6 @@ class Sessions:
         return session
 
     def renew(self, session: MessageSession, until_ms: int) -> None:
-        """Extend the lock of a held session."""
         session.locked_until_ms = until_ms
         self.deadlines.add(until_ms, session.session_id)
 
@@ -148,7 +145,6 @@ class Sessions:
         self.tidy(session)
 
     def held_by(self, holder: object) -> list[MessageSession]:
-        """The sessions that `holder` holds."""
         return list(self._held_by.get(id(holder), {}).values())
 
     def expired(self, now_ms: int) -> MessageSession | None:

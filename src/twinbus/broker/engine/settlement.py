@@ -31,8 +31,6 @@ CANNOT_FORWARD = "ForwardingRefused"
 
 
 class SettlementOutcome(Enum):
-    """The outcomes of a settlement."""
-
     COMPLETE = "complete"
     ABANDON = "abandon"
     DEFER = "defer"
@@ -100,7 +98,6 @@ class Locks:
             return False
 
     def renew(self, token: bytes, until_ms: int) -> None:
-        """Give a timed lock a later end."""
         self._deliveries[token] = self._deliveries[token]._replace(locked_until_ms=until_ms)
         self.deadlines.add(until_ms, token)
 

@@ -126,8 +126,6 @@ class Schedule(Queue):
 
 
 class Topic:
-    """One topic and its subscriptions."""
-
     requires_session = False
 
     def __init__(
@@ -155,12 +153,10 @@ class Topic:
 
     @property
     def max_message_bytes(self) -> int:
-        """Largest message that can be published."""
         return self.schedule.max_message_bytes
 
     @property
     def scheduled_count(self) -> int:
-        """Messages that wait for their time."""
         return self.schedule.scheduled_count
 
     @property

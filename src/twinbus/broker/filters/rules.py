@@ -152,7 +152,6 @@ class _Message:
 
     @property
     def properties(self) -> Properties:
-        """The AMQP properties section."""
         if self._properties is None:
             with _readable():
                 self._properties = decode_properties(self.incoming.sections.properties)
@@ -166,13 +165,11 @@ class _Message:
         return self._user
 
     def user(self, name: str) -> tuple[bool, Value]:
-        """Whether the application property exists, and its value; an exact name goes first."""
         held = self._application_properties()
         key = name if name in held else self._folded.get(name.lower())
         return (False, None) if key is None else (True, to_value(held[key]))
 
     def system(self, name: str) -> Value:
-        """A system property by its lower-case name."""
         incoming = self.incoming
         match name:
             case "size":
@@ -258,7 +255,6 @@ class _RuleScope:
         self.system = message.system
 
     def parameter(self, name: str) -> Value:
-        """A parameter by its lower-case name without the @."""
         for key, value in self._parameters:
             if _parameter_name(key) == name:
                 return to_value(value)

@@ -100,7 +100,6 @@ class TokenStream:
 
     @property
     def token(self) -> SqlToken:
-        """The next token."""
         return self._tokens[self._next]
 
     def advance(self) -> SqlToken:

@@ -93,7 +93,6 @@ def _from_described(raw: Described) -> Value:
 
 
 def to_amqp(value: Value) -> object:
-    """The AMQP form of a value."""
     match value:
         case Instant(ms):
             return Timestamp(ms)

@@ -28,8 +28,6 @@ MANAGEMENT_SUFFIX = "/$management"
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class BrokerContext:
-    """What the connections of one namespace share."""
-
     name: str
     loop: asyncio.AbstractEventLoop
     store: Store
@@ -65,10 +63,8 @@ class LinkClient(Protocol):
 
 
 def rejected(refusal: Refusal) -> Rejected:
-    """The delivery state of a refusal."""
     return rejected_with(refusal.condition, refusal.description)
 
 
 def rejected_with(condition: str, description: str) -> Rejected:
-    """The delivery state of a rejection with that condition."""
     return Rejected(error=Error(condition=Symbol(condition), description=description))

@@ -47,15 +47,12 @@ class Dispatcher:
             self._wake()
 
     def add(self, link: Consumer) -> None:
-        """Add a consumer of its queue."""
         self._consumers.setdefault(link.queue, deque()).append(link)
 
     def wait_for_session(self, link: Consumer) -> None:
-        """Let a link wait for the next free session of its queue."""
         self._waiting.setdefault(link.queue, deque()).append(link)
 
     def remove(self, link: Consumer) -> None:
-        """Remove a link, consuming or waiting."""
         for table in (self._consumers, self._waiting):
             links = table.get(link.queue)
             if links is not None and link in links:

@@ -45,8 +45,6 @@ LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManagementContext:
-    """What an operation may use."""
-
     namespace: BrokerNamespace
     address: str
     """Of the entity: "orders", "topic/subscriptions/x", "orders/$deadletterqueue"."""
@@ -186,7 +184,6 @@ def success(request_id: Any, body: dict[str, Any] | None) -> bytes:
 
 
 def failure(request_id: Any, refusal: Refusal) -> bytes:
-    """The response to a request that was refused."""
     headers = {
         "statusCode": Int(refusal.status),
         "statusDescription": refusal.description,
@@ -201,7 +198,6 @@ def _response(request_id: Any, headers: dict[str, Any], body: dict[str, Any]) ->
 
 
 def page(values: Iterable[Any], skip: int, top: int) -> list[Any]:
-    """The values of one page of a listing."""
     return list(values)[skip : skip + top]
 
 

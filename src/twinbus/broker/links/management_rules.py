@@ -38,7 +38,6 @@ _CORRELATION_FILTER = 0x13_7000_0009
 
 
 def add_rule(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
-    """com.microsoft:add-rule."""
     subscription = _subscription(context)
     asked = request.table("rule-description")
     rule = RuleDescription(
@@ -52,7 +51,6 @@ def add_rule(request: ManagementRequest, context: ManagementContext, now_ms: int
 
 
 def remove_rule(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
-    """com.microsoft:remove-rule."""
     subscription = _subscription(context)
     name = request.text("rule-name")
     context.namespace.delete_rule(subscription.topic_path, subscription.name, name, now_ms)
@@ -60,7 +58,6 @@ def remove_rule(request: ManagementRequest, context: ManagementContext, now_ms: 
 
 
 def enumerate_rules(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
-    """com.microsoft:enumerate-rules."""
     subscription = _subscription(context)
     rules = page(
         context.namespace.rules(subscription.topic_path, subscription.name),

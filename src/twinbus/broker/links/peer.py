@@ -58,8 +58,6 @@ class PeerOwner(Protocol):
 
 
 class Peer(asyncio.Protocol):
-    """One client connection."""
-
     def __init__(self, context: BrokerContext, owner: PeerOwner) -> None:
         self._context = context
         self._owner = owner
@@ -91,7 +89,6 @@ class Peer(asyncio.Protocol):
             self.later(fault.delay_ms, self._transport.resume_reading)
 
     def data_received(self, data: bytes) -> None:
-        """Act on what the client sent."""
         if self._hanging or self._said_close:
             return
         now_ms = self._context.now_ms()
@@ -125,11 +122,9 @@ class Peer(asyncio.Protocol):
         log.info("%s: connection from %s closed", self._context.name, self.address)
 
     def pause_writing(self) -> None:
-        """Stop delivering while the client does not read."""
         self._is_writable = False
 
     def resume_writing(self) -> None:
-        """Continue delivering."""
         self._is_writable = True
         self._deliver_again()
 
@@ -156,13 +151,11 @@ class Peer(asyncio.Protocol):
         return next((owner for owner in owners if isinstance(owner, ReceivingLink)), None)
 
     def refuse(self, link: Link, address: str, refusal: Refusal) -> None:
-        """Refuse an attach and log why."""
         self.log_refusal(f"a link to {address!r}", refusal)
         link.refuse(refusal.condition, refusal.description)
         self.touch()
 
     def detach(self, link: Link, refusal: Refusal) -> None:
-        """Close an open link with an error."""
         self.log_refusal(f"a link to {getattr(link.owner, 'address', '')!r}", refusal)
         self._close_owner(link, self._context.now_ms())
         if link.state is LinkState.OFFERED:
@@ -172,7 +165,6 @@ class Peer(asyncio.Protocol):
         self.touch()
 
     def log_refusal(self, what: str, refusal: Refusal) -> None:
-        """Log which request of the client was refused, and why."""
         why = f"{refusal.description} ({refusal.condition})"
         log.warning("%s: refused %s for %s: %s", self._context.name, what, self.address, why)
 
@@ -223,7 +215,6 @@ class Peer(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -273,7 +264,6 @@ class Peer(asyncio.Protocol):
                     log.warning("%s: connection from %s broke off: %s", name, self.address, why)
 
     def _take_all(self, run: list[DeliveryArrived], now_ms: int) -> None:
-        """Take deliveries of one link."""
         owner = run[0].link.owner
         if type(owner) is SendingLink and not self._context.faults:
             owner.take_all(run, now_ms)

@@ -197,7 +197,6 @@ class ReceivingLink:
         return self.session_id is None and self.queue.complete_all(lock_tokens, now_ms)
 
     def stop_waiting(self) -> None:
-        """Wait no longer for a session."""
         if self._wait is not None:
             self._wait.cancel()
 

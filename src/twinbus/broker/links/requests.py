@@ -167,8 +167,6 @@ class RequestLink:
 
 
 class _FaultRefusal(Refusal):
-    """The refusal that a fault causes."""
-
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.description)
         self.condition = fault.condition

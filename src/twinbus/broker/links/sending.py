@@ -24,8 +24,6 @@ FRAMING_ALLOWANCE = 64 * 1024
 
 
 class SendingLink:
-    """One sender to a queue or topic."""
-
     def __init__(
         self,
         context: BrokerContext,

@@ -364,7 +364,6 @@ _REST_BYTES_MAX: Final = 128
 def _read_rest(
     rest: bytes, count: int, ttl_ms: int
 ) -> tuple[str | None, str | None, int, str | None]:
-    """The properties after the message id."""
     return _read_fields(rest, 0, 1, count, ttl_ms)
 
 

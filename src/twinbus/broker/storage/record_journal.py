@@ -125,7 +125,6 @@ class RecordJournal(ABC):
         return records.payload_of(record)
 
     def payloads(self, entity_id: int, sequence_numbers: list[int]) -> list[bytes]:
-        """The payloads of these messages, in that order."""
         keys = [message_key(entity_id, number) for number in sequence_numbers]
         # Nearly always: all are on disk, or at least nothing of them waits to get there.
         if self._pending.keys().isdisjoint(keys) and self._in_flight.keys().isdisjoint(keys):

@@ -204,7 +204,6 @@ def pack_entity(kind: str, path: str, description: dict[str, object]) -> bytes:
 
 
 def unpack_entity(record: Data) -> tuple[str, str, dict[str, object]]:
-    """Kind, path and description."""
     kind, path, description = json.loads(bytes(record))
     return kind, path, description
 
@@ -223,7 +222,6 @@ def pack_session_state(session_id: str, state: SessionState) -> bytes:
 
 
 def unpack_session_state(record: Data) -> tuple[str, SessionState]:
-    """Session id and state."""
     end = _FORMAT.size + _FORMAT.unpack_from(record)[0]
     (updated_at_ms,) = _TIME.unpack_from(record, end)
     state = SessionState(bytes(record[end + _TIME.size :]), updated_at_ms)
@@ -235,7 +233,6 @@ def pack_duplicate(message_id: str, first_seen_ms: int) -> bytes:
 
 
 def unpack_duplicate(record: Data) -> tuple[str, int]:
-    """Message id and the time it was first seen."""
     return str(record[_TIME.size :], "utf-8"), _TIME.unpack_from(record)[0]
 
 
