@@ -209,10 +209,7 @@ class ReceiverLink(Link):
         self.credit = credit
         self.is_draining = drain
         self.session.write_flow(
-            handle=self.handle,
-            delivery_count=self.delivery_count,
-            link_credit=credit,
-            drain=drain,
+            handle=self.handle, delivery_count=self.delivery_count, link_credit=credit, drain=drain
         )
 
     def take_flow(self, flow: Flow) -> None:

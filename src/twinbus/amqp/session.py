@@ -10,14 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from twinbus.amqp.decoding import MALFORMED
-from twinbus.amqp.events import (
-    Attached,
-    CreditChanged,
-    DeliveryArrived,
-    Detached,
-    Disposed,
-    Event,
-)
+from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Detached, Disposed, Event
 from twinbus.amqp.frames import (
     TransferPrefix,
     encode_disposition_frame,
@@ -400,11 +393,7 @@ class Session:
             events.append(Detached(link, detach.error, bool(detach.closed)))
 
     def _attach(
-        self,
-        link: Link,
-        source: Source,
-        target: Target,
-        properties: dict[object, object] | None,
+        self, link: Link, source: Source, target: Target, properties: dict[object, object] | None
     ) -> None:
         link.state = LinkState.ATTACHING
         link.source, link.target = source, target

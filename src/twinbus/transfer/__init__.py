@@ -6,11 +6,7 @@ azure-servicebus, as a paired sender uses them. `aliases` has what both share: n
 
 from __future__ import annotations
 
-from twinbus.transfer.aliases import (
-    RESERVED_NAMES,
-    Aliases,
-    overhead_bytes,
-)
+from twinbus.transfer.aliases import RESERVED_NAMES, Aliases, overhead_bytes
 from twinbus.transfer.sdk import from_backlog_message, to_backlog_message
 from twinbus.transfer.sections import (
     aliases_of,

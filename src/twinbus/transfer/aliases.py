@@ -15,11 +15,7 @@ from uuid import UUID
 
 from twinbus.amqp.encoding import encode, string
 from twinbus.amqp.types import Described, Symbol, Timestamp, ULong
-from twinbus.errors import (
-    AliasTypeError,
-    AliasValueError,
-    MissingDestinationError,
-)
+from twinbus.errors import AliasTypeError, AliasValueError, MissingDestinationError
 from twinbus.transfer.entity_names import require_entity_name
 
 SESSION_ID: Final = "x-ms-sessionid"

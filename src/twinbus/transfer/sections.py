@@ -132,10 +132,7 @@ def to_backlog_sections(sections: Sections, path: str, *, own_id: str | None = N
             sections.message_annotations, MESSAGE_ANNOTATIONS, annotations, without=leaving
         )
     result.application_properties = with_entries(
-        sections.application_properties,
-        APPLICATION_PROPERTIES,
-        custom,
-        added=aliases.as_entries(),
+        sections.application_properties, APPLICATION_PROPERTIES, custom, added=aliases.as_entries()
     )
     return result
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from twinbus.broker.descriptions import (
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
-)
+from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.broker.engine.description_records import read_description, read_rule
 from twinbus.broker.engine.directory import Entity
 from twinbus.broker.engine.message_states import EngineContext

@@ -197,11 +197,7 @@ class Queue:
         return self.take(incoming, now_ms)
 
     def take(
-        self,
-        incoming: Incoming,
-        now_ms: int,
-        hops: int = 0,
-        origin: StoredMessage | None = None,
+        self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
     ) -> StoredMessage | None:
         """Enqueue a message that was admitted; never refuses."""
         states = self.states
@@ -356,12 +352,7 @@ class Queue:
         return session, session.locked_until_ms
 
     def peek(
-        self,
-        from_sequence_number: int,
-        limit: int,
-        now_ms: int,
-        *,
-        session_id: str | None = None,
+        self, from_sequence_number: int, limit: int, now_ms: int, *, session_id: str | None = None
     ) -> list[StoredMessage]:
         """Up to `limit` messages in any state from that number on, without locking them."""
         self.catch_up(now_ms)

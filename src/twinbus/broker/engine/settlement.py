@@ -113,9 +113,7 @@ class Locks:
             self.remove(token)
 
 
-def dead_letter_description(
-    parent: QueueDescription | SubscriptionDescription,
-) -> QueueDescription:
+def dead_letter_description(parent: QueueDescription | SubscriptionDescription) -> QueueDescription:
     """The settings of an entity's dead-letter queue: no sessions, no expiry, no delivery limit."""
     return QueueDescription(
         lock_duration_ms=parent.lock_duration_ms,

@@ -129,11 +129,7 @@ class Topic:
     requires_session = False
 
     def __init__(
-        self,
-        path: str,
-        entity_id: int,
-        description: TopicDescription,
-        context: EngineContext,
+        self, path: str, entity_id: int, description: TopicDescription, context: EngineContext
     ) -> None:
         self.path = path
         self.entity_id = entity_id

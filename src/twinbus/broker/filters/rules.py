@@ -112,9 +112,7 @@ def validate(rule: RuleDescription) -> None:
 
 
 def _require_parameters(
-    part: str,
-    compiled: CompiledFilter | CompiledAction,
-    parameters: Iterable[tuple[str, object]],
+    part: str, compiled: CompiledFilter | CompiledAction, parameters: Iterable[tuple[str, object]]
 ) -> None:
     missing = compiled.parameters - {_parameter_name(name) for name, _ in parameters}
     if missing:

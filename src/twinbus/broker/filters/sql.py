@@ -130,10 +130,7 @@ class _Parser(TokenStream):
         return self._series("AND", self._not, all_of)
 
     def _series(
-        self,
-        word: str,
-        part: Callable[[], _Node],
-        combine: Callable[[list[Condition]], Condition],
+        self, word: str, part: Callable[[], _Node], combine: Callable[[list[Condition]], Condition]
     ) -> _Node:
         first = part()
         if not self.is_next(word):

@@ -8,13 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from twinbus.amqp.message import (
-    Properties,
-    Sections,
-    decode_map,
-    decode_value,
-    encode_message,
-)
+from twinbus.amqp.message import Properties, Sections, decode_map, decode_value, encode_message
 from twinbus.amqp.types import DecodeError, Int
 from twinbus.broker.links.management_request import correlation_id, text_of
 from twinbus.broker.refusals import ArgumentInvalid, MalformedMessage, NotAllowed, Refusal

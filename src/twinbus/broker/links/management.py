@@ -29,12 +29,7 @@ from twinbus.broker.links.management_request import (
 )
 from twinbus.broker.links.management_rules import add_rule, enumerate_rules, remove_rule
 from twinbus.broker.messages.incoming import Incoming, parse, render
-from twinbus.broker.refusals import (
-    ArgumentInvalid,
-    ArgumentOutOfRange,
-    Refusal,
-    SessionLockLost,
-)
+from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange, Refusal, SessionLockLost
 from twinbus.broker.sas import SEND
 
 PEEK_BYTES_MAX = 1024 * 1024

@@ -214,8 +214,7 @@ class ReceivingLink:
         self.session_id = session_id
         source = self.link.source
         granted = Source(
-            address=source.address if source else None,
-            filter={SESSION_FILTER: session_id},
+            address=source.address if source else None, filter={SESSION_FILTER: session_id}
         )
         ticks = locked_until_ms * TICKS_PER_MS + EPOCH_TICKS
         self.link.accept(

@@ -8,12 +8,7 @@ from typing import Final
 
 from twinbus.amqp import encoding
 from twinbus.amqp.decoding import skip
-from twinbus.amqp.message import (
-    APPLICATION_PROPERTIES,
-    Header,
-    encode_header,
-    section_at,
-)
+from twinbus.amqp.message import APPLICATION_PROPERTIES, Header, encode_header, section_at
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.stored_form import (
     DEAD_LETTER_SOURCE,
