@@ -24,7 +24,8 @@ from twinbus.amqp.message import (
 from twinbus.amqp.types import DecodeError, Described, Int, Symbol, Timestamp, UInt, ULong
 from twinbus.broker.descriptions import TIME_MAX_MS, TIME_MIN_MS, QueueDescription
 from twinbus.broker.journal import MessageState, StoredMessage
-from twinbus.broker.messages.incoming import parse, render
+from twinbus.broker.messages.incoming import parse
+from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
 from twinbus.broker.storage import records
 

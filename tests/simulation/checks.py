@@ -24,7 +24,7 @@ from tests.simulation.plan import EntityPlan
 from tests.simulation.truth import Call, Deed, serial_of
 from twinbus.amqp.message import decode_properties, split
 from twinbus.broker.journal import StoredMessage
-from twinbus.broker.messages.incoming import render
+from twinbus.broker.messages.rendering import render
 from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
 from twinbus.pairing.core.secondary import FIRST_PACE_S, LONGEST_PACE_S
 

@@ -39,7 +39,7 @@ from twinbus.amqp.performatives import (
 from twinbus.amqp.types import Symbol
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
-from twinbus.broker.messages.incoming import render
+from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import EntityNotFound, Refusal
 from twinbus.syphon.connection.namespace_connection import ANSWER_S
 from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused

@@ -18,7 +18,8 @@ from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.journal import StoredMessage
-from twinbus.broker.messages.incoming import parse, render
+from twinbus.broker.messages.incoming import parse
+from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import EntityNotFound, Refusal, ServerBusy
 from twinbus.broker.storage.store import MemoryStore
 

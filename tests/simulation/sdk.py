@@ -38,7 +38,7 @@ from tests.simulation.truth import CALL, Deed
 from twinbus.amqp.message import decode_map, split
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.journal import StoredMessage
-from twinbus.broker.messages.incoming import render
+from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import EntityAlreadyExists, EntityNotFound, Refusal
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.ping import PING_CONTENT_TYPE

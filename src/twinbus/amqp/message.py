@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp import encoding, fields
+from twinbus.amqp import composites as kinds
+from twinbus.amqp import encoding
 from twinbus.amqp.composites import define, read_composite, write_composite
 from twinbus.amqp.decoding import MALFORMED, Wire, decode, malformed, skip
 from twinbus.amqp.types import DecodeError, Described, Symbol, ULong
@@ -204,24 +205,24 @@ class Properties:
     reply_to_group_id: str | None = None
 
 
-_ID = fields.FieldType(
+_ID = kinds.FieldType(
     "message id",
     lambda value: isinstance(value, (str, bytes, UUID)) or type(value) is ULong,
     lambda value: encoding.ulong(value) if isinstance(value, int) else encoding.write(value),
 )
-_TIMESTAMP = fields.FieldType(
+_TIMESTAMP = kinds.FieldType(
     "timestamp",
     lambda value: isinstance(value, int) and not isinstance(value, bool),
     lambda value: struct.pack(">Bq", 0x83, value),
 )
-_STR, _SYM = fields.STRING, fields.SYMBOL
+_BOOL, _STR, _SYM, _UINT = kinds.BOOLEAN, kinds.STRING, kinds.SYMBOL, kinds.UINT
 
 # fmt: off
 define(Header, "header", HEADER,
-       fields.BOOLEAN, fields.UBYTE, fields.UINT, fields.BOOLEAN, fields.UINT)
+       _BOOL, kinds.UBYTE, _UINT, _BOOL, _UINT)
 define(Properties, "properties", PROPERTIES,
-       _ID, fields.BINARY, _STR, _STR, _STR, _ID, _SYM, _SYM, _TIMESTAMP, _TIMESTAMP,
-       _STR, fields.UINT, _STR)
+       _ID, kinds.BINARY, _STR, _STR, _STR, _ID, _SYM, _SYM, _TIMESTAMP, _TIMESTAMP,
+       _STR, _UINT, _STR)
 # fmt: on
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from twinbus.amqp import fields
+from twinbus.amqp import composites as kinds
 from twinbus.amqp.composites import Nested, define
 from twinbus.amqp.types import Described
 
@@ -254,8 +254,8 @@ Performative = (
     | SaslOutcome
 )
 
-_STR, _SYM, _SYMS, _FIELDS = fields.STRING, fields.SYMBOL, fields.SYMBOLS, fields.FIELDS
-_BOOL, _UBYTE, _USHORT, _UINT = fields.BOOLEAN, fields.UBYTE, fields.USHORT, fields.UINT
+_STR, _SYM, _SYMS, _FIELDS = kinds.STRING, kinds.SYMBOL, kinds.SYMBOLS, kinds.FIELDS
+_BOOL, _UBYTE, _USHORT, _UINT = kinds.BOOLEAN, kinds.UBYTE, kinds.USHORT, kinds.UINT
 _ERROR = Nested("error", [Error])
 _STATE = Nested(
     "delivery state", (Accepted, Rejected, Released, Modified, Received), open_ended=True
@@ -265,7 +265,7 @@ _TARGET = Nested("target or coordinator", [Target, Coordinator])
 
 # fmt: off
 define(Error, "error", 0x1D, _SYM, _STR, _FIELDS, required="condition")
-define(Received, "received", 0x23, _UINT, fields.ULONG, required="section_number section_offset")
+define(Received, "received", 0x23, _UINT, kinds.ULONG, required="section_number section_offset")
 define(Accepted, "accepted", 0x24)
 define(Rejected, "rejected", 0x25, _ERROR)
 define(Released, "released", 0x26)
@@ -278,11 +278,11 @@ define(Open, "open", 0x10, _STR, _STR, _UINT, _USHORT, _UINT, _SYMS, _SYMS, _SYM
        required="container_id")
 define(Begin, "begin", 0x11, _USHORT, _UINT, _UINT, _UINT, _UINT, _SYMS, _SYMS, _FIELDS,
        required="next_outgoing_id incoming_window outgoing_window")
-define(Attach, "attach", 0x12, _STR, _UINT, _BOOL, _UBYTE, _UBYTE, _SOURCE, _TARGET, fields.MAP,
-       _BOOL, _UINT, fields.ULONG, _SYMS, _SYMS, _FIELDS, required="name handle role")
+define(Attach, "attach", 0x12, _STR, _UINT, _BOOL, _UBYTE, _UBYTE, _SOURCE, _TARGET, kinds.MAP,
+       _BOOL, _UINT, kinds.ULONG, _SYMS, _SYMS, _FIELDS, required="name handle role")
 define(Flow, "flow", 0x13, *(_UINT,) * 8, _BOOL, _BOOL, _FIELDS,
        required="incoming_window next_outgoing_id outgoing_window")
-define(Transfer, "transfer", 0x14, _UINT, _UINT, fields.BINARY, _UINT, _BOOL, _BOOL, _UBYTE, _STATE,
+define(Transfer, "transfer", 0x14, _UINT, _UINT, kinds.BINARY, _UINT, _BOOL, _BOOL, _UBYTE, _STATE,
        _BOOL, _BOOL, _BOOL, required="handle")
 define(Disposition, "disposition", 0x15, _BOOL, _UINT, _UINT, _BOOL, _STATE, _BOOL,
        required="role first")
@@ -290,8 +290,8 @@ define(Detach, "detach", 0x16, _UINT, _BOOL, _ERROR, required="handle")
 define(End, "end", 0x17, _ERROR)
 define(Close, "close", 0x18, _ERROR)
 define(SaslMechanisms, "sasl-mechanisms", 0x40, _SYMS, required="sasl_server_mechanisms")
-define(SaslInit, "sasl-init", 0x41, _SYM, fields.BINARY, _STR, required="mechanism")
-define(SaslOutcome, "sasl-outcome", 0x44, _UBYTE, fields.BINARY, required="code")
+define(SaslInit, "sasl-init", 0x41, _SYM, kinds.BINARY, _STR, required="mechanism")
+define(SaslOutcome, "sasl-outcome", 0x44, _UBYTE, kinds.BINARY, required="code")
 # fmt: on
 
 

@@ -11,13 +11,17 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from twinbus.broker.admin.atom import COUNTS, child, child_text, described, tag
-from twinbus.broker.admin.atom_values import (
+from twinbus.broker.admin.atom import (
+    COUNTS,
+    child,
+    child_text,
+    described,
     parse_bool,
     parse_duration,
     parse_int,
     render_duration,
     render_time,
+    tag,
 )
 from twinbus.broker.descriptions import (
     AuthorizationRule,

@@ -13,10 +13,12 @@ from twinbus.broker.admin.atom import (
     child_text,
     described,
     instance_type,
+    parse_typed,
+    render_time,
+    render_typed,
     tag,
     text_of,
 )
-from twinbus.broker.admin.atom_values import parse_typed, render_time, render_typed
 from twinbus.broker.descriptions import (
     CORRELATION_FIELDS,
     CorrelationFilter,

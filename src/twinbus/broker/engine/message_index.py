@@ -1,16 +1,22 @@
-"""All messages of one entity by sequence number, with their counts."""
+"""The messages of one entity by number, those that are ready, and the ids seen lately."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, merge
 
-from twinbus.broker.journal import MessageState, StoredMessage, copy_message
+from twinbus.broker.journal import Journal, MessageState, StoredMessage, copy_message
 
 DEFERRED, SCHEDULED = MessageState.DEFERRED, MessageState.SCHEDULED
 
 ORDER_SLACK = 64
 """Numbers of removed messages that the browsing order may hold beyond one for each left."""
+
+
+SWEEP_FLOOR = 64
+"""Dropped messages below which sweeping costs more than it frees."""
 
 
 class MessageIndex:
@@ -77,3 +83,118 @@ def copy_of(message: StoredMessage) -> StoredMessage:
     copy = copy_message(message)
     copy.sequence_number = copy.enqueued_sequence_number = 0
     return copy
+
+
+class ReadyMessages:
+    """The messages of a queue, or of one session, that are ready, lowest number first.
+
+    New messages have ever higher numbers and are appended. Those that came back (abandoned,
+    released, lock expired) keep their number and wait in a heap of their own.
+    """
+
+    __slots__ = ("_dropped", "_fresh", "_returned")
+
+    def __init__(self) -> None:
+        self._fresh: deque[StoredMessage] = deque()
+        self._returned: list[tuple[int, StoredMessage]] = []
+        self._dropped: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._fresh) + len(self._returned) - len(self._dropped)
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        fresh = ((message.sequence_number, message) for message in self._fresh)
+        for number, message in merge(fresh, sorted(self._returned)):
+            if number not in self._dropped:
+                yield message
+
+    def append(self, message: StoredMessage) -> None:
+        """Add a message whose number is higher than any before."""
+        self._fresh.append(message)
+
+    def give_back(self, message: StoredMessage) -> None:
+        """Put a popped message back in its place."""
+        heappush(self._returned, (message.sequence_number, message))
+
+    def pop(self) -> StoredMessage | None:
+        """Take out the message with the lowest number."""
+        fresh, returned, dropped = self._fresh, self._returned, self._dropped
+        while True:
+            if returned and (not fresh or returned[0][0] < fresh[0].sequence_number):
+                message = heappop(returned)[1]
+            elif fresh:
+                message = fresh.popleft()
+            else:
+                return None
+            if not dropped or message.sequence_number not in dropped:
+                return message
+            dropped.discard(message.sequence_number)
+
+    def drop(self, message: StoredMessage) -> None:
+        """Take out a message from anywhere; it must be ready."""
+        self._dropped.add(message.sequence_number)
+        if len(self._dropped) > max(SWEEP_FLOOR, len(self)):
+            self._sweep()
+
+    def _sweep(self) -> None:
+        dropped = self._dropped
+        self._fresh = deque(m for m in self._fresh if m.sequence_number not in dropped)
+        self._returned = [entry for entry in self._returned if entry[0] not in dropped]
+        heapify(self._returned)
+        self._dropped = set()
+
+
+class DuplicateHistory:
+    """The ids of one entity within its duplicate detection window, which begins at acceptance."""
+
+    __slots__ = ("_entity_id", "_first_seen", "_journal", "_oldest", "window_ms")
+
+    def __init__(self, entity_id: int, journal: Journal, window_ms: int) -> None:
+        self._entity_id = entity_id
+        self._journal = journal
+        self.window_ms = window_ms
+        self._first_seen: dict[str, int] = {}
+        self._oldest: deque[tuple[int, str]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._first_seen)
+
+    def has(self, message_id: str, now_ms: int) -> bool:
+        """Whether `accept` would return false."""
+        seen_ms = self._first_seen.get(message_id)
+        return seen_ms is not None and now_ms < seen_ms + self.window_ms
+
+    def accept(self, message_id: str, now_ms: int) -> bool:
+        """Remember an id; false if it was accepted before, within the window."""
+        seen_ms = self._first_seen.get(message_id)
+        if seen_ms is not None and now_ms < seen_ms + self.window_ms:
+            return False
+        self._first_seen[message_id] = now_ms
+        self._oldest.append((now_ms, message_id))
+        self._journal.put_message_id(self._entity_id, message_id, now_ms)
+        return True
+
+    def retract(self, message_id: str) -> None:
+        """Forget an id that was accepted just now: its message could not be stored."""
+        if self._first_seen.pop(message_id, None) is not None:
+            self._journal.put_message_id(self._entity_id, message_id, None)
+
+    def forget_old(self, now_ms: int, limit: int) -> int:
+        """Drop up to `limit` ids that left the window; returns how many."""
+        oldest, count = self._oldest, 0
+        while oldest and count < limit and oldest[0][0] + self.window_ms <= now_ms:
+            seen_ms, message_id = oldest.popleft()
+            count += 1
+            # An id accepted again after its window has a later entry.
+            if self._first_seen.get(message_id) == seen_ms:
+                del self._first_seen[message_id]
+                self._journal.put_message_id(self._entity_id, message_id, None)
+        return count
+
+    def next_ms(self) -> int:
+        """When the oldest id leaves the window, 0 if there is none."""
+        return self._oldest[0][0] + self.window_ms if self._oldest else 0
+
+    def restore(self, first_seen: dict[str, int]) -> None:
+        self._first_seen = dict(first_seen)
+        self._oldest = deque(sorted((seen_ms, name) for name, seen_ms in first_seen.items()))

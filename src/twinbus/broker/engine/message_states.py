@@ -14,11 +14,15 @@ from typing import Any
 
 from twinbus.broker.descriptions import FOREVER_MS, QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.deadlines import Deadlines
-from twinbus.broker.engine.dedup import DuplicateHistory
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.forwarding import Forwarding, ForwardSource, Resolve
-from twinbus.broker.engine.message_index import MessageIndex, copy_of, first_number
-from twinbus.broker.engine.ready_messages import ReadyMessages
+from twinbus.broker.engine.message_index import (
+    DuplicateHistory,
+    MessageIndex,
+    ReadyMessages,
+    copy_of,
+    first_number,
+)
 from twinbus.broker.engine.sessions import MessageSession, Sessions
 from twinbus.broker.engine.settlement import (
     DELIVERED_TOO_OFTEN,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from twinbus.broker.engine.deadlines import Deadlines
-from twinbus.broker.engine.ready_messages import ReadyMessages
+from twinbus.broker.engine.message_index import ReadyMessages
 from twinbus.broker.journal import Journal, SessionState, StoredMessage
 from twinbus.broker.refusals import ArgumentOutOfRange, SessionCannotBeLocked, SessionLockLost
 

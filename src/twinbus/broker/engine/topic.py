@@ -20,7 +20,8 @@ from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
 from twinbus.broker.filters.rules import apply_action, matches
 from twinbus.broker.filters.values import FilterError
 from twinbus.broker.journal import StoredMessage
-from twinbus.broker.messages.incoming import Incoming, read_back, render
+from twinbus.broker.messages.incoming import Incoming, read_back
+from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import Refusal
 
 

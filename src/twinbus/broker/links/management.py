@@ -28,7 +28,8 @@ from twinbus.broker.links.management_request import (
     success,
 )
 from twinbus.broker.links.management_rules import add_rule, enumerate_rules, remove_rule
-from twinbus.broker.messages.incoming import Incoming, parse, render
+from twinbus.broker.messages.incoming import Incoming, parse
+from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange, Refusal, SessionLockLost
 from twinbus.broker.sas import SEND
 

@@ -15,7 +15,7 @@ from twinbus.broker.descriptions import EPOCH_TICKS, TICKS_PER_MS
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.links.context import BrokerContext, LinkClient, rejected
-from twinbus.broker.messages.incoming import render
+from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import (
     ArgumentInvalid,
     NotAllowed,

@@ -21,8 +21,7 @@ from twinbus.amqp.decoding import MALFORMED, READERS, WIDTHS, malformed, skip, s
 from twinbus.amqp.message import Sections, decode_header, split
 from twinbus.amqp.types import DecodeError, ULong
 from twinbus.broker.descriptions import FOREVER_MS, TIME_MAX_MS, TIME_MIN_MS
-from twinbus.broker.messages.rendering import render
-from twinbus.broker.messages.stored_form import (
+from twinbus.broker.messages.rendering import (
     BROKER_ANNOTATIONS,
     FORMAT,
     LOCK_TOKEN,
@@ -36,8 +35,6 @@ from twinbus.broker.messages.stored_form import (
     key_text,
 )
 from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
-
-__all__ = ["PING_CONTENT_TYPE", "Incoming", "parse", "read_back", "render"]
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 

@@ -13,23 +13,21 @@ from hypothesis import strategies as st
 from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.broker.admin.atom import (
     ATOM,
-    parse_entry,
-    render_entry,
-    render_error,
-    render_feed,
-)
-from twinbus.broker.admin.atom_entities import (
-    RuntimeInfo,
-)
-from twinbus.broker.admin.atom_values import (
     FOREVER_TEXT,
     TIME_SPAN,
     ZONELESS,
     parse_duration,
+    parse_entry,
     parse_typed,
     render_duration,
+    render_entry,
+    render_error,
+    render_feed,
     render_time,
     render_typed,
+)
+from twinbus.broker.admin.atom_entities import (
+    RuntimeInfo,
 )
 from twinbus.broker.descriptions import (
     FOREVER_MS,

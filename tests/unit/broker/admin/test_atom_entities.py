@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.types import Described, Timestamp
-from twinbus.broker.admin.atom import local_name, parse_entry, render_entry
+from twinbus.broker.admin.atom import TIME_SPAN, ZONELESS, local_name, parse_entry, render_entry
 from twinbus.broker.admin.atom_entities import (
     AUTHORIZATION_RULES_MAX,
     RuntimeInfo,
@@ -18,7 +18,6 @@ from twinbus.broker.admin.atom_entities import (
     write_entity,
 )
 from twinbus.broker.admin.atom_rules import EXPRESSION_LENGTH_MAX, read_rule, write_rule
-from twinbus.broker.admin.atom_values import TIME_SPAN, ZONELESS
 from twinbus.broker.descriptions import (
     FOREVER_MS,
     AuthorizationRule,

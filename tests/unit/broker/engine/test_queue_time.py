@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.broker.fakes import FakeJournal, World, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.dedup import DuplicateHistory
+from twinbus.broker.engine.message_index import DuplicateHistory
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.journal import MessageState

@@ -19,7 +19,8 @@ from twinbus.broker.descriptions import (
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.engine.topic import Subscription, Topic
-from twinbus.broker.messages.incoming import parse, render
+from twinbus.broker.messages.incoming import parse
+from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import EntityDisabled, MessageNotFound, QuotaExceeded
 
 ME = object()

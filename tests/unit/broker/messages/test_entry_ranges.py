@@ -14,7 +14,7 @@ from tests.unit.broker.links.management_world import NOW_MS
 from tests.unit.broker.links.management_world import World as ManagedWorld
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.types import Timestamp, ULong
-from twinbus.broker.admin.atom_values import parse_duration
+from twinbus.broker.admin.atom import parse_duration
 from twinbus.broker.descriptions import (
     FOREVER_MS,
     TIME_MAX_MS,
