@@ -179,8 +179,8 @@ def test_a_kill_while_the_store_is_made_leaves_a_store_that_opens(tmp_path: Path
     for name in ("mkdir", "open", "fsync", "ftruncate", "pwrite", "close"):
         dying(os, name)
     dying(lmdb, "open")
-    from twinbus.broker.storage import lmdb_environment
-    dying(lmdb_environment, "_check_format")
+    from twinbus.broker.storage import lmdb_store
+    dying(lmdb_store, "_check_format")
     store = LmdbStore(directory)
     dying(store, "write")
     dying(store, "finish")

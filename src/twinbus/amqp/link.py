@@ -69,6 +69,8 @@ class Link:
         self.target: Target | Coordinator | None = None
         self.snd_settle_mode = 2
         self.rcv_settle_mode = 0
+        self.delivery_count = 0
+        self.credit = 0
         self.properties: dict[object, object] = {}
         self.max_message_size = 0
         """The peer's limit; 0: none."""
@@ -152,8 +154,6 @@ class SenderLink(Link):
 
     def __init__(self, session: LinkSession, name: str, handle: int) -> None:
         super().__init__(session, name, handle)
-        self.delivery_count = 0
-        self.credit = 0
         self.drain = False
         """The peer asked for what is ready; the rest of its credit is to be given back."""
         self.prefixes: dict[tuple[int, bool, int], TransferPrefix] = {}
@@ -190,8 +190,6 @@ class ReceiverLink(Link):
 
     def __init__(self, session: LinkSession, name: str, handle: int) -> None:
         super().__init__(session, name, handle)
-        self.delivery_count = 0
-        self.credit = 0
         self.is_draining = False
         """The peer was asked to drain and has not answered; deliveries may still come."""
         self.limit_bytes = MAX_MESSAGE_BYTES

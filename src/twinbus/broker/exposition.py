@@ -72,9 +72,12 @@ def _held(namespace: BrokerNamespace) -> dict[str, tuple[list[int], int]]:
     result: dict[str, tuple[list[int], int]] = {}
     for queue in _queues(namespace):
         entity = queue.path if len(result) < ENTITIES_MAX else OTHERS
-        before, size_bytes = result.get(entity, ([0] * len(STATES), 0))
-        counts = [a + b for a, b in zip(before, _counts(queue), strict=True)]
-        result[entity] = counts, size_bytes + queue.size_bytes + _dead_bytes(queue)
+        dead, before = queue.dead_letter, result.get(entity, ([0] * len(STATES), 0))
+        counts = [queue.active_count, queue.scheduled_count, queue.deferred_count]
+        counts.append(0 if dead is None else len(dead.messages))
+        size_bytes = queue.size_bytes + (0 if dead is None else dead.size_bytes)
+        added = [a + b for a, b in zip(before[0], counts, strict=True)]
+        result[entity] = added, before[1] + size_bytes
     return result
 
 
@@ -82,15 +85,6 @@ def _queues(namespace: BrokerNamespace) -> Iterable[Queue]:
     yield from namespace.queues()
     for topic in namespace.topics():
         yield from topic.subscriptions.values()
-
-
-def _counts(queue: Queue) -> tuple[int, ...]:
-    dead = len(queue.dead_letter.messages) if queue.dead_letter is not None else 0
-    return queue.active_count, queue.scheduled_count, queue.deferred_count, dead
-
-
-def _dead_bytes(queue: Queue) -> int:
-    return queue.dead_letter.size_bytes if queue.dead_letter is not None else 0
 
 
 def _family(name: str, kind: str, words: str) -> Iterator[str]:

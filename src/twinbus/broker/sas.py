@@ -103,17 +103,13 @@ def covers(granted_path: str, address: str) -> bool:
     return path == granted_path or path.startswith(granted_path + "/")
 
 
-def _no_entity_rules(_path: str) -> Iterable[AuthorizationRule]:
-    return ()
-
-
 class AccessPolicy:
     """The rules of one namespace, and through `entity_rules` those of its entities."""
 
     def __init__(
         self,
         rules: Iterable[AuthorizationRule],
-        entity_rules: Callable[[str], Iterable[AuthorizationRule]] = _no_entity_rules,
+        entity_rules: Callable[[str], Iterable[AuthorizationRule]] = lambda _path: (),
         tokens: Iterable[AcceptedToken] = (),
     ) -> None:
         """`entity_rules(path)` gives the rules of the entity at `path`, if there is one."""

@@ -287,11 +287,7 @@ class Queue:
                     break
             else:
                 found.append(message)
-        if self.states.engine_log is not None:
-            self._note_received(found, now_ms, settled=settled)
-        if settled:
-            return [self._hand_over(message) for message in found]
-        return self.states.lock(found, until_ms, session)
+        return self._give_out(found, session, until_ms, now_ms, settled=settled)
 
     def receive_by_sequence(
         self,
@@ -306,11 +302,7 @@ class Queue:
         self.require_receiving(now_ms)
         session, until_ms = self._lock_terms(session_id, holder, now_ms)
         found = [self._deferred(number, session_id, now_ms) for number in dict.fromkeys(numbers)]
-        if self.states.engine_log is not None:
-            self._note_received(found, now_ms, settled=settled)
-        if settled:
-            return [self._hand_over(message) for message in found]
-        return self.states.lock(found, until_ms, session)
+        return self._give_out(found, session, until_ms, now_ms, settled=settled)
 
     def _deferred(self, number: int, session_id: str | None, now_ms: int) -> StoredMessage:
         message = self.messages.get(number)
@@ -325,12 +317,23 @@ class Queue:
             raise MessageNotFound(f"deferred message {number} has expired")
         return message
 
-    def _note_received(self, found: list[StoredMessage], now_ms: int, *, settled: bool) -> None:
+    def _give_out(
+        self,
+        found: list[StoredMessage],
+        session: MessageSession | None,
+        until_ms: int,
+        now_ms: int,
+        *,
+        settled: bool,
+    ) -> list[Delivery]:
         log = self.states.engine_log
-        assert log is not None
-        log.note("receive", self.path, found, now_ms)
+        if log is not None:
+            log.note("receive", self.path, found, now_ms)
+            if settled:
+                log.note("complete", self.path, found, now_ms)
         if settled:
-            log.note("complete", self.path, found, now_ms)
+            return [self._hand_over(message) for message in found]
+        return self.states.lock(found, until_ms, session)
 
     def _hand_over(self, message: StoredMessage) -> Delivery:
         payload = self._journal.payload(self.entity_id, message.sequence_number)

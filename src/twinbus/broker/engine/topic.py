@@ -183,12 +183,10 @@ class Topic:
                 held_bytes += subscription.dead_letter.size_bytes
         self.schedule.admit(incoming, now_ms, reserved_bytes=held_bytes)
 
-    def publish(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:
+    def enqueue(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:
         """Hand a message to the subscriptions; returned is what is kept here: a scheduled one."""
         self.admit(incoming, now_ms)
         return self.take(incoming, now_ms)
-
-    enqueue = publish
 
     def take(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:
         """Publish a message that was admitted; never refuses."""

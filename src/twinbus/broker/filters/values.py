@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.broker.descriptions import (
@@ -149,6 +149,9 @@ def _matched(left: Value, right: Value) -> tuple[Value, Value] | None:
 
 
 _ORDERED = {"number", "string", "time", "duration"}
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul,
+}  # fmt: skip
 _COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
@@ -208,12 +211,7 @@ def _integer(sign: str, left: int, right: int) -> int:
         quotient = abs(left) // abs(right)
         quotient = -quotient if (left < 0) != (right < 0) else quotient
         return _in_range(quotient if sign == "/" else left - quotient * right)
-    match sign:
-        case "+":
-            return _in_range(left + right)
-        case "-":
-            return _in_range(left - right)
-    return _in_range(left * right)
+    return _in_range(_OPERATORS[sign](left, right))
 
 
 def _in_range(value: int) -> int:
@@ -223,19 +221,12 @@ def _in_range(value: int) -> int:
 
 
 def _floating(sign: str, left: float, right: float) -> float:
-    match sign:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case "/":
-            if right == 0.0:
-                return (
-                    math.nan if left == 0.0 or math.isnan(left) else _signed_infinity(left, right)
-                )
+    if sign in _OPERATORS:
+        return float(_OPERATORS[sign](left, right))
+    if sign == "/":
+        if right != 0.0:
             return left / right
+        return math.nan if left == 0.0 or math.isnan(left) else _signed_infinity(left, right)
     if right == 0.0 or math.isinf(left):
         return math.nan
     return math.fmod(left, right)

@@ -65,7 +65,7 @@ def test_a_subscription_nobody_receives_from_goes_though_its_topic_is_busy(
     world.namespace.create_topic("News", TopicDescription(), BORN_MS)
     settings = SubscriptionDescription(auto_delete_on_idle_ms=IDLE_MS)
     world.namespace.create_subscription("news", "tmp", settings, BORN_MS)
-    world.namespace.get_topic("news").publish(incoming(), END_MS - 1)
+    world.namespace.get_topic("news").enqueue(incoming(), END_MS - 1)
     world.namespace.run_timers(END_MS)
     assert "News/Subscriptions/tmp" in world.deleted
 

@@ -218,8 +218,8 @@ class TestSend:
 class TestDeletion:
     def test_everything_of_an_entity_goes_with_it(self, world: World) -> None:
         namespace = world.namespace
-        namespace.get_topic("news").publish(incoming(scheduled_for_ms=500), 0)
-        namespace.get_topic("news").publish(incoming(), 0)
+        namespace.get_topic("news").enqueue(incoming(scheduled_for_ms=500), 0)
+        namespace.get_topic("news").enqueue(incoming(), 0)
         namespace.delete("NEWS", 1)
         namespace.delete("orders/open", 1)
         assert set(world.deleted) == {
@@ -234,7 +234,7 @@ class TestDeletion:
 
     def test_a_subscription_can_go_alone(self, world: World) -> None:
         world.namespace.delete("news/subscriptions/all", 1)
-        world.namespace.get_topic("news").publish(incoming(), 1)
+        world.namespace.get_topic("news").enqueue(incoming(), 1)
         assert world.namespace.subscriptions("news") == []
 
     def test_parts_and_strangers_cannot_be_deleted(self, world: World) -> None:
@@ -318,7 +318,7 @@ def test_unknown_and_missing_settings_of_another_version_do_no_harm(world: World
 def test_rules_can_be_replaced_and_removed(world: World) -> None:
     namespace = world.namespace
     namespace.update_rule("news", "all", RuleDescription(name="$Default", filter=FalseFilter()), 1)
-    namespace.get_topic("news").publish(incoming(), 1)
+    namespace.get_topic("news").enqueue(incoming(), 1)
     subscription = namespace.get_subscription("news", "all")
     assert subscription.peek(0, 1, 1) == []
     namespace.delete_rule("news", "all", "$default", 2)

@@ -78,8 +78,8 @@ def test_each_subscription_whose_rules_match_gets_a_copy_of_its_own(news: News) 
         "red", RuleDescription(name="r", filter=CorrelationFilter(properties=(("hue", "red"),)))
     )
     nothing = news.subscribe("nothing", RuleDescription(name="n", filter=FalseFilter()))
-    news.topic.publish(incoming(message_id="1", properties={"hue": "red"}), 0)
-    news.topic.publish(incoming(message_id="2", properties={"hue": "blue"}), 0)
+    news.topic.enqueue(incoming(message_id="1", properties={"hue": "red"}), 0)
+    news.topic.enqueue(incoming(message_id="2", properties={"hue": "blue"}), 0)
     assert (ids(everything), ids(red), ids(nothing)) == (["1", "2"], ["1"], [])
     [delivery] = red.acquire(ME, 1, 1)
     red.settle(delivery.lock_token, SettlementOutcome.COMPLETE, 1)
@@ -98,7 +98,7 @@ def test_rules_without_action_share_a_copy_and_each_action_makes_its_own(news: N
             name="c", filter=SqlFilter(expression="n > 9"), action=SqlAction(expression="SET x = 2")
         ),
     )
-    news.topic.publish(incoming(properties={"n": 5}), 0)
+    news.topic.enqueue(incoming(properties={"n": 5}), 0)
     assert properties(news, subscription) == [{"n": 5}, {"n": 5, "x": 1}]
 
 
@@ -107,8 +107,8 @@ def test_an_action_does_not_change_how_long_a_message_lives() -> None:
     subscription = news.subscribe(
         "s", RuleDescription(name="a", action=SqlAction(expression="SET x = 1"))
     )
-    news.topic.publish(incoming(), 0)
-    news.topic.publish(incoming(ttl_ms=70), 0)
+    news.topic.enqueue(incoming(), 0)
+    news.topic.enqueue(incoming(ttl_ms=70), 0)
     assert [each.expires_at_ms for each in subscription.peek(0, 10, 1)] == [5000, 70]
 
 
@@ -117,7 +117,7 @@ FAILING = RuleDescription(name="f", filter=SqlFilter(expression="n / 0 = 1"))
 
 def test_a_rule_that_fails_sends_the_message_to_the_dead_letters(news: News) -> None:
     subscription = news.subscribe("s", FAILING)
-    news.topic.publish(incoming(message_id="1", properties={"n": 1}), 0)
+    news.topic.enqueue(incoming(message_id="1", properties={"n": 1}), 0)
     assert (ids(subscription), ids(subscription.dead_letter)) == ([], ["1"])
     assert subscription.dead_letter is not None
     [dead] = subscription.dead_letter.peek(0, 1, 1)
@@ -128,21 +128,21 @@ def test_a_rule_that_fails_sends_the_message_to_the_dead_letters(news: News) -> 
 def test_or_counts_as_not_matching_where_that_is_wanted(news: News) -> None:
     quiet = SubscriptionDescription(dead_letter_on_filter_error=False)
     subscription = news.subscribe("s", FAILING, description=quiet)
-    news.topic.publish(incoming(properties={"n": 1}), 0)
+    news.topic.enqueue(incoming(properties={"n": 1}), 0)
     assert (ids(subscription), ids(subscription.dead_letter)) == ([], [])
 
 
 def test_a_session_subscription_dead_letters_what_has_no_session(news: News) -> None:
     settings = SubscriptionDescription(requires_session=True)
     subscription = news.subscribe("s", description=settings)
-    news.topic.publish(incoming(message_id="1"), 0)
-    news.topic.publish(incoming(message_id="2", session_id="x"), 0)
+    news.topic.enqueue(incoming(message_id="1"), 0)
+    news.topic.enqueue(incoming(message_id="2", session_id="x"), 0)
     assert (ids(subscription), ids(subscription.dead_letter)) == (["2"], ["1"])
 
 
 def test_a_disabled_subscription_keeps_what_is_published(news: News) -> None:
     subscription = news.subscribe("s", description=SubscriptionDescription(status="Disabled"))
-    news.topic.publish(incoming(message_id="1"), 0)
+    news.topic.enqueue(incoming(message_id="1"), 0)
     with pytest.raises(EntityDisabled):
         subscription.acquire(ME, 1, 1)
     news.namespace.update_subscription("news", "s", SubscriptionDescription(), 2)
@@ -153,25 +153,25 @@ def test_the_topic_s_quota_counts_every_copy() -> None:
     news = News(TopicDescription(max_size_mb=1, max_message_size_kb=1024))
     news.subscribe("a")
     news.subscribe("b")
-    news.topic.publish(incoming(size_bytes=400_000), 0)
+    news.topic.enqueue(incoming(size_bytes=400_000), 0)
     with pytest.raises(QuotaExceeded):
-        news.topic.publish(incoming(size_bytes=300_000), 0)
+        news.topic.enqueue(incoming(size_bytes=300_000), 0)
 
 
 def test_duplicates_are_dropped_at_the_topic() -> None:
     news = News(TopicDescription(requires_duplicate_detection=True))
     subscription = news.subscribe("s")
     for now_ms in (0, 1):
-        news.topic.publish(incoming(message_id="1"), now_ms)
+        news.topic.enqueue(incoming(message_id="1"), now_ms)
     assert ids(subscription) == ["1"]
     again = news.restarted().namespace
-    again.get_topic("news").publish(incoming(message_id="1"), 2)
+    again.get_topic("news").enqueue(incoming(message_id="1"), 2)
     assert ids(again.get_subscription("news", "s")) == ["1"]
 
 
 class TestScheduled:
     def test_a_message_waits_in_the_topic_and_fans_out_at_its_time(self, news: News) -> None:
-        kept = news.topic.publish(
+        kept = news.topic.enqueue(
             incoming(message_id="1", scheduled_for_ms=500, ttl_ms=90, properties={"n": 1}), 0
         )
         assert kept is not None
@@ -185,15 +185,15 @@ class TestScheduled:
 
     def test_it_survives_a_restart(self, news: News) -> None:
         news.subscribe("s")
-        news.topic.publish(incoming(message_id="1", scheduled_for_ms=500), 0)
+        news.topic.enqueue(incoming(message_id="1", scheduled_for_ms=500), 0)
         again = news.restarted().namespace
         again.run_timers(600)
         assert ids(again.get_subscription("news", "s"), 600) == ["1"]
 
     def test_it_can_be_cancelled_until_then(self, news: News) -> None:
         subscription = news.subscribe("s")
-        news.topic.publish(incoming(scheduled_for_ms=500), 0)
-        news.topic.publish(incoming(message_id="2", scheduled_for_ms=500), 0)
+        news.topic.enqueue(incoming(scheduled_for_ms=500), 0)
+        news.topic.enqueue(incoming(message_id="2", scheduled_for_ms=500), 0)
         news.topic.cancel_scheduled([1], 499)
         with pytest.raises(MessageNotFound):
             news.topic.cancel_scheduled([2], 500)
@@ -319,7 +319,7 @@ class TestForwarding:
         archive = news.namespace.create_topic("archive", TopicDescription(), 0)
         news.namespace.create_subscription("archive", "all", SubscriptionDescription(), 0)
         news.subscribe("s", description=SubscriptionDescription(forward_to="archive"))
-        news.topic.publish(incoming(message_id="1", properties={"n": 1}), 0)
+        news.topic.enqueue(incoming(message_id="1", properties={"n": 1}), 0)
         kept = news.namespace.get_subscription("archive", "all")
         assert (ids(kept), properties(news, kept)) == (["1"], [{"n": 1}])
         assert ids(news.namespace.get_subscription("news", "s")) == []

@@ -12,8 +12,7 @@ import pytest
 
 from twinbus.broker.journal import MessageState, SessionState, StoredMessage
 from twinbus.broker.storage import data_directory, lmdb_store, records
-from twinbus.broker.storage.lmdb_environment import translated
-from twinbus.broker.storage.lmdb_store import LmdbStore
+from twinbus.broker.storage.lmdb_store import LmdbStore, translated
 from twinbus.broker.storage.store import Batch, MemoryStore, Store, flush
 from twinbus.errors import StoreError, StoreFull
 
