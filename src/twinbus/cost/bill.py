@@ -58,7 +58,7 @@ class MonthUse:
                 raise ValueError(f"{name} must be a whole number from 0; got {value!r}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class BillLine:
     """One quantity and its cost."""
 
@@ -154,7 +154,7 @@ def geo_replication_bill(use: MonthUse, prices: PriceBook, *, replicated_bytes: 
         tier="premium geo-replication",
         price_book=prices.name,
         currency=prices.currency,
-        lines=(_premium_line(prices, GEO_INSTANCES, use), *_included(use), copied, egress),
+        lines=(*_premium_lines(prices, GEO_INSTANCES, use), copied, egress),
         assumptions=(
             "messaging units are charged in both regions, outage or not, and each GB copied",
             *_assumptions(use, ServiceTier.PREMIUM, prices, 0),
@@ -167,8 +167,7 @@ def _tier_lines(
 ) -> Iterator[BillLine]:
     key = operations_meter(tier)
     if key is None:
-        yield _premium_line(prices, use.namespaces, use)
-        yield from _included(use)
+        yield from _premium_lines(prices, use.namespaces, use)
         return
     if tier is ServiceTier.STANDARD:
         yield _base_line(use, prices)
@@ -176,25 +175,13 @@ def _tier_lines(
     if tier is ServiceTier.STANDARD:
         yield _line(prices, "connections", "connections", use.connections_peak)
     else:
-        yield BillLine(
-            name="connections",
-            meter="",
-            quantity=use.connections_peak,
-            unit="at the peak",
-            amount=None,
-            note="the book has no price of connections for Basic",
-        )
+        note = "the book has no price of connections for Basic"
+        yield BillLine("connections", "", use.connections_peak, "at the peak", None, note)
 
 
 def _line(prices: PriceBook, name: str, key: str, quantity: int, already: int = 0) -> BillLine:
-    meter = prices.meter(key)
-    return BillLine(
-        name=name,
-        meter=key,
-        quantity=quantity,
-        unit=_UNITS[key],
-        amount=meter.cost(quantity, already),
-    )
+    amount = prices.meter(key).cost(quantity, already)
+    return BillLine(name, key, quantity, _UNITS[key], amount)
 
 
 _UNITS: Final = {
@@ -212,33 +199,15 @@ def _base_line(use: MonthUse, prices: PriceBook) -> BillLine:
     """Return the base charge by the hour, or by the month if the book has only that price."""
     if prices.meter("base").priced:
         return _line(prices, "base charge", "base", use.hours)
-    return BillLine(
-        name="base charge",
-        meter="base_month",
-        quantity=1,
-        unit="month",
-        amount=prices.meter("base_month").cost(1),
-    )
+    return BillLine("base charge", "base_month", 1, "month", prices.meter("base_month").cost(1))
 
 
-def _premium_line(prices: PriceBook, namespaces: int, use: MonthUse) -> BillLine:
+def _premium_lines(prices: PriceBook, namespaces: int, use: MonthUse) -> Iterator[BillLine]:
     hours = namespaces * use.messaging_units * use.hours
-    return _line(prices, "messaging units", "premium", hours)
-
-
-def _included(use: MonthUse) -> Iterator[BillLine]:
-    for name, quantity, unit in (
-        ("operations", use.operation_units, "units"),
-        ("connections", use.connections_peak, "at the peak"),
-    ):
-        yield BillLine(
-            name=name,
-            meter="premium",
-            quantity=quantity,
-            unit=unit,
-            amount=Decimal(0),
-            note="included in Premium",
-        )
+    yield _line(prices, "messaging units", "premium", hours)
+    rest = Decimal(0), "included in Premium"
+    yield BillLine("operations", "premium", use.operation_units, "units", *rest)
+    yield BillLine("connections", "premium", use.connections_peak, "at the peak", *rest)
 
 
 def _assumptions(

@@ -261,13 +261,9 @@ def _priced(causes: Iterator[CauseCost], work: Workload, prices: PriceBook) -> I
 
 
 def _moved_stages(work: Workload) -> dict[str, int]:
-    one = units(work.size_bytes)
-    stages = {
-        "send to the backlog": one,
-        "receive from the backlog": one,
-        "send to the primary": one,
-        "receive from the primary": one,
-    }
+    calls = ("send to the", "receive from the")
+    one, places = units(work.size_bytes), ("backlog", "primary")
+    stages = {f"{call} {place}": one for place in places for call in calls}
     if work.rule.count_settlement:
         stages |= {"complete in the backlog": 1, "complete in the primary": 1}
     total = sum(stages.values())

@@ -17,18 +17,6 @@ from typing import Final
 
 from twinbus.cost.price_documents import PriceBookError, PriceDocument, read_json
 
-__all__ = [
-    "NEEDED_METERS",
-    "OLD_AFTER_DAYS",
-    "Meter",
-    "PriceBook",
-    "PriceBookError",
-    "Tier",
-    "load",
-    "parse",
-    "standard",
-]
-
 FORMAT: Final = 1
 """The file format that this code reads."""
 

@@ -127,18 +127,17 @@ def parse_duration(
     return seconds
 
 
-def parse_frequency(
-    text: str, name: str = "frequency", *, most: int = FREQUENCY_MAX_PER_YEAR
-) -> Fraction:
-    """Return times per year, from 0 to `most`."""
+def parse_frequency(text: str, name: str = "frequency") -> Fraction:
+    """Return times per year, from 0 to one an hour."""
     form = "a number and a time, like 2/year or 1/month"
     number, period = _matched(_FREQUENCY, text, name, form).groups()
     seconds = _PERIODS_S.get(period.lower())
     if seconds is None:
         raise _invalid(text, name, form)
     per_year = Fraction(number) * YEAR_S / seconds
-    if per_year > most:
-        raise QuantityError(f"{name} must be at most {most:,} a year; got {text!r:.60}")
+    if per_year > FREQUENCY_MAX_PER_YEAR:
+        most = f"{FREQUENCY_MAX_PER_YEAR:,}"
+        raise QuantityError(f"{name} must be at most {most} a year; got {text!r:.60}")
     return per_year
 
 

@@ -2,8 +2,8 @@
 
     outages   how often a primary is down, and how long
     model     the effect of one outage, and of several, on callers, backlog and pings
-    money     the cost of a year, compared with Premium Geo-Replication
     advice    which of the compared settings to take, and why
+    plan      the result, with the cost of a year beside Premium Geo-Replication
 
 `twinbus.pipeline.planner` draws the outages and computes the model for thousands of simulated years
 on Spark, with the same functions.

@@ -15,9 +15,8 @@ from twinbus.cost.arithmetic import CountingRule, idle_syphon_operations
 from twinbus.cost.quantities import YEAR_S, QuantityError
 from twinbus.planning.advice import PlanLimits, advise
 from twinbus.planning.model import Traffic
-from twinbus.planning.money import operations_of, year_money
 from twinbus.planning.outcomes import SampledMean, grid
-from twinbus.planning.plan import plan_of
+from twinbus.planning.plan import operations_of, plan_of, year_money
 
 HOUR_S, DAY_S = 3_600, 86_400
 

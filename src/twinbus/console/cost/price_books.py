@@ -15,8 +15,8 @@ from twinbus.console.terminal.output import Output, WrongUse, show
 from twinbus.console.terminal.table import UNPRICED, aligned, paint, visible
 from twinbus.cost import prices
 from twinbus.cost.bill import exact
-from twinbus.cost.price_documents import read_json
-from twinbus.cost.prices import Meter, PriceBook, PriceBookError
+from twinbus.cost.price_documents import PriceBookError, read_json
+from twinbus.cost.prices import Meter, PriceBook
 from twinbus.cost.retail_prices import Imported, book_from
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
