@@ -13,7 +13,7 @@ from typing import IO, Any
 from twinbus.console.backlog.commands import QueueSelection
 from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.terminal.output import ATTENTION, Output, show
-from twinbus.console.terminal.table import aligned, visible
+from twinbus.console.terminal.table import aligned, table_lines, visible
 from twinbus.console.terminal.times import window_of
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
@@ -124,21 +124,21 @@ async def _write(selection: QueueSelection, wanted: DeadLetterFilter, lines: IO[
 def _lines(found: list[PeekedMessage], count: int, *, more: bool) -> list[str]:
     if not found:
         return ["no such dead letters"]
-    rows = [["QUEUE", "NUMBER", "FOR", "MESSAGE ID", "DIVERTED AT", "REPLAYS", "REASON"]]
-    rows += [
+    rows = [
         [
-            visible(letter.queue),
+            letter.queue,
             str(letter.sequence_number),
-            visible(letter.path or "?"),
-            visible(letter.message_id or "?"),
-            str(letter.summary()["enqueued_at"] or "?"),
+            letter.path or "?",
+            letter.message_id or "?",
+            letter.summary()["enqueued_at"] or "?",
             str(letter.replays),
-            visible(": ".join(filter(None, (letter.reason, letter.description))) or "?"),
+            ": ".join(filter(None, (letter.reason, letter.description))) or "?",
         ]
         for letter in found
     ]
     limit = f"; --max {count} was reached, there are more" if more else ""
-    return [*aligned(rows, right={1, 5}), "", f"{len(found):,} dead letters{limit}"]
+    columns = ("QUEUE", ">NUMBER", "FOR", "MESSAGE ID", "DIVERTED AT", ">REPLAYS", "REASON")
+    return [*table_lines(columns, rows), "", f"{len(found):,} dead letters{limit}"]
 
 
 def _replay_document(result: Replayed) -> dict[str, Any]:

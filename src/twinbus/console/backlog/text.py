@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from twinbus.console.backlog.queue_contents import QueueContents
-from twinbus.console.terminal.table import aligned, counted, duration, size, visible
+from twinbus.console.terminal.table import aligned, counted, duration, size, table_lines, visible
 from twinbus.pairing.lifecycle.administration import Findings
 
 TEXT_LENGTH_MAX: Final = 40
@@ -17,21 +17,21 @@ def queue_lines(queues: Sequence[QueueContents], endpoint: str) -> list[str]:
     """Return a row for each queue, and a line with the totals."""
     if not queues:
         return [f"no such backlog queues in {endpoint}"]
-    rows = [["BACKLOG QUEUE", "ACTIVE", "SCHEDULED", "DEFERRED", "DEAD", "SIZE", "OLDEST", "DRIFT"]]
-    rows += [
+    rows = [
         [
-            visible(queue.path),
-            f"{queue.active:,}",
-            f"{queue.scheduled:,}",
-            f"{queue.deferred:,}",
-            f"{queue.dead_lettered:,}",
+            queue.path,
+            queue.active,
+            queue.scheduled,
+            queue.deferred,
+            queue.dead_lettered,
             size(queue.size_bytes),
             "" if queue.oldest_age_s is None else duration(queue.oldest_age_s),
             _drift(queue),
         ]
         for queue in queues
     ]
-    lines = aligned(rows, right={1, 2, 3, 4, 5, 6})
+    columns = "BACKLOG QUEUE|>ACTIVE|>SCHEDULED|>DEFERRED|>DEAD|>SIZE|>OLDEST|DRIFT".split("|")
+    lines = table_lines(columns, rows)
     lines += ["", _total(queues, endpoint)]
     for queue in queues:
         lines += [f"drift of {visible(queue.path)}: {visible(one)}" for one in queue.drift]
@@ -62,12 +62,11 @@ def message_lines(messages: Sequence[Mapping[str, Any]], where: str, count: int)
     """Return a row for each message. The body is not shown: it may hold a secret."""
     if not messages:
         return [f"no such messages in {where}"]
-    rows = [["QUEUE", "NUMBER", "FOR", "MESSAGE ID", "SESSION", "AGE", "BODY", "STATE"]]
-    rows += [
+    rows = [
         [
-            visible(message["queue"]),
+            message["queue"],
             str(message["sequence_number"]),
-            "?" if message["path"] is None else visible(message["path"]),
+            "?" if message["path"] is None else message["path"],
             _cut(message["message_id"]),
             _cut(message["session_id"]),
             "" if message["age_s"] is None else duration(message["age_s"]),
@@ -76,7 +75,8 @@ def message_lines(messages: Sequence[Mapping[str, Any]], where: str, count: int)
         ]
         for message in messages
     ]
-    lines = aligned(rows, right={1, 5, 6})
+    columns = ("QUEUE", ">NUMBER", "FOR", "MESSAGE ID", "SESSION", ">AGE", ">BODY", "STATE")
+    lines = table_lines(columns, rows)
     limit = f"; --max {count} was reached, there may be more" if len(messages) == count else ""
     lines += ["", f"{counted(len(messages), 'message')} in {where}{limit}"]
     return lines

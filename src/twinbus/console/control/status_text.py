@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.console.terminal.table import aligned, duration, visible
+from twinbus.console.terminal.table import aligned, duration, table_lines, visible
 
 RANKS: Final = {"unusable": 0, "failed over": 1, "suspect": 2, "healthy": 3}
 """Worst first."""
@@ -107,9 +107,8 @@ def _entity_table(status: Mapping[str, Any], *, show_all: bool) -> list[str]:
     hidden = 0 if show_all else max(0, len(healthy) - HEALTHY_SHOWN_MAX)
     left_out = {id(entity) for entity in healthy[len(healthy) - hidden :]}
     shown = [entity for entity in entities if id(entity) not in left_out]
-    rows = [["ENTITY", "STATE", "SINCE", "SENT", "DIVERTED", "RAISED", "REASON"]]
-    rows += [_row(entity) for entity in shown]
-    lines = aligned(rows, right={3, 4, 5})
+    columns = ("ENTITY", "STATE", "SINCE", ">SENT", ">DIVERTED", ">RAISED", "REASON")
+    lines = table_lines(columns, map(_row, shown))
     if hidden:
         lines.append(f"and {hidden:,} more healthy entities; --all lists them")
     return [*lines, *_last_errors(shown)]
@@ -125,17 +124,15 @@ def _last_errors(shown: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _row(entity: Mapping[str, Any]) -> list[str]:
+def _row(entity: Mapping[str, Any]) -> list[object]:
     since_s = entity.get("since_s")
     holds = [hold.upper() for hold in ("forced", "frozen") if entity.get(hold)]
     state = _state(entity)
     return [
-        visible(entity["path"]),
+        entity["path"],
         ", ".join([state if state == HEALTHY else state.upper(), *holds]),
         "" if since_s is None else f"{duration(since_s)} ago",
-        f"{entity.get('sent', 0):,}",
-        f"{entity.get('diverted', 0):,}",
-        f"{entity.get('raised', 0):,}",
+        *(entity.get(count, 0) for count in ("sent", "diverted", "raised")),
         "" if _is_quiet(entity) else _short(entity.get("reason", "")),
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from twinbus.console.cost.options import EstimateOptions
 from twinbus.console.cost.price_books import book_of
 from twinbus.console.options import counting_rule, require_messaging_units
 from twinbus.console.terminal.output import Output, WrongUse, show
-from twinbus.console.terminal.table import aligned, counted, duration, money, paint
+from twinbus.console.terminal.table import counted, duration, money, paint, table_lines
 from twinbus.cost.bill import BillLine, ServiceTier
 from twinbus.cost.estimate import MONTH_DAYS, CostEstimate, Workload, estimate
 from twinbus.cost.quantities import (
@@ -90,28 +90,22 @@ def _lines(
     )
     yield ""
     yield from _table(
+        ("cause", ">operations", ">units of 64 KB", ">amount"),
         [
-            ("cause", "operations", "units of 64 KB", "amount"),
             *(
-                (
-                    cause.cause,
-                    f"{cause.operations:,}",
-                    f"{cause.units:,}",
-                    money(cause.amount, currency),
-                )
-                for cause in made.causes
+                (one.cause, one.operations, one.units, money(one.amount, currency))
+                for one in made.causes
             ),
-            ("all", f"{made.operations:,}", f"{made.units:,}", ""),
-        ]
+            ("all", made.operations, made.units, ""),
+        ],
     )
     yield ""
     yield from _table(
+        ("bill", ">quantity", "", ">amount"),
         [
-            ("bill", "quantity", "", "amount"),
             *(_row(line, currency) for line in made.bill.lines),
             ("total", "", "", money(made.bill.total, currency)),
         ],
-        right={1, 3},
     )
     yield ""
     yield from _summary(made, work)
@@ -147,7 +141,7 @@ def _row(line: BillLine, currency: str) -> tuple[str, str, str, str]:
     return line.name, f"{line.quantity:,}", line.unit, amount
 
 
-def _table(rows: list[tuple[str, str, str, str]], right: set[int] | None = None) -> Iterator[str]:
-    head, *body = aligned(rows, right=right or {1, 2, 3})
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    head, *body = table_lines(columns, rows)
     yield paint(head, "dim")
     yield from body

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from twinbus.console.terminal.output import Output, WrongUse, show
-from twinbus.console.terminal.table import UNPRICED, aligned, paint, visible
+from twinbus.console.terminal.table import UNPRICED, aligned, paint, table_lines, visible
 from twinbus.cost import prices
 from twinbus.cost.bill import exact
 from twinbus.cost.price_documents import PriceBookError, read_json
@@ -178,10 +178,8 @@ def _lines(book: PriceBook, today: date) -> Iterator[str]:
         ]
     )
     yield ""
-    rows = [("meter", "from", "price", "for")]
-    for meter in book.meters.values():
-        rows += _rows(meter)
-    head, *body = aligned(rows, right={1, 2})
+    rows = [row for meter in book.meters.values() for row in _rows(meter)]
+    head, *body = table_lines(("meter", ">from", ">price", "for"), rows)
     yield paint(head, "dim")
     yield from body
     for meter in book.meters.values():
@@ -192,12 +190,12 @@ def _lines(book: PriceBook, today: date) -> Iterator[str]:
         yield paint(f"warning: {line}", "yellow")
 
 
-def _rows(meter: Meter) -> Iterator[tuple[str, str, str, str]]:
+def _rows(meter: Meter) -> Iterator[tuple[object, ...]]:
     if not meter.tiers:
-        yield visible(meter.name), "", UNPRICED, visible(meter.unit)
+        yield meter.name, "", UNPRICED, meter.unit
     for index, tier in enumerate(meter.tiers):
-        first = (visible(meter.name), visible(meter.unit)) if index == 0 else ("", "")
-        yield first[0], f"{tier.start:,}", str(tier.price), first[1]
+        name, unit = ("", "") if index else (meter.name, meter.unit)
+        yield name, tier.start, tier.price, unit
 
 
 def _imported(made: Imported, target: Path, unpriced: Sequence[str]) -> Iterator[str]:

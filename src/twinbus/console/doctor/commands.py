@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable
 
 from twinbus.console.doctor.connectivity import check_clock, check_reach, check_sides
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level, document, line_of, verdict
 from twinbus.console.doctor.rights import (
-    check_credentials,
+    check_credential,
     check_limits,
+    check_manage,
     check_queues,
     check_rights,
-    learn_manage,
 )
 from twinbus.console.doctor.scratch_entities import Scratch
 from twinbus.console.doctor.trials import make_probes, try_ping, try_round_trip
@@ -42,28 +42,34 @@ async def _trials(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
 async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> list[Finding]:
     findings: list[Finding] = []
 
-    def take(found: list[Finding]) -> None:
-        findings.extend(found)
-        if is_printed:
-            for finding in found:
+    def take(found: Iterable[Finding]) -> None:
+        for finding in found:
+            findings.append(finding)
+            if is_printed:
                 line.print(line_of(finding))
+
+    async def ask_sides(
+        what: str, check: Callable[[ExaminedPair, str], Awaitable[Finding]]
+    ) -> None:
+        line.say(what)
+        take(await asyncio.gather(*(check(pair, role) for role in pair.roles)))
 
     async def ask(what: str, question: Awaitable[list[Finding]]) -> None:
         line.say(what)
         take(await question)
 
     await ask("comparing the sides", check_sides(pair))
-    await ask("connecting", check_reach(pair))
+    await ask_sides("connecting", check_reach)
     if findings[0].level is Level.FAIL or not all(pair.reached.values()):
         return findings
-    await ask("comparing clocks", check_clock(pair))
-    await ask("signing in", check_credentials(pair))
+    await ask_sides("comparing clocks", check_clock)
+    await ask_sides("signing in", check_credential)
     if any(finding.level is Level.FAIL for finding in findings):
         return findings
     scratch = Scratch()
     try:
         async with scratch:
-            await ask("checking rights", learn_manage(pair))
+            await ask_sides("checking rights", check_manage)
             await ask("creating scratch entities", make_probes(pair, scratch))
             await ask("checking rights", check_rights(pair))
             await ask("checking backlog queues", check_queues(pair))
@@ -71,10 +77,7 @@ async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> l
             await ask("sending scratch messages", _trials(pair, scratch))
             line.say("deleting scratch entities")
     finally:
-        take(
-            [
-                Finding("scratch", Level.WARN, f"left behind: {what}", "it goes by itself in 5 min")
-                for what in scratch.left_behind
-            ]
-        )
+        do = "it goes by itself in 5 min"
+        left = scratch.left_behind
+        take(Finding("scratch", Level.WARN, f"left behind: {what}", do) for what in left)
     return findings

@@ -41,12 +41,8 @@ async def check_sides(pair: ExaminedPair) -> list[Finding]:
     return [*found, Finding("names", Level.OK, text)]
 
 
-async def check_reach(pair: ExaminedPair) -> list[Finding]:
-    """Check that each side accepts a connection, with TLS where it must have it."""
-    return [await _reach(pair, role) for role in pair.roles]
-
-
-async def _reach(pair: ExaminedPair, role: str) -> Finding:
+async def check_reach(pair: ExaminedPair, role: str) -> Finding:
+    """Check that a side accepts a connection, with TLS where it must have it."""
     check, namespace = f"reach {role}", pair.roles[role]
     began = time.monotonic()
     context = None if namespace.emulator else namespace.certificates()
@@ -73,12 +69,8 @@ async def _reach(pair: ExaminedPair, role: str) -> Finding:
     return Finding(check, Level.OK, f"{where} answers {how}, {took_ms:.0f} ms")
 
 
-async def check_clock(pair: ExaminedPair) -> list[Finding]:
-    """Compare the clocks of both sides with this machine's."""
-    return [await _clock(role, pair) for role in pair.roles if pair.reached[role]]
-
-
-async def _clock(role: str, pair: ExaminedPair) -> Finding:
+async def check_clock(pair: ExaminedPair, role: str) -> Finding:
+    """Compare the clock of a side with this machine's."""
     check = f"clock {role}"
     namespace = pair.roles[role]
     host, port, tls = endpoint_of(namespace).administration

@@ -34,13 +34,8 @@ FULL_SHARE: Final = 0.8
 """A backlog queue fuller than this has little room for the next outage."""
 
 
-async def check_credentials(pair: ExaminedPair) -> list[Finding]:
-    """Check that both sides accept the credentials, whatever their rights."""
-    found = await asyncio.gather(*(_sign_in(pair, role) for role in pair.roles))
-    return list(found)
-
-
-async def _sign_in(pair: ExaminedPair, role: str) -> Finding:
+async def check_credential(pair: ExaminedPair, role: str) -> Finding:
+    """Check that a side accepts the credential, whatever its rights."""
     check, namespace = f"credential {role}", pair.roles[role]
     try:
         # No entity has this name: any answer about it means that the credential was accepted.
@@ -61,11 +56,6 @@ async def _sign_in(pair: ExaminedPair, role: str) -> Finding:
     return Finding(check, Level.OK, "accepted")
 
 
-async def learn_manage(pair: ExaminedPair) -> list[Finding]:
-    """Check the Manage right; with it, list the backlog queues."""
-    return [await _manage(pair, role) for role in pair.roles]
-
-
 async def check_rights(pair: ExaminedPair) -> list[Finding]:
     """Check the Send and Listen rights, and say what the missing ones are for."""
     nothing_sent = "nothing can be sent: grant Send on the entities"
@@ -79,7 +69,8 @@ async def check_rights(pair: ExaminedPair) -> list[Finding]:
     return list(found)
 
 
-async def _manage(pair: ExaminedPair, role: str) -> Finding:
+async def check_manage(pair: ExaminedPair, role: str) -> Finding:
+    """Check the Manage right; with it, list the backlog queues."""
     check, namespace = f"right Manage {role}", pair.roles[role]
     pair.manages[role] = False
     path = pair.backlog_paths[0]

@@ -10,7 +10,7 @@ from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.spark_thread import SparkThread
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import Output, show
-from twinbus.console.terminal.table import aligned, size
+from twinbus.console.terminal.table import size, table_lines
 from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.store import upkeep
 
@@ -53,13 +53,13 @@ def _status_lines(result: Document) -> list[str]:
     """Return a row for each kind of table."""
     if result["commit"] < 0:
         return [f"{result['place']}: no tables yet; make a report, or twinbus ledger update LEDGER"]
-    rows = [("", "parts", "files", "size")]
-    rows += [
-        (kind, f"{one['parts']:,}", f"{one['files']:,}", size(one["bytes"]))
+    rows = [
+        (kind, one["parts"], one["files"], size(one["bytes"]))
         for kind, one in result["kinds"].items()
     ]
     records, commit = _table_lines(result)
-    return [f"{result['place']}: {records}", commit, *aligned(rows, right={1, 2, 3})]
+    table = table_lines(("", ">parts", ">files", ">size"), rows)
+    return [f"{result['place']}: {records}", commit, *table]
 
 
 def _compact_lines(result: Document) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from twinbus.console.report.scope_text import closing_sections
-from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, clock, count, span, table
+from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, clock, span, table
 from twinbus.console.sheet.timeline import Band, Bar, Marker, Timeline, timeline
-from twinbus.console.terminal.table import counted, visible
+from twinbus.console.terminal.table import cell, counted, visible
 from twinbus.pipeline.reports.documents import AvailabilityReport, FailoverWindow, Percentiles
 
 LABEL_LENGTH: Final = 28
@@ -83,13 +83,13 @@ def _spread(took: Percentiles) -> str:
 
 def _tiles(report: AvailabilityReport) -> Iterator[Tile]:
     raised = sum(row.sends_raised for row in report.entities)
-    yield Tile("failovers", count(sum(row.failovers for row in report.entities)))
-    yield Tile("sends saved", count(sum(row.sends_saved for row in report.entities)))
-    yield Tile("sends raised", count(raised), is_bad=bool(raised))
+    yield Tile("failovers", cell(sum(row.failovers for row in report.entities)))
+    yield Tile("sends saved", cell(sum(row.sends_saved for row in report.entities)))
+    yield Tile("sends raised", cell(raised), is_bad=bool(raised))
     yield Tile("to detect, median", span(report.detect.p50_ms) if report.detect else "–")
     yield Tile("failed over, median", span(report.recover.p50_ms) if report.recover else "–")
     deepest = report.deepest
-    yield Tile("deepest backlog", count(deepest.depth if deepest else 0))
+    yield Tile("deepest backlog", cell(deepest.depth if deepest else 0))
 
 
 def _tables(report: AvailabilityReport) -> Iterator[Table]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from twinbus.console.report.scope_text import CAUSES, cause_name, closing_sections
 from twinbus.console.sheet import bars
-from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, count, table
-from twinbus.console.terminal.table import counted, money, size, visible
+from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, table
+from twinbus.console.terminal.table import cell, counted, money, size, visible
 from twinbus.pipeline.reports.documents import ChargesReport
 
 
@@ -56,8 +56,8 @@ def _lines(report: ChargesReport) -> Iterator[str]:
 
 def _tiles(report: ChargesReport) -> Iterator[Tile]:
     bill = report.bill
-    yield Tile("calls", count(report.operations))
-    yield Tile("billed operations (64 KB each)", count(bill.units))
+    yield Tile("calls", cell(report.operations))
+    yield Tile("billed operations (64 KB each)", cell(bill.units))
     yield Tile("past the free operations", money(bill.amount_past_free, bill.currency))
     yield Tile("as the month's only ones", money(bill.amount, bill.currency))
     yield Tile("in", size(report.bytes_in))

@@ -14,11 +14,10 @@ from twinbus.console.sheet.sheet import (
     Table,
     Tile,
     clock,
-    count,
     span,
     table,
 )
-from twinbus.console.terminal.table import counted, visible
+from twinbus.console.terminal.table import cell, counted, visible
 from twinbus.pipeline.reports.documents import Balance, ConservationReport, ReportVerdict
 
 FATE_WORDS: Final = {
@@ -90,7 +89,7 @@ def _cell(balance: Balance, name: str) -> str:
     number: int | None = getattr(balance, name)
     if name == "lost" and number is None and _of_fate(balance, name) > 0:
         return f"≥ {_of_fate(balance, name):,}"
-    return count(number)
+    return cell(number)
 
 
 def _lines(report: ConservationReport) -> Iterator[str]:
@@ -133,13 +132,13 @@ def _looked(report: ConservationReport) -> str:
 
 def _tiles(report: ConservationReport) -> Iterator[Tile]:
     total = report.total
-    yield Tile("accepted", count(total.accepted))
-    yield Tile("delivered", count(total.delivered))
-    yield Tile("waiting", count(total.waiting))
-    yield Tile("dead-lettered", count(total.dead_lettered), is_bad=bool(total.dead_lettered))
+    yield Tile("accepted", cell(total.accepted))
+    yield Tile("delivered", cell(total.delivered))
+    yield Tile("waiting", cell(total.waiting))
+    yield Tile("dead-lettered", cell(total.dead_lettered), is_bad=bool(total.dead_lettered))
     lost = f"≥ {report.lost_at_least:,}" if total.lost is None and report.lost_at_least else None
-    yield Tile("lost", lost or count(total.lost), is_bad=report.verdict is ReportVerdict.BAD)
-    yield Tile("duplicates", count(total.duplicates))
+    yield Tile("lost", lost or cell(total.lost), is_bad=report.verdict is ReportVerdict.BAD)
+    yield Tile("duplicates", cell(total.duplicates))
 
 
 def _tables(report: ConservationReport) -> Iterator[Table]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from twinbus.console.report.scope_text import closing_sections
-from twinbus.console.sheet.sheet import Sheet, Table, Tile, count, table
-from twinbus.console.terminal.table import counted, visible
+from twinbus.console.sheet.sheet import Sheet, Table, Tile, table
+from twinbus.console.terminal.table import cell, counted, visible
 from twinbus.pipeline.reports.documents import ReconciliationReport, ReportVerdict
 
 
@@ -45,10 +45,10 @@ def _lines(report: ReconciliationReport) -> Iterator[str]:
 
 
 def _tiles(report: ReconciliationReport) -> Iterator[Tile]:
-    yield Tile("operations, by clients", count(sum(row.clients for row in report.rows)))
-    yield Tile("operations, by the broker", count(sum(row.broker for row in report.rows)))
-    yield Tile("explained differences", count(report.explained))
-    yield Tile("not explained", count(report.unexplained), is_bad=bool(report.unexplained))
+    yield Tile("operations, by clients", cell(sum(row.clients for row in report.rows)))
+    yield Tile("operations, by the broker", cell(sum(row.broker for row in report.rows)))
+    yield Tile("explained differences", cell(report.explained))
+    yield Tile("not explained", cell(report.unexplained), is_bad=bool(report.unexplained))
 
 
 def _tables(report: ReconciliationReport) -> Iterator[Table]:

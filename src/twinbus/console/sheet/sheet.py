@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, TypeVar
 
-from twinbus.console.terminal.table import visible
+from twinbus.console.terminal.table import UNKNOWN, cell
 from twinbus.pipeline.reports.documents import ReportVerdict
 
 T = TypeVar("T")
 
 ROWS_SHOWN: Final = 20
 """Rows of a table that a person reads; JSON and CSV have all of them."""
-
-UNKNOWN: Final = "unknown"
 
 _SECOND_MS, _MINUTE_MS = 1_000, 60_000
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
@@ -94,11 +92,6 @@ def sections(*titled: tuple[str, Sequence[str]]) -> tuple[Section, ...]:
     return tuple(Section(title, tuple(lines)) for title, lines in titled if lines)
 
 
-def count(number: int | None) -> str:
-    """A number, or "unknown"."""
-    return UNKNOWN if number is None else f"{number:,}"
-
-
 def table(
     title: str,
     columns: Sequence[str],
@@ -125,11 +118,6 @@ def table(
         bad=frozenset(place for place, one in enumerate(shown) if is_bad(one)),
         note=f"{left_out:,} {more}: --output json or csv has them" if left_out > 0 else "",
     )
-
-
-def cell(value: object) -> str:
-    """Return a number with separators, visible text, or "unknown" for None."""
-    return count(value) if value is None or isinstance(value, int) else visible(value)
 
 
 def span(length_ms: float | None) -> str:

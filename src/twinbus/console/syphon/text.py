@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from twinbus.console.terminal.live_line import progress_bar
-from twinbus.console.terminal.table import aligned, duration, visible
+from twinbus.console.terminal.table import duration, table_lines, visible
 from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.host import DrainProgress
 from twinbus.syphon.relay.lease import WAITING
@@ -85,7 +85,7 @@ def outcome(done: Mapping[str, Any]) -> str:
     return line
 
 
-COLUMNS: Final = ("BACKLOG QUEUE", "MOVED", "IN FLIGHT", "DEAD", "DEFERRED", "RATE")
+COLUMNS: Final = ("BACKLOG QUEUE", ">MOVED", ">IN FLIGHT", ">DEAD", ">DEFERRED", ">RATE")
 
 
 def status_lines(title: str, document: Mapping[str, Any]) -> list[str]:
@@ -93,19 +93,12 @@ def status_lines(title: str, document: Mapping[str, Any]) -> list[str]:
     queues: Mapping[str, Mapping[str, Any]] = document["queues"]
     is_paused = any(state["paused"] for state in queues.values()) or document.get("paused")
     lines = [title + (", PAUSED" if is_paused else "")]
-    rows: list[Sequence[str]] = [COLUMNS]
-    rows += [
-        (
-            visible(queue),
-            f"{state['completed']:,}",
-            f"{state['in_flight']:,}",
-            f"{state['dead_lettered']:,}",
-            f"{state['deferred']:,}",
-            f"{state['rate_per_s']:,.0f}/s",
-        )
+    counts = ("completed", "in_flight", "dead_lettered", "deferred")
+    rows = [
+        (queue, *(state[name] for name in counts), f"{state['rate_per_s']:,.0f}/s")
         for queue, state in queues.items()
     ]
-    lines += [f"  {line}" for line in aligned(rows, right={1, 2, 3, 4, 5})]
+    lines += [f"  {line}" for line in table_lines(COLUMNS, rows)]
     if not queues:
         lines.append("  no backlog queue found yet")
     lines += [f"  ! {visible(reason)}" for reason in _obstacles(queues)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import IO, Final
 
 GAP: Final = "  "
 UNPRICED: Final = "not priced"
+UNKNOWN: Final = "unknown"
 
 _CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
@@ -33,6 +34,20 @@ def aligned(
         ).rstrip()
         for row in rows
     ]
+
+
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return headings and rows with aligned columns; a name with > in front is right-aligned."""
+    right = {index for index, column in enumerate(columns) if column.startswith(">")}
+    headings = [column.lstrip(">") for column in columns]
+    return aligned([headings, *([cell(value) for value in row] for row in rows)], right=right)
+
+
+def cell(value: object) -> str:
+    """Return a number with separators, visible text, or "unknown" for None."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,}" if isinstance(value, int) else visible(value)
 
 
 def visible(text: object) -> str:
