@@ -107,7 +107,7 @@ def filter_of(
     return DeadLetterFilter(
         path=entity,
         reason=reason,
-        since_ms=window_of(since, None, datetime.now(UTC)).since_ms,
+        since_ms=window_of(since, None, datetime.now(UTC))[0],
         sequence_number=number,
     )
 

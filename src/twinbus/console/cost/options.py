@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from twinbus.console.options import SettlementOption
 from twinbus.console.terminal.command import flag, option
@@ -46,12 +45,7 @@ class EstimateOptions(WorkloadOptions):
     ] = None
 
 
-class PlanOutput(StrEnum):
-    """The value of `--output`."""
-
-    TEXT = "text"
-    JSON = "json"
-    HTML = "html"
+PlanOutput = Literal["text", "json", "html"]
 
 
 @dataclass(frozen=True, kw_only=True)

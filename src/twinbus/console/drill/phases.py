@@ -262,7 +262,7 @@ class Drill:
             report=report,
             sends_returned=self._sends_returned,
             left_behind=frozenset(sighting.message_id for sighting in seen),
-            took=tuple(self._screen.took),
+            took_s=self._screen.took_s,
             version=twinbus.__version__,
         )
 

@@ -6,8 +6,8 @@ The number of sends that returned is kept only to check the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -70,14 +70,6 @@ class Moments:
     """The last message was received."""
 
 
-@dataclass(frozen=True)
-class TookTime:
-    """One phase and its length."""
-
-    phase: str
-    seconds: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class DrillResult:
     """The outcome of a drill."""
@@ -89,7 +81,8 @@ class DrillResult:
     """Messages whose `send_messages` returned: the ledger must have as many accepted ones."""
     left_behind: frozenset[str] = frozenset()
     """Ids that a peek found in the backlog at the end: neither received nor lost."""
-    took: tuple[TookTime, ...] = ()
+    took_s: Mapping[str, float] = field(default_factory=dict)
+    """The length of each phase."""
     version: str = ""
 
     @property
@@ -205,7 +198,7 @@ class DrillResult:
             "doubts": list(self.doubts),
             "plan": vars(self.plan) | {"rate": _rounded(self.plan.rate)},
             "moments": vars(self.moments),
-            "took_s": {phase.phase: _rounded(phase.seconds) for phase in self.took},
+            "took_s": {phase: _rounded(seconds) for phase, seconds in self.took_s.items()},
             "version": self.version,
             "tables": self._tables(),
         }

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from twinbus.console.drill.result import TookTime
 from twinbus.console.terminal.live_line import LiveLine, progress_bar
 
 
@@ -43,7 +42,7 @@ class DrillScreen(LiveLine):
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         super().__init__(stream)
-        self.took: list[TookTime] = []
+        self.took_s: dict[str, float] = {}
         self._running: list[Phase] = []
 
     def text(self) -> str:
@@ -63,7 +62,7 @@ class DrillScreen(LiveLine):
             phase.note = "stopped"
             raise
         else:
-            self.took.append(TookTime(name, phase.took_s))
+            self.took_s[name] = phase.took_s
         finally:
             self._running.remove(phase)
             self.print(f"{phase.name} {phase.took_s:5.1f} s  {phase.note}", self._stream)

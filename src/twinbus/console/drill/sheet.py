@@ -239,7 +239,7 @@ def _run(result: DrillResult) -> Iterator[str]:
         f" --outage {plan.outage_s:g} --failover-interval {plan.failover_interval_s:g}"
         f" --ping-interval {plan.ping_interval_s:g} --queues {plan.backlog_queues}"
     )
-    took = ", ".join(f"{step.phase} {step.seconds:.1f} s" for step in result.took)
+    took = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in result.took_s.items())
     records = result.report.conservation.scope.records
     yield f"Twinbus {result.version}; {records:,} records in the ledger; {took}"
 

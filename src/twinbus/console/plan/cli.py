@@ -27,7 +27,7 @@ def plan(
     ] = None,
     output: Annotated[
         PlanOutput, typer.Option(help="What to print: text, JSON, or a page.")
-    ] = PlanOutput.TEXT,
+    ] = "text",
     to: Annotated[Path | None, option("FILE", "Write it there instead.")] = None,
 ) -> int:
     """Simulate outages on Spark to choose a pair's options."""

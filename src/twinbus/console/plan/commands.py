@@ -53,13 +53,13 @@ def run(
         question, outcomes, book, limits, messaging_units=given.messaging_units, rule=rule
     )
     warnings = [*plan.warnings, *book.warnings(datetime.now(UTC).date())]
-    if output is PlanOutput.JSON:
+    if output == "json":
         document = {**plan.as_json(), "warnings": warnings}
         if to is None:
             print_json(document)
             return 0
         text = json.dumps(document, indent=2) + "\n"
-    elif output is PlanOutput.HTML:
+    elif output == "html":
         text = page_of(plan_sheet(plan, warnings))
     else:
         text = text_of(plan_sheet(plan, warnings))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from twinbus.console.namespaces import runs_to_its_end
-from twinbus.console.report.options import NO_TABLES, ReportOptions, ReportOutput
+from twinbus.console.report.options import NO_TABLES, ReportOptions
 from twinbus.console.report.sheets import csv_of, sheet_of
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
@@ -182,7 +182,7 @@ class ReportFailed(TwinbusError):
 def _require_writable(given: ReportOptions) -> None:
     """Raise WrongUse if the report could not be written: before the work, not after it."""
     if given.to is None:
-        if given.output is ReportOutput.HTML and sys.stdout.isatty():
+        if given.output == "html" and sys.stdout.isatty():
             raise WrongUse("--output html makes a file: say --to report.html")
         return
     directory = given.to.absolute().parent

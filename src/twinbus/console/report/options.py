@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -28,15 +27,6 @@ if TYPE_CHECKING:
 NO_TABLES: Final = "none"
 
 
-class ReportOutput(StrEnum):
-    """The value of `--output`."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
-    HTML = "html"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """The options as they were given."""
@@ -54,9 +44,9 @@ class ReportOptions:
     until: Annotated[str | None, option("TIME", "End, exclusive; a day counts whole.")] = None
     entity: EntityOption = None
     output: Annotated[
-        ReportOutput,
+        Literal["text", "json", "csv", "html"],
         typer.Option(help="Text to read, JSON, one table as CSV, or a page with charts."),
-    ] = ReportOutput.TEXT
+    ] = "text"
     to: Annotated[
         Path | None,
         option(

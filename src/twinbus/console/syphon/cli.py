@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,20 +18,6 @@ if TYPE_CHECKING:
 app = command_group("Move the backlog to the primary; pause, resume, status.")
 
 POLL: str = "15min"
-
-
-class Engine(StrEnum):
-    """What moves the messages of a drain."""
-
-    RELAY = "relay"
-    SPARK = "spark"
-
-
-class TimeToLive(StrEnum):
-    """Which time to live a restored message gets."""
-
-    FULL = "full"
-    REMAINING = "remaining"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +53,9 @@ class SyphonOptions(SidesOptions):
         ),
     ] = "6h"
     ttl_policy: Annotated[
-        TimeToLive,
+        Literal["full", "remaining"],
         typer.Option(help="Restore the whole time to live, or what remains of it."),
-    ] = TimeToLive.FULL
+    ] = "full"
     ledger: Annotated[
         str | None, option("DIR", "Ledger to record into.", envvar="TWINBUS_LEDGER")
     ] = None
@@ -89,7 +74,7 @@ class SyphonOptions(SidesOptions):
             undeliverable_grace=seconds_of(
                 self.grace, "--grace", least=0, most=UNDELIVERABLE_GRACE_MAX_S
             ),
-            ttl_policy="remaining" if self.ttl_policy is TimeToLive.REMAINING else "full",
+            ttl_policy=self.ttl_policy,
             session_order="strict" if self.strict else "relaxed",
             syphon_poll=seconds_of(poll, "--poll", least=1, most=SYPHON_POLL_MAX_S),
         )
@@ -143,8 +128,8 @@ def drain(
     given: SyphonOptions,
     timeout: Annotated[str | None, option("TIME", "Give up after this long.")] = None,
     engine: Annotated[
-        Engine, typer.Option(help="Drain in this process, or as a Spark job.")
-    ] = Engine.RELAY,
+        Literal["relay", "spark"], typer.Option(help="Drain in this process, or as a Spark job.")
+    ] = "relay",
     master: MasterOption = None,
     shared: SharedOption = False,
 ) -> int:
@@ -156,7 +141,7 @@ def drain(
     from twinbus.console.syphon import drain as syphon_drain
 
     request = given.request()
-    if engine is Engine.SPARK:
+    if engine == "spark":
         if timeout is not None:
             raise WrongUse("--timeout is for --engine relay; leave it out")
         return syphon_drain.drain_on_spark(request, master, given.output, shared=shared)

@@ -12,7 +12,6 @@ from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.options import require_shared_places
 from twinbus.console.syphon import text as syphon_text
 from twinbus.console.syphon.request import SyphonRequest
-from twinbus.console.syphon.text import SyphonProgress
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, show
 from twinbus.control.protocol import Verb
@@ -61,7 +60,7 @@ class DrainDisplay:
         if self._is_quiet or (not self._line.is_live and now < self._next_at):
             return
         text = syphon_text.progress_line(
-            SyphonProgress(progress, self._first, self._meter.per_s(now), now - self._moved_at)
+            progress, self._first, self._meter.per_s(now), now - self._moved_at
         )
         self._line.show(text)
         if not self._line.is_live:

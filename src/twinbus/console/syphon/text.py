@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from twinbus.console.terminal.live_line import progress_bar
@@ -16,40 +15,23 @@ STILL_S: Final = 5.0
 """A drain that moved no message for this long is not moving, whatever its last rate was."""
 
 
-@dataclass(frozen=True, slots=True)
-class SyphonProgress:
-    """The progress of a drain at one moment."""
+def progress_line(progress: DrainProgress, first: int, per_s: float, still_s: float) -> str:
+    """Return a bar, the messages left, the rate and the time to go; or why nothing moves.
 
-    progress: DrainProgress
-    first: int
-    """Messages at the start."""
-    per_s: float
-    still_s: float
-    """Time since the last message left the backlog."""
-
-    @property
-    def moved(self) -> int:
-        return self.progress.forwarded + self.progress.dead_lettered
-
-    @property
-    def is_moving(self) -> bool:
-        return self.still_s < STILL_S
-
-
-def progress_line(drain: SyphonProgress) -> str:
-    """Return a bar, the messages left, the rate and the time to go; or why nothing moves."""
-    progress = drain.progress
-    total = max(drain.first, progress.waiting)
+    `first` is the number of messages at the start, `still_s` the time since the last one left.
+    """
+    is_moving = still_s < STILL_S
+    total = max(first, progress.waiting)
     done = total - progress.waiting
     share = done / total if total else 1.0
     parts = [progress_bar(share), f"{progress.waiting:,} of {total:,} left"]
     if progress.is_paused:
         parts.append("paused: `twinbus syphon resume` resumes it")
-    elif drain.is_moving and drain.per_s > 0:
-        parts.append(f"{drain.per_s:,.0f}/s")
-        left_s = time_to_empty_s(progress.waiting, drain.per_s)
+    elif is_moving and per_s > 0:
+        parts.append(f"{per_s:,.0f}/s")
+        left_s = time_to_empty_s(progress.waiting, per_s)
         parts.append(f"{duration(left_s)} to go" if left_s is not None else "")
-    elif progress.waiting and not drain.is_moving:
+    elif progress.waiting and not is_moving:
         parts.append("not moving: " + ("; ".join(reasons(progress)) or "nothing was received"))
         return "  ".join(parts)
     return "  ".join(parts + reasons(progress))

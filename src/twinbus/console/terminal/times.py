@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, date, datetime, timedelta
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.quantities import QuantityError, parse_duration
@@ -22,13 +22,6 @@ AGO_MAX_S: Final = 100 * 366 * 86_400
 
 _DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _AGO: Final = re.compile(r"[\d.][\d.\s]*[a-z][a-z\d.\s]*", re.ASCII | re.IGNORECASE)
-
-
-class Window(NamedTuple):
-    """Unix times in ms: from `since_ms`, before `until_ms`; None: open on that side."""
-
-    since_ms: int | None
-    until_ms: int | None
 
 
 def seconds_of(text: str, option: str, *, least: float, most: float = inf) -> float:
@@ -45,8 +38,11 @@ def seconds_of(text: str, option: str, *, least: float, most: float = inf) -> fl
     return seconds
 
 
-def window_of(since: str | None, until: str | None, now: datetime) -> Window:
-    """Return the window of the two options; WrongUse if one cannot be read or it is empty."""
+def window_of(since: str | None, until: str | None, now: datetime) -> tuple[int | None, int | None]:
+    """Return the window of the two options in unix ms, without its end; None: open on that side.
+
+    WrongUse if an option cannot be read or the window is empty.
+    """
     began = None if since is None else _moment(since, "--since", now, is_end=False)
     ended = None if until is None else _moment(until, "--until", now, is_end=True)
     if began is not None and ended is not None and ended <= began:
@@ -54,7 +50,7 @@ def window_of(since: str | None, until: str | None, now: datetime) -> Window:
             f"the window ends before it begins: --since {since} is {_text(began)}, --until {until}"
             f" is {_text(ended)}"
         )
-    return Window(_in_ms(began), _in_ms(ended))
+    return _in_ms(began), _in_ms(ended)
 
 
 def _moment(text: str, option: str, now: datetime, *, is_end: bool) -> datetime:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from twinbus.console.drill.result import DrillPlan, DrillResult, Moments, TookTime
+from twinbus.console.drill.result import DrillPlan, DrillResult, Moments
 from twinbus.pipeline.reports.bill import Bill, Charge
 from twinbus.pipeline.reports.documents import (
     AvailabilityReport,
@@ -151,7 +151,7 @@ PASSED = DrillResult(
     moments=MOMENTS,
     report=REPORT,
     sends_returned=3_000,
-    took=(TookTime("start", 0.9), TookTime("send", 16.0), TookTime("drain", 4.0)),
+    took_s={"start": 0.9, "send": 16.0, "drain": 4.0},
     version="0.1.0",
 )
 

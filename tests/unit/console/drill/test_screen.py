@@ -25,7 +25,7 @@ def test_a_log_gets_a_line_when_a_phase_begins_and_one_when_it_ends() -> None:
     assert first == "drain    10 messages wait ..."
     assert last.startswith("drain ")
     assert last.endswith(" s  10 messages are home")
-    assert [took.phase for took in screen.took] == ["drain"]
+    assert list(screen.took_s) == ["drain"]
 
 
 def test_a_phase_that_is_stopped_says_so_and_took_no_time() -> None:
@@ -34,7 +34,7 @@ def test_a_phase_that_is_stopped_says_so_and_took_no_time() -> None:
     with pytest.raises(KeyboardInterrupt), screen, screen.phase("send", "3 messages"):
         raise KeyboardInterrupt
     assert text.getvalue().splitlines()[-1].endswith("stopped")
-    assert screen.took == []
+    assert screen.took_s == {}
 
 
 def test_a_terminal_shows_the_running_phases_with_their_bars_and_keeps_a_line_of_each() -> None:

@@ -10,7 +10,6 @@ import pytest
 from twinbus.console.syphon.drain import DrainDisplay
 from twinbus.console.syphon.request import rate_of
 from twinbus.console.syphon.text import (
-    SyphonProgress,
     needs_attention,
     outcome,
     progress_line,
@@ -24,7 +23,7 @@ def standing(
     waiting: int, per_s: float = 0.0, still_s: float = 0.0, first: int = 1_000, **facts: Any
 ) -> str:
     progress = DrainProgress(waiting=waiting, forwarded=first - waiting, dead_lettered=0, **facts)
-    return progress_line(SyphonProgress(progress, first, per_s, still_s))
+    return progress_line(progress, first, per_s, still_s)
 
 
 def test_a_drain_that_moves_says_how_long_it_will_take() -> None:
