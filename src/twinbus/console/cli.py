@@ -117,9 +117,7 @@ def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
     try:
         app()
-    except (BrokerStartError, WrongUse) as error:
-        typer.echo(f"twinbus: {error}", err=True)
-        raise SystemExit(USAGE_ERROR) from None
     except TwinbusError as error:
         typer.echo(f"twinbus: {error}", err=True)
-        raise SystemExit(COULD_NOT) from None
+        is_usage = isinstance(error, BrokerStartError | WrongUse)
+        raise SystemExit(USAGE_ERROR if is_usage else COULD_NOT) from None

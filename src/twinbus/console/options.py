@@ -142,16 +142,12 @@ class SidesOptions:
     @property
     def secondary_side(self) -> Namespace:
         """The secondary; WrongUse if it is missing or not valid."""
-        from twinbus.console.namespaces import parse_side
-
-        return parse_side(self.secondary, "secondary")
+        return _side(self.secondary, "secondary")
 
     @property
     def both(self) -> tuple[Namespace, Namespace]:
         """The primary and the secondary; WrongUse if one is missing or not valid."""
-        from twinbus.console.namespaces import parse_side
-
-        return parse_side(self.primary, "primary", self.label), self.secondary_side
+        return _side(self.primary, "primary", self.label), self.secondary_side
 
     def selection(self, queue: str | None) -> QueueSelection:
         """Return the backlog queues of --queue, all of them if it is None."""
@@ -162,7 +158,6 @@ class SidesOptions:
     @property
     def given_label(self) -> str | None:
         """The value of --label, else the label of --primary; None if neither is given."""
-        from twinbus.console.namespaces import parse_side
         from twinbus.namespace.address import namespace_label
 
         if self.label is not None:
@@ -170,7 +165,14 @@ class SidesOptions:
                 return namespace_label("", 0, self.label)
             except ValueError as error:
                 raise WrongUse(str(error).replace("name must", "--label must", 1)) from None
-        return parse_side(self.primary, "primary").label if self.primary else None
+        return _side(self.primary, "primary").label if self.primary else None
+
+
+def _side(text: str | None, role: str, name: str | None = None) -> Namespace:
+    # Imported late: the SDK takes a moment to load, and help needs none of it.
+    from twinbus.console.namespaces import parse_side
+
+    return parse_side(text, role, name)
 
 
 def require_shared_places(master: str | None, *places: str | None, shared: bool) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START, SparkStartError, spark_session
@@ -78,7 +79,9 @@ class SparkThread:
                 if self._session is None:
                     self._session = self._open.enter_context(
                         spark_session(
-                            master=self._master, announce=self._announce, settings=self._settings
+                            master=self._master,
+                            announce=partial(setattr, self, "announcement"),
+                            settings=self._settings,
                         )
                     )
                 future.set_result(work(self._session))
@@ -93,9 +96,6 @@ class SparkThread:
         session: Any = self._session
         if session is not None:
             session.sparkContext.cancelAllJobs()
-
-    def _announce(self, line: str) -> None:
-        self.announcement = line
 
     def _run(self) -> None:
         with self._open:

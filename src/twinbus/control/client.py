@@ -58,14 +58,12 @@ class SilentHost:
     why: str
 
 
-def find(
-    environment: Mapping[str, str] | None = None,
-) -> tuple[list[RunningHost], list[SilentHost]]:
+def find() -> tuple[list[RunningHost], list[SilentHost]]:
     """Return the hosts of this user on this machine, and the sockets that do not answer.
 
     Sockets that killed processes left are removed.
     """
-    paths = [path for directory in _directories(environment) for path in sockets_in(directory)]
+    paths = [path for directory in _directories() for path in sockets_in(directory)]
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         found = list(pool.map(_probe, paths))
     hosts = [one for one in found if isinstance(one, RunningHost)]
@@ -73,9 +71,9 @@ def find(
     return hosts, [one for one in found if isinstance(one, SilentHost)]
 
 
-def socket_directories(environment: Mapping[str, str] | None = None) -> str:
+def socket_directories() -> str:
     """Return the directories that `find` searches, as text."""
-    searched = [str(directory) for directory in _directories(environment)]
+    searched = [str(directory) for directory in _directories()]
     return " and ".join(searched) if searched else f"nowhere: {VARIABLE} is empty"
 
 
@@ -92,9 +90,8 @@ def ask(path: Path, verb: str, arguments: Mapping[str, str] | None = None) -> An
     return answer.result
 
 
-def _directories(environment: Mapping[str, str] | None) -> list[Path]:
-    given = os.environ if environment is None else environment
-    return [place.path for place in socket_directories_of(given)]
+def _directories() -> list[Path]:
+    return [place.path for place in socket_directories_of(os.environ)]
 
 
 def _probe(path: Path) -> RunningHost | SilentHost | None:

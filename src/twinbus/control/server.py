@@ -15,6 +15,7 @@ import socket
 import sys
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -62,36 +63,36 @@ class ControlServer:
         """`verbs` are the operations of the host, by name."""
         self.path: Path | None = None
         """The socket, while there is one."""
-        self._kind, self._name = kind, name
         self._verbs = {HELLO: Verb(lambda: None), **verbs}
         self._card = HostCard(kind, name, os.getpid())
-        self._socket: socket.socket | None = None
+        self.listening: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Open the socket in the first usable directory; without one, warn and continue."""
         assert self._server is None
-        self._card = HostCard(
-            self._kind,
-            self._name,
-            os.getpid(),
-            os.path.basename(sys.argv[0] if sys.argv else ""),
-            datetime.now(UTC).isoformat(timespec="seconds"),
+        self._card = replace(
+            self._card,
+            pid=os.getpid(),
+            program=os.path.basename(sys.argv[0] if sys.argv else ""),
+            began_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         reasons = []
         for directory in socket_directories_of(os.environ):
             try:
                 prepare(directory)
                 sweep(directory.path)
-                self._socket, self.path = open_socket(directory.path, self._name, self._card.pid)
+                self.listening, self.path = open_socket(
+                    directory.path, self._card.name, self._card.pid
+                )
             except RunDirectoryUnusable as error:
                 reasons.append(str(error))
                 continue
             _opened.add(self)
             # In two steps, so that `close` knows the server if this is cancelled while it waits.
             self._server = await asyncio.start_unix_server(
-                self._accept, sock=self._socket, limit=REQUEST_BYTES_MAX, start_serving=False
+                self._accept, sock=self.listening, limit=REQUEST_BYTES_MAX, start_serving=False
             )
             await self._server.start_serving()
             return
@@ -99,7 +100,7 @@ class ControlServer:
             log.warning(
                 "%s: no control socket, so `twinbus status` does not see this %s (%s);"
                 " set %s to a directory of this user",
-                self._name, self._kind, "; ".join(reasons), VARIABLE,
+                self._card.name, self._card.kind, "; ".join(reasons), VARIABLE,
             )  # fmt: skip
 
     async def close(self) -> None:
@@ -121,16 +122,6 @@ class ControlServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await server.wait_closed()
-
-    def leave_in_child(self) -> None:
-        """After a fork: close the child's copy of the listening socket.
-
-        Otherwise the socket would stay open without an answer for as long as the child lives.
-        """
-        if self._socket is not None:
-            # Only the file descriptor: the loop and its selector are shared with the parent.
-            with contextlib.suppress(OSError):
-                os.close(self._socket.detach())
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -171,7 +162,7 @@ class ControlServer:
         except TimeoutError:
             return encode_refusal(self._card, "timeout", f"not done within {ANSWER_S:g} s")
         except Exception as error:
-            log.exception("%s: a request on the control socket failed", self._name)
+            log.exception("%s: a request on the control socket failed", self._card.name)
             text = f"internal error of Twinbus: {type(error).__name__}: {error}; see its log"
             return encode_refusal(self._card, "internal", text)
 
@@ -179,7 +170,7 @@ class ControlServer:
         arguments = arguments_for(self._verbs, request)
         if self._verbs[request.verb].takes:
             values = " ".join(arguments.values())
-            log.info("%s: control socket: %s %s", self._name, request.verb, values)
+            log.info("%s: control socket: %s %s", self._card.name, request.verb, values)
         result = self._verbs[request.verb].run(**arguments)
         if inspect.isawaitable(result):
             async with asyncio.timeout(ANSWER_S):
@@ -211,8 +202,15 @@ _opened: weakref.WeakSet[ControlServer] = weakref.WeakSet()
 
 
 def _leave_in_child() -> None:
+    """After a fork: close the child's copies of the listening sockets.
+
+    Otherwise a socket would stay open without an answer for as long as the child lives.
+    """
     for server in list(_opened):
-        server.leave_in_child()
+        if server.listening is not None:
+            # Only the file descriptor: the loop and its selector are shared with the parent.
+            with contextlib.suppress(OSError):
+                os.close(server.listening.detach())
     _opened.clear()
 
 

@@ -161,21 +161,22 @@ class Namespace:
         """Return an SDK client; `options` override the user's own."""
         from azure.servicebus.aio import ServiceBusClient
 
-        merged = {**self._defaults(), **self.sdk_options, **options}
-        if self.connection_string is not None:
-            return ServiceBusClient.from_connection_string(self.connection_string, **merged)
-        credential: Any = self.token_credential or self.credential
-        return ServiceBusClient(self.fully_qualified_namespace, credential, **merged)
+        credential = self.token_credential or self.credential
+        made: ServiceBusClient = self._client(ServiceBusClient, credential, options)
+        return made
 
     def sync_client(self, credential: Any = None) -> SyncClient:
         """Return a sync SDK client; `credential` replaces one that works only with asyncio."""
         from azure.servicebus import ServiceBusClient as SyncClient
 
-        merged = {**self._defaults(), **self.sdk_options}
+        made: SyncClient = self._client(SyncClient, credential or self.credential, {})
+        return made
+
+    def _client(self, kind: Any, credential: Any, options: Mapping[str, Any]) -> Any:
+        merged = {**self._defaults(), **self.sdk_options, **options}
         if self.connection_string is not None:
-            return SyncClient.from_connection_string(self.connection_string, **merged)
-        credential = credential or self.credential
-        return SyncClient(self.fully_qualified_namespace, credential, **merged)
+            return kind.from_connection_string(self.connection_string, **merged)
+        return kind(self.fully_qualified_namespace, credential, **merged)
 
     def certificates(self) -> ssl.SSLContext:
         """Return the trusted certificates, loaded once: the user's own, else the usual roots."""

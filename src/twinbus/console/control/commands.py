@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from twinbus.console.control import status_text
-from twinbus.console.control.hosts import ask_each, choose_hosts, choose_one_name, find_hosts
+from twinbus.console.control.hosts import ask_each, choose_hosts, find_hosts
 from twinbus.console.control.status_text import PairView
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.console.terminal.table import paint, visible
@@ -51,7 +51,7 @@ def show_status(pair: str | None, output: Output, *, watch: bool, show_all: bool
 
 def steer(verb: str, path: str, pair: str | None) -> int:
     """Run a verb on an entity of a pair; return the exit status."""
-    hosts = choose_one_name(_running()[0], pair, "pair")
+    hosts = choose_hosts(_running()[0], pair, "pair", is_steered=True)
     answers = ask_each(hosts, verb, {"path": path})
     for host, entity in answers:
         prefix = f"{host.process}: " if len(hosts) > 1 else ""
@@ -64,10 +64,11 @@ def _show(pair: str | None, output: Output, *, show_all: bool, is_watched: bool 
     hosts, silent = _running()
     views = _views(choose_hosts(hosts, pair, "pair"))
     views.sort(key=lambda view: not status_text.attention(view.status))
-    troubled = any(status_text.attention(view.status) for view in views)
+    pairs = [{**asdict(view), "attention": status_text.attention(view.status)} for view in views]
+    document = {"pairs": pairs, "healthy": not any(pair["attention"] for pair in pairs)}
     first, *rest = _lines(views, show_all=show_all)
-    show(output, _document(views), [(_clear() if is_watched else "") + first, *rest])
-    return ATTENTION if troubled or silent else 0
+    show(output, document, [(_clear() if is_watched else "") + first, *rest])
+    return ATTENTION if silent or not document["healthy"] else 0
 
 
 def _clear() -> str:
@@ -87,11 +88,6 @@ def _painted(line: str) -> str:
     if line.startswith("  ! "):
         return paint(line, "bold", "red")
     return paint(line, "dim") if line.startswith("  ENTITY") else line
-
-
-def _document(views: Sequence[PairView]) -> dict[str, Any]:
-    pairs = [{**asdict(view), "attention": status_text.attention(view.status)} for view in views]
-    return {"pairs": pairs, "healthy": not any(pair["attention"] for pair in pairs)}
 
 
 def _views(hosts: Sequence[RunningHost]) -> list[PairView]:

@@ -20,19 +20,19 @@ def find_hosts() -> tuple[list[RunningHost], list[SilentHost]]:
     return hosts, silent
 
 
-def choose_hosts(hosts: Sequence[RunningHost], name: str | None, kind: str) -> list[RunningHost]:
-    """Return the hosts with this name, or all without one; ControlError if there is none."""
+def choose_hosts(
+    hosts: Sequence[RunningHost], name: str | None, kind: str, *, is_steered: bool = False
+) -> list[RunningHost]:
+    """Return the hosts with this name, or all without one; ControlError if there is none.
+
+    WrongUse if they are to be steered and none of several is named.
+    """
+    if is_steered and name is None and len(hosts) > 1:
+        raise WrongUse(f"{len(hosts)} {kind}s run here, give one with --pair: {_list(hosts)}")
     chosen = [host for host in hosts if name is None or host.is_called(name)]
     if not chosen:
         raise ControlError(f"no {kind} {name!r} runs here; there is {_list(hosts)}")
     return chosen
-
-
-def choose_one_name(hosts: Sequence[RunningHost], name: str | None, kind: str) -> list[RunningHost]:
-    """Return the hosts to steer: those with this name; WrongUse if none of several is named."""
-    if name is None and len(hosts) > 1:
-        raise WrongUse(f"{len(hosts)} {kind}s run here, give one with --pair: {_list(hosts)}")
-    return choose_hosts(hosts, name, kind)
 
 
 def ask_each(

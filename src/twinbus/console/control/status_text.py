@@ -49,7 +49,7 @@ def attention(status: Mapping[str, Any]) -> list[str]:
     if not status.get("protected", True):
         found.append("UNPROTECTED: there is no backlog queue to divert to")
     by_state = Counter(_state(entity) for entity in _entities(status))
-    for state in sorted(by_state.keys() - {HEALTHY}, key=_rank):
+    for state in sorted(by_state.keys() - {HEALTHY}, key=lambda state: RANKS.get(state, -1)):
         paths = [visible(e["path"]) for e in _entities(status) if _state(e) == state]
         found.append(f"{state}: {_named(paths)}")
     frozen = [visible(entity["path"]) for entity in _entities(status) if entity.get("frozen")]
@@ -100,7 +100,9 @@ def _title(view: PairView) -> str:
 
 
 def _entity_table(status: Mapping[str, Any], *, show_all: bool) -> list[str]:
-    entities = sorted(_entities(status), key=lambda e: (_rank(_state(e)), str(e["path"]).lower()))
+    entities = sorted(
+        _entities(status), key=lambda e: (RANKS.get(_state(e), -1), str(e["path"]).lower())
+    )
     if not entities:
         return ["no sender was created yet"]
     healthy = [entity for entity in entities if _is_quiet(entity)]
@@ -186,10 +188,6 @@ def _is_quiet(entity: Mapping[str, Any]) -> bool:
 
 def _state(entity: Mapping[str, Any]) -> str:
     return str(entity.get("state", "unknown")).replace("_", " ").lower()
-
-
-def _rank(state: str) -> int:
-    return RANKS.get(state, -1)
 
 
 def _short(text: object) -> str:

@@ -124,24 +124,16 @@ def _write(target: Path, document: Mapping[str, object]) -> None:
             raise WrongUse(
                 f"--to {target} exists and is no price book: give another file"
             ) from None
-    text = json.dumps(document, indent=2) + "\n"
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as directory:
+            made = Path(directory) / target.name
+            with made.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(document, indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            made.replace(target)
     except OSError as error:
         raise WrongUse(f"--to {target}: {error.strerror}; give another place") from None
-    made = Path(name)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes the file private; a price book is no secret.
-        made.chmod(0o644)
-        made.replace(target)
-    except OSError as error:
-        raise WrongUse(f"--to {target}: {error.strerror}; give another place") from None
-    finally:
-        made.unlink(missing_ok=True)
 
 
 def _plain(book: PriceBook) -> dict[str, Any]:

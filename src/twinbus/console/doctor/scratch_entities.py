@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from azure.core.exceptions import AzureError, ResourceNotFoundError
 
-from twinbus.console.namespaces import explained
+from twinbus.console.namespaces import administration
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.lifecycle.administration import first_line
@@ -19,6 +19,7 @@ IDLE: Final = timedelta(minutes=5)
 """The minimum of Service Bus: it deletes what a killed doctor left behind."""
 
 DELETE_S: Final = 10.0
+DOING: Final = "creating scratch entities"
 
 
 class Scratch:
@@ -49,26 +50,16 @@ class Scratch:
     async def queue(self, namespace: Namespace, path: str, **settings: Any) -> str:
         """Create a queue; return its path."""
         self._made.append((namespace, path, lambda client: client.delete_queue(path)))
-        await _create(
-            namespace, lambda c: c.create_queue(path, auto_delete_on_idle=IDLE, **settings)
-        )
+        async with administration(namespace, DOING) as client:
+            await client.create_queue(path, auto_delete_on_idle=IDLE, **settings)
         return path
 
     async def topic(
         self, namespace: Namespace, path: str, subscription: str, **settings: Any
     ) -> str:
         """Create a topic and a subscription with these settings; return the topic's path."""
-
-        async def create(client: Any) -> None:
+        self._made.append((namespace, path, lambda client: client.delete_topic(path)))
+        async with administration(namespace, DOING) as client:
             await client.create_topic(path, auto_delete_on_idle=IDLE)
             await client.create_subscription(path, subscription, **settings)
-
-        self._made.append((namespace, path, lambda client: client.delete_topic(path)))
-        await _create(namespace, create)
         return path
-
-
-async def _create(namespace: Namespace, create: Callable[[Any], Awaitable[object]]) -> None:
-    with explained(namespace, "creating scratch entities", "Manage"):
-        async with administration_client(namespace) as client:
-            await create(client)

@@ -7,8 +7,6 @@ import json
 import logging
 import os
 import shlex
-import signal
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -19,26 +17,31 @@ from twinbus.console.drill.result import DrillPlan, DrillResult
 from twinbus.console.drill.screen import DrillScreen
 from twinbus.console.drill.sheet import drill_sheet, outage_picture
 from twinbus.console.drill.world import DrillError, World
+from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
-from twinbus.console.terminal.output import COULD_NOT, STOPPED, Output
+from twinbus.console.terminal.output import COULD_NOT, Output
 from twinbus.syphon.connection.counts import CountsUnavailable
 
 PUMP_VARIABLE: Final = "TWINBUS_DRILL_PUMP"
 """Names another pump as module:attribute: tests use a faulty one to see the drill fail."""
 
 
-def run(plan: DrillPlan, directory: Path, output: Output) -> int:
+@runs_to_its_end
+async def run(plan: DrillPlan, directory: Path, output: Output) -> int:
     """Run a drill, write its report to `directory` and to stdout; return the exit status."""
     require_spark()
     _make_directory(directory)
     _log_to(directory / "drill.log")
-    try:
-        result = asyncio.run(_run_drill(plan, directory))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("drill: stopped", file=sys.stderr)
-        return STOPPED
+    # However the drill ends, no process and no file of its world is left.
+    with World() as world, SparkThread() as spark, DrillScreen() as screen:
+        drill = Drill(plan, world, spark, screen, os.environ.get(PUMP_VARIABLE))
+        try:
+            result = await drill.run()
+        except BaseException as error:
+            raise _reason(error) from error
+        await asyncio.to_thread(world.keep_ledger, directory / "ledger")
     (directory / "drill.json").write_text(json.dumps(result.as_json(), indent=2) + "\n")
     (directory / "report.html").write_text(page_of(drill_sheet(result)))
     (directory / "outage.svg").write_text(outage_picture(result))
@@ -47,21 +50,6 @@ def run(plan: DrillPlan, directory: Path, output: Output) -> int:
     else:
         _print(result, directory)
     return 0 if result.passed else COULD_NOT
-
-
-async def _run_drill(plan: DrillPlan, directory: Path) -> DrillResult:
-    """Run the drill; however it ends, no process and no file of its world is left."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with World() as world, SparkThread() as spark, DrillScreen() as screen:
-        drill = Drill(plan, world, spark, screen, os.environ.get(PUMP_VARIABLE))
-        try:
-            result = await drill.run()
-        except BaseException as error:
-            raise _reason(error) from error
-        await asyncio.to_thread(world.keep_ledger, directory / "ledger")
-        return result
 
 
 def _reason(error: BaseException) -> BaseException:

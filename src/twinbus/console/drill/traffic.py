@@ -51,7 +51,9 @@ class DrillTraffic:
     async def _send_to(self, entity: Entity, numbers: range, began: float) -> None:
         loop = asyncio.get_running_loop()
         timeout_s = self._plan.failover_interval_s + TIMEOUT_MARGIN_S
-        async with self._sender(entity) as sender:
+        pair = self._pair
+        open_sender = pair.get_topic_sender if entity.is_topic else pair.get_queue_sender
+        async with open_sender(entity.path) as sender:
             for number in numbers:
                 due = began + number / self._plan.rate
                 await asyncio.sleep(max(0.0, due - loop.time()))
@@ -64,11 +66,6 @@ class DrillTraffic:
                     self.sends_returned += 1
                 self._ended += 1
                 self._sent(self._ended)
-
-    def _sender(self, entity: Entity) -> Any:
-        if entity.is_topic:
-            return self._pair.get_topic_sender(entity.path)
-        return self._pair.get_queue_sender(entity.path)
 
 
 def _message(entity: Entity, number: int) -> ServiceBusMessage:

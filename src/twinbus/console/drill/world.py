@@ -68,12 +68,8 @@ class NamespaceProcess:
         self.connection_string = ""
         self._directory = directory
         self._views = views
-        self._port = 0
+        self.port = 0
         self._process: subprocess.Popen[str] | None = None
-
-    @property
-    def port(self) -> int:
-        return self._port
 
     @property
     def pid(self) -> int:
@@ -83,7 +79,7 @@ class NamespaceProcess:
         """Run it; returns when it takes connections. Blocks for about a second."""
         assert self._process is None, f"{self.name} runs already"
         self._directory.mkdir(parents=True, exist_ok=True)
-        place = f"{self.name}:{self._port}"
+        place = f"{self.name}:{self.port}"
         command = ["serve", place, "--data", str(self._directory / "data"), "--quiet"]
         command += ["--ledger", str(self._views)]
         with self._log.open("ab") as log:
@@ -130,7 +126,7 @@ class NamespaceProcess:
             name, _, rest = line.strip().partition("  ")
             if name == self.name:
                 self.connection_string = rest
-                self._port = int(rest.partition("sb://")[2].partition(";")[0].rpartition(":")[2])
+                self.port = int(rest.partition("sb://")[2].partition(";")[0].rpartition(":")[2])
             if line.startswith("ready"):
                 return
         self._reap()

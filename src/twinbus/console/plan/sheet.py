@@ -17,17 +17,8 @@ from twinbus.planning.outcomes import SampledMean, SettingOutcome
 from twinbus.planning.plan import Plan
 
 HEADINGS: Final = (
-    "failover",
-    "ping",
-    "queues",
-    "raised a year",
-    "backlog full",
-    "diverted",
-    "drain 50 %",
-    "drain 95 %",
-    "pings",
-    "polls",
-    "added a year",
+    *("failover", "ping", "queues", "raised a year", "backlog full", "diverted"),
+    *("drain 50 %", "drain 95 %", "pings", "polls", "added a year"),
 )
 
 
@@ -39,7 +30,7 @@ def plan_sheet(plan: Plan, warnings: Sequence[str]) -> Sheet:
         title="plan",
         headline=(
             f"Fail over after {_interval(setting.failover_interval_s)}, ping every"
-            f" {_interval(setting.ping_interval_s)}, backlog in {_queues(setting.queues)}"
+            f" {_interval(setting.ping_interval_s)}, backlog in {counted(setting.queues, 'queue')}"
         ),
         verdict=ReportVerdict.BAD if misses else ReportVerdict.GOOD,
         alerts=(
@@ -176,7 +167,9 @@ def _charts(plan: Plan) -> Iterator[Figure]:
         yield bar_figure(
             "Years with a full backlog",
             [
-                bar(_queues(one.setting.queues), one.full.mean, f"{one.full.mean:.2%}", one)
+                bar(
+                    counted(one.setting.queues, "queue"), one.full.mean, f"{one.full.mean:.2%}", one
+                )
                 for one in found
             ],
             in_text=True,
@@ -229,10 +222,6 @@ def _plainly(value: float) -> str:
 def _interval(seconds: float) -> str:
     """A time span; below a minute with decimals."""
     return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
-
-
-def _queues(number: int) -> str:
-    return counted(number, "queue")
 
 
 def _year(total: Decimal, currency: str, not_priced: Sequence[str]) -> str:

@@ -26,7 +26,11 @@ def availability_sheet(report: AvailabilityReport) -> Sheet:
         lines=tuple(_lines(report)),
         tiles=tuple(_tiles(report)),
         tables=tuple(_tables(report)),
-        charts=tuple(_charts(report)),
+        charts=(
+            (Figure("Sends and backlog", lambda: over_time(report)),)
+            if report.sends or report.backlog
+            else ()
+        ),
         sections=closing_sections(report),
     )
 
@@ -44,17 +48,12 @@ def _headline(report: AvailabilityReport) -> str:
         sent = sum(point.to_primary for point in report.sends)
         return f"no failover: {counted(sent, 'send')} to the primary, {raised:,} raised"
     affected = sum(1 for row in report.entities if row.failovers)
+    # The ledger does not show the recovery of what ended with its process.
+    is_cut = any(window.process_ended_ms is not None for window in report.windows)
     return (
         f"{counted(failovers, 'failover')} of {counted(affected, 'entity', 'entities')}:"
-        f" {outcome}; {_back(report)}"
+        f" {outcome}; {'none is failed over now' if is_cut else 'all are back'}"
     )
-
-
-def _back(report: AvailabilityReport) -> str:
-    # Nobody saw the end of what ended with its process.
-    if any(window.process_ended_ms is not None for window in report.windows):
-        return "none is failed over now"
-    return "all are back"
 
 
 def _lines(report: AvailabilityReport) -> Iterator[str]:
@@ -134,11 +133,6 @@ def _until(window: FailoverWindow) -> str:
     if window.process_ended_ms is not None:
         return f"{clock(window.process_ended_ms)}, process ended"
     return "not yet"
-
-
-def _charts(report: AvailabilityReport) -> Iterator[Figure]:
-    if report.sends or report.backlog:
-        yield Figure("Sends and backlog", lambda: over_time(report))
 
 
 def over_time(report: AvailabilityReport) -> str:

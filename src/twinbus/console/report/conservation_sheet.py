@@ -36,6 +36,11 @@ IDS_IN_LINE: Final = 5
 
 def conservation_sheet(report: ConservationReport) -> Sheet:
     """The content of the report."""
+    looked = (
+        "no peek into the backlog queues was made"
+        if report.peeked_ms is None
+        else f"looked into the backlog queues at {clock(report.peeked_ms)} UTC"
+    )
     return Sheet(
         title="conservation report",
         headline=_headline(report),
@@ -44,7 +49,7 @@ def conservation_sheet(report: ConservationReport) -> Sheet:
         tiles=tuple(_tiles(report)),
         tables=tuple(_tables(report)),
         charts=tuple(_charts(report)),
-        sections=closing_sections(report, _looked(report)),
+        sections=closing_sections(report, looked),
     )
 
 
@@ -99,7 +104,13 @@ def _lines(report: ConservationReport) -> Iterator[str]:
         more = report.lost_at_least - min(len(lost), IDS_IN_LINE)
         yield f"lost: {named}{f' and {more:,} more' if more > 0 else ''}"
     if report.total.undecided:
-        yield from _undecided(report)
+        undecided = counted(report.total.undecided, "message")
+        yield (
+            f"{undecided} went to the backlog and were not seen since: they wait there, or are"
+            " lost. To know, peek: set TWINBUS_SECONDARY, or say --peek"
+            if report.peeked_ms is None
+            else f"{undecided} moved while the backlog was looked at: run it again to know"
+        )
     if report.total.dead_lettered:
         yield (
             f"{counted(report.total.dead_lettered, 'message')} dead-lettered: twinbus backlog"
@@ -111,23 +122,6 @@ def _lines(report: ConservationReport) -> Iterator[str]:
             f" for up to {span(aged.oldest_ms)}; duplicates are detected for"
             f" {span(aged.detection_ms)} only, so copies of these were not told apart"
         )
-
-
-def _undecided(report: ConservationReport) -> Iterator[str]:
-    undecided = counted(report.total.undecided, "message")
-    if report.peeked_ms is None:
-        yield (
-            f"{undecided} went to the backlog and nobody looked since: they wait there, or are"
-            " lost. To know, peek: set TWINBUS_SECONDARY, or say --peek"
-        )
-    else:
-        yield f"{undecided} moved while the backlog was looked at: run it again to know"
-
-
-def _looked(report: ConservationReport) -> str:
-    if report.peeked_ms is None:
-        return "nobody looked into the backlog queues"
-    return f"looked into the backlog queues at {clock(report.peeked_ms)} UTC"
 
 
 def _tiles(report: ConservationReport) -> Iterator[Tile]:

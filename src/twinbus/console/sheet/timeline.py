@@ -69,6 +69,11 @@ class Timeline:
     ages: Sequence[tuple[float, int]] = ()
     """Age in seconds of the oldest message in the backlog at a time: a third panel, if any."""
 
+    def x(self, at_s: float) -> float:
+        """The place of a time on the axis."""
+        share = min(max(at_s / self.until_s, 0.0), 1.0) if self.until_s else 0.0
+        return LEFT + (WIDTH - LEFT - RIGHT) * share
+
 
 def timeline(data: Timeline, *, alone: bool = False) -> str:
     """Panels over one axis: sends by where they went, the backlog's depth, and its age if given."""
@@ -115,12 +120,9 @@ class _Panel:
     """One plot: where a second and an amount lie in the picture."""
 
     def __init__(self, data: Timeline, top: float, most: int) -> None:
-        self._data = data
+        self._data, self.x = data, data.x
         self._top = top
         self.amounts = AmountAxis(top, PANEL, most)
-
-    def x(self, at_s: float) -> float:
-        return _x(self._data, at_s)
 
     def axis(self) -> list[str]:
         """The time below the panel."""
@@ -200,11 +202,6 @@ def _clock_marks(origin_s: int, until_s: float) -> list[tuple[int, str]]:
     return marks
 
 
-def _x(data: Timeline, at_s: float) -> float:
-    share = min(max(at_s / data.until_s, 0.0), 1.0) if data.until_s else 0.0
-    return LEFT + (WIDTH - LEFT - RIGHT) * share
-
-
 def _legend() -> list[str]:
     x = WIDTH - RIGHT - 230
     return [
@@ -220,7 +217,7 @@ def _label_rows(data: Timeline) -> list[int]:
     ends: list[float] = []
     rows = []
     for marker in data.markers:
-        x = _x(data, marker.at_s)
+        x = data.x(marker.at_s)
         left = _label_left(x, marker.label)
         row = next((row for row, end in enumerate(ends) if end < left), len(ends))
         ends[row : row + 1] = [left + len(marker.label) * CHAR_WIDTH + 10]
@@ -238,12 +235,12 @@ def _marks(data: Timeline, tops: Sequence[float]) -> list[str]:
     """Bands as a shade and each marker as a line, in every panel; labels above the first."""
     parts = []
     for band in data.bands:
-        left, right = _x(data, band.from_s), _x(data, band.to_s)
+        left, right = data.x(band.from_s), data.x(band.to_s)
         place = f'x="{left:.1f}" width="{max(1.0, right - left):.1f}" height="{PANEL}"'
         title = f"<title>{escape(band.label)}</title>"
         parts += [f'<rect class="outage" {place} y="{top}">{title}</rect>' for top in tops]
     for marker, row in zip(data.markers, _label_rows(data), strict=True):
-        x = _x(data, marker.at_s)
+        x = data.x(marker.at_s)
         y = LABELS_TOP + LABEL_ROW * (row + 1)
         label = escape(marker.label)
         parts.append(f'<text x="{_label_left(x, marker.label):.1f}" y="{y}">{label}</text>')

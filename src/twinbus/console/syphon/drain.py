@@ -181,12 +181,8 @@ async def _counts(request: SyphonRequest, queues: list[str]) -> QueueCounts:
         found = await asyncio.gather(*(counts_of(endpoint, queue) for queue in queues))
     except CountsUnavailable as error:
         raise SyphonError(str(error)) from error
-    return QueueCounts(
-        active=sum(one.active for one in found),
-        scheduled=sum(one.scheduled for one in found),
-        dead_lettered=sum(one.dead_lettered for one in found),
-        total=sum(one.total for one in found),
-    )
+    names = ("active", "scheduled", "dead_lettered", "total")
+    return QueueCounts(**{name: sum(getattr(one, name) for one in found) for name in names})
 
 
 def _deferred(counts: QueueCounts) -> int:

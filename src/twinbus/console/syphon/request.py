@@ -57,10 +57,7 @@ class SyphonRequest:
                 await calls.ensure_lease_queue(path)
 
     def host(
-        self,
-        queues: Sequence[str],
-        ledger: LedgerWriter | NullLedger,
-        rate: Rate,
+        self, queues: Sequence[str], ledger: LedgerWriter | NullLedger, rate: Rate
     ) -> SyphonHost:
         """Return a syphon of these queues, not started."""
         return SyphonHost(

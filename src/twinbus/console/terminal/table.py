@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from itertools import zip_longest
 from typing import IO, Final
 
 GAP: Final = "  "
@@ -21,16 +22,11 @@ def aligned(
     rows: Sequence[Sequence[str]], *, right: frozenset[int] | set[int] = frozenset()
 ) -> list[str]:
     """Return the rows as lines with aligned columns; columns in `right` are right-aligned."""
-    widths: list[int] = []
-    for row in rows:
-        for index, cell in enumerate(row):
-            if index == len(widths):
-                widths.append(0)
-            widths[index] = max(widths[index], len(cell))
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     return [
         GAP.join(
-            cell.rjust(widths[index]) if index in right else cell.ljust(widths[index])
-            for index, cell in enumerate(row)
+            text.rjust(widths[index]) if index in right else text.ljust(widths[index])
+            for index, text in enumerate(row)
         ).rstrip()
         for row in rows
     ]
