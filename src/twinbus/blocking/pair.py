@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from twinbus.namespace.credentials import AwaitableCredential
     from twinbus.pairing.core.announcements import PairEvent
     from twinbus.pairing.observing.metrics import PairCollector
+    from twinbus.pairing.sending.sender import PairedSender as CoreSender
 
 RECEIVERS_CLOSE_S: Final = 10.0
 """How long open receivers of the application may take to close: the SDK takes a second for each,
@@ -70,17 +71,14 @@ class Pair:
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a queue of the primary, which survives the loss of the primary."""
-        core = self._loop_thread.call(
-            lambda: self._core.get_queue_sender(queue_name, **sdk_options)
-        )
-        return PairedSender(core, self._loop_thread)
+        return self._sender(lambda: self._core.get_queue_sender(queue_name, **sdk_options))
 
     def get_topic_sender(self, topic_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a topic of the primary, which survives the loss of the primary."""
-        core = self._loop_thread.call(
-            lambda: self._core.get_topic_sender(topic_name, **sdk_options)
-        )
-        return PairedSender(core, self._loop_thread)
+        return self._sender(lambda: self._core.get_topic_sender(topic_name, **sdk_options))
+
+    def _sender(self, make: Callable[[], CoreSender]) -> PairedSender:
+        return PairedSender(self._loop_thread.call(make), self._loop_thread)
 
     def get_queue_receiver(self, queue_name: str, **sdk_options: Any) -> ServiceBusReceiver:
         """The SDK's own receiver from the primary, with the SDK's own retries."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from twinbus.console.terminal.command import flag, option
+from twinbus.console.terminal.command import argument, flag, option
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.arithmetic import CountingRule
 
@@ -59,11 +59,7 @@ PairOption = Annotated[
 ]
 LedgerArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="LEDGER",
-        envvar="TWINBUS_LEDGER",
-        help="The ledger: a directory or a Hadoop URL.",
-    ),
+    argument("LEDGER", "The ledger: a directory or a Hadoop URL.", envvar="TWINBUS_LEDGER"),
 ]
 MasterOption = Annotated[str | None, option("URL", "Spark master. Unset: this machine.")]
 SettlementOption = Annotated[
@@ -98,7 +94,7 @@ class ServeOptions:
 
     namespaces: Annotated[
         list[str],
-        typer.Argument(metavar="NAME:PORT...", help="Namespaces; port 0 picks a free one."),
+        argument("NAME:PORT...", "Namespaces; port 0 picks a free one."),
     ]
     data: Annotated[Path | None, option("DIR", "Directory to keep messages in.")] = None
     ephemeral: Annotated[bool, flag("--ephemeral", "Keep messages in memory only.")] = False

@@ -18,7 +18,7 @@ from twinbus.console.options import (
     SidesOptions,
     SinceOption,
 )
-from twinbus.console.terminal.command import command, command_group, epilog, flag, option
+from twinbus.console.terminal.command import argument, command, command_group, epilog, flag, option
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 
 if TYPE_CHECKING:
@@ -152,8 +152,8 @@ def list_letters(
 
 @command(letters_app, "twinbus backlog dead-letters show 3 4711", name="show")
 def show_letter(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's index or path.")],
-    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Sequence number.")],
+    queue: Annotated[str, argument("QUEUE", "The queue's index or path.")],
+    number: Annotated[int, argument("NUMBER", "Sequence number.", min=1)],
     sides: SidesOptions,
     output: OutputOption = Output.TEXT,
 ) -> int:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from twinbus.console.options import PairOption
-from twinbus.console.terminal.command import command, command_group, flag
+from twinbus.console.terminal.command import argument, command, command_group, flag
 from twinbus.console.terminal.output import Output, OutputOption
 
 app = command_group("")
 
-PathArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="The queue or topic, as the application names it.")
-]
+PathArgument = Annotated[str, argument("PATH", "The queue or topic, as the application names it.")]
 
 
 @command(

@@ -15,10 +15,11 @@ from twinbus.console.control.hosts import ask_each, choose_hosts, find_hosts
 from twinbus.console.control.status_text import PairView
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.console.terminal.table import paint, visible
-from twinbus.control.client import RunningHost, SilentHost, ask, socket_directories
+from twinbus.control.client import RunningHost, SilentHost, socket_directories
 from twinbus.errors import ControlError
 
 REFRESH_S: Final = 1.0
+NO_ANSWER: Final = "no running pair answers"
 
 HOME_AND_CLEAR: Final = "\x1b[H\x1b[J"
 
@@ -91,27 +92,15 @@ def _painted(line: str) -> str:
 
 
 def _views(hosts: Sequence[RunningHost]) -> list[PairView]:
-    views: list[PairView] = []
-    gone: list[ControlError] = []
-    for host in hosts:
-        try:
-            views.append(_view(host))
-        except ControlError as error:
-            # It closed after it was found; the others are still shown.
-            gone.append(error)
+    views = []
+    for host, status in ask_each(hosts, "status"):
+        card, up_s = host.card, None
+        if card.began_at:
+            up_s = (datetime.now(UTC) - datetime.fromisoformat(card.began_at)).total_seconds()
+        views.append(PairView(card.name, card.pid, card.program, up_s, status))
     if not views:
-        raise gone[0]
-    for one in gone:
-        print(f"twinbus: {one}", file=sys.stderr)
+        raise ControlError(NO_ANSWER)
     return views
-
-
-def _view(host: RunningHost) -> PairView:
-    card = host.card
-    up_s = None
-    if card.began_at:
-        up_s = (datetime.now(UTC) - datetime.fromisoformat(card.began_at)).total_seconds()
-    return PairView(card.name, card.pid, card.program, up_s, ask(host.path, "status"))
 
 
 def _running() -> tuple[list[RunningHost], list[SilentHost]]:
@@ -119,7 +108,7 @@ def _running() -> tuple[list[RunningHost], list[SilentHost]]:
     hosts, silent = find_hosts()
     pairs = [host for host in hosts if host.card.kind == "pair"]
     if not pairs and silent:
-        raise ControlError("no running pair answers")
+        raise ControlError(NO_ANSWER)
     if not pairs:
         raise ControlError(
             f"no pair runs here for user {os.getuid()} (searched {socket_directories()}); if yours"

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from twinbus.console.cost.options import EstimateOptions
 from twinbus.console.options import PricesOption
-from twinbus.console.terminal.command import command, command_group, flag, option
+from twinbus.console.terminal.command import argument, command, command_group, flag, option
 from twinbus.console.terminal.output import Output, OutputOption
 
 app = command_group("Estimate what a pair costs, by the documented arithmetic.")
@@ -54,9 +52,7 @@ def show_prices(prices: PricesOption = None, output: OutputOption = Output.TEXT)
 def import_prices(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FILE...", help="Answers of the Azure Retail Prices API: a file for each page."
-        ),
+        argument("FILE...", "Answers of the Azure Retail Prices API: a file for each page."),
     ],
     to: Annotated[
         Path | None,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from twinbus.console.options import LabelOption, QueuesOption, SidesOptions
-from twinbus.console.terminal.command import command, command_group, option
+from twinbus.console.terminal.command import argument, command, command_group, option
 from twinbus.console.terminal.output import Output, OutputOption
 
 app = command_group("")
@@ -23,17 +21,11 @@ app = command_group("")
 def doctor(
     primary: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PRIMARY", envvar="TWINBUS_PRIMARY", help="Connection string of the primary."
-        ),
+        argument("PRIMARY", "Connection string of the primary.", envvar="TWINBUS_PRIMARY"),
     ] = None,
     secondary: Annotated[
         str | None,
-        typer.Argument(
-            metavar="SECONDARY",
-            envvar="TWINBUS_SECONDARY",
-            help="Connection string of the secondary.",
-        ),
+        argument("SECONDARY", "Connection string of the secondary.", envvar="TWINBUS_SECONDARY"),
     ] = None,
     entity: Annotated[
         str | None,

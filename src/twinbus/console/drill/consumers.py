@@ -89,11 +89,11 @@ class Consumers:
             )
 
     async def _left(self, entity: Entity) -> int:
+        admin, path = self._admin, entity.path
         if entity.is_topic:
-            found = await self._admin.get_subscription_runtime_properties(entity.path, SUBSCRIPTION)
+            found = await admin.get_subscription_runtime_properties(path, SUBSCRIPTION)
             return found.total_message_count or 0
-        properties = await self._admin.get_queue_runtime_properties(entity.path)
-        return properties.total_message_count or 0
+        return (await admin.get_queue_runtime_properties(path)).total_message_count or 0
 
 
 def _receivers(client: ServiceBusClient, entity: Entity) -> list[ServiceBusReceiver]:

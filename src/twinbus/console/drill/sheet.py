@@ -73,16 +73,18 @@ def outage_timeline(result: DrillResult) -> chart.Timeline:
     def after(at_ms: float) -> float:
         return at_ms / 1000 - began_s
 
-    markers = [chart.Marker(after(moments.killed_ms), "primary killed")]
-    if result.failover_s is not None:
-        failed_over_ms = moments.killed_ms + result.failover_s * 1000
-        markers.append(chart.Marker(after(failed_over_ms), "failed over"))
-    markers.append(chart.Marker(after(moments.back_ms), "primary back"))
-    if result.recover_s is not None:
-        healthy_ms = moments.back_ms + result.recover_s * 1000
-        markers.append(chart.Marker(after(healthy_ms), "ping answered"))
-    if result.report.drain_began_ms is not None:
-        markers.append(chart.Marker(after(result.report.drain_began_ms), "drain by Spark"))
+    marks = (
+        (moments.killed_ms, 0, "primary killed"),
+        (moments.killed_ms, result.failover_s, "failed over"),
+        (moments.back_ms, 0, "primary back"),
+        (moments.back_ms, result.recover_s, "ping answered"),
+        (result.report.drain_began_ms, 0, "drain by Spark"),
+    )
+    markers = [
+        chart.Marker(after(from_ms + later_s * 1000), label)
+        for from_ms, later_s, label in marks
+        if from_ms is not None and later_s is not None
+    ]
     starts = [point.at_s for point in availability.sends]
     starts += [point.at_s for point in availability.backlog]
     ends = [after((at_s + bucket_s) * 1000) for at_s in starts]

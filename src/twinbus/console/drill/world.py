@@ -67,6 +67,7 @@ class NamespaceProcess:
         self.name = name
         self.connection_string = ""
         self._directory = directory
+        self._log = directory / "stderr.log"
         self._views = views
         self.port = 0
         self._process: subprocess.Popen[str] | None = None
@@ -116,10 +117,6 @@ class NamespaceProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._reap()
-
-    @property
-    def _log(self) -> Path:
-        return self._directory / "stderr.log"
 
     def _read_until_ready(self, output: IO[str]) -> None:
         for line in output:

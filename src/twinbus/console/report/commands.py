@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from twinbus import __version__
 from twinbus.console.namespaces import runs_to_its_end
+from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.console.report.options import NO_TABLES, ReportOptions
 from twinbus.console.report.sheets import csv_of, sheet_of
 from twinbus.console.sheet.page import page_of
@@ -27,7 +28,7 @@ from twinbus.cost.prices import PriceBook
 from twinbus.cost.quantities import QuantityError, parse_duration
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
+from twinbus.pipeline.reports.documents import LedgerReport, ReportRequest, ReportVerdict
 from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.spark.java import find_java
 from twinbus.pipeline.spark.session import QUICK_START
@@ -35,8 +36,6 @@ from twinbus.pipeline.spark.session import QUICK_START
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from twinbus.console.report.backlog_scan import BacklogScan
-    from twinbus.pipeline.reports.documents import LedgerReport
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
 LONG_BYTES: Final = 500 << 20
@@ -54,7 +53,7 @@ _STATUS: Final = {
     ReportVerdict.UNKNOWN: ATTENTION,
 }
 
-Making = Callable[["SparkSession", "LedgerTables", ReportRequest], "LedgerReport"]
+Making = Callable[["SparkSession", "LedgerTables", ReportRequest], LedgerReport]
 
 
 def charges(given: ReportOptions, book: PriceBook, rule: CountingRule) -> int:
@@ -83,8 +82,6 @@ def availability(given: ReportOptions) -> int:
 
 def conservation(given: ReportOptions, secondary: str | None, detection_window_s: int) -> int:
     """Show the conservation report, after a peek into the backlog of a given secondary."""
-    from twinbus.console.report.backlog_scan import BacklogScan
-
     scan = None if secondary is None else BacklogScan(secondary)
 
     def make(spark: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
@@ -239,10 +236,8 @@ def _rendered(output: str, report: LedgerReport) -> str:
         case "csv":
             return csv_of(report)
         case "html":
-            import twinbus
-
-            now = datetime.fromtimestamp(time.time(), UTC)
-            made = f"made by Twinbus {twinbus.__version__} at {now:%Y-%m-%d %H:%M:%S} UTC"
+            now = datetime.now(UTC)
+            made = f"made by Twinbus {__version__} at {now:%Y-%m-%d %H:%M:%S} UTC"
             return page_of(sheet_of(report), made)
         case _:
             return text_of(sheet_of(report))

@@ -116,13 +116,13 @@ def _list(lines: Iterable[str], tag: str = "ul") -> str:
 
 def _table(table: Table) -> str:
     head = "".join(
-        f"<th{_number(column, table)}>{escape(name)}</th>"
+        f"<th{_class(column, table)}>{escape(name)}</th>"
         for column, name in enumerate(table.columns)
     )
     body = "".join(
         f"<tr{_row_class(index, table)}>"
         + "".join(
-            f"<td{_number(column, table) or _prose(cell)}>{escape(cell)}</td>"
+            f"<td{_class(column, table, cell)}>{escape(cell)}</td>"
             for column, cell in enumerate(row)
         )
         + "</tr>"
@@ -139,9 +139,7 @@ def _row_class(index: int, table: Table) -> str:
     return " class=marked" if index in table.marked else ""
 
 
-def _number(column: int, table: Table) -> str:
-    return ' class="number"' if column in table.numbers else ""
-
-
-def _prose(cell: str) -> str:
+def _class(column: int, table: Table, cell: str = "") -> str:
+    if column in table.numbers:
+        return ' class="number"'
     return ' class="prose"' if len(cell) > _PROSE_LENGTH else ""

@@ -60,6 +60,11 @@ def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, metavar=metavar, help=text, **more)
 
 
+def argument(metavar: str, text: str, **more: Any) -> Any:
+    """Return a parameter that is given by its position."""
+    return typer.Argument(metavar=metavar, help=text, **more)
+
+
 def flag(name: str, text: str) -> Any:
     """Return an option that takes no value."""
     return typer.Option(name, help=text)
