@@ -39,6 +39,8 @@ PATIENT = "patient"
 HASTY = "hasty"
 """Waits less."""
 
+UNLIMITED = "without a timeout"
+
 ANY = "any"
 
 ROWS = [
@@ -241,7 +243,7 @@ ROWS = [
         sees=RETURNS,
         state="failed over",
         stored=(IN_BACKLOG,),
-        note="one attempt_timeout later, once for all senders",
+        note="one attempt_timeout later; it is pulled when another queue answers",
     ),
     Row(
         key="secondary-down",
@@ -267,6 +269,7 @@ ROWS = [
         state="failed over",
         stored=(NOWHERE,),
         carries=("primary_error: ServiceBusConnectionError", "queue_errors: 3"),
+        note="when its timeout ends: until then the call waits for the secondary",
     ),
     Row(
         key="both-down-again",
@@ -276,7 +279,28 @@ ROWS = [
         state="failed over",
         stored=(NOWHERE,),
         carries=("primary_error: PairingError", "queue_errors: 3"),
-        note="at once: nobody is asked again; `primary_error` has the text of the last answer",
+        note="the same; `primary_error` has the text of the last answer",
+    ),
+    Row(
+        key="both-down-without-timeout",
+        fault="both are down",
+        caller=UNLIMITED,
+        sees="BacklogUnavailableError",
+        state="failed over",
+        stored=(NOWHERE,),
+        carries=("primary_error: ServiceBusConnectionError", "queue_errors: 3"),
+        note="within the [bound](options.md#a-call-without-a-timeout) of such a call, with one"
+        " caller or a thousand",
+    ),
+    Row(
+        key="secondary-blip",
+        fault="both are down, and the secondary returns",
+        caller=PATIENT,
+        sees=RETURNS,
+        state="failed over",
+        stored=(IN_BACKLOG,),
+        note="the lost connection pulls no queue; calls wait, one at a time tries, the first"
+        " success frees all",
     ),
     Row(
         key="both-down-unprotected",

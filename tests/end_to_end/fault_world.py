@@ -21,7 +21,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import EntityStatus
 
 from tests.contract.pairs import quick, until
-from tests.end_to_end.fault_table import HASTY, RETURNS, ROWS
+from tests.end_to_end.fault_table import HASTY, RETURNS, ROWS, UNLIMITED
 from tests.official_sdk import ClosedTogether, Faults, administration, client, sas_token
 from tests.processes import ServedBroker
 from twinbus import Namespace, pair_namespaces
@@ -83,9 +83,7 @@ class FaultWorld:
             await self._hang(pair)
             await self._kill_primary(pair)
             await self._without_secondary(pair)
-        await asyncio.gather(
-            *(asyncio.to_thread(b.restart) for b in (self.primary, self.secondary))
-        )
+        await asyncio.to_thread(self.primary.restart)
         await asyncio.to_thread(self._look_where_messages_are)
 
     def _create_queues(self) -> None:
@@ -112,7 +110,7 @@ class FaultWorld:
         message = ServiceBusMessage("x", message_id=message_id)
         began, sees, error = time.monotonic(), RETURNS, None
         try:
-            timeout_s = HASTE_S if row.caller == HASTY else PATIENCE_S
+            timeout_s = {HASTY: HASTE_S, UNLIMITED: None}.get(row.caller, PATIENCE_S)
             await sender.send_messages(message, timeout=timeout_s)
         except Exception as caught:  # noqa: BLE001  # the test looks at each
             sees, error = type(caught).__name__, caught
@@ -258,8 +256,24 @@ class FaultWorld:
             await asyncio.gather(
                 self._send(pair, "both-down"),
                 self._send(unprotected, "both-down-unprotected"),
+                self._both_down_again(pair),
+                self._send(pair, "both-down-without-timeout"),
             )
-            await self._send(pair, "both-down-again", pair.get_queue_sender("both-down"))
+            # The primary stays down, and the call outlasts the outage of the secondary.
+            blip = asyncio.create_task(self._send(pair, "secondary-blip"))
+            await until(lambda: self._is_failed_over(pair, "secondary-blip"))
+            await asyncio.to_thread(self.secondary.restart)
+            await blip
+
+    async def _both_down_again(self, pair: Pair) -> None:
+        """Send once more when the entity has failed over and the secondary is known to be lost."""
+        await until(lambda: self._is_failed_over(pair, "both-down"))
+        await self._send(pair, "both-down-again", pair.get_queue_sender("both-down"))
+
+    @staticmethod
+    def _is_failed_over(pair: Pair, key: str) -> bool:
+        entity = pair.status().entities.get(key)
+        return entity is not None and entity.state == "failed over"
 
     def _look_where_messages_are(self) -> None:
         with administration(self.secondary.connection_string()) as admin:

@@ -13,11 +13,14 @@ from tests.end_to_end.fault_world import (
     ATTEMPT_S,
     FAILOVER_S,
     HASTE_S,
+    OPTIONS,
+    PATIENCE_S,
     FaultWorld,
     places,
     run_faults,
 )
 from twinbus.errors import BacklogUnavailableError
+from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
 
 pytestmark = pytest.mark.end_to_end
 
@@ -61,6 +64,14 @@ def test_what_one_sender_learned_of_a_bad_backlog_queue_all_know(world: FaultWor
 
 
 def test_what_needs_no_retry_is_told_at_once(world: FaultWorld) -> None:
-    for key in ("deleted", "disabled", "both-down-again", "expired-token"):
+    for key in ("deleted", "disabled", "expired-token"):
         assert world.outcomes[key].took_s < FAILOVER_S, key
     assert world.outcomes["hanging-backlog-queue"].took_s < ATTEMPT_S + FAILOVER_S
+
+
+def test_calls_wait_for_a_lost_secondary_until_their_time_is_over(world: FaultWorld) -> None:
+    for key in ("both-down", "both-down-again"):
+        assert PATIENCE_S <= world.outcomes[key].took_s < PATIENCE_S + GRACE_S, key
+    limit_s = call_limit_s(RetryPolicy.of(OPTIONS))
+    assert world.outcomes["both-down-without-timeout"].took_s < limit_s + GRACE_S
+    assert world.outcomes["secondary-blip"].took_s < PATIENCE_S

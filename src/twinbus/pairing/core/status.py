@@ -62,7 +62,7 @@ class BacklogQueueStatus:
     state: str
     """in rotation, pulled, left out, or not found yet."""
     reason: str = ""
-    """Why it is not in the rotation."""
+    """Why it is not in the rotation, or cannot be reached."""
     returns_in_s: float | None = None
     """Seconds until a pulled queue is used again."""
 
@@ -127,6 +127,7 @@ def backlog_status(
 ) -> dict[str, BacklogQueueStatus]:
     """The status of each backlog queue of a pair at time `now`."""
     pulled, left_out, in_use = rotation.pulled(now), rotation.left_out, frozenset(rotation.queues)
+    absences = rotation.absences(now)
 
     def of(queue: str) -> BacklogQueueStatus:
         if queue in pulled:
@@ -134,7 +135,9 @@ def backlog_status(
             return BacklogQueueStatus(queue, PULLED, reason, rest_s)
         if queue in left_out:
             return BacklogQueueStatus(queue, LEFT_OUT, left_out[queue])
-        return BacklogQueueStatus(queue, IN_ROTATION if queue in in_use else NOT_FOUND)
+        if queue not in in_use:
+            return BacklogQueueStatus(queue, NOT_FOUND)
+        return BacklogQueueStatus(queue, IN_ROTATION, absences.get(queue, ""))
 
     return {queue: of(queue) for queue in paths}
 

@@ -16,6 +16,7 @@ from azure.servicebus.exceptions import (
 
 from twinbus.errors import BacklogUnavailableError, PairClosedError
 from twinbus.pairing.core.events import ForceFailover, MarkHealthy
+from twinbus.pairing.core.status import backlog_status
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses
 
@@ -66,6 +67,9 @@ async def test_a_blip_pulls_no_queue_raises_nothing_and_ends_for_all_at_once(
     attempts = pair.secondary.behaviour = Attempts(behaviour)
     running = asyncio.create_task(ends_of(sender, CALLS, timeout=60))
     await asyncio.sleep(20)
+    state = pair.client.state
+    for queue in backlog_status(state.rotation, state.paths, pair.now).values():
+        assert str(queue).startswith("in rotation (the secondary cannot be reached: ")
     # Two calls open a link, and all that wait for it learn that it fails; then one at a time.
     assert attempts.count < 20
     assert attempts.most <= 3

@@ -1,0 +1,102 @@
+"""Many callers without a `timeout` while both namespaces fail: all end within the documented time.
+
+The primary hangs (SIGSTOP), so that each attempt takes its full time; the secondary is down. The
+bound is (retry_total + 1) x attempt_timeout + the back-offs + one attempt: 36.2 s by default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+from tests.official_sdk import administration
+from tests.processes import ServedBroker
+from twinbus import SendAvailabilityOptions, pair_namespaces
+from twinbus.errors import BacklogUnavailableError
+from twinbus.pair import Pair
+
+pytestmark = pytest.mark.end_to_end
+
+BOUND_S = 45.0
+"""36.2 s, and what a busy machine adds."""
+
+STAYS = SendAvailabilityOptions(ledger="")
+"""The failover interval is longer than the bound: every call ends with the primary's error."""
+
+FAILS_OVER = SendAvailabilityOptions(failover_interval=6.0, ledger="")
+"""Calls leave the primary for a secondary that is down."""
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
+    for name in ("primary", "secondary"):
+        (tmp_path / name).mkdir()
+    with (
+        ServedBroker(tmp_path / "primary", "contoso") as primary,
+        ServedBroker(tmp_path / "secondary", "contoso-dr") as secondary,
+    ):
+        with administration(primary.connection_string()) as admin:
+            admin.create_queue("orders")
+        yield primary, secondary
+
+
+async def ends_of(pair: Pair, callers: int) -> list[tuple[float, BaseException | None]]:
+    """How long each of many simultaneous calls took, and its error."""
+    loop = asyncio.get_running_loop()
+    sender = pair.get_queue_sender("orders")
+
+    async def call(number: int) -> tuple[float, BaseException | None]:
+        began, ended = loop.time(), None
+        try:
+            await sender.send_messages(ServiceBusMessage("x", message_id=f"id-{number}"))
+        except Exception as error:  # noqa: BLE001  # the test looks at each
+            ended = error
+        return loop.time() - began, ended
+
+    calls = [asyncio.create_task(call(number)) for number in range(callers)]
+    done, late = await asyncio.wait(calls, timeout=BOUND_S)
+    for task in late:
+        task.cancel()
+    assert not late, f"{len(late)} of {callers} calls have not ended after {BOUND_S:g} s"
+    ends = [task.result() for task in done]
+    ids = {getattr(error, "message_ids", None) for _, error in ends}
+    assert ids == {(f"id-{number}",) for number in range(callers)}
+    return ends
+
+
+@pytest.mark.parametrize("crowds", [(1, 100), (1_000,)], ids=["1 and 100", "1,000"])
+async def test_all_callers_without_a_timeout_end_within_the_bound(
+    brokers: tuple[ServedBroker, ServedBroker], crowds: tuple[int, ...]
+) -> None:
+    primary, secondary = brokers
+    kinds = [
+        (options, kind, callers)
+        for options, kind in ((STAYS, ServiceBusError), (FAILS_OVER, BacklogUnavailableError))
+        for callers in crowds
+    ]
+    async with AsyncExitStack() as stack:
+        pairs = [
+            await stack.enter_async_context(
+                pair_namespaces(primary.connection_string(), secondary.connection_string(), options)
+            )
+            for options, _, _ in kinds
+        ]
+        primary.process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.to_thread(secondary.kill9)
+            crowds_of = zip(pairs, kinds, strict=True)
+            ends = await asyncio.gather(
+                *(ends_of(pair, callers) for pair, (_, _, callers) in crowds_of)
+            )
+        finally:
+            primary.process.send_signal(signal.SIGCONT)
+    for crowd, (_, kind, _) in zip(ends, kinds, strict=True):
+        assert max(took_s for took_s, _ in crowd) < BOUND_S
+        assert {isinstance(error, kind) for _, error in crowd} == {True}, crowd[0]
