@@ -66,6 +66,13 @@ class ReceivingLink:
                 if self.queue.requires_session
                 else f"{self.queue.path!r} has no sessions: receive without a session id"
             )
+        states = self.queue.states
+        # As in Azure. The dead letters of such a queue can be received.
+        if states.forwarding is not None and states.has_dead_letter:
+            raise NotAllowed(
+                f"Cannot create a message receiver on {self.queue.path!r}, an entity with"
+                " auto-forwarding enabled"
+            )
         if not wants_session:
             self._open()
             return
