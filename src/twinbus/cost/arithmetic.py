@@ -6,6 +6,8 @@
     a message by the backlog   four stages: send to the backlog, receive from it, send to the
                                primary, receive there; with settlement counted, six
     any other message          two stages: send, receive; with settlement counted, three
+    a missing backlog queue    each client searches for it: one listing, and one call to create each
+                               queue that is missing; while none is missing nobody searches
 
 Azure does not publish whether it charges the settlement of a lock, hence the switch.
 """
@@ -29,6 +31,12 @@ MOVED_STAGES: Final = 4
 MOVED_SETTLEMENTS: Final = 2
 DIRECT_STAGES: Final = 2
 DIRECT_SETTLEMENTS: Final = 1
+
+SEARCH_S: Final = 60.0
+SEARCH_LONGEST_S: Final = 300.0
+SEARCH_SLOW_DOWN: Final = 60.0
+SEARCH_JITTER: Final = 0.2
+"""The waits between two searches, as `pairing.core.search_schedule` has them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +73,25 @@ def idle_syphon_operations(
     """Return the receives of an idle syphon in `period_s`: one for each queue and poll."""
     assert poll_s > 0, f"a poll of {poll_s} s"
     return queue_count * int(period_s // poll_s)
+
+
+def search_count(period_s: float | Fraction) -> int:
+    """Return how often at most a client searches in `period_s` for a queue that stays missing."""
+    at, count = 0.0, 0
+    while True:
+        wait_s = max(SEARCH_S, min(SEARCH_LONGEST_S, at / SEARCH_SLOW_DOWN))
+        # The shortest that chance makes of it.
+        at += wait_s * (1.0 - SEARCH_JITTER)
+        if at > period_s:
+            return count
+        count += 1
+
+
+def search_operations(*, missing_count: int, client_count: int, period_s: float | Fraction) -> int:
+    """Return the administration calls of all clients for queues that stay missing, at most."""
+    if not missing_count:
+        return 0
+    return client_count * search_count(period_s) * (1 + missing_count)
 
 
 def ping_operations(

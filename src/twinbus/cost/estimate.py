@@ -5,6 +5,7 @@
     ping          every client pings every entity once an interval while an outage lasts
     syphon        each moved message: receive from the backlog, send to the primary
     poll          the receives of an idle syphon: 10 queues are 40 an hour, 28,800 in 30 days
+    administration  the searches for backlog queues that are missing all month; none by default
 
 A moved message went through the backlog. Its four stages are charged to the same causes as in the
 ledger. All counts are whole and exact for the month; fractions are rounded once, at the start.
@@ -24,6 +25,8 @@ from twinbus.cost.arithmetic import (
     message_units,
     moved_message_units,
     ping_operations,
+    search_count,
+    search_operations,
     units,
 )
 from twinbus.cost.bill import (
@@ -72,6 +75,8 @@ class Workload:
     entities: int = 1
     clients: int = 1
     queues: int = 10
+    missing_queues: int = 0
+    """Backlog queues that are not in use all month, for which every client searches."""
     ping_interval_s: Fraction = Fraction(60)
     poll_s: Fraction = Fraction(900)
     outages_per_year: Fraction = Fraction(2)
@@ -94,6 +99,11 @@ class Workload:
         for name in ("entities", "clients"):
             _require_count(name, getattr(self, name), COUNT_MAX)
         _require_count("queues", self.queues, 100)
+        if not 0 <= self.missing_queues <= self.queues:
+            raise QuantityError(
+                f"missing-queues must be from 0 to {self.queues}, the queues there should be;"
+                f" got {self.missing_queues}"
+            )
         if self.outages_per_year * self.outage_s > 12 * MONTH_S:
             raise QuantityError(
                 f"outages, {float(self.outages_per_year):g} a year of {float(self.outage_s):g} s,"
@@ -249,6 +259,11 @@ def _counted(work: Workload, messages: int, moved: int) -> Iterator[CauseCost]:
     yield CauseCost("syphon", moved * (2 + settled), moved * (2 * one + settled), moved * size)
     polls = idle_syphon_operations(queue_count=work.queues, poll_s=work.poll_s, period_s=MONTH_S)
     yield CauseCost("poll", polls, polls)
+    if work.missing_queues:
+        searches = search_operations(
+            missing_count=work.missing_queues, client_count=work.clients, period_s=MONTH_S
+        )
+        yield CauseCost("administration", searches, searches)
 
 
 def _priced(causes: Iterator[CauseCost], work: Workload, prices: PriceBook) -> Iterator[CauseCost]:
@@ -284,6 +299,14 @@ def _assumed(work: Workload) -> Iterator[str]:
         f"an idle syphon receives once in {float(work.poll_s):g} s and queue, outage or not;"
         " what Azure counts on an idle AMQP link is not published"
     )
+    if work.missing_queues:
+        yield (
+            f"{work.missing_queues} backlog queues are missing all month: each client lists the"
+            f" queues and creates the missing ones {search_count(MONTH_S):,} times at most;"
+            " without Manage it opens links instead, which are no operations"
+        )
+    else:
+        yield "every backlog queue is in use, so that no client searches for one"
     yield "the amount of a cause is what it adds to the causes above it"
     if work.connections is None:
         yield (

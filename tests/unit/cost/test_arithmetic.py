@@ -12,8 +12,11 @@ from twinbus.cost.arithmetic import (
     message_units,
     moved_message_units,
     ping_operations,
+    search_count,
+    search_operations,
     units,
 )
+from twinbus.pairing.core.search_schedule import wait_s
 
 KB = 1024
 HOUR_S, DAY_S = 3_600, 86_400
@@ -70,3 +73,21 @@ def test_pings_of_many_clients_add_up() -> None:
     assert (
         ping_operations(entity_count=50, client_count=20, interval_s=60, outage_s=HOUR_S) == 60_000
     )
+
+
+@pytest.mark.parametrize("period_s", [HOUR_S, DAY_S, 30 * DAY_S])
+def test_searches_for_a_missing_queue_are_those_of_the_pairs_schedule(period_s: int) -> None:
+    at, count = 0.0, 0
+    while (at := at + wait_s(at, answers=True, chance=1.0)) <= period_s:
+        count += 1
+    assert search_count(period_s) == count
+    # By hand: 75 in the first hour, then 15 an hour in the end.
+    assert search_count(HOUR_S) == 75
+    assert search_count(30 * DAY_S) < 11_000
+
+
+def test_a_search_is_a_listing_and_a_call_for_each_missing_queue() -> None:
+    month_s = 30 * DAY_S
+    assert search_operations(missing_count=0, client_count=20, period_s=month_s) == 0
+    found = search_operations(missing_count=10, client_count=2, period_s=HOUR_S)
+    assert found == 2 * 75 * 11

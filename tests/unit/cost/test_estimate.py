@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.cost import CountingRule, ServiceTier, standard
-from twinbus.cost.arithmetic import message_units, moved_message_units
+from twinbus.cost.arithmetic import message_units, moved_message_units, search_count
 from twinbus.cost.estimate import CostEstimate, Workload, estimate
 from twinbus.cost.quantities import QuantityError
 
@@ -156,6 +156,17 @@ def test_no_outage_leaves_the_polls_alone() -> None:
     assert [cause.units for cause in found.causes] == [5_184_000, 0, 0, 0, 28_800]
 
 
+def test_a_queue_that_stays_missing_costs_what_its_searches_cost() -> None:
+    found = made(Workload(rate_per_s=Fraction(1), size_bytes=0, clients=20, missing_queues=2))
+    # 20 clients, each time a listing and two queues to create.
+    searches = search_count(30 * 86_400)
+    assert by_cause(found)["administration"][0] == 20 * searches * 3
+    assert any(f"{searches:,} times at most" in line for line in found.assumptions)
+    healthy = made(Workload(rate_per_s=Fraction(1), size_bytes=0, clients=20))
+    assert "administration" not in by_cause(healthy)
+    assert any("no client searches" in line for line in healthy.assumptions)
+
+
 def test_a_rate_that_one_namespace_does_not_take_is_pointed_out() -> None:
     assert made(Workload(rate_per_s=Fraction(500), size_bytes=1)).warnings == ()
     (line,) = made(Workload(rate_per_s=Fraction(501), size_bytes=1)).warnings
@@ -185,6 +196,7 @@ def test_an_estimate_is_json() -> None:
         ({"entities": 0}, "entities must be from 1 to 100,000; got 0"),
         ({"clients": 100_001}, "clients must be from 1 to 100,000"),
         ({"queues": 101}, "queues must be from 1 to 100; got 101"),
+        ({"missing_queues": 11}, "missing-queues must be from 0 to 10, .* got 11"),
         ({"outages_per_year": Fraction(8_760), "outage_s": Fraction(7_200)}, "outages, 8760 a y"),
     ],
 )

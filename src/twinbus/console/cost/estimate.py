@@ -51,6 +51,7 @@ def _workload(given: EstimateOptions) -> Workload:
             entities=given.entities,
             clients=given.clients,
             queues=given.queues,
+            missing_queues=given.missing_queues,
             ping_interval_s=parse_duration(
                 given.ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
             ),

@@ -29,6 +29,9 @@ class EstimateOptions(WorkloadOptions):
     """The options of `twinbus cost estimate`."""
 
     queues: Annotated[int, option("N", "Backlog queues, the option backlog_queue_count.")] = 10
+    missing_queues: Annotated[
+        int, option("N", "Backlog queues that clients search for all month.")
+    ] = 0
     ping_interval: Annotated[str, option("TIME", "The option ping_primary_interval.")] = "60s"
     outages: Annotated[str, option("OFTEN", "How often the primary is down.")] = "2/year"
     outage_length: Annotated[str, option("TIME", "Length of one outage.")] = "40min"

@@ -69,7 +69,6 @@ class SyphonOptions(SidesOptions):
             UNDELIVERABLE_GRACE_MAX_S,
             SendAvailabilityOptions,
         )
-        from twinbus.syphon.core.rate import Rate
 
         options = SendAvailabilityOptions(
             undeliverable_grace=seconds_of(
@@ -80,13 +79,11 @@ class SyphonOptions(SidesOptions):
             syphon_poll=seconds_of(poll, "--poll", least=1, most=SYPHON_POLL_MAX_S),
         )
         primary, secondary = self.both
-        rate_per_s = rate_of(self.rate)
         return SyphonRequest(
             primary=primary,
             secondary=secondary,
             options=options,
-            rate_per_s=rate_per_s,
-            rate=None if rate_per_s is None else Rate(rate_per_s),
+            rate_per_s=rate_of(self.rate),
             only=tuple(self.only or ()),
             lease=self.lease or self.strict,
             ledger=self.ledger or None,
