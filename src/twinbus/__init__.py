@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         PairEvent,
         PingEnded,
         ProtectionChanged,
+        RightMissing,
         SideChanged,
     )
 
@@ -88,6 +89,7 @@ __all__ = [
     "PingEnded",
     "ProtectionChanged",
     "ReservedPropertyError",
+    "RightMissing",
     "SameNamespaceError",
     "ScheduleUnavailableError",
     "SendAvailabilityOptions",
@@ -116,7 +118,7 @@ _NAMES = {
     "twinbus.pairing.core.announcements": """
         BacklogQueueFound BacklogQueueLeftOut BacklogQueuePulled BacklogQueueReturned
         EntityChanged EntityHeld EventsDropped GuardWarned PairEvent PingEnded ProtectionChanged
-        SideChanged
+        RightMissing SideChanged
     """,
 }
 """Module and names of each public object; `__all__` lists the same names for type checkers."""

@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from uuid import UUID
@@ -25,6 +26,7 @@ import twinbus.syphon.relay.request_tasks
 from tests.simulation.line import sim_line
 from tests.simulation.namespace import EPOCH_MS
 from tests.simulation.sdk import SimAdministration
+from twinbus.pairing.lifecycle.discovery import Discovery
 from twinbus.pairing.sending.recording import Recorder
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ def tied_to(world: World) -> Iterator[None]:
     names: list[tuple[Any, str, Any]] = [
         (twinbus.pair, "PairedClient", world.client_class),
         (twinbus.pair, "open_recorder", recorder),
+        (twinbus.pair, "Discovery", partial(Discovery, chance=rng.random)),
         (twinbus.pair, "ControlServer", _NoControl),
         (twinbus.pairing.lifecycle.administration, "administration_client", administration),
         (twinbus.pairing.sending.pinger, "uuid4", new_id),

@@ -56,6 +56,7 @@ PUBLIC_NAMES = [
     "PingEnded",
     "ProtectionChanged",
     "ReservedPropertyError",
+    "RightMissing",
     "SameNamespaceError",
     "ScheduleUnavailableError",
     "SendAvailabilityOptions",

@@ -82,6 +82,16 @@ class BacklogQueueLeftOut(PairEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RightMissing(PairEvent):
+    """The credential of the secondary has not, or no longer, a right that the pair needs.
+
+    Backlog queues in use stay in use, and the search goes on. At pairing it is an error.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class BacklogQueuePulled(PairEvent):
     """A backlog queue failed and is pulled for all senders of the pair, for `rest_s` seconds."""
 

@@ -213,6 +213,20 @@ def meaning_of(error: BaseException) -> FailureMeaning:
     return OTHER
 
 
+def refusing_setting(error: BaseException, queue: str) -> str | None:
+    """The setting for which a queue refuses every diverted message, or every plain receiver.
+
+    It is `sessions` or `forwarding`; None: the error has another reason. The service has one
+    condition for both and for faults of a message, so its text decides.
+    """
+    text = str(error).lower().replace(queue.lower(), "")
+    if "auto-forwarding" in text:
+        return "forwarding"
+    if _condition_of(error) != "amqp:not-allowed":
+        return None
+    return "sessions" if "session" in text else "forwarding" if "forward" in text else None
+
+
 def refused_token(error: BaseException) -> str | None:
     """Return the namespace's reason for refusing a token; None if the error is another one.
 

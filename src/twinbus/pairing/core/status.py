@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +65,14 @@ class BacklogQueueStatus:
     """Why it is not in the rotation, or cannot be reached."""
     returns_in_s: float | None = None
     """Seconds until a pulled queue is used again."""
+    not_verified: list[str] = field(default_factory=list)
+    """Settings that could not be read, for lack of a right (SPEC 2.4)."""
 
     def __str__(self) -> str:
         until = "" if self.returns_in_s is None else f", back in {self.returns_in_s:.0f} s"
-        return self.state + until + (f" ({self.reason})" if self.reason else "")
+        reason = f" ({self.reason})" if self.reason else ""
+        unknown = f", not verified: {', '.join(self.not_verified)}" if self.not_verified else ""
+        return self.state + until + reason + unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class PairStatus:
     protected: bool
     """Whether there is a backlog queue to divert to; False is UNPROTECTED."""
     searching: str | None
-    """Why the search for backlog queues goes on; None: it is done."""
+    """Why the search for backlog queues goes on; None: every one is in use."""
     entities: dict[str, EntityStatus]
     backlog_queues: dict[str, BacklogQueueStatus]
     sides: dict[str, SideStatus] = field(default_factory=dict)
@@ -123,21 +127,26 @@ class PairStatus:
 
 
 def backlog_status(
-    rotation: Rotation, paths: Iterable[str], now: float
+    rotation: Rotation,
+    paths: Iterable[str],
+    now: float,
+    not_verified: Mapping[str, tuple[str, ...]] | None = None,
 ) -> dict[str, BacklogQueueStatus]:
     """The status of each backlog queue of a pair at time `now`."""
+    unknown = not_verified or {}
     pulled, left_out, in_use = rotation.pulled(now), rotation.left_out, frozenset(rotation.queues)
     absences = rotation.absences(now)
 
     def of(queue: str) -> BacklogQueueStatus:
         if queue in pulled:
             reason, rest_s = pulled[queue]
-            return BacklogQueueStatus(queue, PULLED, reason, rest_s)
+            return BacklogQueueStatus(queue, PULLED, reason, rest_s, [*unknown.get(queue, ())])
         if queue in left_out:
             return BacklogQueueStatus(queue, LEFT_OUT, left_out[queue])
         if queue not in in_use:
             return BacklogQueueStatus(queue, NOT_FOUND)
-        return BacklogQueueStatus(queue, IN_ROTATION, absences.get(queue, ""))
+        unverified = [*unknown.get(queue, ())]
+        return BacklogQueueStatus(queue, IN_ROTATION, absences.get(queue, ""), None, unverified)
 
     return {queue: of(queue) for queue in paths}
 

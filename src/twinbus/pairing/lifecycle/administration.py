@@ -74,6 +74,13 @@ class Findings:
     drift: dict[str, tuple[Drift, ...]] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)
     """Queues that did not exist before."""
+    not_verified: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """For each queue the settings that could not be read."""
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether any queue is known, so that the secondary answers."""
+        return bool(self.drained or self.left_out)
 
 
 class BacklogAdministration:
@@ -166,7 +173,12 @@ class BacklogAdministration:
             findings.created.append(path)
         except ResourceExistsError:
             # Another process created it first (SPEC 2.3).
-            created = await self._call(path, lambda: _get_queue(self._client, path))
+            try:
+                created = await self._call(path, lambda: _get_queue(self._client, path))
+            except ResourceNotFoundError:
+                # And somebody deleted it since. If that happens again, the next search creates it.
+                created = await self._call(path, lambda: _create_as_wanted(self._client, path))
+                findings.created.append(path)
         return description_of(created)
 
     async def _call(self, path: str | None, call: Callable[[], Awaitable[T]]) -> T:

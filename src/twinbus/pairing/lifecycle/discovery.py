@@ -1,19 +1,23 @@
-"""Finds the backlog queues of a pair, at its start and in the background for as long as it takes.
+"""Finds the backlog queues of a pair, at its start and for as long as the pair lives (SPEC 2.5).
 
-With the Manage right it uses the administration API and creates missing queues; without it
-(`create_backlog_queues=False`) it attaches to each queue as a sender, which needs Send alone.
+With the Manage right it uses the administration API and creates missing queues (`administration`);
+without it (`create_backlog_queues=False`) it attaches to each queue (`attaching`). While a wanted
+queue is not in use, it searches again and again, at the times of `search_schedule`. While all are
+in use it only waits: a queue that is pulled, or that a divert finds missing or disabled, wakes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from twinbus.errors import BacklogUnavailableError, MissingRightError
-from twinbus.pairing.core.announcements import BacklogQueueFound, BacklogQueueLeftOut
+from twinbus.pairing.core import search_schedule as schedule
+from twinbus.pairing.core.announcements import RightMissing
 from twinbus.pairing.core.backlog import lease_path
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.lifecycle.administration import (
@@ -22,7 +26,12 @@ from twinbus.pairing.lifecycle.administration import (
     SecondaryUnreachable,
     first_line,
 )
-from twinbus.pairing.sdk.sender_pool import open_only
+from twinbus.pairing.lifecycle.attaching import (
+    NEVER_SHOWN,
+    SETTING_TEXTS,
+    LinkSearch,
+    receiver_error,
+)
 
 if TYPE_CHECKING:
     from twinbus.pairing.sending.shared_state import SharedState
@@ -32,31 +41,57 @@ log = logging.getLogger("twinbus.pairing")
 START_LIMIT_S: Final = 8.0
 """SPEC 2.5 gives pairing 10 s with a secondary that does not answer; closing takes the rest."""
 
-RETRY_S: Final = 5.0
-"""Time between two searches of a secondary that did not answer."""
-
-REFUSED_RETRY_S: Final = 60.0
-"""Time between two searches of one that refused: Azure takes minutes to apply a granted right."""
+LIMIT_S: Final = 60.0
+"""Longest search in the background. Attaching to a hundred queues takes half of it."""
 
 
 class Discovery:
     """The search for the backlog queues of one pair."""
 
-    def __init__(self, state: SharedState, found: Callable[[list[str]], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        state: SharedState,
+        found: Callable[[list[str]], Awaitable[None]],
+        *,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         """`found` is called with queues to drain, each once, as they are found."""
         self._state = state
+        self._chance = chance
         self._found = found
-        self._drained: list[str] = []
+        self._drained: set[str] = set()
         self._new: list[str] = []
+        """Queues to drain that `found` has not accepted yet."""
+        self._lost: set[str] = set()
+        """Queues in use that may be missing or disabled: diverts failed there."""
+        self._refused_at: dict[str, float] = {}
+        """When a queue refused a message for a setting that the search cannot see."""
+        self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._changed_at = self._searched_at = state.now
+        self._answers = True
+        self._missing_right: str | None = None
+        self._has_lease_queue = False
         self.unreachable: str | None = None
         """Why the last search did not finish; None: the result for every queue is known."""
+        self.not_verified: dict[str, tuple[str, ...]] = {}
+        """For each queue the settings that could not be read."""
+        state.on_queue_lost = self._queue_lost
+
+    @property
+    def searching(self) -> str | None:
+        """Why the search goes on; None: every wanted queue is in use."""
+        missing = self._missing()
+        if self.unreachable is not None or not missing:
+            return self.unreachable
+        return f"{len(missing)} of {len(self._state.paths)} backlog queues are not in use"
 
     async def start(self) -> None:
-        """Search for some seconds; search on in the background for queues still unknown then.
+        """Search for some seconds; search on in the background for queues that are not in use.
 
         MissingRightError; BacklogUnavailableError if the secondary is required and missing.
         """
+        ends = self._state.now + START_LIMIT_S
         await self._search()
         state = self._state
         is_protected = state.rotation.protected
@@ -68,15 +103,15 @@ class Discovery:
                 f" require_secondary ({why})",
                 queue_errors=dict(absences),
             )
-        await self._report_new()
-        if self.unreachable is not None:
+        await self._hand_over(ends)
+        if self.searching is not None:
             log.warning(
                 "%s: the pair %s backlog queues (%s); sends use the primary, the search goes on",
                 state.primary.label,
                 "has only some" if is_protected else "is UNPROTECTED: it has no",
-                self.unreachable,
+                self.searching,
             )
-            self._task = asyncio.create_task(self._search_on())
+        self._task = asyncio.create_task(self._search_on(), name="search for backlog queues")
 
     async def close(self) -> None:
         """Stop searching."""
@@ -85,43 +120,75 @@ class Discovery:
             task.cancel()
             await asyncio.wait({task})
 
+    def _queue_lost(self, queue: str, *, is_refusal: bool) -> None:
+        """Search for a queue in use that failed: it may be gone. A refusal is for every message."""
+        if is_refusal:
+            self._refused_at[queue] = self._state.now
+        elif queue in self._lost or queue not in self._state.rotation.queues:
+            return
+        self._lost.add(queue)
+        self._changed_at = self._state.now
+        self._woken.set()
+
+    def _missing(self) -> list[str]:
+        """The wanted queues to search for."""
+        in_use = frozenset(self._state.rotation.queues) - self._lost
+        return [path for path in self._state.paths if path not in in_use]
+
     async def _search_on(self) -> None:
-        wait_s, logged = RETRY_S, ""
         while True:
-            await asyncio.sleep(wait_s)
-            wait_s = RETRY_S
+            await self._wait_for_next()
+            was_missing, answered = self._missing(), self._answers
             try:
                 await self._search()
-                await self._report_new()
+                await self._hand_over(self._state.now + START_LIMIT_S)
+                self._missing_right = None
             except MissingRightError as error:
-                # No caller waits any more: the status and the log report it.
-                self.unreachable = str(error)
-                wait_s = REFUSED_RETRY_S
-                if self.unreachable != logged:
-                    log.warning("%s: %s", self._state.primary.label, error)
-                    logged = self.unreachable
-            if self.unreachable is None:
-                log.info("%s: the search for backlog queues is done", self._state.primary.label)
+                self._right_missing(error)
+            self._log_answers(answered)
+            if was_missing and self.searching is None:
+                log.info("%s: all backlog queues are in use", self._state.primary.label)
+
+    async def _wait_for_next(self) -> None:
+        """Return when it is time for a search."""
+        now, at = self._state.now, None
+        if self.searching is not None or self._new:
+            since_s = now - self._changed_at
+            at = now + schedule.wait_s(since_s, answers=self._answers, chance=self._chance())
+        while True:
+            try:
+                async with asyncio.timeout_at(at):
+                    await self._woken.wait()
+            except TimeoutError:
                 return
+            self._woken.clear()
+            now = self._state.now
+            since_s = now - self._searched_at
+            soon = now + schedule.wait_after_loss_s(since_s, chance=self._chance())
+            at = soon if at is None else min(at, soon)
 
     async def _search(self) -> None:
-        """Search once for the queues that are still unknown."""
+        """Search once for the queues that are not in use."""
         state, findings = self._state, Findings()
-        known = {*state.rotation.queues, *self._drained}
-        paths = [path for path in state.paths if path not in known]
+        paths, options, answered = self._missing(), self._state.options, self._answers
+        self._searched_at = state.now
+        limit_s = START_LIMIT_S if self._task is None else LIMIT_S
         try:
-            async with asyncio.timeout(START_LIMIT_S):
-                if state.options.create_backlog_queues:
+            async with asyncio.timeout(limit_s):
+                if options.create_backlog_queues:
                     await self._administer(paths, findings)
                 else:
-                    await self._attach(paths, findings)
+                    await LinkSearch(state, findings, fails_fast=self._task is None).run(paths)
         except (SecondaryUnreachable, TimeoutError) as error:
-            self.unreachable = str(error) or f"no answer within {START_LIMIT_S:g} s"
+            self.unreachable = str(error) or f"no answer within {limit_s:g} s"
+            self._answers = False
         else:
             # Only now: while a search is in progress, the result of the last one holds.
-            self.unreachable = None
+            self.unreachable, self._answers = None, True
         finally:
             self._apply(findings)
+        if answered != self._answers:
+            self._changed_at = state.now
 
     async def _administer(self, paths: list[str], findings: Findings) -> None:
         state, options = self._state, self._state.options
@@ -129,63 +196,109 @@ class Discovery:
             state.secondary, state.recorder, timeout_s=options.attempt_timeout_s
         ) as admin:
             await admin.find_or_create(paths, findings, accept_drift=options.accept_drift)
-            if options.session_order == "strict":
+            if options.session_order == "strict" and not self._has_lease_queue:
                 await admin.ensure_lease_queue(lease_path(state.primary.label))
-
-    async def _attach(self, paths: list[str], findings: Findings) -> None:
-        unsure: list[str] = []
-        # One after the other: a hundred connections at once would burden both ends.
-        for path in paths:
-            pool = self._state.backlog_pool(path)
-            pooled = pool.take()
-            assert pooled is not None
-            try:
-                await pool.attempt(pooled, open_only, self._state.policy.attempt_timeout_s)
-            except Exception as error:  # noqa: BLE001  # every failure is judged
-                why = first_line(error) or type(error).__name__
-                self._raise_if_general(error, why, path)
-                findings.left_out[path] = why
-                if not meaning_of(error).pulls_queue:
-                    # Not an answer of the queue: a proxy that fails, a bug.
-                    unsure.append(f"{path}: {why}")
-            else:
-                findings.usable.append(path)
-                findings.drained.append(path)
-        if unsure:
-            raise SecondaryUnreachable("; ".join(unsure))
-
-    def _raise_if_general(self, error: Exception, why: str, path: str) -> None:
-        """End the search for an error that every other queue would give as well."""
-        endpoint, meaning = self._state.secondary.endpoint, meaning_of(error)
-        if meaning in (FailureMeaning.UNREACHABLE, FailureMeaning.BUSY):
-            raise SecondaryUnreachable(f"{endpoint}: {why}") from error
-        if meaning is FailureMeaning.UNAUTHORIZED:
-            raise MissingRightError(
-                f"diverting to {path} in {endpoint} needs the Send right, and the credential was"
-                f" refused ({why}); grant it, or give another"
-            ) from error
+                self._has_lease_queue = True
 
     def _apply(self, findings: Findings) -> None:
-        """Update the rotation, and announce what was found."""
-        rotation, tell = self._state.rotation, self._state.listeners.tell
+        """Update the rotation, and report what has changed; a search that finds the same is silent.
+
+        A queue in use at which diverts failed, and which the search finds as it should be, is only
+        pulled: it returns by the rules of the rotation.
+        """
+        state = self._state
+        self._keep_refused(findings)
         for path, reason in findings.left_out.items():
-            rotation.leave_out(path, reason)
-            log.warning("%s is left out: %s", path, reason)
-            tell(BacklogQueueLeftOut(at=time.time(), queue=path, reason=reason))
+            if not schedule.is_same_reason(state.rotation.left_out.get(path), reason):
+                self._changed_at = state.now
+                state.leave_out(path, reason)
+                self._log_drift(path, findings)
         # In the order of their paths, not of the answers.
-        for path in sorted(findings.usable, key=self._state.paths.index):
-            rotation.add(path)
-            drift = tuple(map(str, findings.drift.get(path, ())))
-            tell(BacklogQueueFound(at=time.time(), queue=path, drift=drift))
-        for path, found in findings.drift.items():
+        for path in sorted(findings.usable, key=state.paths.index):
+            if path not in state.rotation.queues or path in findings.created:
+                self._changed_at = state.now
+                if self._task is not None:
+                    log.info("%s: found, in use from now on", path)
+                state.put_in(path, tuple(map(str, findings.drift.get(path, ()))))
+                self._log_drift(path, findings)
+        self._lost -= {*findings.usable, *findings.left_out}
+        self.not_verified.update(findings.not_verified)
+        new = sorted(set(findings.drained) - self._drained, key=state.paths.index)
+        self._drained.update(new)
+        self._new += new
+
+    def _keep_refused(self, findings: Findings) -> None:
+        """Keep out what refused a message, unless it is verified now or the time has come."""
+        for path in [*findings.usable]:
+            refused_at = self._refused_at.get(path)
+            if refused_at is None:
+                continue
+            is_verified = "sessions" not in findings.not_verified.get(path, ())
+            if is_verified or self._state.now >= refused_at + schedule.REFUSAL_S:
+                del self._refused_at[path]
+            else:
+                findings.usable.remove(path)
+                findings.left_out[path] = self._state.rotation.left_out.get(
+                    path, SETTING_TEXTS["sessions"]
+                )
+
+    @staticmethod
+    def _log_drift(path: str, findings: Findings) -> None:
+        found = findings.drift.get(path)
+        if found:
             log.warning(
                 "%s differs from what we would create: %s", path, "; ".join(map(str, found))
             )
-        self._state.check_protection("backlog queues were found")
-        self._new = sorted(findings.drained, key=self._state.paths.index)
-        self._drained += self._new
 
-    async def _report_new(self) -> None:
-        new, self._new = self._new, []
-        if new:
-            await self._found(new)
+    async def _hand_over(self, ends: float) -> None:
+        """Pass on the queues to drain; they are kept for the next time if a right is missing."""
+        new = list(self._new)
+        if not new:
+            return
+        if self._state.options.enable_syphon:
+            await self._require_listen(new, ends)
+        await self._found(new)
+        self._new = [path for path in self._new if path not in new]
+
+    async def _require_listen(self, new: list[str], ends: float) -> None:
+        """MissingRightError if a receiver is refused; no answer is the relay's to report."""
+        state = self._state
+        if state.options.create_backlog_queues:
+            # Rights on single queues are for those that an administrator made: one tells for all.
+            unknown = new[:1]
+        else:
+            unknown = [path for path in new if self.not_verified.get(path, ()) != NEVER_SHOWN]
+        for path in unknown:
+            try:
+                async with asyncio.timeout_at(ends):
+                    error = await receiver_error(state, path)
+            except TimeoutError:
+                return
+            if error is not None and meaning_of(error) is FailureMeaning.UNAUTHORIZED:
+                raise MissingRightError(
+                    f"enable_syphon receives from {path} in {state.secondary.endpoint}, which needs"
+                    f" the Listen right, and the credential was refused ({first_line(error)});"
+                    " grant it, or run the syphon elsewhere with enable_syphon=False"
+                )
+
+    def _right_missing(self, error: MissingRightError) -> None:
+        """Report a right that is missing since the pair was started; what is in use stays so."""
+        state, reason = self._state, str(error)
+        self._answers = True
+        for path in self._missing():
+            known = state.rotation.left_out.get(path)
+            if path not in state.rotation.queues and not schedule.is_same_reason(known, reason):
+                state.leave_out(path, reason, is_logged=False)
+        if not schedule.is_same_reason(self._missing_right, reason):
+            self._changed_at = state.now
+            log.warning("%s: %s", state.primary.label, error)
+            state.listeners.tell(RightMissing(at=time.time(), reason=reason))
+        self.unreachable = self._missing_right = reason
+
+    def _log_answers(self, answered: bool) -> None:
+        """Log once that the secondary ceased or began to answer."""
+        label = self._state.primary.label
+        if answered and not self._answers:
+            log.warning("%s: the search for backlog queues failed (%s)", label, self.unreachable)
+        elif self._answers and not answered:
+            log.info("%s: the secondary answers the search for backlog queues", label)

@@ -189,8 +189,9 @@ class SendingCall(PairedCall):
         if isinstance(error, MessageSizeExceededError):
             # The link has reported its limit by now, so this can name the message at fault.
             self._copies_for(queue)
+        meaning = self.state.divert_meaning(queue, error)
         fault = self.state.divert_failed(queue, error, began, timeout_s)
-        event = DivertFailed(error, meaning_of(error), fault)
+        event = DivertFailed(error, meaning, fault)
         return self.decisions.handle(event, self.loop.time())
 
     def _record_failure(self, queue: str, error: Exception, began: float) -> Exception:

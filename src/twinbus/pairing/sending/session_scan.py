@@ -14,15 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.errors import MissingRightError, error_text
-from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.core.events import Route
 from twinbus.pairing.core.session_order import QueueScan, SessionKey, SessionOrder
+from twinbus.pairing.sdk.peeker import Peeker
 from twinbus.pairing.sdk.sender_pool import SenderCloser, SenderPool
 
 if TYPE_CHECKING:
-    from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
-
     from twinbus.pairing.sending.shared_state import SharedState
 
 log = logging.getLogger("twinbus.pairing")
@@ -194,13 +192,13 @@ class SessionScan:
     async def _peek(self, queue: str, start: int) -> list[Any]:
         pool = self._pools.get(queue)
         if pool is None:
-            make = partial(_Peeker, self._state.secondary_sdk, queue)
+            make = partial(Peeker, self._state.secondary_sdk, queue)
             pool = self._pools[queue] = SenderPool(make, self._closer)  # type: ignore[arg-type]
         pooled = pool.take()
         assert pooled is not None
         began, error = self._loop.time(), None
 
-        async def peek(peeker: _Peeker) -> list[Any]:
+        async def peek(peeker: Peeker) -> list[Any]:
             return await peeker.receiver.peek_messages(PAGE, sequence_number=start)
 
         try:
@@ -211,26 +209,6 @@ class SessionScan:
         finally:
             recorder, ended = self._state.recorder, self._loop.time()
             recorder.managed("secondary", began, ended, error=error, queue=queue, cause="failover")
-
-
-class _Peeker:
-    """A receiver of the SDK that only peeks, in the shape in which a pool opens and closes it."""
-
-    def __init__(self, sdk: ServiceBusClient, queue: str) -> None:
-        self.receiver: ServiceBusReceiver = sdk.get_queue_receiver(queue, **KEEP_ALIVE_OFF)
-        # When its link opens, the SDK requests one message more than it is to prefetch, and would
-        # lock one that the syphon waits for. With -1 it requests none.
-        self.receiver._prefetch_count = -1
-
-    async def create_message_batch(self) -> None:
-        """Open the link: the call with which a pool opens a sender."""
-        await self.receiver.__aenter__()
-
-    async def close(self) -> None:
-        await self.receiver.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.receiver, name)
 
 
 def _path_and_session(message: Any) -> tuple[str, str | None]:

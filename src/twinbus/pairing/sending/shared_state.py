@@ -20,6 +20,8 @@ from twinbus.errors import BacklogGuardError, PairClosedError, PairingError, err
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions, Verdict
 from twinbus.pairing.core.announcements import (
+    BacklogQueueFound,
+    BacklogQueueLeftOut,
     BacklogQueuePulled,
     BacklogQueueReturned,
     GuardWarned,
@@ -27,7 +29,13 @@ from twinbus.pairing.core.announcements import (
 )
 from twinbus.pairing.core.attempts import BacklogChoice, RetryPolicy, call_limit_s
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
-from twinbus.pairing.core.classify import is_answer, judge, meaning_of
+from twinbus.pairing.core.classify import (
+    FailureMeaning,
+    is_answer,
+    judge,
+    meaning_of,
+    refusing_setting,
+)
 from twinbus.pairing.core.counters import PairCounters
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.observing.listeners import Listeners
@@ -96,6 +104,9 @@ class SharedState:
         self._was_protected = False
         self._pick = pick
         self.jitter = jitter
+        self.on_queue_lost: Callable[..., None] = lambda queue, *, is_refusal: None
+        """Called when a queue may be gone: a divert found it missing or disabled, it was pulled, or
+        it refuses every message."""
         self._has_complained = False
 
     @property
@@ -167,7 +178,46 @@ class SharedState:
                 BacklogQueuePulled(at=time.time(), queue=queue, reason=reason, rest_s=until - now)
             )
             self._return_timers[queue] = self.loop.call_at(until, self._announce_return, queue)
+            # The SDK does not tell a link that ended with its queue from a lost connection.
+            self.on_queue_lost(queue, is_refusal=False)
         self.backlog_pool(queue).wake_all()
+
+    def leave_out(self, queue: str, reason: str, *, is_logged: bool = True) -> None:
+        """Keep a queue out of the rotation until `put_in`, and report it."""
+        self._stop_return_timer(queue)
+        self.rotation.leave_out(queue, reason)
+        if is_logged:
+            log.warning("%s is left out: %s", queue, reason)
+        self.listeners.tell(BacklogQueueLeftOut(at=time.time(), queue=queue, reason=reason))
+        self.check_protection(f"no backlog queue is left; the last, {queue}: {reason}")
+        self.waiting.wake_all()
+
+    def put_in(self, queue: str, drift: tuple[str, ...] = ()) -> None:
+        """Put a queue into the rotation as a new one, and report it."""
+        self._stop_return_timer(queue)
+        self.rotation.leave_out(queue, "")
+        self.rotation.add(queue)
+        self.listeners.tell(BacklogQueueFound(at=time.time(), queue=queue, drift=drift))
+        self.check_protection("backlog queues were found")
+        self.waiting.wake_all()
+
+    def divert_meaning(self, queue: str, error: BaseException) -> FailureMeaning:
+        """What a failed divert says about its queue; discovery searches for one that is lost."""
+        meaning = meaning_of(error)
+        # No message has a session in the backlog: this is no fault of the message (SPEC 2.4).
+        if refusing_setting(error, queue) == "sessions":
+            if queue in self.rotation.queues:
+                self.leave_out(queue, f"it requires sessions and refused a message: {error}")
+            self.on_queue_lost(queue, is_refusal=True)
+            return FailureMeaning.DISABLED
+        if meaning.unusable:
+            self.on_queue_lost(queue, is_refusal=False)
+        return meaning
+
+    def _stop_return_timer(self, queue: str) -> None:
+        timer = self._return_timers.pop(queue, None)
+        if timer is not None:
+            timer.cancel()
 
     def divert_succeeded(self, queue: str) -> None:
         """A backlog queue stored a message: if it was pulled, it returns at once."""

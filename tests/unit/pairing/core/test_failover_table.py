@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.backlog_table import BACKLOG_ROWS
 from tests.unit.pairing.core.failures_page import PAGE, state_tables, written
 from twinbus.pairing.core.events import (
     EntityState,
@@ -157,3 +159,11 @@ def test_the_reason_of_an_unusable_entity_is_the_last_one_told() -> None:
     it = pinged(unusable())
     it.handle(PingFailed(unusable=True, error="disabled"), QUIET_AT)
     assert (it.state, it.reason) == (EntityState.UNUSABLE, "disabled")
+
+
+def test_every_row_about_backlog_queues_names_tests_that_exist() -> None:
+    tests = Path(__file__).parents[3]
+    for row in BACKLOG_ROWS:
+        for name in row.shown_by:
+            file, _, function = name.partition("::")
+            assert f"def {function}(" in (tests / file).read_text(), name

@@ -1,0 +1,189 @@
+"""Backlog queues that come late: made, or enabled, after the pair was started.
+
+Real processes: both namespaces are `twinbus serve`. The waits of the search are the product's own,
+shortened; tests/unit/pairing/core/test_search_schedule.py holds their true lengths in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.management import EntityStatus
+
+from tests.contract.pairs import PATIENCE_S, drain_all, quick, until
+from tests.official_sdk import administration
+from tests.processes import ServedBroker
+from twinbus import BacklogUnavailableError, MissingRightError, Namespace, pair_namespaces
+from twinbus.pair import Pair
+from twinbus.pairing.core.announcements import PairEvent
+from twinbus.pairing.core.backlog import backlog_paths
+
+pytestmark = pytest.mark.end_to_end
+
+QUEUES = backlog_paths("contoso", 2)
+RULES = ("--rule", "sender:k:Send", "--rule", "both:k:Send,Listen")
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sixtieth of the true waits: a second stands for a minute."""
+    schedule = pytest.importorskip("twinbus.pairing.core.search_schedule")
+    monkeypatch.setattr(schedule, "USUAL_S", 1.0)
+    monkeypatch.setattr(schedule, "UNREACHABLE_S", 0.1)
+
+
+@pytest.fixture
+def primary(tmp_path: Path) -> Iterator[ServedBroker]:
+    (tmp_path / "primary").mkdir()
+    with ServedBroker(tmp_path / "primary", "contoso", ephemeral=True) as served:
+        with administration(served.connection_string()) as admin:
+            admin.create_queue("orders")
+        yield served
+
+
+@pytest.fixture
+def secondary(tmp_path: Path) -> Iterator[ServedBroker]:
+    (tmp_path / "secondary").mkdir()
+    with ServedBroker(
+        tmp_path / "secondary", "contoso-dr", ephemeral=True, options=RULES
+    ) as served:
+        yield served
+
+
+@asynccontextmanager
+async def paired(
+    primary: ServedBroker, secondary: str, **options: Any
+) -> AsyncIterator[tuple[Pair, list[PairEvent]]]:
+    side = Namespace.from_connection_string(primary.connection_string(), "contoso")
+    events: list[PairEvent] = []
+    async with pair_namespaces(side, secondary, quick(attempt_timeout=15.0, **options)) as pair:
+        pair.on_event(events.append)
+        yield pair, events
+
+
+def told(events: list[PairEvent]) -> list[tuple[str, Any]]:
+    """The kind and the subject of each event about protection."""
+    return [
+        (name, event.get("queue", event.get("protected")))
+        for event in (event.as_dict() for event in events)
+        if (name := event["event"]).startswith(("BacklogQueue", "Protection"))
+    ]
+
+
+async def is_diverted(pair: Pair, secondary: ServedBroker, *queues: str) -> None:
+    """Have a message diverted, and find it in the backlog."""
+    pair.force_failover("orders")
+    async with pair.get_queue_sender("orders") as sender:
+        await sender.send_messages(ServiceBusMessage("diverted"))
+    (found,) = await drain_all(secondary.connection_string(), queues)
+    assert str(found) == "diverted"
+
+
+async def test_queues_that_an_administrator_makes_later_protect_the_pair(
+    primary: ServedBroker, secondary: ServedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "twinbus")
+    weak = secondary.connection_string(rule="sender", key="k")
+    async with paired(primary, weak, create_backlog_queues=False) as (pair, events):
+        assert not pair.status().protected
+        assert pair.status().searching
+        assert {queue.state for queue in pair.status().backlog_queues.values()} == {"left out"}
+        with administration(secondary.connection_string()) as admin:
+            admin.create_queue(QUEUES[1])
+            await until(lambda: pair.backlog_queues == QUEUES[1:])
+            assert pair.status().searching, "the other one is still missing"
+            admin.create_queue(QUEUES[0])
+        await until(lambda: pair.backlog_queues == QUEUES)
+        assert pair.status().searching is None
+        assert told(events) == [
+            ("BacklogQueueFound", QUEUES[1]),
+            ("ProtectionChanged", True),
+            ("BacklogQueueFound", QUEUES[0]),
+        ]
+        await is_diverted(pair, secondary, *QUEUES)
+    # One line for each change, however many searches there were.
+    for queue in QUEUES:
+        lines = [r.message for r in caplog.records if r.message.startswith(queue)]
+        assert len(lines) == 2, lines
+
+
+async def test_queues_disabled_at_start_and_enabled_later_protect_the_pair(
+    primary: ServedBroker, secondary: ServedBroker
+) -> None:
+    with administration(secondary.connection_string()) as admin:
+        for queue in QUEUES:
+            admin.create_queue(queue, status=EntityStatus.DISABLED)
+        async with paired(primary, secondary.connection_string()) as (pair, events):
+            assert not pair.status().protected
+            for queue in QUEUES:
+                description = admin.get_queue(queue)
+                description.status = EntityStatus.ACTIVE
+                admin.update_queue(description)
+            await until(lambda: pair.status().protected and pair.status().searching is None)
+            assert ("ProtectionChanged", True) in told(events)
+            assert pair.backlog_queues == QUEUES
+            await is_diverted(pair, secondary, *QUEUES)
+
+
+async def test_a_queue_that_is_deleted_later_is_made_again_or_found_again(
+    primary: ServedBroker, secondary: ServedBroker
+) -> None:
+    weak = secondary.connection_string(rule="sender", key="k")
+    text = secondary.connection_string()
+    with administration(text) as admin:
+        async with paired(primary, text, backlog_queue_count=1) as (pair, events):
+            async with paired(
+                primary, weak, backlog_queue_count=1, create_backlog_queues=False
+            ) as (other, noticed):
+                other.force_failover("orders")
+                admin.delete_queue(QUEUES[0])
+                async with other.get_queue_sender("orders") as sender:
+                    # It has lost its only queue, and may not make it again.
+                    with pytest.raises(BacklogUnavailableError):
+                        await sender.send_messages(ServiceBusMessage("lost its queue"), timeout=5)
+                await until(lambda: other.backlog_queues == ())
+                assert ("BacklogQueueLeftOut", QUEUES[0]) in told(noticed)
+                assert ("ProtectionChanged", False) in told(noticed)
+                pair.force_failover("orders")
+                async with pair.get_queue_sender("orders") as sender:
+                    await until_sent(sender)
+                await until(lambda: other.status().protected)
+                assert told(noticed)[-2:] == [
+                    ("BacklogQueueFound", QUEUES[0]),
+                    ("ProtectionChanged", True),
+                ]
+            assert ("BacklogQueueFound", QUEUES[0]) in told(events)
+
+
+async def until_sent(sender: Any) -> None:
+    """Send until one send returns, as a caller with patience would."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await sender.send_messages(ServiceBusMessage("x"), timeout=5)
+            except BacklogUnavailableError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+async def test_a_missing_listen_right_fails_the_pairing_of_a_syphon(
+    primary: ServedBroker, secondary: ServedBroker
+) -> None:
+    with administration(secondary.connection_string()) as admin:
+        for queue in QUEUES:
+            admin.create_queue(queue)
+    weak = secondary.connection_string(rule="sender", key="k")
+    with pytest.raises(MissingRightError, match=r"enable_syphon.*Listen"):
+        async with paired(primary, weak, create_backlog_queues=False, enable_syphon=True):
+            raise AssertionError
+    both = secondary.connection_string(rule="both", key="k")
+    async with paired(primary, both, create_backlog_queues=False, enable_syphon=True) as (pair, _):
+        assert pair.backlog_queues == QUEUES
