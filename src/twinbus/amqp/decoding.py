@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -185,19 +186,12 @@ def _too_long(offset: int, end: int, data: Wire) -> DecodeError:
     return DecodeError(f"the value at byte {offset - 1} claims to end at byte {end} of {len(data)}")
 
 
-def _uuid(data: Wire, offset: int, depth: int) -> tuple[Any, int]:
-    end = offset + 16
-    if end > len(data):
-        raise _too_long(offset, end, data)
-    return UUID(bytes=bytes(data[offset:end])), end
-
-
-def _decimal(code: int, width: int) -> Reader:
+def _opaque(width: int, make: Callable[[bytes], object]) -> Reader:
     def read(data: Wire, offset: int, depth: int) -> tuple[Any, int]:
         end = offset + width
         if end > len(data):
             raise _too_long(offset, end, data)
-        return Decimal(code, bytes(data[offset:end])), end
+        return make(bytes(data[offset:end])), end
 
     return read
 
@@ -348,14 +342,14 @@ for _code, _reader in {
     0x71: _fixed(">i", Int),
     0x72: _fixed(">f", Float32),
     0x73: _char,
-    0x74: _decimal(0x74, 4),
+    0x74: _opaque(4, partial(Decimal, 0x74)),
     0x80: _fixed(">Q", ULong),
     0x81: _fixed(">q", None),
     0x82: _fixed(">d", None),
     0x83: _fixed(">q", Timestamp),
-    0x84: _decimal(0x84, 8),
-    0x94: _decimal(0x94, 16),
-    0x98: _uuid,
+    0x84: _opaque(8, partial(Decimal, 0x84)),
+    0x94: _opaque(16, partial(Decimal, 0x94)),
+    0x98: _opaque(16, lambda raw: UUID(bytes=raw)),
     0xA0: _binary8,
     0xA1: _string8,
     0xA3: _symbol8,

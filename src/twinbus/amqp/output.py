@@ -23,8 +23,6 @@ class ProtocolViolation(AmqpError):
 
 
 class FrameOutput:
-    """Encoded frames that wait to be written."""
-
     __slots__ = ("_frames", "is_closed", "max_frame_size", "size_bytes")
 
     def __init__(self) -> None:

@@ -224,8 +224,6 @@ class SaslMechanisms:
 
 @dataclass(slots=True)
 class SaslInit:
-    """The way the client chose."""
-
     mechanism: str = ""
     initial_response: bytes | None = None
     hostname: str | None = None

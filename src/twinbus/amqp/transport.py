@@ -68,7 +68,6 @@ class ClientTransport(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Speak first, as a client does."""
         self._socket = cast(asyncio.Transport, transport)
         self.flush()
         self._arm()

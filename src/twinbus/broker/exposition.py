@@ -26,7 +26,6 @@ STATES: Final = ("active", "scheduled", "deferred", "dead-lettered")
 
 
 def exposition(broker: BrokerServer) -> str:
-    """The series of one namespace, as text."""
     return "".join(f"{line}\n" for line in _lines(broker))
 
 

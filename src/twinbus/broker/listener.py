@@ -46,8 +46,6 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class WireProtocol(Enum):
-    """The protocol of a client, by its first bytes."""
-
     AMQP = "AMQP"
     HTTP = "HTTP"
     TLS = "TLS"
@@ -69,8 +67,6 @@ def recognise(first: bytes) -> WireProtocol:
 
 
 class Listener:
-    """Listens on one port until closed."""
-
     def __init__(
         self,
         host: str,

@@ -68,8 +68,6 @@ class Grant:
 
 
 class ConnectionGrants:
-    """The grants of the tokens that a client put on `$cbs`."""
-
     __slots__ = ("_by_audience",)
 
     def __init__(self) -> None:

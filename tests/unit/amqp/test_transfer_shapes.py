@@ -61,7 +61,7 @@ class Receiver:
         links = session.links.values()
         return [
             (session._next_incoming_id, session._incoming_window),
-            *((link.name, link.state, link.credit, link.delivery_count) for link in links),  # type: ignore[attr-defined]
+            *((link.name, link.state, link.credit, link.delivery_count) for link in links),
         ]
 
 

@@ -114,7 +114,6 @@ def local_name(element: ET.Element) -> str:
 
 
 def child(element: ET.Element, name: str) -> ET.Element | None:
-    """The named child in the Service Bus namespace, or None."""
     return element.find(f"{{{CONNECT}}}{name}")
 
 

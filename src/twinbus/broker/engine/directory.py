@@ -67,7 +67,6 @@ class Directory:
         return part
 
     def send_target(self, address: str) -> Entity:
-        """The queue or topic that takes messages at the address."""
         found = self.resolve(address)
         if isinstance(found, Subscription):
             raise NotAllowed(

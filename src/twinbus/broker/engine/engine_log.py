@@ -22,8 +22,6 @@ _What = tuple[int, str, str, str | None, str | None, bool]
 
 
 class LoggedOperation(NamedTuple):
-    """One operation on some messages of one entity at one time."""
-
     at_ms: int
     operation: str
     entity: str

@@ -73,8 +73,6 @@ Resolve = Callable[[str], ForwardTarget]
 
 
 class Forwarding:
-    """The way out of one queue."""
-
     __slots__ = ("_outbox", "_queue", "_resolve", "_running", "_target", "retry_at_ms")
 
     def __init__(self, queue: ForwardSource, resolve: Resolve, target: str) -> None:

@@ -103,6 +103,7 @@ class MessageStates:
         self.sessions = (
             Sessions(path, entity_id, context.journal) if description.requires_session else None
         )
+        self._ready = self.ready_messages if self.sessions is None else self.sessions
         self.locks = Locks()
         self._schedule: Deadlines[int] = Deadlines(self._activation_of)
         self._expiries: Deadlines[int] = Deadlines(self._expiry_of)
@@ -182,10 +183,7 @@ class MessageStates:
             self._schedule.add(message.scheduled_for_ms, message.sequence_number)
             self.wake_by(message.scheduled_for_ms)
             return
-        if self.sessions is None:
-            self.ready_messages.append(message)
-        else:
-            self.sessions.append(message)
+        self._ready.append(message)
         if message.expires_at_ms:
             self._expiries.add(message.expires_at_ms, message.sequence_number)
             self.wake_by(message.expires_at_ms)
@@ -254,15 +252,8 @@ class MessageStates:
         if 0 < message.expires_at_ms <= now_ms:
             self.perish(message, now_ms)
             return
-        self._make_ready(message)
+        self._ready.give_back(message)
         self._offer(message, now_ms, 0)
-
-    def _make_ready(self, message: StoredMessage) -> None:
-        """Make a message ready again, in its old place."""
-        if self.sessions is None:
-            self.ready_messages.give_back(message)
-        else:
-            self.sessions.give_back(message)
 
     def _end_lock(self, token: bytes, now_ms: int, *, counted: bool) -> None:
         """Put a locked message back; if that fails, it is ready again where it was."""
@@ -270,7 +261,7 @@ class MessageStates:
         put_back = partial(self.put_back, message, now_ms, counted=counted)
         if not self._attempt("put a message back", put_back) and self.is_ready(message):
             # Still here and not locked, but not ready yet.
-            self._make_ready(message)
+            self._ready.give_back(message)
             self.announce()
 
     def free_session(self, session: MessageSession, now_ms: int, *, counted: bool) -> None:
@@ -296,10 +287,7 @@ class MessageStates:
 
     def take_out(self, message: StoredMessage) -> None:
         """Remove a message from the ready ones; the caller puts it somewhere at once."""
-        if self.sessions is None:
-            self.ready_messages.drop(message)
-        else:
-            self.sessions.drop(message)
+        self._ready.drop(message)
 
     def let_go(self, message: StoredMessage) -> None:
         """Drop a ready message that another entity has taken over in the journal too."""
@@ -471,7 +459,7 @@ class MessageStates:
             if message.state is SCHEDULED:
                 self._schedule.add(message.scheduled_for_ms, number)
             elif message.state is ACTIVE:
-                (self.ready_messages if self.sessions is None else self.sessions).append(message)
+                self._ready.append(message)
                 if message.expires_at_ms:
                     self._expiries.add(message.expires_at_ms, number)
         if self.sessions is not None:

@@ -61,15 +61,12 @@ class Sessions:
     # Messages
 
     def append(self, message: StoredMessage) -> None:
-        """Add a new message at the end of its session."""
         self._session_of(message).ready_messages.append(message)
 
     def give_back(self, message: StoredMessage) -> None:
-        """Put a message back into its place in its session."""
         self._session_of(message).ready_messages.give_back(message)
 
     def drop(self, message: StoredMessage) -> None:
-        """Take a ready message out of its session."""
         session = self._sessions[message.session_id or ""]
         session.ready_messages.drop(message)
         self.tidy(session)

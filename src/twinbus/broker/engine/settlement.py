@@ -40,8 +40,6 @@ class SettlementOutcome(Enum):
 
 
 class Delivery(NamedTuple):
-    """A message locked for a receiver."""
-
     message: StoredMessage
     lock_token: bytes
     locked_until_ms: int
@@ -90,7 +88,6 @@ class Locks:
         return self._deliveries.get(token)
 
     def hold(self, tokens: list[bytes], now_ms: int) -> bool:
-        """Whether each of these tokens locks a delivery now."""
         held = self._deliveries
         try:
             return all(held[token].locked_until_ms > now_ms for token in tokens)

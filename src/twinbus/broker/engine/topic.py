@@ -74,7 +74,7 @@ class Subscription(Queue):
                 if not matches(rule, incoming):
                     continue
                 if rule.action is not None:
-                    copies.append(_acted_on(rule, incoming))
+                    copies.append(apply_action(rule, incoming))
                 elif not is_taken:
                     is_taken = True
                     copies.append(incoming)
@@ -265,14 +265,6 @@ class Topic:
         self.subscriptions[subscription.name.lower()] = subscription
         subscription.max_message_bytes = self.max_message_bytes
         subscription.states.ttl_limit_ms = self.description.default_ttl_ms
-
-
-def _acted_on(rule: RuleDescription, incoming: Incoming) -> Incoming:
-    """The copy that a rule's action makes; how long it lives is not the action's to change."""
-    copy = apply_action(rule, incoming)
-    copy.ttl_ms = incoming.ttl_ms
-    copy.scheduled_for_ms = incoming.scheduled_for_ms
-    return copy
 
 
 def resent(payload: bytes, message: StoredMessage) -> Incoming:

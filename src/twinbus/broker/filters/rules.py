@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 from twinbus.amqp.message import (
     APPLICATION_PROPERTIES,
@@ -232,7 +233,7 @@ class _Message:
             footer=sections.footer,
         )
         after = read_back(join(changed), lambda: before.message_id or "")
-        # These may have been settled since the message was read: a scheduled one that is due, say.
+        # The action does not change how long a message lives, nor does it schedule one again.
         after.scheduled_for_ms, after.ttl_ms = before.scheduled_for_ms, before.ttl_ms
         return after
 
@@ -266,17 +267,8 @@ class _RuleScope:
         return uuid.uuid5(_NEW_ID_SPACE, name)
 
 
-class _LastSeen:
-    """The last message: a topic evaluates many rules on the same message in a row."""
-
-    message: _Message | None = None
-
-
-def _seen(incoming: Incoming) -> _Message:
-    message = _LastSeen.message
-    if message is None or message.incoming is not incoming:
-        message = _LastSeen.message = _Message(incoming)
-    return message
+_seen = lru_cache(maxsize=1)(_Message)
+"""The last message is kept: a topic evaluates many rules on the same message in a row."""
 
 
 def _text_keyed(section: bytes) -> dict[str, object]:

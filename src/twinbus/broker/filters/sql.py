@@ -17,7 +17,6 @@ called. Chains (a OR b OR c) become loops, so the depth of a call is bounded by 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -58,26 +57,21 @@ STATEMENTS_MAX = 32
 """Of one action; Azure's limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """SET target = value, or REMOVE target when `value` is None."""
 
     target: Property
     value: Expression | None
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledFilter:
+class CompiledFilter(NamedTuple):
     """A filter's condition; only True takes the message, unknown does not."""
 
     test: Condition
     parameters: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledAction:
-    """An action's statements, in order."""
-
+class CompiledAction(NamedTuple):
     statements: tuple[Statement, ...]
     parameters: frozenset[str]
 

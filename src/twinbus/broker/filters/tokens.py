@@ -103,13 +103,11 @@ class TokenStream:
         return self._tokens[self._next]
 
     def advance(self) -> SqlToken:
-        """Take the next token, whatever it is."""
         token = self.token
         self._next += 1
         return token
 
     def is_next(self, *texts: str) -> bool:
-        """Whether the next token is one of these operators or keywords."""
         token = self.token
         return token.kind in ("operator", "keyword") and token.text in texts
 
@@ -119,7 +117,6 @@ class TokenStream:
         return behind.kind == "operator" and behind.text == "("
 
     def take(self, *texts: str) -> SqlToken | None:
-        """Take the next token if it is one of these operators or keywords."""
         return self.advance() if self.is_next(*texts) else None
 
     def expect(self, text: str) -> SqlToken:

@@ -41,7 +41,6 @@ class Dispatcher:
         self._ready: dict[Queue, None] = {}
 
     def ready(self, queue: Queue) -> None:
-        """Note that a queue may have ready messages or free sessions."""
         if queue not in self._ready:
             self._ready[queue] = None
             self._wake()

@@ -48,8 +48,6 @@ OUTCOMES = {
 
 
 class UnknownOperation(Refusal):
-    """An operation that this broker does not know."""
-
     condition, status = "amqp:not-implemented", 501
 
 

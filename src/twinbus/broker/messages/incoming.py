@@ -205,8 +205,12 @@ def _parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
         properties = _with_message_id(properties, message_id)
     if application_properties:
         _check_entries(application_properties)
-    mark_count, marks = _read_marks(delivery_annotations) if delivery_annotations else (0, b"")
-    prefix = PREFIX.pack(FORMAT, durable, priority, mark_count, len(marks), item_count, len(kept))
+    # The sender's delivery annotations are passed on as Azure does. A forwarded message may bring a
+    # lock token along, but that is the broker's to set.
+    entries = entries_without(delivery_annotations, {LOCK_TOKEN}) if delivery_annotations else []
+    marks = b"".join(entries)
+    mark_count, mark_size = 2 * len(entries), len(marks)
+    prefix = PREFIX.pack(FORMAT, durable, priority, mark_count, mark_size, item_count, len(kept))
     return Incoming(
         message_id,
         session_id,
@@ -312,21 +316,13 @@ def _read_annotations(raw: bytes) -> tuple[int, str | None, int, bytes]:
             continue
         kept.append(raw[start:offset])
         if name == SCHEDULED_FOR:
-            scheduled_for_ms = _scheduled_time(_value(raw, value_at))
+            at_ms = _value(raw, value_at)
+            scheduled_for_ms = 0 if at_ms is None else _integer(SCHEDULED_FOR.decode(), at_ms)
         elif name == PARTITION_KEY:
             partition_key = _partition_key(_value(raw, value_at))
     if offset != len(raw):
         raise DecodeError(f"the annotations end at byte {offset}, their map at {len(raw)}")
     return scheduled_for_ms, partition_key, 2 * len(kept), b"".join(kept)
-
-
-def _read_marks(raw: bytes) -> tuple[int, bytes]:
-    """The sender's delivery annotations, passed on as Azure does: item count and bytes.
-
-    Without a lock token: a forwarded message may bring one along, but it is the broker's to set.
-    """
-    kept = entries_without(raw, frozenset((LOCK_TOKEN,)))
-    return 2 * len(kept), b"".join(kept)
 
 
 def _value(raw: bytes, offset: int) -> Any:
@@ -427,10 +423,6 @@ def _id_text(value: object) -> str | None:
     raise DecodeError(f"the message-id is {value!r:.80}, neither string, ulong, uuid nor binary")
 
 
-def _scheduled_time(value: object) -> int:
-    return 0 if value is None else _integer("x-opt-scheduled-enqueue-time", value)
-
-
 def _text(name: str, value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
@@ -461,12 +453,6 @@ def _with_message_id(raw: bytes, message_id: str) -> bytes:
     return raw[:content] + encoding.compound(0xC0, 0xD0, max(count, 1), encoded + rest)
 
 
-@lru_cache(maxsize=1024)
-def _check_short_entries(raw: bytes) -> None:
-    """`_check_entries` of a map with a size of one byte, once for those that are all the same."""
-    _check_entries(raw)
-
-
 def _check_entries(raw: bytes) -> None:
     """DecodeError unless a map is made of whole entries: `render` will have to walk it one day."""
     count, offset = entries_at(raw)
@@ -475,3 +461,7 @@ def _check_entries(raw: bytes) -> None:
         raise DecodeError(
             f"the application properties end at byte {offset}, their map at {len(raw)}"
         )
+
+
+_check_short_entries = lru_cache(maxsize=1024)(_check_entries)
+"""For a map with a size of one byte: once for those that are all the same."""

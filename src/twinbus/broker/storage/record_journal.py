@@ -166,7 +166,6 @@ class RecordJournal(ABC):
         return self._in_flight
 
     def _landed(self) -> None:
-        """What was in flight is on disk."""
         self._in_flight = {}
         self._in_flight_size_bytes = 0
 
