@@ -76,25 +76,13 @@ def _over_time(
     tables: LedgerTables, asked: ReportRequest, scope: ReportScope, windows: DataFrame
 ) -> AvailabilityReport:
     bucket_s = _bucket_s(tables, scope)
-    found = windows.orderBy("failed_over_ms", "entity", "process").limit(ROWS_MAX + 1).collect()
+    ordered = windows.orderBy("failed_over_ms", "entity", "process").limit(ROWS_MAX + 1)
+    found = ordered.withColumnRenamed("saved", "sends_saved").collect()
     backlog = _backlog(tables, asked, bucket_s)
     return AvailabilityReport(
         scope=scope,
         entities=(),
-        windows=tuple(
-            FailoverWindow(
-                entity=row["entity"],
-                pair=row["pair"],
-                process=row["process"],
-                suspect_ms=row["suspect_ms"],
-                failed_over_ms=row["failed_over_ms"],
-                recovered_ms=row["recovered_ms"],
-                reason=row["reason"],
-                sends_saved=row["saved"],
-                process_ended_ms=row["process_ended_ms"],
-            )
-            for row in found[:ROWS_MAX]
-        ),
+        windows=tuple(FailoverWindow(**row.asDict()) for row in found[:ROWS_MAX]),
         windows_left_out=windows.count() - ROWS_MAX if len(found) > ROWS_MAX else 0,
         detect=None,
         recover=None,

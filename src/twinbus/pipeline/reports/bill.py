@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule
+from twinbus.cost.bill import MonthUse
 from twinbus.cost.prices import Meter, PriceBook
 
 
@@ -67,53 +68,32 @@ def charges_by_kind(sums: Sequence[MonthlySum]) -> tuple[Charge, ...]:
     return tuple(Charge(*kind, operations[kind], units[kind]) for kind in sorted(operations))
 
 
-class MonthQuantities(NamedTuple):
-    """The charged quantities of one month, for a price of any tier."""
-
-    month: str
-    units: int
-    """By the counting rule in force."""
-    settlement_units: int
-    """Those of complete, defer and dead-letter: in `units` only if the rule counts them."""
-    assumed_units: int
-    bytes_in: int
-    bytes_out: int
-
-
-def quantities(sums: Sequence[MonthlySum], rule: CountingRule) -> tuple[MonthQuantities, ...]:
-    """The sums of each month, in the order of months."""
-    months = sorted({row.month for row in sums})
-    return tuple(
-        _month(month, [row for row in sums if row.month == month], rule) for month in months
-    )
-
-
-def _month(month: str, sums: Sequence[MonthlySum], rule: CountingRule) -> MonthQuantities:
+def month_uses(sums: Sequence[MonthlySum], rule: CountingRule) -> list[MonthUse]:
+    """What each month is charged for by the rule, in the order of months."""
     counted = [row for row in sums if rule.count_settlement or row.operation not in SETTLEMENTS]
-    return MonthQuantities(
-        month=month,
-        units=sum(row.units for row in counted),
-        settlement_units=sum(row.units for row in sums if row.operation in SETTLEMENTS),
-        assumed_units=sum(row.units for row in counted if row.assumed),
-        bytes_in=sum(row.bytes_in for row in sums),
-        bytes_out=sum(row.bytes_out for row in counted),
-    )
+    return [
+        MonthUse(
+            operation_units=sum(row.units for row in counted if row.month == month),
+            bytes_out=sum(row.bytes_out for row in counted if row.month == month),
+        )
+        for month in sorted({row.month for row in sums})
+    ]
 
 
 def bill(sums: Sequence[MonthlySum], prices: PriceBook, rule: CountingRule) -> Bill:
     """The bill of the sums: the units of each month by the tiers of a month."""
-    months = quantities(sums, rule)
-    units = sum(month.units for month in months)
+    months = month_uses(sums, rule)
+    units = sum(month.operation_units for month in months)
     meter = prices.meter("operations")
     return Bill(
         price_book=prices.name,
         currency=prices.currency,
         units=units,
-        settlement_units=sum(month.settlement_units for month in months),
+        settlement_units=sum(row.units for row in sums if row.operation in SETTLEMENTS),
         settlement_counted=rule.count_settlement,
-        amount=_over_months(meter, [month.units for month in months]),
+        amount=_over_months(meter, [month.operation_units for month in months]),
         amount_past_free=meter.cost_past_free(units),
-        bytes_in=sum(month.bytes_in for month in months),
+        bytes_in=sum(row.bytes_in for row in sums),
         bytes_out=sum(month.bytes_out for month in months),
         egress_amount=_over_months(prices.meter("egress"), [month.bytes_out for month in months]),
     )
@@ -122,5 +102,4 @@ def bill(sums: Sequence[MonthlySum], prices: PriceBook, rule: CountingRule) -> B
 def _over_months(meter: Meter, by_month: Sequence[int]) -> Decimal | None:
     if not meter.priced:
         return None
-    amounts = (meter.cost(quantity) for quantity in by_month)
-    return sum((amount for amount in amounts if amount is not None), Decimal(0))
+    return sum((meter.cost(quantity) or Decimal(0) for quantity in by_month), Decimal(0))

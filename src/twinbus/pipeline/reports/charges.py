@@ -11,13 +11,7 @@ from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule, idle_syphon_opera
 from twinbus.cost.bill import MonthUse, ServiceTier
 from twinbus.cost.bill import bill as month_bill
 from twinbus.pipeline.reports import documents
-from twinbus.pipeline.reports.bill import (
-    MonthlySum,
-    MonthQuantities,
-    bill,
-    charges_by_kind,
-    quantities,
-)
+from twinbus.pipeline.reports.bill import MonthlySum, bill, charges_by_kind, month_uses
 from twinbus.pipeline.reports.ledger_tables import (
     by_day,
     from_sums,
@@ -27,8 +21,8 @@ from twinbus.pipeline.reports.ledger_tables import (
     unread,
     whole_days,
 )
-from twinbus.pipeline.tables.buckets import day_of
 from twinbus.pipeline.tables.charges import MESSAGE_STAGES, beside_model, monthly, with_receives
+from twinbus.pipeline.tables.columns import day_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,7 +69,7 @@ def charges_report(
             entities=entity_count,
             lines=lines,
             lines_left_out=left_out,
-            prices=tuple(_prices(quantities(sums, rule), prices)),
+            prices=tuple(_prices(month_uses(sums, rule), prices)),
             model=tuple(_model(table, deliveries, _polled_s(tables, asked))),
         )
     finally:
@@ -153,12 +147,11 @@ def _days(table: DataFrame, rule: CountingRule) -> tuple[documents.DayUnits, ...
     return tuple(sorted(documents.DayUnits(*row) for row in rows))
 
 
-def _prices(months: Sequence[MonthQuantities], prices: PriceBook) -> Iterator[documents.PriceLine]:
+def _prices(months: Sequence[MonthUse], prices: PriceBook) -> Iterator[documents.PriceLine]:
     """The cost of the months in each tier, of what the ledger records."""
     for tier in ServiceTier:
         sums: dict[tuple[str, str, str], tuple[int, Decimal | None]] = {}
-        for month in months:
-            use = MonthUse(operation_units=month.units, bytes_out=month.bytes_out)
+        for use in months:
             for line in month_bill(use, tier, prices).lines:
                 if line.name == "connections":
                     continue
@@ -185,19 +178,12 @@ def _model(table: DataFrame, deliveries: DataFrame, polled_s: int) -> Iterator[d
     for stage in MESSAGE_STAGES:
         if stage in found:
             yield _stage(stage, found[stage])
-    polls = (
-        table.where("stage = 'poll'")
-        .agg(
-            F.coalesce(F.sum("operations"), F.lit(0)).alias("polls"),
-            F.count_distinct("entity").alias("queues"),
-        )
-        .collect()[0]
-    )
-    if polls["polls"]:
-        queues = polls["queues"]
+    polled = table.where("stage = 'poll'")
+    polls, queues = polled.agg(F.sum("operations"), F.count_distinct("entity")).collect()[0]
+    if polls:
         model = idle_syphon_operations(queue_count=queues, poll_s=POLL_S, period_s=polled_s)
         note = f"one for each of {queues} backlog queues every {POLL_S:g} s, for {polled_s:g} s"
-        yield documents.ModelLine("polls that found nothing", model, polls["polls"], note)
+        yield documents.ModelLine("polls that found nothing", model, polls, note)
 
 
 def _stage(stage: str, row: Any) -> documents.ModelLine:

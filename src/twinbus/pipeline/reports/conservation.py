@@ -24,8 +24,8 @@ from twinbus.pipeline.reports.ledger_tables import (
     whole_days,
 )
 from twinbus.pipeline.tables import conservation, journeys
-from twinbus.pipeline.tables.buckets import day_of
 from twinbus.pipeline.tables.charges import MESSAGE_STAGES
+from twinbus.pipeline.tables.columns import day_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

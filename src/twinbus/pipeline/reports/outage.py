@@ -17,6 +17,7 @@ from twinbus.pipeline.reports.availability import failovers_over_time
 from twinbus.pipeline.reports.charges import charges_summary
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
 from twinbus.pipeline.reports.ledger_tables import BatchTables
+from twinbus.pipeline.tables.columns import field
 from twinbus.pipeline.tables.schemas import SIGHTINGS
 
 if TYPE_CHECKING:
@@ -86,11 +87,11 @@ def outage_report(
 def _drain_times(tables: BatchTables) -> tuple[int | None, int | None, int]:
     """When the first message left the backlog, when the last was settled, and the forwards."""
     operation, at_ms = F.col("operation"), F.col("at_ms")
-    ok = F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
-    ok &= F.coalesce(F.col("view"), F.lit("client")) == "client"
+    ok = field("outcome") == "ok"
+    ok &= field("view") == "client"
     came_out = ok & (operation == "backlog_receive") & F.col("message_id").isNotNull()
     settled = ok & operation.isin("complete", "dead_letter")
-    settled &= F.coalesce(F.col("cause"), F.lit("")) != "consumer"
+    settled &= field("cause") != "consumer"
     row = (
         tables.every_record()
         .agg(

@@ -16,7 +16,7 @@ from twinbus.pipeline.reports.ledger_tables import (
     unread,
     whole_days,
 )
-from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.columns import day_of
 from twinbus.pipeline.tables.reconciliation import agreements, disagreements, named
 
 if TYPE_CHECKING:
@@ -103,17 +103,7 @@ def _differences(differing: DataFrame) -> tuple[Difference, ...]:
         .limit(DIFFERENCES_MAX)
         .collect()
     )
-    return tuple(
-        Difference(
-            entity=row["place"],
-            operation=row["operation"],
-            message_id=row["message_id"],
-            ahead=row["ahead"],
-            unanswered=row["unanswered"],
-            explanation=EXPLANATIONS[row["kind"]],
-        )
-        for row in rows
-    )
+    return tuple(Difference(*row[:5], explanation=EXPLANATIONS[row["kind"]]) for row in rows)
 
 
 def _was_removed(scope: ReportScope, asked: ReportRequest) -> bool:

@@ -14,19 +14,19 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables import schemas
-from twinbus.pipeline.tables.buckets import bucket_of
+from twinbus.pipeline.tables.columns import bucket_of, field
 from twinbus.pipeline.tables.conservation import DELETED
 from twinbus.pipeline.tables.journeys import destination_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 
 def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
     """What the clients did with messages of each entity, by time; and polls, of none."""
-    operation, outcome = F.col("operation"), F.coalesce(F.col("outcome"), F.lit("ok"))
+    operation, outcome = F.col("operation"), field("outcome")
     ok = outcome == "ok"
-    mine = F.coalesce(F.col("cause"), F.lit("")) != "consumer"
+    mine = field("cause") != "consumer"
     came_out = operation == "backlog_receive"
     polled = came_out & F.coalesce(F.col("cause") == "poll", F.lit(False))
     counts = {
@@ -42,7 +42,7 @@ def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
     }
     about_messages = ("send", "divert", "backlog_receive", "forward", "complete", "dead_letter")
     return (
-        _of_clients(records)
+        records.where(field("view") == "client")
         .where(operation.isin(*about_messages, "receive"))
         .groupBy(
             bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
@@ -55,14 +55,14 @@ def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
 
 def diversions(records: DataFrame, *, bucket_s: int) -> DataFrame:
     """Diverts and pings of each process: what its failover windows saved, and that it lives."""
-    ok = F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
+    ok = field("outcome") == "ok"
     diverts = F.col("operation") == "divert"
     return (
-        _of_clients(records)
+        records.where(field("view") == "client")
         .where(F.col("operation").isin("divert", "ping") & F.col("entity").isNotNull())
         .groupBy(
             bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
-            _or_unnamed("pair"),
+            field("pair"),
             F.lower("entity").alias("entity"),
             "process",
         )
@@ -78,17 +78,17 @@ def diversions(records: DataFrame, *, bucket_s: int) -> DataFrame:
 def states(records: DataFrame) -> DataFrame:
     """Every change of state, as it was recorded; and what the broker says was deleted."""
     operation = F.col("operation")
-    client = F.coalesce(F.col("view"), F.lit("client")) == "client"
+    client = field("view") == "client"
     deleted = ~client & (operation == "manage") & (F.col("state") == DELETED)
     return (
         records.where(((client & (operation == "state")) | deleted) & F.col("entity").isNotNull())
         .groupBy(
             "at_ms",
-            _or_unnamed("pair"),
+            field("pair"),
             F.lower("entity").alias("entity"),
             "process",
-            _or_unnamed("state"),
-            F.coalesce(F.col("error"), F.lit("")).alias("reason"),
+            field("state"),
+            field("error").alias("reason"),
         )
         .agg(F.count("*").alias("changes"))
         .select(*schemas.STATES.fieldNames())
@@ -179,11 +179,3 @@ def drained(stays: DataFrame, *, bucket_s: int) -> DataFrame:
     left = stays.where(F.col("left_s").isNotNull()).groupBy("left_s").agg(F.sum("messages"))
     messages = F.coalesce(F.sum("sum(messages)"), F.lit(0))
     return left.agg(messages.alias("drained"), (F.count("*") * bucket_s).alias("drain_s"))
-
-
-def _of_clients(records: DataFrame) -> DataFrame:
-    return records.where(F.coalesce(F.col("view"), F.lit("client")) == "client")
-
-
-def _or_unnamed(name: str) -> Column:
-    return F.coalesce(F.col(name), F.lit("")).alias(name)

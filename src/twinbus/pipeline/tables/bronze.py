@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, REQUIRED, VERSION, LedgerError
-from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.columns import day_of
 from twinbus.pipeline.tables.schemas import CORRUPT, LEDGER
 
 if TYPE_CHECKING:

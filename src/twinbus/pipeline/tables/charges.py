@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import UNCHARGED, UNIT_BYTES
-from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.columns import day_of, field
 from twinbus.pipeline.tables.conservation import in_backlog
 from twinbus.pipeline.tables.journeys import destination_of
 from twinbus.pipeline.tables.schemas import CHARGES, DELIVERIES
@@ -57,14 +57,14 @@ def charges(records: DataFrame) -> DataFrame:
     """Operations, units and bytes as recorded: of every outcome, and in both views."""
     calls = records.where(~F.col("operation").isin(*NOT_CALLS)).select(
         day_of(F.col("at_ms")).alias("day"),
-        _or_unnamed("namespace"),
+        field("namespace"),
         # A poll is about a backlog queue and no entity.
         F.coalesce("entity", "backlog_queue", F.lit("")).alias("entity"),
-        _or_unnamed("cause"),
+        field("cause"),
         "operation",
         _stage().alias("stage"),
-        F.coalesce(F.col("outcome"), F.lit("ok")).alias("outcome"),
-        F.coalesce(F.col("view"), F.lit("client")).alias("view"),
+        field("outcome"),
+        field("view"),
         F.coalesce("size_bytes", F.lit(0)).alias("size_bytes"),
     )
     return _summed(calls.withColumn("assumed", F.lit(False)))
@@ -218,7 +218,3 @@ def _received() -> Column:
 
 def _units(size_bytes: Column) -> Column:
     return F.greatest(F.ceil(size_bytes / UNIT_BYTES), F.lit(1))
-
-
-def _or_unnamed(name: str) -> Column:
-    return F.coalesce(F.col(name), F.lit("")).alias(name)

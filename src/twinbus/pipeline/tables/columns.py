@@ -1,15 +1,22 @@
-"""Days and shorter spans of time as columns, in UTC whatever time zone the session is in."""
+"""Fields of records as columns; days and shorter spans of time are in UTC, in any session."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-DAY_MS = 86_400_000
+DAY_MS: Final = 86_400_000
+
+_LEFT_OUT: Final = {"outcome": "ok", "view": "client"}
+
+
+def field(name: str) -> Column:
+    """A text field of a record, with what it means where it is left out."""
+    return F.coalesce(F.col(name), F.lit(_LEFT_OUT.get(name, ""))).alias(name)
 
 
 def day_of(at_ms: Column) -> Column:

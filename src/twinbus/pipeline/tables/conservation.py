@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.columns import day_of, field
 from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
 from twinbus.pipeline.tables.schemas import AGES, FATE_SUMS, LINES, SKEWS
 
@@ -30,10 +30,8 @@ DELETED: Final = "deleted"
 
 def lines(records: DataFrame) -> DataFrame:
     """How many records there are of each day, and what they say that they leave out."""
-    view = F.coalesce(F.col("view"), F.lit("client"))
-    accepted = F.col("operation").isin("send", "divert") & (
-        F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
-    )
+    view = field("view")
+    accepted = F.col("operation").isin("send", "divert") & (field("outcome") == "ok")
     nameless = F.col("message_id").isNull() | F.col("entity").isNull()
     return (
         records.groupBy(day_of(F.col("at_ms")).alias("day"), view.alias("view"))

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
+from twinbus.pipeline.tables.columns import field
 from twinbus.pipeline.tables.schemas import FATES, JOURNEYS
 
 if TYPE_CHECKING:
@@ -103,19 +104,19 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
     named = records.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
     told = named.withColumn("destination", destination_of(F.col("entity")))
     operation, at_ms = F.col("operation"), F.col("at_ms")
-    ok = F.coalesce(F.col("outcome"), F.lit("ok")) == "ok"
-    client = F.coalesce(F.col("view"), F.lit("client")) == "client"
+    ok = field("outcome") == "ok"
+    client = field("view") == "client"
     # What a consumer settles is not what the syphon settles.
-    mine = client & ok & (F.coalesce(F.col("cause"), F.lit("")) != "consumer")
+    mine = client & ok & (field("cause") != "consumer")
     tried = client & operation.isin("send", "divert")
     sent, diverted = client & ok & (operation == "send"), client & ok & (operation == "divert")
     forwarded = client & ok & (operation == "forward")
     received = client & ok & (operation == "receive")
     # Where an entity dead-letters what ran out of time, the reason tells.
     ran_out = (operation == "expire") | (
-        (operation == "dead_letter") & F.coalesce(F.col("error"), F.lit("")).startswith(RAN_OUT)
+        (operation == "dead_letter") & field("error").startswith(RAN_OUT)
     )
-    dropped = F.coalesce(F.col("state"), F.lit("")) == "duplicate"
+    dropped = field("state") == "duplicate"
     at_subscription = received & (F.lower("entity") != F.col("destination"))
     facts = {
         "tried": tried,

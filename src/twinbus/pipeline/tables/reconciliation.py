@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.buckets import day_of
+from twinbus.pipeline.tables.columns import day_of, field
 from twinbus.pipeline.tables.journeys import RAN_OUT
 from twinbus.pipeline.tables.schemas import VIEWS
 
@@ -126,28 +126,26 @@ def named(disagreements: DataFrame, ids_max: int) -> DataFrame:
 
 def _placed(records: DataFrame) -> DataFrame:
     operation = F.col("operation")
-    view = F.coalesce(F.col("view"), F.lit("client"))
-    by_syphon = operation.isin(*_SETTLEMENTS) & (
-        F.coalesce(F.col("cause"), F.lit("")) != "consumer"
-    )
+    view = field("view")
+    by_syphon = operation.isin(*_SETTLEMENTS) & (field("cause") != "consumer")
     in_backlog = operation.isin("divert", "backlog_receive") | by_syphon
     place = F.when((view == "client") & ~in_backlog, F.col("entity")).otherwise(
         F.coalesce("backlog_queue", "entity")
     )
     names = F.create_map(*(F.lit(part) for pair in _AS_THE_BROKER_SAYS.items() for part in pair))
     is_poll = (operation == "backlog_receive") & F.col("message_id").isNull()
-    error = F.coalesce(F.col("error"), F.lit(""))
+    error = field("error")
     by_itself = (operation == "forward") | (
         (operation == "dead_letter") & error.rlike(_BY_THE_BROKER)
     )
     compared = operation.isin(*_AS_THE_BROKER_SAYS) & ~is_poll
     return records.where(compared & ~((view == "broker") & by_itself)).select(
         day_of(F.col("at_ms")).alias("day"),
-        _or_unnamed("namespace"),
+        field("namespace"),
         F.lower(F.coalesce(place, F.lit(""))).alias("place"),
         names[operation].alias("operation"),
         view.alias("view"),
-        F.coalesce(F.col("outcome"), F.lit("ok")).alias("outcome"),
+        field("outcome"),
         "message_id",
         "at_ms",
     )
@@ -164,7 +162,3 @@ def _kind(newest_ms: int | None) -> Column:
         .when(young, F.lit("too_young"))
         .otherwise(F.lit("only_broker"))
     )
-
-
-def _or_unnamed(name: str) -> Column:
-    return F.coalesce(F.col(name), F.lit("")).alias(name)
