@@ -103,7 +103,7 @@ def _differences(differing: DataFrame) -> tuple[Difference, ...]:
         .limit(DIFFERENCES_MAX)
         .collect()
     )
-    return tuple(Difference(*row[:5], EXPLANATIONS[row["kind"]]) for row in rows)
+    return tuple(Difference(*(*row[:5], EXPLANATIONS[row["kind"]])) for row in rows)
 
 
 def _was_removed(scope: ReportScope, asked: ReportRequest) -> bool:
