@@ -11,7 +11,7 @@ that its properties could exceed it is copied and sized.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
@@ -33,6 +33,9 @@ STANDARD_BYTES: Final = 256 * 1_024
 
 SIZED_MAX: Final = 2**31
 """Limit of a batch that only measures messages: it must refuse none."""
+
+BATCH_ALLOWANCE: Final = 64 * 1_024
+"""What a service may let a batch have beyond the limit of its messages, as the broker does."""
 
 SMALL_ENTRY, LARGE_ENTRY = 5, 8
 """Bytes that the SDK's batch adds for one message: below 256 bytes, and from there."""
@@ -161,6 +164,31 @@ def too_large(
     return BacklogMessageTooLargeError(
         size_bytes=before, overhead_bytes=max(0, size_bytes - before), limit_bytes=limit_bytes
     )
+
+
+def refused_size(
+    payload: Any, body_sizes: Iterable[int | None], limit_bytes: int, *, was_sent: bool = False
+) -> int | None:
+    """The size of a message, list or batch that a link with this limit refuses; None: it may not.
+
+    A single message is measured as the SDK encodes it, so no message that fits is refused. For
+    several the size is a lower bound, and a service may take a little more than the limit: only
+    after a failed attempt (`was_sent`) the limit itself is the bound.
+    """
+    allowance = 0 if was_sent else BATCH_ALLOWANCE
+    if isinstance(payload, ServiceBusMessageBatch):
+        size_bytes: int = payload.size_in_bytes
+    elif type(payload) is list:
+        size_bytes = sum(size or 0 for size in body_sizes)
+    else:
+        message, allowance = annotated(payload), 0
+        if not was_sent and not _is_near(message, limit_bytes):
+            return None
+        try:
+            size_bytes = encoded_bytes(message)
+        except Exception:  # noqa: BLE001  # the attempt itself will report what cannot be encoded
+            return None
+    return size_bytes if size_bytes > limit_bytes + allowance else None
 
 
 def diverted_copy(message: Any, path: str, own_id: str | None = None) -> AmqpAnnotatedMessage:

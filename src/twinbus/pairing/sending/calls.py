@@ -165,7 +165,7 @@ class PairedCall:
 
     def _primary_failed(self, caught: Exception, began: float, timeout_s: float) -> list[Step]:
         """Report a failed attempt on the primary to ledger and entity; return the next steps."""
-        error = translated(caught, self.entity.path, timeout_s)
+        error = self.explained(translated(caught, self.entity.path, timeout_s))
         self.record(began, error)
         if self.state.tracing is not None:
             self.state.tracing.failed(self.entity.path, error, diverting=False)
@@ -216,6 +216,10 @@ class PairedCall:
     def succeeded(self, began: float) -> None:
         """Report a success on the primary to ledger and entity."""
         raise NotImplementedError
+
+    def explained(self, error: Exception) -> Exception:
+        """The error of a failed attempt on the primary, or another that names its true cause."""
+        return error
 
     def record(self, began: float, error: BaseException | None) -> None:
         """Write an attempt on the primary to the ledger."""

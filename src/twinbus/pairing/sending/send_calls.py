@@ -7,7 +7,11 @@ from collections.abc import Awaitable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError
+from azure.servicebus.exceptions import (
+    MessageSizeExceededError,
+    OperationTimeoutError,
+    ServiceBusError,
+)
 
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, PartialDivertError
 from twinbus.pairing.core.attempts import DivertFailed, DivertTo, Step
@@ -15,7 +19,7 @@ from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.events import Route
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.core.session_order import Diversion
-from twinbus.pairing.sdk.guards import flaws
+from twinbus.pairing.sdk.guards import flaws, refused_size
 from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
 from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, translated, with_ids
 from twinbus.pairing.sending.recording import outcome_of
@@ -55,8 +59,38 @@ class SendingCall(PairedCall):
         return Route.BACKLOG if self.decisions.diverting else Route.PRIMARY
 
     def on_primary(self, sdk: Any) -> Awaitable[None]:
+        # The link is open and has reported its limit. The service would detach it for a message
+        # that is too large, and the SDK would report that as a lost connection.
+        refusal = self._too_large()
+        if refusal is not None:
+            raise refusal
         sending: Awaitable[None] = sdk.send_messages(self.outgoing.payload)
         return sending
+
+    def explained(self, error: Exception) -> Exception:
+        """A lost connection is the message's fault if the message is too large for the link."""
+        is_lost = isinstance(error, ServiceBusError) and outcome_of(error) == "unknown"
+        if not is_lost or isinstance(error, OperationTimeoutError):
+            return error
+        refusal = self._too_large(was_sent=True)
+        if refusal is None:
+            return error
+        refusal.__cause__ = error
+        return refusal
+
+    def _too_large(self, *, was_sent: bool = False) -> MessageSizeExceededError | None:
+        """The error for messages that are larger than the link takes; None: they are not."""
+        limit_bytes, outgoing = self.pool.limit_bytes, self.outgoing
+        if limit_bytes is None:
+            return None
+        sizes = (size for _, size in outgoing.measured())
+        size_bytes = refused_size(outgoing.payload, sizes, limit_bytes, was_sent=was_sent)
+        if size_bytes is None:
+            return None
+        return MessageSizeExceededError(
+            message=f"{self.entity.path} takes {limit_bytes} bytes and got {size_bytes};"
+            " send less at a time"
+        )
 
     def succeeded(self, began: float) -> None:
         self.record(began, None)

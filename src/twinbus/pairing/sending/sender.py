@@ -90,7 +90,11 @@ class PairedSender:
         deadline = None if timeout is None else self._deadline(timeout)
         measured = pooled = None
         if type(message) is ServiceBusMessage and self._is_direct:
-            measured = glance(message, self._limits.watched)
+            # The smaller limit, of the backlog or of the entity's own link.
+            watched, limit_bytes = self._limits.watched, self.pool.limit_bytes
+            if limit_bytes is not None and limit_bytes < watched:
+                watched = limit_bytes
+            measured = glance(message, watched)
         if measured is not None and self._entity.failover.route is PRIMARY:
             pooled = self.pool.take_ready(began)
         if measured is None or pooled is None:
