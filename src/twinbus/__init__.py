@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ReservedPropertyError,
         SameNamespaceError,
         ScheduleUnavailableError,
+        ScheduleUnknownError,
         StoreError,
         StoreFull,
         TransferError,
@@ -92,6 +93,7 @@ __all__ = [
     "RightMissing",
     "SameNamespaceError",
     "ScheduleUnavailableError",
+    "ScheduleUnknownError",
     "SendAvailabilityOptions",
     "SideChanged",
     "StoreError",
@@ -109,8 +111,8 @@ _NAMES = {
         BacklogUnavailableError BrokerError BrokerStartError EntityUnusableError
         InvalidDestinationError ListenError MissingDestinationError MissingRightError
         NamespaceInUseError PairClosedError PairFaultedError PairingError PartialDivertError
-        ReservedPropertyError SameNamespaceError ScheduleUnavailableError StoreError StoreFull
-        TransferError TwinbusError
+        ReservedPropertyError SameNamespaceError ScheduleUnavailableError ScheduleUnknownError
+        StoreError StoreFull TransferError TwinbusError
     """,
     "twinbus.namespace.namespace": "Namespace",
     "twinbus.options": "SendAvailabilityOptions Verdict",

@@ -15,6 +15,7 @@
      |    +-- BacklogUnavailableError      there is no backlog queue, or none takes the message
      |    +-- PartialDivertError           a split batch is stored in part
      |    +-- ScheduleUnavailableError     sequence numbers need the primary, which failed over
+     |    +-- ScheduleUnknownError         no answer came: a copy may be scheduled
      |    +-- EntityUnusableError          the primary answers that the entity is gone or disabled
      |    +-- BacklogGuardError            the message could not be stored in a backlog queue
      |         +-- BacklogMessageTooLargeError     ... because of its size
@@ -148,6 +149,14 @@ class ScheduleUnavailableError(PairingError):
     """Scheduling by sequence number needs the primary, and the entity has failed over.
 
     Send messages with `scheduled_enqueue_time_utc` instead: these are diverted.
+    """
+
+
+class ScheduleUnknownError(PairingError):
+    """It is not known whether messages were scheduled, or cancelled, or under which numbers.
+
+    Nothing is repeated: a copy of each message of `message_ids` may be scheduled. Peek at the
+    entity to find out, or schedule again if it detects duplicates or a second copy does no harm.
     """
 
 

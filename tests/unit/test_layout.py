@@ -59,6 +59,7 @@ PUBLIC_NAMES = [
     "RightMissing",
     "SameNamespaceError",
     "ScheduleUnavailableError",
+    "ScheduleUnknownError",
     "SendAvailabilityOptions",
     "SideChanged",
     "StoreError",

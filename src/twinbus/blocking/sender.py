@@ -53,7 +53,8 @@ class PairedSender:
         """Schedule messages on the primary; return their sequence numbers.
 
         ScheduleUnavailableError while the entity is failed over; send messages with
-        `scheduled_enqueue_time_utc` instead, these are diverted.
+        `scheduled_enqueue_time_utc` instead, these are diverted. ScheduleUnknownError if no answer
+        came: the call is not repeated, and a copy may be scheduled.
         """
         return self._loop_thread.run(
             lambda: self._core.schedule_messages(messages, schedule_time_utc, timeout=timeout)
@@ -62,7 +63,7 @@ class PairedSender:
     def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None
     ) -> None:
-        """Cancel what `schedule_messages` scheduled; ScheduleUnavailableError as there."""
+        """Cancel what `schedule_messages` scheduled; it raises as that does."""
         self._loop_thread.run(
             lambda: self._core.cancel_scheduled_messages(sequence_numbers, timeout=timeout)
         )

@@ -173,6 +173,7 @@ class PairedCall:
         # fails, the pool reports that.
         counts = type(caught) is not OpeningCutShort and self.state.counts(error)
         self.entity.tell(SendFailed(counts=counts, error=error_text(error)))
+        self.require_repeatable(error)
         event = PrimaryFailed(error, counts, meaning_of(error))
         return self.decisions.handle(event, self.loop.time())
 
@@ -220,6 +221,9 @@ class PairedCall:
     def explained(self, error: Exception) -> Exception:
         """The error of a failed attempt on the primary, or another that names its true cause."""
         return error
+
+    def require_repeatable(self, error: Exception) -> None:
+        """Raise if the call must not be repeated after an attempt that ended with this error."""
 
     def record(self, began: float, error: BaseException | None) -> None:
         """Write an attempt on the primary to the ledger."""

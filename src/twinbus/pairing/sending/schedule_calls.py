@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from twinbus.errors import ScheduleUnavailableError
+from azure.servicebus.exceptions import ServiceBusConnectionError
+
+from twinbus.errors import ScheduleUnavailableError, ScheduleUnknownError, error_text
+from twinbus.pairing.core.classify import is_answer
 from twinbus.pairing.sending.calls import PairedCall, SendTarget
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.attempts import BacklogChoice
+
+
+NO_NUMBER: Final = 0
+"""The broker's answer for a scheduled message that it dropped as a duplicate. (Azure answers with a
+new number, which belongs to no message.)"""
 
 
 class ScheduleCall(PairedCall):
@@ -21,13 +29,30 @@ class ScheduleCall(PairedCall):
         operation: Callable[[Any], Awaitable[Any]],
         ids: tuple[str, ...],
         deadline: float | None,
+        *,
+        doubt: str,
     ) -> None:
+        """`doubt` says what may have happened if no answer comes."""
         super().__init__(target, target.entity.failover, _NoBacklog(target.backlog), deadline)
         self._operation = operation
         self._ids = ids
+        self._doubt = doubt
+        self._has_begun = False
+        """Whether the request of the present attempt may have gone out."""
 
     def on_primary(self, sdk: Any) -> Awaitable[Any]:
+        self._has_begun = True
         return self._operation(sdk)
+
+    def require_repeatable(self, error: Exception) -> None:
+        """A repeated request makes a second copy, so only one that was refused is (SPEC 3)."""
+        has_begun, self._has_begun = self._has_begun, False
+        is_refusal = is_answer(error) and not isinstance(error, ServiceBusConnectionError)
+        if has_begun and not is_refusal:
+            raise ScheduleUnknownError(
+                f"{self.entity.path} did not answer ({error_text(error)}), and the call is not"
+                f" repeated: {self._doubt}"
+            ) from error
 
     def succeeded(self, began: float) -> None:
         self.record(began, None)
@@ -47,6 +72,20 @@ class ScheduleCall(PairedCall):
             f"{self.entity.path} has failed over, and only the primary gives sequence numbers; send"
             " messages with scheduled_enqueue_time_utc instead, these are diverted"
         )
+
+
+def require_numbers(numbers: Sequence[int], path: str, ids: Sequence[str]) -> None:
+    """ScheduleUnknownError for messages that the entity dropped as duplicates."""
+    dropped = [each for each, number in zip(ids, numbers, strict=True) if number == NO_NUMBER]
+    if not dropped:
+        return
+    others = [number for number in numbers if number != NO_NUMBER]
+    rest = f"; the others have the numbers {others}" if others else ""
+    raise ScheduleUnknownError(
+        f"{path} dropped {dropped} as duplicates of messages that it took before, whose sequence"
+        f" numbers are not known{rest}",
+        message_ids=ids,
+    )
 
 
 class _NoBacklog:

@@ -17,14 +17,14 @@ from typing import Any, Final, Self
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
-from twinbus.errors import PartialDivertError, error_text
+from twinbus.errors import PairingError, PartialDivertError, error_text
 from twinbus.pairing.core.events import EntityState, Route, SendFailed
 from twinbus.pairing.sdk.batches import PairedMessageBatch
 from twinbus.pairing.sdk.guards import glance
 from twinbus.pairing.sdk.outgoing import Outgoing, id_of, with_id
 from twinbus.pairing.sdk.warming import OPENING_S
-from twinbus.pairing.sending.calls import SendTarget
-from twinbus.pairing.sending.schedule_calls import ScheduleCall
+from twinbus.pairing.sending.calls import SendTarget, with_ids
+from twinbus.pairing.sending.schedule_calls import ScheduleCall, require_numbers
 from twinbus.pairing.sending.send_calls import SendingCall
 
 PRIMARY: Final = Route.PRIMARY
@@ -85,7 +85,7 @@ class PairedSender:
         error has the ids of the messages in `message_ids`.
         """
         if self._closed or self._state.closed:
-            self._require_open()
+            self._require_open(message)
         began = self._loop.time()
         deadline = None if timeout is None else self._deadline(timeout)
         measured = pooled = None
@@ -165,9 +165,10 @@ class PairedSender:
         """Schedule messages on the primary; return their sequence numbers.
 
         ScheduleUnavailableError while the entity is failed over; send messages with
-        `scheduled_enqueue_time_utc` instead, these are diverted.
+        `scheduled_enqueue_time_utc` instead, these are diverted. ScheduleUnknownError if no answer
+        came: the call is not repeated, and a copy may be scheduled.
         """
-        self._require_open()
+        self._require_open(messages)
         deadline = self._deadline(timeout)
         outgoing = Outgoing.of(messages, self._entity.path, self._state.message_ids)
         if not len(outgoing):
@@ -177,16 +178,17 @@ class PairedSender:
             call: Awaitable[Any] = sdk.schedule_messages(outgoing.payload, schedule_time_utc)
             return call
 
-        numbers: list[int] = await ScheduleCall(
-            self._target, schedule, outgoing.ids, deadline
-        ).run()
+        doubt = "the messages of message_ids may be scheduled, under numbers that are not known"
+        call = ScheduleCall(self._target, schedule, outgoing.ids, deadline, doubt=doubt)
+        numbers: list[int] = await call.run()
         self._state.message_ids.forget(outgoing.mappings)
+        require_numbers(numbers, self._entity.path, outgoing.ids)
         return numbers
 
     async def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None
     ) -> None:
-        """Cancel what `schedule_messages` scheduled; ScheduleUnavailableError as there."""
+        """Cancel what `schedule_messages` scheduled; it raises as that does."""
         self._require_open()
         deadline = self._deadline(timeout)
 
@@ -194,7 +196,8 @@ class PairedSender:
             call: Awaitable[Any] = sdk.cancel_scheduled_messages(sequence_numbers)
             return call
 
-        await ScheduleCall(self._target, cancel, (), deadline).run()
+        doubt = f"the scheduled messages {sequence_numbers} may be cancelled"
+        await ScheduleCall(self._target, cancel, (), deadline, doubt=doubt).run()
 
     async def create_message_batch(
         self, max_size_in_bytes: int | None = None
@@ -274,7 +277,17 @@ class PairedSender:
             raise ValueError(f"the timeout must be greater than 0 seconds; got {timeout!r}")
         return self._loop.time() + timeout
 
-    def _require_open(self) -> None:
-        self._state.require_open()
-        if self._closed:
-            raise ValueError(f"the sender to {self.entity_name} was closed; get a new one")
+    def _require_open(self, messages: Any = ()) -> None:
+        """Raise if the sender or the pair was closed, with the ids of these messages."""
+        if not self._closed and not self._state.closed:
+            return
+        try:
+            ids = Outgoing.of(messages, self._entity.path, self._state.message_ids).ids
+        except Exception:  # noqa: BLE001  # what is no message has no id
+            ids = ()
+        try:
+            self._state.require_open()
+        except PairingError as error:
+            raise with_ids(error, ids) from error.__cause__
+        text = f"the sender to {self.entity_name} was closed; get a new one"
+        raise with_ids(ValueError(text), ids)
