@@ -107,7 +107,7 @@ TABLE: Final[dict[str, FailureRow]] = {
     "ServiceRequestError": FailureRow(UNREACHABLE, "the token service cannot be reached"),
     "ServiceResponseError": FailureRow(UNREACHABLE, "the answer of the token service broke off"),
     "ClientAuthenticationError": FailureRow(
-        UNAUTHORIZED, "the token service answers that the credential is invalid"
+        UNAUTHORIZED, "the credential is invalid; one that wraps a network failure counts like it"
     ),
     "HttpResponseError": FailureRow(OTHER, "an answer over HTTP, so the service is up"),
     "AzureError": FailureRow(OTHER, "of no known kind, so no evidence of an outage"),
@@ -157,6 +157,22 @@ TOKEN_REFUSALS = frozenset({"TokenAuthFailure", "TokenExpired"})
 """Errors that the SDK wraps when the namespace refused its token. The wrapper does not show it:
 with a `custom_endpoint_address` it is a ServiceBusConnectionError, as for a broken connection."""
 
+CREDENTIAL_FAILURE = "ClientAuthenticationError"
+"""What a credential raises when it has no token, and what `CredentialUnavailableError` of
+azure.identity derives from. It may only wrap that the token service cannot be reached."""
+
+NETWORK_TEXTS = (
+    "failed to resolve", "failed to establish a new connection", "cannot connect to host",
+    "name resolution", "name or service not known", "nodename nor servname", "no route to host",
+    "network is unreachable", "connection refused", "connection reset", "connection aborted",
+    "connection timed out", "read timed out", "max retries exceeded",
+)  # fmt: skip
+"""What azure.core and its transports say of a broken network. A chain of credentials keeps only the
+texts of its credentials' errors."""
+
+ENTRA_REFUSAL = "aadsts"
+"""Every refusal of Microsoft Entra has a code that begins so: then the token service answered."""
+
 SERVER_FAULTS = 500
 """A status from here on is an internal error of the namespace, not a bad token."""
 
@@ -201,6 +217,8 @@ def meaning_of(error: BaseException) -> FailureMeaning:
             return UNREACHABLE if is_fault else UNAUTHORIZED
         name = _known_name(error)
         meaning = TABLE[name].meaning
+        if name == CREDENTIAL_FAILURE and _wraps_network_failure(error):
+            return UNREACHABLE
         if name not in JUDGED_BY_CONDITION:
             return meaning
         condition = _condition_of(error)
@@ -225,6 +243,24 @@ def refusing_setting(error: BaseException, queue: str) -> str | None:
     if _condition_of(error) != "amqp:not-allowed":
         return None
     return "sessions" if "session" in text else "forwarding" if "forward" in text else None
+
+
+def _wraps_network_failure(error: BaseException) -> bool:
+    """Whether a credential has no token because the token service could not be reached."""
+    text = str(error).lower()
+    if ENTRA_REFUSAL in text:
+        return False
+    if any(known in text for known in NETWORK_TEXTS):
+        return True
+    cause = error.__cause__ or error.__context__
+    for _ in range(WRAPPED_DEPTH_MAX):
+        if cause is None:
+            return False
+        name = _known_name(cause)
+        if name != CREDENTIAL_FAILURE:
+            return TABLE[name].meaning is UNREACHABLE
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def refused_token(error: BaseException) -> str | None:

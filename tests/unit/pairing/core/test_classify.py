@@ -269,3 +269,61 @@ def test_a_token_that_was_not_taken_is_no_outage_whatever_the_sdk_wraps_it_in(
         logging.getLogger("quiet"), wrapped, custom_endpoint_address=endpoint
     )
     assert meaning_of(error) is meaning
+
+
+class CredentialUnavailableError(core.ClientAuthenticationError):  # type: ignore[misc]
+    """As azure.identity, which is no dependency, has it."""
+
+
+def of_a_chain(*attempts: str) -> Exception:
+    """What DefaultAzureCredential and ChainedTokenCredential raise: texts, and no cause."""
+    tried = "".join(f"\n\t{attempt}" for attempt in attempts)
+    text = f"DefaultAzureCredential failed to retrieve a token.\nAttempted credentials:{tried}"
+    return core.ClientAuthenticationError(message=text)
+
+
+def caused(error: Exception, *causes: Exception) -> Exception:
+    outer = error
+    for cause in causes:
+        outer.__cause__ = cause
+        outer = cause
+    return error
+
+
+UNAVAILABLE = "EnvironmentCredential: Environment variables are not fully configured."
+NO_IMDS = "ManagedIdentityCredential: no response from the IMDS endpoint."
+NO_HOST = "ClientSecretCredential: Failed to resolve 'login.microsoftonline.com' ([Errno -3])"
+REFUSED = "WorkloadIdentityCredential: Cannot connect to host login.microsoftonline.com:443"
+ANSWERED = "ClientSecretCredential: AADSTS7000215: Invalid client secret provided."
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (of_a_chain(UNAVAILABLE, NO_HOST), True),
+        (of_a_chain(UNAVAILABLE, NO_IMDS, REFUSED), True),
+        (of_a_chain(UNAVAILABLE, NO_IMDS), False),
+        (of_a_chain(NO_HOST, ANSWERED), False),
+        (caused(CredentialUnavailableError("none"), core.ServiceRequestError("down")), True),
+        (
+            caused(
+                core.ClientAuthenticationError("none"),
+                CredentialUnavailableError("none"),
+                ConnectionResetError("reset"),
+            ),
+            True,
+        ),
+        (caused(CredentialUnavailableError("none"), ValueError("no tenant")), False),
+        (CredentialUnavailableError("no such file"), False),
+        (core.ClientAuthenticationError("AADSTS700016: not found in the directory"), False),
+    ],
+    ids=range(9),
+)
+def test_a_credential_that_could_not_reach_the_token_service_counts(
+    error: Exception, counts: bool
+) -> None:
+    # As it comes from the credential, and as the SDK wraps it.
+    wrapped = sdk.ServiceBusError("Handler failed", error=error)
+    for each in (error, wrapped):
+        assert meaning_of(each).counts is counts
+        assert meaning_of(each).retried is counts

@@ -27,7 +27,7 @@ async def test_an_error_of_what_was_closed_has_the_ids(given: Any, closed: str) 
     for call in (sender.send_messages, lambda each: sender.schedule_messages(each, at)):
         with pytest.raises(kind, match=f"the {text}.* was closed") as caught:
             await call(given)
-        assert caught.value.message_ids == ("1",)  # type: ignore[union-attr]
+        assert caught.value.message_ids == ("1",)  # type: ignore[attr-defined]
     await world.client.close()
 
 
