@@ -15,6 +15,17 @@ PING_SPACING_S = 0.005
 thousand at once would delay every send by a second when all entities of a namespace are down."""
 
 
+PING_JITTER = 0.1
+"""Part of the ping interval by which a ping may be late: processes that saw the same failure at the
+same time do not ping at the same time."""
+
+
+def ping_delay_s(interval_s: float, jitter: float) -> float:
+    """How late a ping begins after its interval; `jitter` is a random number from 0 to 1."""
+    assert 0 <= jitter <= 1
+    return interval_s * PING_JITTER * jitter
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PingMessage:
     """An empty message that shows whether an entity takes messages; a shell sends it."""

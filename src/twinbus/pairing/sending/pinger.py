@@ -16,7 +16,7 @@ from azure.servicebus import ServiceBusMessage
 from twinbus.errors import error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.pairing.core.announcements import PingEnded
-from twinbus.pairing.core.ping import PingMessage, PingTurns
+from twinbus.pairing.core.ping import PingMessage, PingTurns, ping_delay_s
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Pinger:
     async def ping(self, entity: WatchedEntity) -> None:
         """Ping an entity once, over a connection of its own; raises if it was not answered."""
         state, loop = self._state, self._state.loop
+        await asyncio.sleep(ping_delay_s(state.options.ping_primary_interval_s, state.jitter()))
         now = loop.time()
         await asyncio.sleep(self._turns.take(now) - now)
         make = partial(self._primary_sdk.get_queue_sender, entity.path, **KEEP_ALIVE_OFF)

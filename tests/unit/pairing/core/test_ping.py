@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from twinbus.pairing.core.events import ForceFailover
-from twinbus.pairing.core.ping import PingTurns
+from twinbus.pairing.core.ping import PingTurns, ping_delay_s
 from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import hangs
+from twinbus.testing.fake_sdk import hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 
@@ -45,3 +45,26 @@ async def test_closing_does_not_wait_for_the_turn_of_a_ping() -> None:
     began = world.now
     await world.client.close()
     assert world.now - began < 0.2
+
+
+def test_a_ping_is_late_by_a_tenth_of_the_interval_at_most() -> None:
+    assert [ping_delay_s(60.0, jitter) for jitter in (0.0, 0.5, 1.0)] == [0.0, 3.0, 6.0]
+
+
+async def test_pairs_that_failed_over_together_ping_at_different_times() -> None:
+    worlds = [FakePair(ping_primary_interval=60.0) for _ in range(3)]
+    for number, world in enumerate(worlds):
+        jitters = iter([number / 2] * 3)
+        world.client.state.jitter = lambda draws=jitters: next(draws)  # type: ignore[misc]
+        world.primary.behaviour = refuses
+        world.client.entity("orders").tell(ForceFailover())
+    pinged = []
+    await asyncio.sleep(0.5)
+    for _ in range(70):
+        await asyncio.sleep(1.0)
+        pinged.append([world.primary.opened for world in worlds])
+    # At 60, 63 and 66 s, once each.
+    expected = [[0, 0, 0]] * 59 + [[1, 0, 0]] * 3 + [[1, 1, 0]] * 3 + [[1, 1, 1]] * 5
+    assert pinged == expected
+    for world in worlds:
+        await world.client.close()
