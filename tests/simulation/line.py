@@ -100,6 +100,9 @@ class SimLine:
         self._authorized.add(path)
         return True
 
+    async def session_with_room(self) -> SimSession:
+        return self.session
+
     def forget_token(self, path: str) -> None:
         self._authorized.discard(path)
 

@@ -92,6 +92,7 @@ class Connection:
         self._max_frame_size = max_frame_size
         self._idle_timeout_ms = idle_timeout_ms
         self._remote_idle_timeout_ms = 0
+        self._channel_max = CHANNEL_MAX
         self._heard_ms = 0
         self._spoke_ms = 0
         self._by_remote_channel: dict[int, Session] = {}
@@ -300,6 +301,8 @@ class Connection:
         else:
             self.output.max_frame_size = self._max_frame_size
         self._remote_idle_timeout_ms = remote.idle_time_out or 0
+        if remote.channel_max is not None:
+            self._channel_max = min(CHANNEL_MAX, remote.channel_max)
         if self._server:
             self.output.put(encode_frame(0, self._open()))
         events.append(Opened(remote))
@@ -343,9 +346,10 @@ class Connection:
         events.append(Closed(close.error))
 
     def _new_session(self) -> Session:
-        channel = next(n for n in range(CHANNEL_MAX + 2) if n not in self.sessions)
-        if channel > CHANNEL_MAX:
-            raise ProtocolViolation(f"more than {CHANNEL_MAX} sessions on one connection")
+        most = self._channel_max
+        channel = next(n for n in range(most + 2) if n not in self.sessions)
+        if channel > most:
+            raise ProtocolViolation(f"more than {most + 1} sessions on one connection")
         session = self.sessions[channel] = Session(self.output, channel)
         return session
 

@@ -68,6 +68,7 @@ class Session:
         self._remote_incoming_window = 0
         self._blocked: deque[bytes] = deque()
         self._next_handle = 0
+        self._handle_max = HANDLE_MAX
         self._free_handles: list[int] = []
         self._unsettled: dict[int, tuple[SenderLink, bytes]] = {}
         self._pending: tuple[bool, int, int, bytes] | None = None
@@ -162,6 +163,11 @@ class Session:
         """Whether transfers wait for the peer's window; a new one would wait behind them."""
         return bool(self._blocked)
 
+    @property
+    def free_handles(self) -> int:
+        """How many more links this session takes, by the limits of both ends."""
+        return len(self._free_handles) + self._handle_max + 1 - self._next_handle
+
     # Calls of links
 
     def write(self, performative: Attach | Detach) -> None:
@@ -244,6 +250,8 @@ class Session:
         self.begun = True
         self._next_incoming_id = begin.next_outgoing_id or 0
         self._remote_incoming_window = begin.incoming_window or 0
+        if begin.handle_max is not None:
+            self._handle_max = min(HANDLE_MAX, begin.handle_max)
 
     def begin(self) -> Begin:
         return Begin(
@@ -404,9 +412,11 @@ class Session:
     def _new_handle(self) -> int:
         if self._free_handles:
             return self._free_handles.pop()
+        if self._next_handle > self._handle_max:
+            raise ProtocolViolation(
+                f"more than {self._handle_max + 1} links on one session", ERRANT_LINK
+            )
         self._next_handle += 1
-        if self._next_handle > HANDLE_MAX:
-            raise ProtocolViolation(f"more than {HANDLE_MAX} links on one session", ERRANT_LINK)
         return self._next_handle - 1
 
     def _release_blocked(self) -> None:

@@ -28,18 +28,21 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.frames import encode_frame
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.output import ProtocolViolation
 from twinbus.amqp.performatives import (
     ACCEPTED_BYTES,
     Accepted,
+    Begin,
     Close,
     Detach,
     Error,
+    Open,
     Source,
     Target,
 )
 from twinbus.amqp.sasl import ClientSasl, ServerSasl
 from twinbus.amqp.session import INCOMING_WINDOW, Session
-from twinbus.amqp.types import UInt
+from twinbus.amqp.types import UInt, UShort
 
 T = TypeVar("T")
 
@@ -122,6 +125,24 @@ def test_a_client_may_skip_sasl() -> None:
     pair = Pair(client=Connection("c"))
     pair.exchange()
     assert pair.client.phase is ConnectionPhase.OPEN
+
+
+def test_the_peer_limits_sessions_and_their_links() -> None:
+    pair = Pair()
+    pair.server.__dict__["_open"] = lambda: Open(container_id="s", channel_max=UShort(1))
+    pair.exchange()
+    sessions = [pair.client.begin(), pair.client.begin()]
+    with pytest.raises(ProtocolViolation, match="more than 2 sessions"):
+        pair.client.begin()
+    narrow = sessions[0]
+    narrow.take_begin(Begin(handle_max=UInt(1)), 0)
+    for number in range(2):
+        assert narrow.free_handles == 2 - number
+        narrow.attach_sender(f"l{number}", source=Source(), target=Target())
+    with pytest.raises(ProtocolViolation, match="more than 2 links"):
+        narrow.attach_sender("one too many", source=Source(), target=Target())
+    narrow.links[0].detach()
+    assert narrow.free_handles == 1
 
 
 def test_deliveries_arrive_in_order_and_acceptances_come_back_as_one_range(pair: Pair) -> None:

@@ -2,7 +2,8 @@
 
     connection = NamespaceConnection(endpoint, on_event); await connection.open()
     await connection.authorize("orders")
-    link = connection.session.attach_sender(...); connection.flush()
+    session = await connection.session_with_room()
+    link = session.attach_sender(...); connection.flush()
     ...; await connection.close()
 
 Events of the owner's links go to `on_event`. When the connection is lost, the future `lost` gets
@@ -21,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Disposed, Ended, Event, Opened
+from twinbus.amqp.output import ProtocolViolation
 from twinbus.amqp.sasl import ClientSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
@@ -47,12 +49,13 @@ TOKEN_AGAIN_S: Final = 30.0
 """Pause after a failed renewal; several attempts fit into the rest of a token's life."""
 
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
+LIMIT: Final = "amqp:resource-limit-exceeded"
 
 _numbers = itertools.count(1)
 
 
 class NamespaceConnection:
-    """A connection with one session, on which the owner attaches its links."""
+    """A connection on whose sessions the owner attaches its links."""
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class NamespaceConnection:
         self.endpoint = endpoint
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.session: Session
+        """The first session. An owner of few links needs no other."""
         self._on_event = on_event
         self._on_deliveries = on_deliveries
         self._answer_s = answer_s
@@ -76,6 +80,8 @@ class NamespaceConnection:
         )
         self._transport: ClientTransport | None = None
         self._begun = asyncio.Event()
+        self._sessions: list[Session] = []
+        self._beginning = asyncio.Lock()
         self._nodes: dict[str, RequestNode] = {}
         self._opening = asyncio.Lock()
         self._authorized: set[str] = set()
@@ -105,6 +111,32 @@ class NamespaceConnection:
             self._lose(text)
             raise ConnectionLost(text) from error
 
+    async def session_with_room(self, links: int = 1) -> Session:
+        """Return a session that takes so many more links; begin one if none does.
+
+        The peer limits the links of a session (handle-max; Azure: 255). Attach before the next
+        `await`: another task may take the room.
+        """
+        async with self._beginning:
+            for session in self._sessions:
+                if session.free_handles >= links:
+                    return session
+            if self.lost.done():
+                raise ConnectionLost(self.lost.result())
+            self._begun.clear()
+            try:
+                session = self._connection.begin()
+                self.flush()
+                async with asyncio.timeout(self._answer_s):
+                    await self._unless_lost(self._begun.wait())
+            except ProtocolViolation as error:
+                raise RequestRefused(f"{self.endpoint.label}: {error}", 0, LIMIT) from error
+            except TimeoutError as error:
+                text = f"{self.endpoint.label} began no session for {self._answer_s:g} s"
+                raise ConnectionLost(text) from error
+            self._sessions.append(session)
+            return session
+
     async def authorize(self, path: str) -> bool:
         """Put a token for links to `path`, and renew it before it expires.
 
@@ -117,8 +149,10 @@ class NamespaceConnection:
         return True
 
     def forget_token(self, path: str) -> None:
-        """Let the next `authorize` put a new token: the namespace refused the last one."""
+        """Stop renewing a token: the namespace refused it, or no link needs it."""
         self._authorized.discard(path)
+        if (timer := self._timers.pop(path, None)) is not None:
+            timer.cancel()
 
     async def request(
         self, path: str, operation: str, body: dict[str, Any], *, link_name: str | None = None
@@ -220,7 +254,8 @@ class NamespaceConnection:
             if node is None or not node.is_open:
                 if self.lost.done():
                     raise ConnectionLost(self.lost.result())
-                node = self._nodes[address] = RequestNode(self.session, address)
+                session = await self.session_with_room(links=2)
+                node = self._nodes[address] = RequestNode(session, address)
                 self.flush()
             await node.wait_until_ready()
             return node
@@ -247,6 +282,7 @@ class NamespaceConnection:
         match event:
             case Opened():
                 self.session = self._connection.begin()
+                self._sessions.append(self.session)
             case Begun():
                 self._begun.set()
             case Closed():

@@ -117,7 +117,7 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Call `tick` at that time: the rate allows the next messages then."""
+    """Call `rate_due` at that time: the rate allows the next messages then."""
 
     until: float
 

@@ -18,6 +18,9 @@ FIRST_BACKOFF_S: Final = 1.0
 LONGEST_BACKOFF_S: Final = 60.0
 """First and longest pause before a refusing destination is tried again; it doubles each time."""
 
+IDLE_LINK_S: Final = 60.0
+"""A link that carried nothing for this time is closed: a peer allows only so many."""
+
 ANY_NUMBER: Final = 1 << 30
 """No limit for one destination; the limit of the pump holds."""
 
@@ -69,6 +72,7 @@ class Destination:
         "accepted_at",
         "attach_at",
         "attached",
+        "attached_at",
         "backoff_s",
         "credit",
         "deferred",
@@ -90,6 +94,7 @@ class Destination:
     def __init__(self, path: str) -> None:
         self.path = path
         self.attached = False
+        self.attached_at = float("-inf")
         self.attach_at: float | None = None
         """When an attach was requested that is not answered yet."""
         self.credit = 0
@@ -180,6 +185,14 @@ class Destination:
         """Never send it anything: the syphon serves others only."""
         self.is_selected = False
         self.held_until = float("inf")
+
+    def is_idle(self, now: float) -> bool:
+        """Return whether nothing was or is to be sent for a while."""
+        if self.sent or self.waiting or self.deferred or self.held_until is not None:
+            return False
+        return self.attach_at is None and now - max(self.attached_at, self.accepted_at) >= (
+            IDLE_LINK_S
+        )
 
     def is_late(self, now: float) -> bool:
         """Return whether an attach takes unusually long."""

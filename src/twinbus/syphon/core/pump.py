@@ -174,8 +174,6 @@ class Pump:
             moments.append(self._poll_at)
         if self._destinations.held:
             moments.append(self._receiving.look_ahead.due_at)
-        if self.pace is not None:
-            moments.append(self.pace.wake_at)
         if self._order is not None:
             moments.append(self._order.check_at)
         return min((moment for moment in moments if moment is not None), default=None)
@@ -346,6 +344,7 @@ class Pump:
         if destination is not None and destination.attach_at is not None:
             destination.attach_at = None
             destination.attached = True
+            destination.attached_at = now
             destination.limit_bytes = limit_bytes
             destination.missing_since = None
         return []
@@ -466,6 +465,10 @@ class Pump:
 
     # Time
 
+    def rate_due(self, now: float) -> list[Action]:
+        """Send what waited for the rate."""
+        return [] if self.pace is None else self._sending.serve_by_rate(self.pace, now)
+
     def tick(self, now: float) -> list[Action]:
         """Do what is due."""
         actions: list[Action] = []
@@ -479,8 +482,7 @@ class Pump:
         if self.credit and now >= self._poll_at:
             self._poll_at = now + self._poll_s
             actions.append(EmptyPoll())
-        if self.pace is not None:
-            actions += self._sending.serve_by_rate(self.pace, now)
+        actions += self._sending.close_idle(now) + self.rate_due(now)
         find_at = self._receiving.find_deferred_at()
         if find_at is not None and now >= find_at:
             self._deferred.search_started(now)

@@ -167,6 +167,18 @@ class SendControl:
             return self.serve(destination, now)
         return []
 
+    def close_idle(self, now: float) -> list[Action]:
+        """Close the links that are not used, and forget their destinations."""
+        by_key = self._destinations.by_key
+        idle = [
+            key
+            for key, each in by_key.items()
+            if each.is_idle(now)
+            and not (self._waiting.has_any(each) or self._waiting.has_deferred(each))
+        ]
+        closed = [by_key.pop(key) for key in idle]
+        return [CloseDestination(each.path) for each in closed if each.attached]
+
     def give_up_attach(self, destination: Destination, text: str, now: float) -> list[Action]:
         """Close the link of one entity that hangs; reconnect if the primary answers nothing."""
         asked_at = destination.attach_at

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from twinbus.amqp.link import SenderLink
+from twinbus.amqp.link import LinkSession, SenderLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
@@ -26,6 +26,10 @@ takes the token and refuses the attach."""
 _link_numbers = itertools.count(1)
 
 
+InFlight = dict[int, BacklogMessage]
+"""Messages by delivery id."""
+
+
 class DestinationLinks:
     """The links of one relay; `line` is where they are, None while there is no connection."""
 
@@ -33,10 +37,10 @@ class DestinationLinks:
         self, pump: Pump, books: Bookkeeper, perform: Callable[[list[Action]], None]
     ) -> None:
         self.line: NamespaceConnection | None = None
-        self.links: dict[str, SenderLink] = {}
-        """By path in lower case."""
-        self.in_flight: dict[int, BacklogMessage] = {}
-        """Sent and not answered, by delivery id on the line's session."""
+        self.links: dict[str, tuple[SenderLink, InFlight]] = {}
+        """By path in lower case, each with what is in flight on its session."""
+        self.in_flight: dict[LinkSession, InFlight] = {}
+        """Sent and not answered, by session."""
         self._pump = pump
         self._books = books
         self._do = perform
@@ -50,6 +54,7 @@ class DestinationLinks:
             return
         try:
             is_answer = await line.authorize(path)
+            session = await line.session_with_room()
         except RequestRefused as error:
             condition = NOT_FOUND if error.status == MISSING_STATUS else UNAUTHORIZED
             if line is self.line:
@@ -65,33 +70,37 @@ class DestinationLinks:
         if is_answer:
             self._do(self._pump.authorized(time.monotonic()))
         name = f"{path}-syphon-{next(_link_numbers)}"
-        link = line.session.attach_sender(
-            name, source=Source(address=name), target=Target(address=path)
-        )
+        link = session.attach_sender(name, source=Source(address=name), target=Target(address=path))
         link.owner = path
-        self.links[path.lower()] = link
+        self.links[path.lower()] = link, self.in_flight.setdefault(session, {})
         line.flush()
 
     def detach(self, path: str) -> None:
-        """Give up a link that does not answer."""
-        link = self.links.get(path.lower())
-        if link is not None:
-            self.forget(path, "no answer")
-            link.detach()
+        """Close a link that does not answer, or is not used."""
+        if path.lower() not in self.links:
+            return
+        link, _ = self.links[path.lower()]
+        self.forget(path, "no answer")
+        link.detach()
+        if self.line is not None:
+            self.line.forget_token(path)
 
     def forget(self, path: str, reason: str) -> bool:
         """Drop a link; whether there was one. What it carried is recorded as not answered."""
-        if self.links.pop(path.lower(), None) is None:
+        found = self.links.pop(path.lower(), None)
+        if found is None:
             return False
-        lost = [n for n, p in self.in_flight.items() if p.destination == path.lower()]
+        _, in_flight = found
+        lost = [n for n, p in in_flight.items() if p.destination == path.lower()]
         for number in lost:
-            self._books.not_forwarded(self.in_flight.pop(number), reason, is_known=False)
+            self._books.not_forwarded(in_flight.pop(number), reason, is_known=False)
         return True
 
     def lost(self, reason: str) -> None:
         """The line is gone, and with it all links."""
         self.line = None
-        for message in self.in_flight.values():
-            self._books.not_forwarded(message, reason, is_known=False)
+        for in_flight in self.in_flight.values():
+            for message in in_flight.values():
+                self._books.not_forwarded(message, reason, is_known=False)
         self.in_flight.clear()
         self.links.clear()

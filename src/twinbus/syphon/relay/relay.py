@@ -380,7 +380,7 @@ class Relay:
     def _on_outcome(self, event: Disposed) -> None:
         """Tell the pump that the primary accepted or refused a range of messages."""
         taken = event.session.take_unsettled(event.first, event.last)
-        in_flight = self._outbound.in_flight.pop
+        in_flight = self._outbound.in_flight.get(event.session, {}).pop
         messages = [p for number, _, _ in taken if (p := in_flight(number, None)) is not None]
         now = _now()
         if isinstance(event.state, Accepted):
@@ -432,9 +432,8 @@ class Relay:
             # timers run. The end of the connection tells the pump what was not sent.
             self.lease_changed(False)
             return
-        outbound = self._outbound
-        link = outbound.links[message.destination]
-        outbound.in_flight[link.send(message.wire, message.lock_token)] = message
+        link, in_flight = self._outbound.links[message.destination]
+        in_flight[link.send(message.wire, message.lock_token)] = message
 
     def _complete(self, action: Complete) -> None:
         for message in action.messages:
@@ -466,7 +465,7 @@ class Relay:
 
     def _wait(self, action: WaitUntil) -> None:
         loop = asyncio.get_running_loop()
-        self._wake_timer = loop.call_later(action.until - _now(), self.notify, self.pump.tick)
+        self._wake_timer = loop.call_later(action.until - _now(), self.notify, self.pump.rate_due)
 
     def _reconnect(self, action: Reconnect) -> None:
         connection = self._primary if action.side == "primary" else self._secondary

@@ -21,6 +21,11 @@ class NoLedger:
         """Nothing."""
 
 
+class LinesSession:
+    def __init__(self, attach_sender: Callable[..., object]) -> None:
+        self.attach_sender = attach_sender
+
+
 class FakeLine:
     """A line whose authorizations end as a test says."""
 
@@ -30,10 +35,13 @@ class FakeLine:
         self.lost = asyncio.get_running_loop().create_future()
         if is_lost:
             self.lost.set_result("gone")
-        self.session = SimpleNamespace(attach_sender=self._attach_sender)
+        self.session = LinesSession(self._attach_sender)
 
     async def authorize(self, path: str) -> bool:
         return self._authorize()
+
+    async def session_with_room(self) -> object:
+        return self.session
 
     def _attach_sender(self, name: str, **_: object) -> object:
         self.asked.append(name.partition("-syphon")[0])
