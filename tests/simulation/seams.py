@@ -20,6 +20,7 @@ import twinbus.pair
 import twinbus.pairing.lifecycle.administration
 import twinbus.pairing.sdk.outgoing
 import twinbus.pairing.sending.pinger
+import twinbus.syphon.host
 import twinbus.syphon.relay.outbound
 import twinbus.syphon.relay.relay
 import twinbus.syphon.relay.request_tasks
@@ -88,12 +89,15 @@ def tied_to(world: World) -> Iterator[None]:
         (twinbus.pairing.sdk.outgoing, "uuid4", new_id),
         (twinbus.syphon.relay.relay, "NamespaceConnection", sim_line(world)),
         (twinbus.syphon.relay.relay, "time", time),
+        (twinbus.syphon.relay.relay, "random", rng),
+        (twinbus.syphon.host, "random", rng),
         (twinbus.syphon.relay.request_tasks, "time", time),
         (twinbus.syphon.relay.outbound, "time", time),
     ]
     if importlib.util.find_spec("twinbus.syphon.relay.lease") is not None:
         lease = importlib.import_module("twinbus.syphon.relay.lease")
         names += [(lease, "NamespaceConnection", sim_line(world)), (lease, "time", time)]
+        names.append((lease, "random", rng))
     patches = [patch.object(*name) for name in names]
     log = logging.getLogger("twinbus")
     level, propagates = log.level, log.propagate

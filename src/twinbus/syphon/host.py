@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
 from twinbus.syphon.relay.bookkeeping import RelayLedger
 from twinbus.syphon.relay.lease import Leases
+from twinbus.syphon.relay.outages import Outages
 from twinbus.syphon.relay.relay import Relay
 
 log = logging.getLogger("twinbus.syphon")
@@ -123,6 +125,7 @@ class SyphonHost:
         if self.only is not None and limits is None:
             limits = IntakeLimits(messages=SELECTED_IN_MEMORY)
         queues = list(dict.fromkeys(queues))
+        outages = Outages()
         self.primary = endpoint_of(primary)
         self.secondary = endpoint_of(secondary)
         self.leases: Leases | None = None
@@ -142,6 +145,7 @@ class SyphonHost:
                 remaining_ttl=options.ttl_policy == "remaining",
                 on_delivered=on_delivered,
                 lease=None if self.leases is None else partial(self.leases.holds, queue),
+                outages=outages,
             )
             for queue in queues
         ]
@@ -295,12 +299,14 @@ async def _count_matching(
     secondary: Endpoint, queues: Sequence[str], only: frozenset[str]
 ) -> dict[str, int]:
     """Count the messages to these destinations; retry until the secondary answers."""
-    backoff = ReconnectBackoff()
+    backoff = ReconnectBackoff(random.random)
+    level = logging.WARNING
     while True:
         try:
             return await count_matching(secondary, queues, only)
         except NamespaceUnreachable as error:
-            log.warning("counting messages to %s: %s", ", ".join(sorted(only)), error)
+            log.log(level, "counting messages to %s: %s", ", ".join(sorted(only)), error)
+            level = logging.DEBUG
             await asyncio.sleep(backoff.after(0.0))
 
 
@@ -362,12 +368,19 @@ class _RemainingMessages:
         self._moved_before = 0
         """`host.moved` at the last call."""
         self._peek_at = 0.0
+        self._level = logging.WARNING
+        """Of the log line that the secondary does not answer: one warning for each time."""
 
     async def waiting(self) -> int | None:
         """Return how many messages are left; None while the secondary does not answer."""
+        waiting = await self._count()
+        self._level = logging.WARNING if waiting is not None else logging.DEBUG
+        return waiting
+
+    async def _count(self) -> int | None:
         host = self._host
         if host.only is None:
-            return await _total(host.secondary, host.relays)
+            return await _total(host.secondary, host.relays, self._level)
         expected = self._found - (host.moved - self._moved)
         now = time.monotonic()
         if host.moved > self._moved_before:
@@ -378,7 +391,7 @@ class _RemainingMessages:
         try:
             found = await count_matching(host.secondary, [r.queue for r in host.relays], host.only)
         except SyphonError as error:
-            log.warning("counting what is left: %s", error)
+            log.log(self._level, "counting what is left: %s", error)
             return None
         self._found, self._moved = sum(found.values()), host.moved
         self._peek_at = time.monotonic() + PEEK_AGAIN_S
@@ -410,12 +423,14 @@ def _progress(host: SyphonHost, waiting: int) -> DrainProgress:
     )
 
 
-async def _total(secondary: Endpoint, relays: Sequence[Relay]) -> int | None:
+async def _total(
+    secondary: Endpoint, relays: Sequence[Relay], level: int = logging.WARNING
+) -> int | None:
     """Count the messages in all queues; None while the secondary does not answer."""
     try:
         counts = await asyncio.gather(*(counts_of(secondary, relay.queue) for relay in relays))
     except CountsUnavailable as error:
-        log.warning("counting what is left: %s", error)
+        log.log(level, "counting what is left: %s", error)
         return None
     return sum(each.waiting for each in counts)
 

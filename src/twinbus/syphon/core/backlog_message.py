@@ -7,8 +7,13 @@ from typing import Final
 LOCK_UNKNOWN_S: Final = 30.0
 """Assumed lock duration if the delivery does not state the end of its lock."""
 
-LOCK_SHORTEST_S: Final = 2.0
-"""Lower bound, so that a clock ahead of the broker's does not cause renewals without a pause."""
+LOCK_SHORTEST_S: Final = 5.0
+"""The shortest lock that Service Bus grants. A lock that is shorter by our clock is not: our clock
+is ahead of the service's."""
+
+LOCK_LONGEST_S: Final = 60.0
+"""The lock of the backlog queues that Twinbus creates, and the longest that is relied on. One that
+is longer by our clock may be so, or our clock is behind the service's."""
 
 
 class BacklogMessage:

@@ -8,7 +8,7 @@ unattached --attach--> attached --refusal of the entity--> held --back-off--> on
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Final
 
@@ -17,6 +17,9 @@ from twinbus.syphon.core.backlog_message import BacklogMessage
 FIRST_BACKOFF_S: Final = 1.0
 LONGEST_BACKOFF_S: Final = 60.0
 """First and longest pause before a refusing destination is tried again; it doubles each time."""
+
+BACKOFF_JITTER: Final = 0.5
+"""A pause is longer by up to this share, by chance, so that pumps do not try all at once."""
 
 IDLE_LINK_S: Final = 60.0
 """A link that carried nothing for this time is closed: a peer allows only so many."""
@@ -172,11 +175,14 @@ class Destination:
             return self.attach_at + (answer_s if is_late else min(answer_s, ATTACHED_SOON_S))
         return next((oldest.sent_at + answer_s for oldest in self.sent.values()), None)
 
-    def hold(self, reason: str, now: float) -> None:
-        """Send it nothing until the back-off ends, which doubles each time in a row."""
+    def hold(self, reason: str, now: float, chance: float) -> None:
+        """Send it nothing until the back-off ends, which doubles each time in a row.
+
+        `chance` is a random number from 0 to 1.
+        """
         if not self.is_held:
             self.backoff_s = min(max(FIRST_BACKOFF_S, self.backoff_s * 2), LONGEST_BACKOFF_S)
-            self.held_until = now + self.backoff_s
+            self.held_until = now + self.backoff_s * (1 + BACKOFF_JITTER * chance)
             self.is_on_trial = False
         self.reason = reason
         self.window = 1
@@ -257,7 +263,15 @@ class Destination:
 class Destinations:
     """The destinations that messages of one backlog queue belong to, and the primary's state."""
 
-    __slots__ = ("by_key", "grace_s", "held", "is_primary_up", "only", "primary_answered_at")
+    __slots__ = (
+        "by_key",
+        "draw",
+        "grace_s",
+        "held",
+        "is_primary_up",
+        "only",
+        "primary_answered_at",
+    )
 
     def __init__(self, undeliverable_grace_s: float) -> None:
         self.by_key: dict[str, Destination] = {}
@@ -267,6 +281,8 @@ class Destinations:
         self.only: frozenset[str] | None = None
         """Keys of the destinations to serve; None: all."""
         self.grace_s = undeliverable_grace_s
+        self.draw: Callable[[], float] = lambda: 0.0
+        """Random numbers from 0 to 1; none: no jitter."""
         self.is_primary_up = False
         self.primary_answered_at = float("-inf")
         """When the primary last answered anything, for any destination."""

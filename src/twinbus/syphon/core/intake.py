@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.syphon.core.backlog_message import LOCK_LONGEST_S, LOCK_SHORTEST_S, BacklogMessage
 
 FETCH_SHARE: Final = 4
 """1/4 of the messages in flight may be deferred ones."""
@@ -55,6 +55,7 @@ class Intake:
         "_limit_messages",
         "_link_window",
         "_live",
+        "_lock_most_s",
         "_remembered",
         "credit",
         "fetching",
@@ -74,6 +75,7 @@ class Intake:
         """By lock token, ordered by the time of the next renewal."""
         self._limit_bytes = limits.size_bytes
         self._largest_bytes = SIZE_AT_FIRST
+        self._lock_most_s = LOCK_LONGEST_S
         self._limit_messages = limits.messages
         self._fetch_window = limits.messages // FETCH_SHARE
         self._link_window = limits.messages - self._fetch_window
@@ -102,6 +104,7 @@ class Intake:
         elif self.credit:
             self.credit -= 1
         message.received_at = now
+        message.lock_s = min(message.lock_s, self._lock_most_s)
         message.renew_at = now + message.lock_s * RENEW_AFTER
         return message.size_bytes > expected
 
@@ -160,6 +163,10 @@ class Intake:
                 break
             due.append(message)
         return due
+
+    def lock_was_lost(self) -> None:
+        """Rely on shorter locks: one ended before it was renewed."""
+        self._lock_most_s = max(LOCK_SHORTEST_S, self._lock_most_s / 2)
 
     def renew_later(self, message: BacklogMessage, at: float) -> None:
         """Schedule the next renewal of a message, if it is still here."""

@@ -15,8 +15,9 @@ LEASE_LOCK_S: Final = 30.0
 """Lock duration of the lease queue as it is created: how long a pump that died blocks others. The
 rest of a longer lock is not used."""
 
-LOCK_LEAST_S: Final = 1.0
-"""Assumed for a lock that has ended by our clock: one of the two clocks is wrong."""
+LOCK_LEAST_S: Final = 5.0
+"""The shortest lock that Service Bus grants; assumed for one that is shorter by our clock, because
+then one of the two clocks is wrong."""
 
 KEPT_SHARE: Final = 0.8
 """Share of the lock duration for which the lease is valid; the rest allows for clock drift and for

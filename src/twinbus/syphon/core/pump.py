@@ -23,6 +23,7 @@ returns, and calls `tick` at `timer_at`. The parts of a pump:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from twinbus.syphon.core.actions import (
@@ -98,10 +99,7 @@ class Pump:
             )
 
     def __repr__(self) -> str:
-        return (
-            f"<pump, {len(self._intake)} in flight, credit {self._intake.credit}, "
-            f"{list(self._destinations)}>"
-        )
+        return f"<pump, {self.in_flight} in flight, credit {self.credit}, {[*self._destinations]}>"
 
     # Settings, made before the start
 
@@ -113,6 +111,10 @@ class Pump:
     @only.setter
     def only(self, only: frozenset[str] | None) -> None:
         self._destinations.only = only
+
+    def jitter_by(self, draw: Callable[[], float]) -> None:
+        """Vary back-offs by random numbers from 0 to 1."""
+        self._destinations.draw = draw
 
     @property
     def pace(self) -> Pace | None:
@@ -325,6 +327,8 @@ class Pump:
 
     def lock_lost(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Forget those of these that were not sent: they lost their locks and come again."""
+        if messages:
+            self._intake.lock_was_lost()
         for message in messages:
             destination = self._destinations.by_key.get(message.destination)
             if destination is None or message.lock_token in destination.sent:

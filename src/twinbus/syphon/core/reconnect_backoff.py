@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 FIRST_RECONNECT_S: Final = 0.5
@@ -9,10 +10,16 @@ LONGEST_RECONNECT_S: Final = 5.0
 """Maximum reconnect delay after recovery."""
 
 
+JITTER: Final = 0.5
+"""Up to this share of a delay is left out by chance, so that clients do not come back together."""
+
+
 class ReconnectBackoff:
     """Delays that double, and start over once a connection has lasted for a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Callable[[], float]) -> None:
+        """`draw` returns random numbers from 0 to 1."""
+        self._draw = draw
         self._pause_s = 0.0
 
     def after(self, held_s: float) -> float:
@@ -20,4 +27,4 @@ class ReconnectBackoff:
         is_new = held_s > LONGEST_RECONNECT_S
         grown_s = FIRST_RECONNECT_S if is_new else max(FIRST_RECONNECT_S, self._pause_s * 2)
         self._pause_s = min(grown_s, LONGEST_RECONNECT_S)
-        return self._pause_s
+        return self._pause_s * (1 - JITTER * self._draw())

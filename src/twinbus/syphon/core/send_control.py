@@ -143,7 +143,7 @@ class SendControl:
 
     def hold(self, destination: Destination, text: str, now: float) -> list[Action]:
         """Send a destination nothing until its back-off is over."""
-        destination.hold(text, now)
+        destination.hold(text, now, self._destinations.draw())
         self._destinations.held.add(destination.path.lower())
         actions = self.defer_waiting(destination, now) + self._receiving.grant(now)
         return actions + self._receiving.peek_ahead(now)

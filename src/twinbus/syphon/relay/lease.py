@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -39,7 +40,7 @@ from twinbus.syphon.core.lease_validity import (
 log = logging.getLogger("twinbus.syphon")
 
 RETRY_S: Final = 1.0
-"""Pause between two attempts to acquire a lease."""
+"""Mean pause between two attempts to acquire a lease; it varies by half of it."""
 
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
@@ -125,7 +126,7 @@ class Leases:
                     if lease.is_announced:
                         self._lose(lease, GIVEN_BACK)
                 await connection.close()
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S * (0.5 + random.random()))  # noqa: S311
 
     async def _keep_one(self, connection: NamespaceConnection, lease: _Lease) -> None:
         """Hold one lease, and acquire it again when it is lost, until ConnectionLost."""
@@ -142,7 +143,7 @@ class Leases:
                     link.detach()
                     connection.flush()
             self._lose(lease, reason)
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S * (0.5 + random.random()))  # noqa: S311
 
     async def _acquire(self, connection: NamespaceConnection, lease: _Lease) -> ReceiverLink:
         """Return the link that holds the session lock; RequestRefused says why it cannot be had."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -60,6 +61,7 @@ from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
 from twinbus.syphon.core.unpacking import Unpacker
 from twinbus.syphon.relay.bookkeeping import Bookkeeper, RelayLedger
 from twinbus.syphon.relay.dispositions import disposition_of, disposition_status, ranges
+from twinbus.syphon.relay.outages import Outages
 from twinbus.syphon.relay.outbound import UNAUTHORIZED, DestinationLinks
 from twinbus.syphon.relay.request_tasks import RequestTasks
 
@@ -94,14 +96,17 @@ class Relay:
         remaining_ttl: bool = False,
         on_delivered: Callable[[str], None] | None = None,
         lease: Callable[[], bool] | None = None,
+        outages: Outages | None = None,
     ) -> None:
         """`on_delivered` is called with the path of each destination that accepted a message.
 
         With a `lease`, messages are forwarded only while it returns true; call `lease_changed`
-        when it changes.
+        when it changes. The relays of a host share `outages`.
         """
         self.queue = queue
         self.pump = pump
+        pump.jitter_by(random.random)
+        self._outages = outages or Outages()
         self.problems: dict[str, str] = {}
         """Each side (primary, secondary) that cannot be used now, and why."""
         self.fault: str | None = None
@@ -208,7 +213,7 @@ class Relay:
         self, side: str, serve: Callable[[], Coroutine[Any, Any, str]]
     ) -> None:
         """Serve one side for ever, with a growing pause after each loss."""
-        backoff = ReconnectBackoff()
+        backoff = ReconnectBackoff(random.random)
         while True:
             began = _now()
             try:
@@ -220,8 +225,12 @@ class Relay:
                 log.exception("%s: %s", self.queue, side)
                 reason = repr(error)
             self.problems[side] = reason
-            log.warning("%s: %s: %s", self.queue, side, reason)
+            self._outages.lost(side, self.queue, reason, _now())
             await asyncio.sleep(backoff.after(_now() - began))
+
+    def _side_is_back(self, side: str) -> None:
+        self.problems.pop(side, None)
+        self._outages.back(side, self.queue, _now())
 
     async def _serve_primary(self) -> str:
         await self._leased.wait()
@@ -231,7 +240,7 @@ class Relay:
             if not self._leased.is_set():
                 return "the lease is gone"
             self._primary = self._outbound.line = connection
-            self.problems.pop("primary", None)
+            self._side_is_back("primary")
             self._perform(self.pump.primary_up(_now()))
             return await asyncio.shield(connection.lost)
         finally:
@@ -321,7 +330,7 @@ class Relay:
         elif isinstance(event, Attached):
             if event.link.source is not None and isinstance(event.link, ReceiverLink):
                 self._source = event.link
-                self.problems.pop("secondary", None)
+                self._side_is_back("secondary")
                 self._perform(self.pump.secondary_up(_now()))
         elif isinstance(event, Detached):
             gone = self._source_gone

@@ -62,6 +62,8 @@ class World:
     poll_s: float = 900.0
     size_bytes: int = 100
     strict: bool = False
+    lock_s: float = LOCK_S
+    """How long a lock lasts by the pump's clock."""
 
     def __post_init__(self) -> None:
         self.now = 0.0
@@ -414,7 +416,7 @@ class World:
         message.path, message.session = stored.path, stored.session
         message.destination = stored.path.lower()
         message.wire = b"w" * stored.size_bytes
-        message.lock_s = LOCK_S
+        message.lock_s = self.lock_s
         if not stored.path:
             message.fault = ("MissingDestination", "no path")
         return message

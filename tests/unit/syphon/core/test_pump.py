@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.syphon.core.pump_world import LOCK_S, World
-from twinbus.syphon.core.destination import IDLE_LINK_S
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.core.session_lanes import PeekedEntry
 
@@ -474,26 +473,3 @@ def test_a_paused_pump_gives_back_what_was_not_sent_and_ends_what_was() -> None:
 def test_limits_that_allow_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 4 messages"):
         IntakeLimits(messages=3)
-
-
-def test_a_link_that_is_not_used_is_closed_and_opened_again_on_need() -> None:
-    world = running()
-    world.store("orders")
-    world.settle_everything()
-    world.tick(IDLE_LINK_S / 2)
-    assert "orders" in world.attached
-    world.tick(IDLE_LINK_S / 2 + 1)
-    assert world.detached == ["orders"]
-    world.store("orders")
-    world.settle_everything()
-    assert len(world.in_primary) == 2
-
-
-def test_a_destination_that_is_held_is_not_forgotten() -> None:
-    world = running()
-    world.store("orders")
-    world.deliver()
-    world.detach("orders", "amqp:not-found")
-    since = world.pump.given_up_at
-    world.tick(IDLE_LINK_S + 1)
-    assert world.pump.given_up_at == since != {}

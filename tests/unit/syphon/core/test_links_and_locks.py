@@ -1,0 +1,77 @@
+"""A pump's links that nobody uses, its locks by a clock that is wrong, and its back-offs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.syphon.core.test_pump import running
+from twinbus.syphon.core.destination import IDLE_LINK_S
+from twinbus.syphon.core.pump import IntakeLimits
+
+
+def test_a_link_that_is_not_used_is_closed_and_opened_again_on_need() -> None:
+    world = running()
+    world.store("orders")
+    world.settle_everything()
+    world.tick(IDLE_LINK_S / 2)
+    assert "orders" in world.attached
+    world.tick(IDLE_LINK_S / 2 + 1)
+    assert world.detached == ["orders"]
+    world.store("orders")
+    world.settle_everything()
+    assert len(world.in_primary) == 2
+
+
+def test_a_destination_that_is_held_is_not_forgotten() -> None:
+    world = running()
+    world.store("orders")
+    world.deliver()
+    world.detach("orders", "amqp:not-found")
+    since = world.pump.given_up_at
+    world.tick(IDLE_LINK_S + 1)
+    assert world.pump.given_up_at == since != {}
+
+
+PATIENT = IntakeLimits(messages=40, answer_s=600.0)
+"""With time enough for an answer, so that locks must be renewed meanwhile."""
+
+
+@pytest.mark.parametrize(
+    ("apparent_s", "renewed_s"), [(360.0, 30.0), (60.0, 30.0), (20.0, 10.0)], ids=str
+)
+def test_locks_are_renewed_in_time_although_our_clock_is_behind(
+    apparent_s: float, renewed_s: float
+) -> None:
+    world = running(limits=PATIENT, lock_s=apparent_s)
+    world.store("orders")
+    world.deliver()
+    world.attach("orders")
+    world.grant("orders")
+    world.tick(renewed_s - 1)
+    assert world.renewing == []
+    world.tick(1.5)
+    assert len(world.renewing) == 1
+
+
+def test_a_lock_that_was_lost_makes_the_next_ones_be_renewed_earlier() -> None:
+    world = running(limits=PATIENT)
+    world.store("orders")
+    world.deliver()
+    world.attach("orders")
+    world.grant("orders")
+    world.tick(31.0)
+    world.expire(1)
+    world.renew()
+    world.store("orders")
+    world.deliver(2)
+    world.tick(16.0)
+    assert 2 in [message.sequence_number for message in world.renewing]
+
+
+def test_back_offs_vary_by_chance() -> None:
+    world = running()
+    world.pump.jitter_by(lambda: 1.0)
+    world.store("orders")
+    world.deliver()
+    world.detach("orders", "com.microsoft:server-busy")
+    assert world.pump.timer_at == world.now + 1.5
