@@ -122,3 +122,11 @@ def test_twenty_thousand_messages_come_home_without_an_error(tmp_path: Path) -> 
     calls, held = drain_beside_live_callers(tmp_path, count=20_000, limit_s=300.0)
     assert calls.errors == []
     assert held == 20_000 + len(calls.took_s)
+
+
+def test_the_documentation_has_the_row() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+    table = page.partition("<!-- coming home -->")[2].partition("<!-- end -->")[0]
+    row = table.strip().splitlines()[-1].split(" | ")
+    assert row[0] == "| the primary throttles live callers and syphon together"
+    assert row[2] == "returns"

@@ -83,6 +83,8 @@ def status_lines(title: str, document: Mapping[str, Any]) -> list[str]:
     lines += [f"  {line}" for line in table_lines(COLUMNS, rows)]
     if not queues:
         lines.append("  no backlog queue found yet")
+    limits = dict.fromkeys(state["limit"] for state in queues.values() if state.get("limit"))
+    lines += [f"  {visible(limit)}" for limit in limits]
     lines += [f"  ! {visible(reason)}" for reason in _obstacles(queues)]
     if document.get("waiting") is not None:
         lines.append("  " + _forecast(document))

@@ -73,6 +73,7 @@ def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
         "problems": {},
         "paused": False,
         "rate_per_s": 99.6,
+        "limit": "at most 120/s: the primary answers that it is busy",
     }
     document = {
         "queues": {"a/x-servicebus-transfer/0": state, "a/x-servicebus-transfer/1": state},
@@ -84,7 +85,8 @@ def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
     lines = status_lines("a, syphon", document)
     assert lines[0] == "a, syphon, PAUSED"
     assert lines[2].split() == ["a/x-servicebus-transfer/0", "1,234", "5", "1", "2", "100/s"]
-    assert lines[-2:] == [
+    assert lines[-3:] == [
+        "  at most 120/s: the primary answers that it is busy",
         "  ! gone: no such entity (dead-lettered in 1 min 0 s) [2 queues]",
         "  600 messages wait, 10/s, empty in 1 min 0 s",
     ]

@@ -2,7 +2,8 @@
 
     ramp:      1,000/s, times 4 for each slice that was answered -----> open: no limit
     trouble:   server-busy, or answers that become slow ----> half of what the primary took
-    after it:  up by a 20th of the old rate each second; beyond it, by twice as much each second
+    after it:  up by a 20th of the old rate each second; beyond it, by twice as much each second;
+               at four times the old rate it ramps again
 
 Live traffic comes first: a throttling primary refuses everybody, so the syphon stays below the
 rate that caused trouble and comes near it for a moment every ten seconds only. A set rate is the
@@ -56,8 +57,10 @@ STEP_S: Final = 1.0
 STEP_SHARE: Final = 0.05
 """Growth after trouble: this share of the rate that caused it, for each step."""
 
-USED_SHARE: Final = 0.25
-"""A rate that is not used proves nothing: less than this share of it, and it does not grow."""
+USED_SHARE: Final = 0.5
+RAMP_USED_SHARE: Final = 0.1
+"""A rate that is not used proves nothing: less than this share of it, and it does not grow. A ramp
+needs less, so that it ends also where a slow machine is the limit."""
 
 SLOW_S: Final = 0.5
 SLOW_TIMES: Final = 3.0
@@ -186,11 +189,13 @@ class Governor:
         wait_s = max(RAMP_SLICE_S, self._latency_s) if self._ceiling is None else STEP_S
         if passed_s < wait_s:
             return
-        is_used = self._used >= USED_SHARE * self.per_s * passed_s
+        share = RAMP_USED_SHARE if self._ceiling is None else USED_SHARE
+        is_used = self._used >= share * self.per_s * passed_s
         self._step_from, self._used = now, 0
         if not is_used:
             return
-        if self._ceiling is None:
+        if self._ceiling is None or self.per_s > RAMP * self._ceiling:
+            self._ceiling = None  # So far above it without trouble, it is out of date.
             self._set(self.per_s * RAMP, RAMPS)
             return
         if self.per_s > self._ceiling:
