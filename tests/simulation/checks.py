@@ -133,7 +133,7 @@ def check_duplicates(world: World) -> Iterator[str]:
 
 
 def check_forwards(world: World) -> Iterator[str]:
-    """A message is forwarded again only if a fault hit the attempt that forwarded it (W3).
+    """A message is forwarded again only if a fault hit one of the two attempts (W3).
 
     A syphon that knew that the primary has a message never sends it again, whatever was lost: not
     for the same delivery, and not when it is delivered to the same process again.
@@ -147,7 +147,9 @@ def check_forwards(world: World) -> Iterator[str]:
         before = accepted.get(source)
         if before is not None:
             knew = before.who == deed.who and before.answered_at < deed.began_at
-            if knew or not before.was_hit():
+            # The later one may hold a lock that a fault has freed, and not know it yet.
+            was_hit = before.was_hit() or deed.handover.was_hit_before(deed.began_at)
+            if knew or not was_hit:
                 yield f"{deed.who} forwards {source} again, which {before.who} had done"
         if deed.answered:
             accepted[source] = deed

@@ -86,6 +86,10 @@ class Handover:
         """
         return self.wire.was_hit(self.at, self.settled_at)
 
+    def was_hit_before(self, moment: float) -> bool:
+        """Whether a fault hit it before a moment, so that another syphon may have the message."""
+        return self.wire.was_hit(self.at, moment)
+
 
 @dataclass(eq=False)
 class Deed:
