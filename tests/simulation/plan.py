@@ -90,6 +90,8 @@ class Plan:
     timeouts_s: tuple[float | None, ...] = TIMEOUTS_S
     """What callers choose their timeout from."""
     bursts: tuple[Burst, ...] = ()
+    opening_s: float = 0.0
+    """How much longer than a round trip opening a link to the primary takes: TLS, sign-in."""
     night: str = ""
     """The kind of a bad night (night/plan.py); empty: a world of random faults alone."""
     is_clean: bool = False

@@ -234,6 +234,8 @@ class SimLink:
                     message=f"Failed to initiate the connection due to exception: {error}"
                 ) from error
             if self._role == "sender":
+                if self._namespace is self._world.primary and self._world.plan.opening_s:
+                    await asyncio.sleep(self._world.plan.opening_s)
                 await in_sdk_words(caller, lambda: self._namespace.attach_sender(self._path))
         return self._caller
 

@@ -25,6 +25,9 @@ BLIP_S: Final = 5.0
 FOUND_S: Final = 75.0
 """Queues are searched for every 60 s, with jitter; the search itself takes some seconds."""
 
+OPENING_S: Final = 0.2
+"""What opening a link takes where callers are impatient; sending takes a tenth of it."""
+
 BURST_CALLS: Final = 200
 LOCK_S: Final = 5.0
 
@@ -48,7 +51,7 @@ def _night(rng: Random, plan: Plan, night: str, draw: Callable[[Random, Plan], P
     is_clean = rng.random() < 0.5
     bare = replace(plan, night=night, is_clean=is_clean, faults=())
     drawn = draw(rng, bare)
-    if is_clean:
+    if drawn.is_clean:
         return drawn
     faults = sorted((*plan.faults, *drawn.faults), key=lambda fault: fault.at)
     return replace(drawn, faults=tuple(faults), patient_from_s=None, protected_at_s=None)
@@ -148,7 +151,13 @@ def _healthy_primary(rng: Random, plan: Plan) -> Plan:
         _outage(rng, "secondary", rng.uniform(1.0, 30.0), rng.uniform(1.0, 10.0))
         for _ in range(rng.randint(0, 2))
     ]
-    return replace(plan, is_clean=True, faults=tuple(faults), timeouts_s=(0.03, 0.03, None, 4.0))
+    return replace(
+        plan,
+        is_clean=True,
+        faults=tuple(faults),
+        timeouts_s=(OPENING_S / 2, OPENING_S / 2, None, 4.0),
+        opening_s=OPENING_S,
+    )
 
 
 def _outage(rng: Random, side: str, at: float, lasts_s: float) -> Fault:
