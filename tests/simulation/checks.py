@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.simulation.messages import differences
 from tests.simulation.night.checks import check_patience
+from tests.simulation.night.drain import check_drain
 from tests.simulation.plan import EntityPlan
 from tests.simulation.truth import Call, Deed, serial_of
 from twinbus.amqp.message import decode_properties, split
@@ -50,7 +51,7 @@ def check_all(world: World) -> None:
     """Look at everything; what is wrong becomes a violation."""
     for check in (
         check_conservation, check_fidelity, check_duplicates, check_calls, check_forwards,
-        check_order, check_patience,
+        check_order, check_patience, check_drain,
     ):  # fmt: skip
         for text in check(world):
             world.violation(check.__name__.removeprefix("check_"), text)

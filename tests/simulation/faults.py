@@ -87,6 +87,8 @@ class Faults:
         self.missing: dict[str, EntityPlan] = {}
         """Entities that are deleted now."""
         self.gone_for_good: set[str] = set()
+        self.throttles: dict[str, Throttle] = {}
+        """By side: the last throttle that was set."""
 
     async def run(self, fault: Fault) -> None:
         """Have one fault come, last and go."""
@@ -268,10 +270,12 @@ class Faults:
     def _throttle(self, fault: Fault) -> Callable[[], None]:
         namespace = self._world.namespaces[fault.target]
         throttle = namespace.throttle = Throttle(fault.amount, self._world.loop.time())
+        self.throttles[fault.target] = throttle
 
         def undo() -> None:
-            note = "%s answered server-busy %d times"
-            self._world.timeline.note(note, fault.target, throttle.refused)
+            refused = sum(not is_taken for _, _, is_taken in throttle.answers)
+            note = "%s answered server-busy to %d of %d requests"
+            self._world.timeline.note(note, fault.target, refused, len(throttle.answers))
             namespace.throttle = None
 
         return undo

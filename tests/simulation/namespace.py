@@ -58,14 +58,16 @@ class Throttle:
         self._per_s = per_s
         self._left = per_s
         self._at = now
-        self.refused = 0
+        self.answers: list[tuple[float, str, bool]] = []
+        """Time and kind (send, divert, forward, ping) of each request, and whether it was taken."""
 
-    def require(self, messages: int, now: float) -> None:
+    def require(self, kind: str, messages: int, now: float) -> None:
         """Count messages; ServerBusy if the last second took as many as the rate allows."""
         self._left = min(self._per_s, self._left + (now - self._at) * self._per_s)
         self._at = now
-        if self._left < messages:
-            self.refused += 1
+        is_taken = self._left >= messages
+        self.answers.append((now, kind, is_taken))
+        if not is_taken:
             raise ServerBusy(f"more than {self._per_s:g} messages a second")
         self._left -= messages
 
@@ -232,7 +234,7 @@ class SimNamespace:
         """Store messages, all or none."""
         self.require_willing(path)
         if self.throttle is not None:
-            self.throttle.require(len(wires), self._loop.time())
+            self.throttle.require(deed.kind, len(wires), self._loop.time())
         target = self.engine.send_target(path)
         batch = [parse(wire, lambda: "given by the broker") for wire in wires]
         self.engine.send(target, batch, self.now_ms())

@@ -59,14 +59,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class Burst:
-    """Many calls that one application makes at the same time."""
+    """Many calls that one application makes at the same time, or in a short time."""
 
     at: float
     application: str
     calls: int
+    lasts_s: float = 0.0
+    """The calls begin at any time in so many seconds."""
 
     def __str__(self) -> str:
-        return f"{self.at:.1f} s: {self.calls} calls of {self.application}"
+        return f"{self.at:.1f} s: {self.calls} calls of {self.application} in {self.lasts_s:.1f} s"
 
 
 @dataclass(frozen=True)

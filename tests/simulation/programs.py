@@ -199,11 +199,13 @@ class Application(Program):
         await asyncio.sleep(burst.at - self.world.loop.time())
         self.world.timeline.note("a burst of %d calls", burst.calls, who=self.name)
         where = f"{self.name}/burst"
-        calls = (self._send_one(sender, entity, where) for _ in range(burst.calls))
+        calls = (self._send_one(sender, entity, where, burst.lasts_s) for _ in range(burst.calls))
         await asyncio.gather(*calls)
 
-    async def _send_one(self, sender: Any, entity: EntityPlan, where: str) -> None:
+    async def _send_one(self, sender: Any, entity: EntityPlan, where: str, within_s: float) -> None:
         """One of many: a plain message, which costs little."""
+        if within_s:
+            await asyncio.sleep(self.world.rng.uniform(0.0, within_s))
         original = self._original(entity, where, plain=True)
         call = self._begin(entity, [original], self.world.rng.choice(self.world.plan.timeouts_s))
         await self._run(call, sender, original.message)

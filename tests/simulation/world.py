@@ -23,6 +23,7 @@ from tests.simulation.machine import Process, SimLoop
 from tests.simulation.namespace import SimNamespace
 from tests.simulation.network import Network, Wire
 from tests.simulation.night.checks import require_protection
+from tests.simulation.night.drain import watch_governor
 from tests.simulation.night.plan import draw_world
 from tests.simulation.plan import Plan
 from tests.simulation.programs import Application, Program, Syphon, client_class, options_with
@@ -134,6 +135,8 @@ class World:
         everyone: list[Program] = [*self.applications, *self.syphons]
         self.programs = {program.name: program for program in everyone}
         self.faults = Faults(self)
+        self.rates: list[float] = []
+        """In a clean night of throttling: the governor's rate, second by second."""
 
     async def run(self) -> None:
         """Everything, from the first start to the last check."""
@@ -141,7 +144,7 @@ class World:
         for program in self.programs.values():
             program.start()
         happenings = [self.faults.run(fault) for fault in self.plan.faults]
-        await asyncio.gather(*happenings, require_protection(self))
+        await asyncio.gather(*happenings, require_protection(self), watch_governor(self))
         await asyncio.sleep(max(0.0, self.plan.ends_s - self.loop.time()))
         self.timeline.note("no more faults")
         await self.faults.end_all()

@@ -105,28 +105,32 @@ def _late_queues(rng: Random, plan: Plan) -> Plan:
 
 
 def _throttling(rng: Random, plan: Plan) -> Plan:
-    """A burst goes into the backlog, and comes home to a primary that throttles.
-
-    In some worlds the secondary throttles what is diverted, too.
+    """A burst goes into the backlog, and comes home to a primary that throttles, while callers go
+    on sending. In some worlds the secondary throttles what is diverted, too.
     """
     at, outage_s = rng.uniform(2.0, 4.0), rng.uniform(10.0, 14.0)
-    per_s = rng.choice((10.0, 20.0, 40.0))
-    throttled_s = rng.uniform(20.0, 40.0)
+    back_at, throttled_s = at + outage_s, rng.uniform(8.0, 12.0)
+    per_s = rng.choice((40.0, 80.0))
     faults = [
         _outage(rng, "primary", at, outage_s),
-        Fault(at + outage_s, throttled_s, "throttle", "primary", amount=per_s),
+        Fault(back_at, throttled_s, "throttle", "primary", amount=per_s),
     ]
-    if rng.random() < 0.3:
-        faults.append(Fault(at, outage_s, "throttle", "secondary", amount=2 * per_s))
+    is_secondary_too = rng.random() < 0.3
+    if is_secondary_too:
+        faults.append(Fault(at, outage_s, "throttle", "secondary", amount=per_s))
     return replace(
         plan,
-        options={**plan.options, "failover_interval": rng.choice((0.0, 2.0)), "retry_total": 3},
+        options={**plan.options, "failover_interval": rng.choice((0.0, 2.0)), "retry_total": 1},
+        # Each syphon has a governor of its own, which knows nothing of the others.
+        syphons=(0 if plan.embedded else 1) if plan.is_clean else plan.syphons,
+        pump_messages=BURST_CALLS,
         faults=tuple(faults),
-        ends_s=at + outage_s + throttled_s,
-        calls=3 * plan.calls,
         timeouts_s=(None, PATIENCE_S, PATIENCE_S),
-        bursts=(Burst(at + rng.uniform(4.0, 6.0), "app-0", BURST_CALLS // 2),),
-        patient_from_s=0.0,
+        bursts=(
+            Burst(at + rng.uniform(4.0, 6.0), "app-0", BURST_CALLS),
+            Burst(back_at, "app-0", 50, throttled_s),
+        ),
+        patient_from_s=None if is_secondary_too else 0.0,
     )
 
 
