@@ -287,6 +287,15 @@ def test_the_short_way_is_taken() -> None:
         parcel = BacklogMessage(b"t", 0)
         assert unpacker._take_short_way(parcel, usual(b"orders", note), NOW_MS)
         assert parcel.path == "orders"
+    parcel, stored = BacklogMessage(b"t", 0), split(usual(b"orders"))
+    own = to_backlog_sections(
+        split(unpack(usual(b"orders"), b"t", NOW_MS).wire), "orders", own_id="o"
+    )
+    stored.properties, stored.application_properties = own.properties, own.application_properties
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unpacker, "_take_middle_way", None)
+        assert unpacker._take_short_way(parcel, join(stored), NOW_MS)
+    assert parcel.message_id == "m"
     # What looks like a second alias takes the middle way, of which nothing is remembered.
     assert len(unpacker._restored) == 1
 

@@ -19,6 +19,7 @@ from twinbus.amqp.types import AmqpError, DecodeError
 from twinbus.errors import TransferError
 from twinbus.syphon.core.backlog_message import LOCK_SHORTEST_S, BacklogMessage
 from twinbus.transfer import Aliases, aliases_of, from_backlog_sections, without_delivery_marks
+from twinbus.transfer.aliases import MESSAGE_ID_MAX
 from twinbus.transfer.sections import original_id
 from twinbus.transfer.splice import entries_of, field_value, fields_of
 
@@ -53,6 +54,8 @@ _ENQUEUED: Final = b"x-opt-enqueued-time"
 _LOCKED: Final = b"x-opt-locked-until"
 _TOKEN: Final = b"x-opt-lock-token"
 _PATH_ENTRY: Final = b"\xa1\x09x-ms-path"
+_ID_ENTRY: Final = b"\xa1\x13x-twinbus-messageid\xa1"
+"""The key of the alias, and the code of a short string."""
 _HEADER_HEAD: Final = b"\x00\x53\x70\xc0"
 _PROPERTIES: Final = (b"\x00\x53\x73\xc0", b"\x00\x53\x73\xd0")
 _CUSTOM: Final = (b"\x00\x53\x74\xc1", b"\x00\x53\x74\xd1")
@@ -164,10 +167,14 @@ class Unpacker:
             properties = payload[start:custom_at]
             restored = self._restored.get(custom) or self._restore(custom)
             if restored is None:
+                with_id = self._restore_id(custom, properties)
+                if with_id is not None:
+                    restored, properties = with_id
+            if restored is None:
                 sections = Sections(header, b"", b"", properties, custom, payload[body_at:], b"")
                 return self._take_middle_way(message, sections, found, now_ms)
             message_id: str | None
-            if payload[start + 6] == 0xA1 and payload[start + 3] == 0xC0:
+            if properties[6] == 0xA1 and properties[3] == 0xC0:
                 message_id = properties[8 : 8 + properties[7]].decode("utf-8", "replace")
             else:
                 message_id = _message_id(properties)
@@ -211,7 +218,7 @@ class Unpacker:
         path = self._paths.get(custom[at:])
         if path is None:
             return None
-        kept = _entries_before(custom, at)
+        kept = _entries_before(custom, at, 1)
         if kept is None:
             return None
         if len(custom) <= CUSTOM_BYTES_MAX:
@@ -219,6 +226,35 @@ class Unpacker:
                 self._restored.clear()
             self._restored[custom] = (kept, *path)
         return (kept, *path)
+
+    def _restore_id(
+        self, custom: bytes, properties: bytes
+    ) -> tuple[tuple[bytes, str, str], bytes] | None:
+        """The same for a copy with an id of its own; and the properties with the original id.
+
+        None unless the aliases are that id, as a short string, and a known path, and nothing else.
+        """
+        at = custom.rfind(_PATH_ENTRY)
+        path = self._paths.get(custom[at:])
+        start = custom.rfind(_ID_ENTRY, 0, at) if path is not None else -1
+        value = start + len(_ID_ENTRY)
+        if path is None or start < 0 or value + 1 + custom[value] != at:
+            return None
+        if properties[:4] != _SHORT_PROPERTIES or properties[6] != 0xA1:
+            return None
+        try:
+            is_valid = len(custom[value + 1 : at].decode()) <= MESSAGE_ID_MAX
+        except UnicodeDecodeError:
+            return None
+        kept = _entries_before(custom, start, 2)
+        rest = properties[8 + properties[7] :]
+        size = 2 + at - value + len(rest)
+        if kept is None or not is_valid or size > 0xFF:
+            return None
+        restored = b"".join(
+            (_SHORT_PROPERTIES, bytes((size, properties[5], 0xA1)), custom[value:at], rest)
+        )
+        return (kept, *path), restored
 
     def _learn(self, sections: Sections) -> None:
         """Remember how this message looks, where it is as nearly all are."""
@@ -258,8 +294,8 @@ def _is_token_alone(raw: bytes) -> bool:
     return key == _TOKEN and raw[value_at] == UUID_CODE and end == len(raw)
 
 
-def _entries_before(custom: bytes, at: int) -> bytes | None:
-    """The application properties without their last entry, which begins at `at`.
+def _entries_before(custom: bytes, at: int, removed: int) -> bytes | None:
+    """The application properties without their last entries, so many, which begin at `at`.
 
     None if other aliases are there too, or if no entry begins at `at` after all.
     """
@@ -275,11 +311,12 @@ def _entries_before(custom: bytes, at: int) -> bytes | None:
     else:
         return None
     # Walked, not guessed: the text of the alias may stand inside a value of somebody else.
-    if skip_many(custom, start, count - 2) != at:
+    left = count - 2 * removed
+    if left < 0 or skip_many(custom, start, left) != at:
         return None
-    if count == 2:
+    if not left:
         return b""
-    return _MAP_HEAD + compound(0xC1, 0xD1, count - 2, custom[start:at])
+    return _MAP_HEAD + compound(0xC1, 0xD1, left, custom[start:at])
 
 
 class _Front:
