@@ -147,6 +147,13 @@ def _queue_lines(status: Mapping[str, Any]) -> list[str]:
     lines += aligned(rows[:QUEUES_SHOWN_MAX])
     if len(rows) > QUEUES_SHOWN_MAX:
         lines.append(f"  and {len(rows) - QUEUES_SHOWN_MAX} more that are not in rotation")
+    unknown = {
+        setting: None
+        for queue in status["backlog_queues"].values()
+        for setting in queue.get("not_verified", ())
+    }
+    if unknown:
+        lines.append(f"  not verified, for lack of a right: {visible(', '.join(unknown))}")
     return lines
 
 

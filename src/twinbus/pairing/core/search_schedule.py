@@ -55,8 +55,7 @@ def wait_s(since_change_s: float, *, answers: bool, chance: float) -> float:
 def wait_after_loss_s(since_search_s: float, *, chance: float) -> float:
     """Time until the search for a queue that a divert found missing or disabled.
 
-    No sooner than the shortest wait after the search before: if divert and administration
-    contradict each other, they must not keep each other busy.
+    No sooner than the shortest wait after the search before.
     """
     return max(0.0, UNREACHABLE_S - since_search_s) + LOSS_SPREAD_S * chance
 

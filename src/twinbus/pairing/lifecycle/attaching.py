@@ -80,6 +80,8 @@ class LinkSearch:
 
     async def _attach_sender(self, path: str) -> None:
         pool = self._state.backlog_pool(path)
+        # A link that is open already would show nothing.
+        pool.invalidate()
         pooled = pool.take()
         if pooled is not None:
             # Else its senders are all in use, by calls that are diverted there now.
@@ -94,9 +96,9 @@ class LinkSearch:
         setting = refusing_setting(error, path)
         if setting is not None:
             return SETTING_TEXTS[setting]
-        meaning = meaning_of(error)
-        if meaning is FailureMeaning.DISABLED:
-            return f"status: {DANGERS['status']} ({first_line(error)})"
+        if meaning_of(error).unusable:
+            # It gives no messages back, or was deleted since its sender attached.
+            return first_line(error)
         self._findings.not_verified[path] = (*SHOWN_TO_RECEIVERS, *NEVER_SHOWN)
         return None
 
@@ -111,6 +113,8 @@ class LinkSearch:
             if self._fails_fast:
                 raise missing from error
             self._missing_right = self._missing_right or missing
+            if path in self._state.rotation.queues:
+                return
         elif meaning in (FailureMeaning.UNREACHABLE, FailureMeaning.BUSY):
             if not self._findings.has_answers:
                 # Every other queue would give the same answer, or none.

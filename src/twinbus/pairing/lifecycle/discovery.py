@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -64,6 +65,8 @@ class Discovery:
         """Queues to drain that `found` has not accepted yet."""
         self._lost: set[str] = set()
         """Queues in use that may be missing or disabled: diverts failed there."""
+        self._sound_at: dict[str, float] = {}
+        """When the search found a queue as it should be although diverts had failed there."""
         self._refused_at: dict[str, float] = {}
         """When a queue refused a message for a setting that the search cannot see."""
         self._woken = asyncio.Event()
@@ -122,12 +125,17 @@ class Discovery:
 
     def _queue_lost(self, queue: str, *, is_refusal: bool) -> None:
         """Search for a queue in use that failed: it may be gone. A refusal is for every message."""
+        now = self._state.now
         if is_refusal:
-            self._refused_at[queue] = self._state.now
-        elif queue in self._lost or queue not in self._state.rotation.queues:
-            return
+            self._refused_at[queue] = now
+        else:
+            is_known = queue in self._lost or queue not in self._state.rotation.queues
+            # If divert and search contradict each other, they must not keep each other busy.
+            is_sound = now < self._sound_at.get(queue, -math.inf) + schedule.USUAL_S
+            if is_known or is_sound:
+                return
         self._lost.add(queue)
-        self._changed_at = self._state.now
+        self._changed_at = now
         self._woken.set()
 
     def _missing(self) -> list[str]:
@@ -221,6 +229,7 @@ class Discovery:
                     log.info("%s: found, in use from now on", path)
                 state.put_in(path, tuple(map(str, findings.drift.get(path, ()))))
                 self._log_drift(path, findings)
+        self._sound_at |= dict.fromkeys(self._lost.intersection(findings.usable), state.now)
         self._lost -= {*findings.usable, *findings.left_out}
         self.not_verified.update(findings.not_verified)
         new = sorted(set(findings.drained) - self._drained, key=state.paths.index)

@@ -105,8 +105,8 @@ class SharedState:
         self._pick = pick
         self.jitter = jitter
         self.on_queue_lost: Callable[..., None] = lambda queue, *, is_refusal: None
-        """Called when a queue may be gone: a divert found it missing or disabled, it was pulled, or
-        it refuses every message."""
+        """Called when a queue may be lost: a divert found it missing, disabled or closed to this
+        application, it was pulled, or it refuses every message."""
         self._has_complained = False
 
     @property
@@ -210,7 +210,7 @@ class SharedState:
                 self.leave_out(queue, f"it requires sessions and refused a message: {error}")
             self.on_queue_lost(queue, is_refusal=True)
             return FailureMeaning.DISABLED
-        if meaning.unusable:
+        if meaning.unusable or meaning is FailureMeaning.UNAUTHORIZED:
             self.on_queue_lost(queue, is_refusal=False)
         return meaning
 

@@ -24,13 +24,14 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from twinbus.errors import MissingRightError
+from twinbus.errors import BacklogUnavailableError, MissingRightError
 from twinbus.pairing.core.announcements import PairEvent
 from twinbus.pairing.core.classify import refusing_setting
 from twinbus.pairing.core.events import ForceFailover
 from twinbus.pairing.lifecycle import administration, attaching
 from twinbus.pairing.lifecycle.discovery import Discovery
 from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import hangs
 
 pytestmark = pytest.mark.virtual_time
 
@@ -265,9 +266,9 @@ async def test_a_divert_and_an_administration_that_contradict_each_other_cost_no
         for _ in range(600):
             made.state.on_queue_lost(made.paths[0], is_refusal=False)
             await asyncio.sleep(0.1)
-        # It is there, says the list: it stays, and is searched every 5 s while diverts fail.
+        # It is there, says the list: it stays, and is searched once a minute while diverts fail.
         assert made.state.is_in_use(made.paths[0])
-        assert len(made.searched_at) <= 13
+        assert len(made.searched_at) <= 2
 
 
 async def test_a_right_that_goes_missing_later_is_an_event_and_ends_nothing(
@@ -427,4 +428,53 @@ async def test_a_queue_that_refuses_for_a_session_is_tried_once_an_hour(
     assert told.count(("BacklogQueueFound", first)) == 2
     assert "session" in made.state.rotation.left_out[first]
     await made.discovery.close()
+    await made.pair.client.close()
+
+
+async def unauthorized(_: Any) -> None:
+    raise ServiceBusAuthorizationError(message="Send is missing")
+
+
+async def test_without_manage_queues_in_use_stay_when_the_right_to_send_goes() -> None:
+    made = SearchWorld(FakeAdministration(), create_backlog_queues=False, retry_total=0)
+    await made.discovery.start()
+    made.told()
+    made.pair.secondary.behaviour = unauthorized
+    made.pair.client.entity("orders").tell(ForceFailover())
+    sender = made.pair.client.get_queue_sender("orders")
+    await asyncio.sleep(HOUR_S)
+    with pytest.raises(BacklogUnavailableError, match="Send is missing"):
+        await sender.send_messages(ServiceBusMessage("x"))
+    await asyncio.sleep(200)
+    assert made.told() == [("RightMissing", None)]
+    assert list(made.state.rotation.queues) == made.paths
+    assert "needs the Send right" in (made.discovery.searching or "")
+    made.pair.secondary.behaviour = accepting
+    await sender.send_messages(ServiceBusMessage("x"))
+    await asyncio.sleep(60)
+    assert made.discovery.searching is None
+    await made.discovery.close()
+    await made.pair.client.close()
+
+
+async def test_without_manage_a_queue_that_hangs_does_not_keep_the_others_out() -> None:
+    made = SearchWorld(FakeAdministration(), create_backlog_queues=False)
+    first, *others = made.paths
+    made.pair.secondary.by_entity[first] = hangs
+    await made.discovery.start()
+    assert list(made.state.rotation.queues) == others
+    assert first in (made.discovery.searching or "")
+    made.pair.secondary.by_entity.clear()
+    await asyncio.sleep(10)
+    assert made.discovery.searching is None
+    await made.discovery.close()
+    await made.pair.client.close()
+
+
+async def test_without_manage_a_missing_right_fails_the_pairing_at_once() -> None:
+    made = SearchWorld(FakeAdministration(), create_backlog_queues=False)
+    made.pair.secondary.behaviour = unauthorized
+    with pytest.raises(MissingRightError, match="needs the Send right"):
+        await made.discovery.start()
+    assert made.pair.elapsed == 0
     await made.pair.client.close()
