@@ -84,7 +84,7 @@ def make(spark: SparkSession, plan: maker.Plan, place: Path, progress: Progress)
 
 def spark_audit(spark: SparkSession, place: Path, plan: maker.Plan) -> Findings:
     """The audit by the tables' own transformations, in one pass."""
-    from twinbus.pipeline.spark.scale import session_for_many
+    from twinbus.pipeline.spark.session import session_for_many
     from twinbus.pipeline.tables.bronze import STORED_RECORDS
     from twinbus.pipeline.tables.journeys import judged, partial_journeys
 

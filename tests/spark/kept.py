@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from tests.spark.ledgers import Line, rows
-from twinbus.pipeline.spark.scale import session_for_few
+from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.store.increment import kept_tables, totals
 from twinbus.pipeline.store.store import Snapshot, TableStore
 from twinbus.pipeline.tables.gold import merged

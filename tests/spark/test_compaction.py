@@ -23,8 +23,8 @@ from twinbus.pipeline.store.retention import retain
 from twinbus.pipeline.store.store import BRONZE, JOURNEYS, SUMS, Snapshot, TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
 from twinbus.pipeline.tables.bronze import STORED_RECORDS
+from twinbus.pipeline.tables.gold import NOTABLE
 from twinbus.pipeline.tables.journeys import merged
-from twinbus.pipeline.tables.named_messages import NOTABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pipeline.spark.scale import session_for_few
+from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.tables.journeys import judged, looked_at, merged, partial_journeys
 from twinbus.pipeline.tables.schemas import FATES, JOURNEYS, LEDGER, SIGHTINGS
 

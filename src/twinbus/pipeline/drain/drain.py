@@ -31,8 +31,7 @@ from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.options import LEDGER_VARIABLE, SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverListener
-from twinbus.pipeline.drain.progress import DrainBacklog
-from twinbus.pipeline.drain.statistics import DrainRun
+from twinbus.pipeline.drain.progress import DrainBacklog, DrainRun
 from twinbus.pipeline.drain.task import SEPARATOR, DrainTask
 from twinbus.pipeline.drain.task_ledger import require_place
 from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob

@@ -1,17 +1,26 @@
-"""How far a drain on Spark has come, by what its backlog queues hold: the driver asks them."""
+"""How far a drain on Spark has come, by what its queues hold, and what it did, by its ledger."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
 
 from twinbus.errors import SyphonError
+from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 from twinbus.loops import run_anywhere
 from twinbus.namespace.endpoint import Endpoint
+from twinbus.pipeline.tables.bronze import read_ledger
 from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
 from twinbus.syphon.connection.selection import count_matching
 from twinbus.syphon.host import PEEK_AGAIN_S, DrainProgress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class DrainBacklog:
@@ -85,3 +94,41 @@ class DrainBacklog:
 
     async def _ask(self) -> list[QueueCounts]:
         return await asyncio.gather(*(counts_of(self._endpoint, queue) for queue in self.queues))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrainStatistics:
+    """Messages by what became of them; attempts that died are in it, as far as they wrote."""
+
+    forwarded: int = 0
+    """Accepted by the primary. More than completed: sent, and the attempt died before the rest."""
+    completed: int = 0
+    dead_lettered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRun:
+    """A drain that has ended."""
+
+    spark: SparkSession
+    name: str
+    """The names of its ledger files begin with it."""
+    ledger: str | None
+
+    def statistics(self) -> DrainStatistics | None:
+        """What it did, by the ledger; None where it wrote none. Runs a Spark job."""
+        if self.ledger is None:
+            return None
+        place = self.ledger.removeprefix("file://")
+        try:
+            lines = read_ledger(self.spark, place, files=f"{self.name}-*{FILE_SUFFIX}*")
+        except LedgerError:
+            # Its tasks had nothing to write.
+            return DrainStatistics()
+        done = lines.where(F.col("outcome") == "ok").groupBy("operation").count()
+        counts = {row["operation"]: row["count"] for row in done.collect()}
+        return DrainStatistics(
+            forwarded=counts.get("forward", 0),
+            completed=counts.get("complete", 0),
+            dead_lettered=counts.get("dead_letter", 0),
+        )

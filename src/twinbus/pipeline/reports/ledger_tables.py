@@ -18,16 +18,14 @@ from pyspark.sql import functions as F
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import OPEN_SUFFIX
 from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
-from twinbus.pipeline.spark.scale import session_for_few, session_for_many
-from twinbus.pipeline.spark.session import require_shared
+from twinbus.pipeline.spark.session import require_shared, session_for_few, session_for_many
 from twinbus.pipeline.store.current import CurrentTables
 from twinbus.pipeline.store.raw_files import missing_from_files
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import tables_place
 from twinbus.pipeline.tables import bronze
-from twinbus.pipeline.tables.gold import BUCKET_S, gold_tables
+from twinbus.pipeline.tables.gold import BUCKET_S, gold_tables, notable, with_fates
 from twinbus.pipeline.tables.journeys import destination_of, judged, partial_journeys
-from twinbus.pipeline.tables.named_messages import notable, with_fates
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

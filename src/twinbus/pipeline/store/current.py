@@ -23,9 +23,8 @@ from twinbus.pipeline.store.raw_files import missing_from_tables
 from twinbus.pipeline.store.store import BRONZE, Snapshot, TableStore
 from twinbus.pipeline.store.stream import open_store, update
 from twinbus.pipeline.tables import bronze
-from twinbus.pipeline.tables.gold import BUCKET_S, GoldTable
+from twinbus.pipeline.tables.gold import BUCKET_S, NOTABLE, GoldTable, with_fates
 from twinbus.pipeline.tables.journeys import partial_journeys
-from twinbus.pipeline.tables.named_messages import NOTABLE, with_fates
 from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:

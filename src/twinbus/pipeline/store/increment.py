@@ -17,10 +17,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from twinbus.pipeline.store.store import JOURNEYS, SUMS, Snapshot, TableStore
 from twinbus.pipeline.tables import schemas
-from twinbus.pipeline.tables.gold import GoldTable, gold_tables
+from twinbus.pipeline.tables.gold import NOTABLE, GoldTable, gold_tables
 from twinbus.pipeline.tables.gold import merged as merged_sums
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
-from twinbus.pipeline.tables.named_messages import NOTABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

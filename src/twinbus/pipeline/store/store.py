@@ -35,7 +35,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.spark.scale import session_for_few, session_for_many
+from twinbus.pipeline.spark.session import session_for_few, session_for_many
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

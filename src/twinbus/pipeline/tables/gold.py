@@ -7,7 +7,12 @@ message added can be taken back: that is all that the store (`store`) has to kno
     of_journeys    counted from what is known of each message (`journeys`): a batch adds what its
                    messages count for now, and takes back what they counted for before
 
-Reports read the sums and nothing else, but for ids: those come from the `notable` messages.
+Reports read the sums and nothing else, but for ids: those come from the `notable` messages, kept by
+id in an additive table as all others are. Notable is an accepted message that is not delivered, as
+far as the ledger tells, and one that is there more than once; and, where a broker keeps a ledger,
+what it says of messages in backlog queues. Their number follows what was diverted and what went
+wrong, not the traffic. What the broker says (`conservation.witnessed`) and what peeks saw
+(`journeys.looked_at`) is put to them when a report is made.
 """
 
 from __future__ import annotations
@@ -19,7 +24,14 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables import availability, charges, conservation, reconciliation, schemas
+from twinbus.pipeline.tables import (
+    availability,
+    charges,
+    conservation,
+    journeys,
+    reconciliation,
+    schemas,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -97,3 +109,27 @@ def merged(table: GoldTable, parts: Sequence[DataFrame]) -> DataFrame:
     summed = together.groupBy(*table.keys).agg(*(F.sum(name).alias(name) for name in table.sums))
     something = reduce(lambda left, right: left | right, (F.col(name) != 0 for name in table.sums))
     return summed.where(something).select(*table.schema.fieldNames())
+
+
+def notable(fates: DataFrame) -> DataFrame:
+    """The notable among messages, each once."""
+    missing = F.col("accepted") & (F.col("fate") != journeys.DELIVERED_FATE)
+    named = fates.where(
+        missing | conservation.is_duplicate() | conservation.in_backlog(F.col("destination"))
+    )
+    return named.withColumn("messages", F.lit(1).cast("long"))
+
+
+def with_fates(named: DataFrame, states: DataFrame) -> DataFrame:
+    """The notable messages, as `schemas.FATES`, after the broker's view of the backlog was read.
+
+    So their fates are better known than in the sums. `states` is the gold table.
+    """
+    rows, there = (
+        named.select(*schemas.FATES.fieldNames()),
+        conservation.in_backlog(F.col("destination")),
+    )
+    return conservation.witnessed(rows.where(~there), rows.where(there), states)
+
+
+NOTABLE: Final = GoldTable("notable", schemas.NOTABLE, "messages", of_journeys=notable)

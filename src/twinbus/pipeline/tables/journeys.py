@@ -45,12 +45,8 @@ if TYPE_CHECKING:
 
 DELIVERED_FATE: Final = "delivered"
 FATES_OF_ACCEPTED: Final = (
-    DELIVERED_FATE,
-    "dead_lettered",
-    "expired",
-    "waiting",
-    "lost",
-    "undecided",
+    *(DELIVERED_FATE, "dead_lettered", "expired"),
+    *("waiting", "lost", "undecided"),
 )
 
 MESSAGE_KEY: Final = ("destination", "message_id")
@@ -59,21 +55,9 @@ UNSEEN: Final = ("undecided", "waiting")
 """Fates of messages that should be in the backlog, and are lost if a look does not find them."""
 
 _KEY: Final = (*MESSAGE_KEY, "receiver")
-_ANY: Final = (
-    "tried",
-    "sent",
-    "diverted",
-    "ambiguous",
-    "received",
-    "set_aside",
-    "completed",
-    "came_out",
-    "deferred",
-    "broker_enqueued",
-    "broker_received",
-    "broker_completed",
-    "broker_expired",
-    "broker_dead_lettered",
+_ANY: Final = tuple(
+    """tried sent diverted ambiguous received set_aside completed came_out deferred broker_enqueued
+    broker_received broker_completed broker_expired broker_dead_lettered""".split()
 )
 _SUM: Final = ("failed_sends", "receipts", "forwards", "broker_copies", "broker_ended")
 _MAX: Final = ("size_bytes", "last_ms", "settled_ms", "forwarded_ms")

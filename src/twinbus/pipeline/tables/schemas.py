@@ -88,6 +88,8 @@ FATES: Final = schema(
     "string?: fate",
 )
 
+NOTABLE: Final = T.StructType([*FATES.fields, *schema("long: messages").fields])
+
 CHARGES: Final = schema(
     "date: day",
     # The stages are in `charges`. The direction is "in" to the namespace, "out" of it, or "none":
