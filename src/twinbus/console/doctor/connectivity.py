@@ -93,7 +93,7 @@ async def check_clock(pair: ExaminedPair, role: str) -> Finding:
 
 
 def _ask_time(host: str, port: int, trust: ssl.SSLContext | None) -> tuple[float, float]:
-    """Return how many seconds this machine is behind, and the error; ValueError if not told."""
+    """Return how many seconds this machine is behind, and the error; ValueError without a date."""
     connection: http.client.HTTPConnection
     if trust is not None:
         connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=trust)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from twinbus.pipeline.reports.documents import Balance, FailoverWindow
+    from twinbus.pipeline.reports.documents import Balance
     from twinbus.pipeline.reports.outage import OutageReport
 
 LEAD_S: Final = 3.0
@@ -152,7 +152,8 @@ class DrillResult:
     @property
     def failover_s(self) -> float | None:
         """From the kill until the last entity had failed over. None: none did."""
-        began = ((window.entity, window.failed_over_ms) for window in self._windows)
+        windows = self.report.availability.windows
+        began = ((window.entity, window.failed_over_ms) for window in windows)
         return _until_last(began, self.moments.killed_ms)
 
     @property
@@ -160,7 +161,8 @@ class DrillResult:
         """From the primary's first answer until the last entity was healthy. None: none failed."""
         if self.failover_s is None:
             return None
-        ended = ((window.entity, window.recovered_ms) for window in self._windows)
+        windows = self.report.availability.windows
+        ended = ((window.entity, window.recovered_ms) for window in windows)
         return _until_last(ended, self.moments.back_ms)
 
     @property
@@ -235,10 +237,6 @@ class DrillResult:
             "unknown": conservation["unknown"],
             "assumed": charges["assumed"],
         }
-
-    @property
-    def _windows(self) -> tuple[FailoverWindow, ...]:
-        return self.report.availability.windows
 
     def _doubts(self) -> Iterator[str]:
         scope, accepted = self.report.conservation.scope, self.total.accepted

@@ -1,4 +1,4 @@
-"""The content of a drill's report: what happened to somebody who was not there. Pure."""
+"""The content of a drill's report: what happened, for a reader who was not there. Pure."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SECONDARY: Final = "contoso-dr"
 START_LIMIT_S: Final = 30.0
 """A namespace is up within a second; a machine that needs more than this cannot run a drill."""
 STOP_LIMIT_S: Final = 5.0
-"""Time for a namespace to end before it is killed: nobody needs its data any more."""
+"""Time for a namespace to end before it is killed: its data is not needed any more."""
 
 SESSIONS: Final = tuple(f"customer-{number}" for number in range(8))
 SUBSCRIPTION: Final = "audit"
@@ -108,7 +108,7 @@ class NamespaceProcess:
             self._reap()
 
     def stop(self) -> None:
-        """End it in any case: asked first, killed if it does not listen."""
+        """End it in any case: SIGTERM first, SIGKILL if it does not end."""
         if self._process is None:
             return
         self._process.terminate()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import time
 from datetime import datetime
 from typing import Any, Final
 
+from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import visible
@@ -37,22 +37,15 @@ FIND_FIRST_S: Final = 30.0
 """The same while there is no backlog queue."""
 
 
-def run(request: SyphonRequest, count: int | None, output: Output) -> int:
+@runs_to_its_end
+async def run(request: SyphonRequest, count: int | None, output: Output) -> int:
     """Run the syphon until a signal; return the exit status."""
-    # This program prints the syphon's warnings itself, each once.
-    logging.getLogger().addHandler(logging.NullHandler())
-
-    async def work() -> int:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        with open_ledger(request.ledger) as ledger:
-            syphon = SyphonProgram(request, ledger, count, output)
-            await syphon.run(stop)
-        return 0
-
-    return asyncio.run(work())
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with open_ledger(request.ledger) as ledger:
+        await SyphonProgram(request, ledger, count, output).run(stop)
+    return 0
 
 
 class SyphonProgram:
