@@ -21,7 +21,8 @@ class PooledSender(Watch):
 
     __slots__ = (
         "batch_limit_bytes", "cleanup", "epoch", "idle_since", "is_finishing", "is_open",
-        "is_wanted", "limit_bytes", "opening", "opening_since", "opening_until", "reader", "sdk",
+        "is_wanted", "limit_bytes", "opened_ahead_at", "opening", "opening_since", "opening_until",
+        "reader", "sdk",
     )  # fmt: skip
 
     def __init__(self, sdk: ServiceBusSender, epoch: int) -> None:
@@ -33,6 +34,8 @@ class PooledSender(Watch):
         self.opening: asyncio.Task[int | None] | None = None
         self.opening_since = self.opening_until = 0.0
         """An opening that has not ended by then has failed, whatever its callers' timeouts."""
+        self.opened_ahead_at: float | None = None
+        """Equal to `idle_since` while no call has used a link that was opened ahead."""
         self.is_wanted = False
         """Whether a call has waited for the link to open."""
         self.is_finishing = False

@@ -14,13 +14,12 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.sdk.pooled_sender import PooledSender
-from twinbus.pairing.sdk.sdk_cleanup import CLOSE_LIMIT_S, cancel_until_done
-from twinbus.pairing.sdk.watchdog import Watchdog
+from twinbus.pairing.sdk.sender_closer import SenderCloser
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender
@@ -47,6 +46,13 @@ STILL_WAITING_S: Final = 0.05
 IDLE_MAX_S: Final = 100.0
 """Azure closes a connection that is silent for 240 s, and an idle sender is silent. A sender idle
 for this long is replaced before a message finds its connection dead."""
+
+REOPEN_CHECK_S: Final = 45.0
+"""Time between two checks of whether a link is to be reopened: one that will have been idle for
+`IDLE_MAX_S` at the next check is replaced ahead of use."""
+
+REOPENINGS_MAX: Final = 45
+"""Reopenings in a row without a call: after about an hour the link of a forgotten sender ends."""
 
 CARRIED_OUT: Final = "cancelled during a call of the SDK that succeeded all the same"
 """Argument of such a CancelledError. `asyncio.timeout` recognizes no subclass of it."""
@@ -104,6 +110,9 @@ class SenderPool:
         # No event until it is needed: of ten thousand pools few are ever waited for.
         self._waiters: list[asyncio.Future[None]] = []
         self._epoch = 0
+        self._jitter: Callable[[], float] | None = None
+        self._reopening: asyncio.TimerHandle | None = None
+        self._reopenings = 0
         self._loop = asyncio.get_running_loop()
         self._drained: asyncio.Event | None = None
         self.closed = False
@@ -167,6 +176,48 @@ class SenderPool:
         pooled = self._lease_new()
         pooled.begin_opening(now, self._closer.opening_limit_s)
         self._leave_opening(pooled)
+
+    def keep_open(self, jitter: Callable[[], float]) -> None:
+        """Reopen a link before it has been idle for too long, until the pool is closed.
+
+        `jitter` returns numbers from 0 to 1: links of many processes do not open at once.
+        """
+        self._jitter = jitter
+
+    def _arm_reopening(self, delay_s: float) -> None:
+        if self._jitter is not None and not self.closed:
+            delay_s *= 1 - self._jitter() / 5
+            self._reopening = self._loop.call_later(delay_s, self._check_idle)
+
+    def _check_idle(self) -> None:
+        """Reopen the link that the next call would use, if it will be too old at the next check."""
+        self._reopening = None
+        now, idle_max_s = self._loop.time(), IDLE_MAX_S - REOPEN_CHECK_S
+        self._close_idle(now)
+        if not self._idle and not self._leased:
+            return  # The next link that opens begins again.
+        newest = self._idle[-1] if self._idle and not self._leased else None
+        if newest is None or now - newest.idle_since < idle_max_s:
+            self._arm_reopening(REOPEN_CHECK_S)
+            return
+        is_unused = newest.idle_since == newest.opened_ahead_at
+        if is_unused and self._reopenings >= REOPENINGS_MAX:
+            self._arm_reopening(IDLE_MAX_S)
+        elif self._closer.may_reopen(now):
+            self._reopenings = self._reopenings + 1 if is_unused else 1
+            self.open_ahead(idle_max_s)
+            self._arm_reopening(REOPEN_CHECK_S)
+        else:
+            self._arm_reopening(REOPEN_CHECK_S / 10)
+
+    def _close_idle(self, now: float) -> None:
+        """Close links that are idle for long; the newest only when it can be used no longer."""
+        for pooled in tuple(self._idle):
+            is_newest = pooled is self._idle[-1]
+            limit_s = IDLE_MAX_S if is_newest else IDLE_MAX_S - REOPEN_CHECK_S
+            if now - pooled.idle_since >= limit_s:
+                self._idle.remove(pooled)
+                self._closer.close_later(pooled)
 
     async def attempt(
         self, pooled: PooledSender, operation: Callable[[Any], Awaitable[T]], timeout_s: float
@@ -277,6 +328,8 @@ class SenderPool:
         else:
             self._opened(pooled)
             self.give_back(pooled)
+            pooled.opened_ahead_at = pooled.idle_since
+            self._close_idle(pooled.idle_since)
 
     def _share_failure(self, pooled: PooledSender, error: BaseException) -> None:
         """Tell all calls that wait that the link did not open, unless another link is open.
@@ -297,6 +350,8 @@ class SenderPool:
             self._loop.call_later(STILL_WAITING_S, self.wake_one)
         self.limit_bytes = pooled.limit_bytes or self.limit_bytes
         self.batch_limit_bytes = pooled.batch_limit_bytes or self.batch_limit_bytes
+        if self._reopening is None:
+            self._arm_reopening(REOPEN_CHECK_S)
         if self.on_open is not None:
             self.on_open(self.limit_bytes, self.batch_limit_bytes)
 
@@ -367,6 +422,8 @@ class SenderPool:
     async def close(self, limit_s: float) -> None:
         """Close idle senders; wait up to `limit_s` for those in use, then close them too."""
         self.closed = True
+        if self._reopening is not None:
+            self._reopening.cancel()
         self.invalidate()
         self.wake_all()
         for pooled in self._opening_in_background:
@@ -394,48 +451,3 @@ async def open_only(sdk: Any) -> None:
 def was_carried_out(cancelled: asyncio.CancelledError) -> bool:
     """Whether the attempt that raised a cancellation had succeeded."""
     return cancelled.args == (CARRIED_OUT,)
-
-
-class SenderCloser:
-    """Closes the senders of all pools of a client in the background; owns their watchdog."""
-
-    def __init__(self, opening_limit_s: float = 0.0) -> None:
-        """`opening_limit_s` bounds how long a sender may open, whatever its caller's timeout."""
-        self.opening_limit_s = opening_limit_s
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.watchdog = Watchdog()
-
-    def close_later(self, pooled: PooledSender) -> None:
-        """Close a sender that is not used any more; returns at once."""
-        self.run(_close(pooled))
-
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work that ends by itself in the background; returns at once."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def wait(self) -> None:
-        """Return when all background work so far is done; each takes a few seconds at most."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
-        self.watchdog.close()
-        # An aborted socket is closed in the next turn of the loop.
-        await asyncio.sleep(0)
-
-
-async def _close(pooled: PooledSender) -> None:
-    cleanup = pooled.cleanup
-    cleanup.collect()
-    if pooled.opening is not None:
-        # Before each cancellation: a task that misses it may go on to open a connection.
-        await cancel_until_done(pooled.opening, cleanup.collect)
-        cleanup.collect()
-    await cleanup.stop_keep_alive()
-    try:
-        async with asyncio.timeout(CLOSE_LIMIT_S):
-            await pooled.sdk.close()
-    except Exception as error:  # noqa: BLE001  # whatever it is, the socket is aborted next
-        log.debug("a sender of the SDK did not close: %r", error)
-    finally:
-        cleanup.abort_sockets()

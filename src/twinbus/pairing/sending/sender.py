@@ -51,6 +51,7 @@ class PairedSender:
         self._is_direct = target.sessions is None and state.tracing is None
         """Whether the entity's route alone decides where a message goes, and no span is needed."""
         self.pool.on_open_failed = self._opening_failed
+        self.pool.keep_open(state.jitter)
         if state.options.failover_interval_s < OPENING_S:
             self.pool.on_slow = self._warm_backlog
         self._stop_listening = target.entity.on_change(self._entity_changed)

@@ -18,7 +18,8 @@ from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.core.events import Route
 from twinbus.pairing.core.session_order import QueueScan, SessionKey, SessionOrder
 from twinbus.pairing.sdk.peeker import Peeker
-from twinbus.pairing.sdk.sender_pool import SenderCloser, SenderPool
+from twinbus.pairing.sdk.sender_closer import SenderCloser
+from twinbus.pairing.sdk.sender_pool import SenderPool
 
 if TYPE_CHECKING:
     from twinbus.pairing.sending.shared_state import SharedState

@@ -43,7 +43,8 @@ from twinbus.pairing.observing.tracing import tracing_now
 from twinbus.pairing.sdk.guards import BacklogLimits
 from twinbus.pairing.sdk.outgoing import MessageIds
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
-from twinbus.pairing.sdk.sender_pool import SenderCloser, SenderPool
+from twinbus.pairing.sdk.sender_closer import SenderCloser
+from twinbus.pairing.sdk.sender_pool import SenderPool
 from twinbus.pairing.sdk.warming import Warming
 from twinbus.pairing.sending.waiting import WaitingCalls
 

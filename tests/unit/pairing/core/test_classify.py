@@ -271,7 +271,7 @@ def test_a_token_that_was_not_taken_is_no_outage_whatever_the_sdk_wraps_it_in(
     assert meaning_of(error) is meaning
 
 
-class CredentialUnavailableError(core.ClientAuthenticationError):  # type: ignore[misc]
+class CredentialUnavailableError(core.ClientAuthenticationError):
     """As azure.identity, which is no dependency, has it."""
 
 
