@@ -21,6 +21,7 @@ BENCHMARKS = (
     "relay_vs_shovel",
     "relay_vs_sdk_loop",
     "spark_drain_vs_relay",
+    "drain_harm",
     "ledger_overhead",
     "audit_vs_duckdb",
     "audit_growth_10x",

@@ -27,6 +27,9 @@ IDLE_LINK_S: Final = 60.0
 ANY_NUMBER: Final = 1 << 30
 """No limit for one destination; the limit of the pump holds."""
 
+WINDOW_MAX: Final = 1_000
+"""A destination that takes so many at once has no limit of its own any more."""
+
 ATTACHED_SOON_S: Final = 2.0
 """An attach usually takes milliseconds. If it takes longer, what waits for it must not block the
 other destinations."""
@@ -217,8 +220,12 @@ class Destination:
         self.is_on_trial = True
         self.window = 1
 
-    def succeeded(self, now: float) -> None:
-        """Note that it accepted a message: it is no longer held."""
+    def succeeded(self, count: int, now: float) -> None:
+        """Note that it accepted so many messages: it is no longer held.
+
+        What may be in flight grows from one message on by three for each that was accepted: what
+        comes back does not get everything at once.
+        """
         self.accepted_at = now
         self.progressed = True
         self.backoff_s = 0.0
@@ -226,9 +233,11 @@ class Destination:
         if self.is_on_trial:
             self.is_on_trial = False
             self.held_until = None
-        if not self.is_careful or not self.waiting:
+        if self.window < ANY_NUMBER and (not self.is_careful or not self.waiting):
             self.is_careful = False
-            self.window = ANY_NUMBER
+            self.window += 3 * count
+            if self.window > WINDOW_MAX:
+                self.window = ANY_NUMBER
 
     def drop_link(self) -> list[BacklogMessage]:
         """Forget the link; return what was in flight on it, which waits again."""

@@ -405,7 +405,7 @@ class Pump:
             self._receiving.pace.governor.accepted(len(taken), now - taken[0].sent_at, now)
         actions = self._settlements.complete(taken, now)
         for destination in served.values():
-            destination.succeeded(now)
+            destination.succeeded(len(taken), now)
             if destination.held_until is None:
                 destinations.held.discard(destination.path.lower())
             if destination.waiting or self._waiting.has_deferred(destination):

@@ -75,3 +75,19 @@ def test_back_offs_vary_by_chance() -> None:
     world.deliver()
     world.detach("orders", "com.microsoft:server-busy")
     assert world.pump.timer_at == world.now + 1.5
+
+
+def test_a_destination_that_comes_back_does_not_get_everything_at_once() -> None:
+    world = running(limits=IntakeLimits(messages=4_000))
+    world.store("orders", 2_000)
+    world.deliver(2_000)
+    world.detach("orders", "com.microsoft:server-busy")
+    world.tick(2.0)
+    world.attach("orders")
+    in_flight = []
+    for _ in range(5):
+        world.grant("orders")
+        in_flight.append(len(world.sent))
+        world.accept(len(world.sent))
+    assert in_flight[:4] == [1, 4, 16, 64]
+    assert in_flight[4] > 64
