@@ -32,10 +32,10 @@ from twinbus.broker import descriptions
 from twinbus.broker.admin.api import AdminRequest, respond
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.engine.namespace import BrokerNamespace
+from twinbus.broker.links.context import LockTokens
 from twinbus.broker.sas import AccessPolicy
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
-from twinbus.broker.tokens import LockTokens
 from twinbus.errors import StoreFull
 from twinbus.namespace.signatures import sign
 

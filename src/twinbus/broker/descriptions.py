@@ -126,9 +126,7 @@ class CorrelationFilter:
     properties: tuple[tuple[str, object], ...] = ()
 
 
-CORRELATION_FIELDS = tuple(
-    each.name for each in fields(CorrelationFilter) if each.name != "properties"
-)
+CORRELATION_FIELDS = tuple(f.name for f in fields(CorrelationFilter) if f.name != "properties")
 
 Filter = SqlFilter | TrueFilter | FalseFilter | CorrelationFilter
 

@@ -41,24 +41,14 @@ def _lines(broker: BrokerServer) -> Iterator[str]:
     yield from _family("bytes", "gauge", "Bytes of an entity's messages, dead-lettered ones too")
     for entity, (_, size_bytes) in held.items():
         yield _sample("bytes", size_bytes, namespace.name, entity=entity)
-    failures, unrecorded = broker.engine_failures, broker.ledger_unrecorded
+    failed, missed = broker.engine_failures, broker.ledger_unrecorded
     for name, kind, words, value in (
         ("connections", "gauge", "AMQP connections open now", len(broker.peers)),
         ("commits_total", "counter", "Group commits that are on disk", commit.commits),
         ("commit_failures_total", "counter", "Commits that failed", commit.failures),
-        (
-            "engine_failures_total",
-            "counter",
-            "Unexpected errors that the engine contained",
-            failures,
-        ),
+        ("engine_failures_total", "counter", "Unexpected errors that the engine contained", failed),
         ("pending_bytes", "gauge", "Bytes that wait for the disk", commit.pending_bytes),
-        (
-            "ledger_unrecorded_total",
-            "counter",
-            "Records that the ledger could not take",
-            unrecorded,
-        ),
+        ("ledger_unrecorded_total", "counter", "Records that the ledger could not take", missed),
     ):
         if value is None:
             continue

@@ -78,7 +78,7 @@ class Listener:
         """`tls` is the broker's certificate; None: plain text only."""
         self.host = host
         self.port = port
-        """The port asked for; once started, the port in use (0 asks for a free one)."""
+        """The requested port (0: any free one); once started, the port in use."""
         self._factories = {WireProtocol.AMQP: amqp_factory, WireProtocol.HTTP: http_factory}
         self._sockets: list[socket.socket] = []
         self._sniffing: dict[socket.socket, asyncio.TimerHandle] = {}

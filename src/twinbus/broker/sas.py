@@ -40,8 +40,8 @@ _EXPIRY_DIGITS_MAX = 15
 class AcceptedToken:
     """A token that is good as it stands, without a signature that could be checked.
 
-    For tests of token credentials: this broker has no Microsoft Entra tenant to ask, so whoever
-    knows the text is let in, until the broker ends.
+    For tests of token credentials: this broker cannot ask a Microsoft Entra tenant, so it accepts
+    the text from any client until it ends.
     """
 
     name: str

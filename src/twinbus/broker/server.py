@@ -19,14 +19,13 @@ from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.ledger_view import BrokerView
-from twinbus.broker.links.context import BrokerContext
+from twinbus.broker.links.context import BrokerContext, LockTokens
 from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, Refusal
 from twinbus.broker.sas import AcceptedToken, AccessPolicy
 from twinbus.broker.storage.commit import GroupCommit
 from twinbus.broker.storage.store import Store
-from twinbus.broker.tokens import LockTokens
 from twinbus.errors import StoreError
 from twinbus.ledger import LedgerWriter
 

@@ -1,7 +1,7 @@
 """AMQP over WebSocket: one binary stream, so the AMQP protocol runs on it as on a socket.
 
 `serve` runs one connection: frames received go to the protocol, bytes it writes go out as frames.
-Both directions push back: the protocol is told to pause when the client reads too slowly, and no
+Both directions push back: the protocol pauses when the client reads too slowly, and no
 frame is taken from the client while the protocol has paused reading.
 """
 

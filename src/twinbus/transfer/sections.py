@@ -76,7 +76,7 @@ _PARTITION_KEY_KEY: Final = symbol(PARTITION_KEY_ANNOTATION)
 _MESSAGE_ID_KEY: Final = string(MESSAGE_ID)
 
 UINT_MAX: Final = 0xFFFF_FFFF
-"""The longest ttl of a header, 49 days. A longer one is told by the two times in the properties."""
+"""The longest ttl of a header, 49 days. The two times in the properties give a longer one."""
 
 
 def to_backlog_sections(sections: Sections, path: str, *, own_id: str | None = None) -> Sections:

@@ -231,9 +231,9 @@ def _read_rule(
     )
 
 
-def _refuse_other_tiers(asked: _D) -> None:
+def _refuse_other_tiers(settings: _D) -> None:
     standard_kb = QueueDescription().max_message_size_kb
-    size_kb = getattr(asked, "max_message_size_kb", standard_kb)
+    size_kb = getattr(settings, "max_message_size_kb", standard_kb)
     if size_kb != standard_kb:
         raise ArgumentInvalid(
             f"MaxMessageSizeInKilobytes is {size_kb}, but a Standard namespace takes messages of "

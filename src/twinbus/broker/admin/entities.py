@@ -141,9 +141,9 @@ class Administration:
                 change(path, wanted, self.now_ms)
             case "TopicDescription":
                 topic = namespace.get_topic(path).description if update else TopicDescription()
-                asked = read_settings(element, topic, self.now_ms)
+                settings = read_settings(element, topic, self.now_ms)
                 alter = namespace.update_topic if update else namespace.create_topic
-                alter(path, asked, self.now_ms)
+                alter(path, settings, self.now_ms)
             case other:
                 raise ArgumentInvalid(
                     f"the entry holds {other[:60]!r}; a QueueDescription or a TopicDescription "
@@ -166,10 +166,10 @@ class Administration:
 
     def _first_rule(self, element: Element) -> RuleDescription | None:
         """The rule that a new subscription shall have instead of the one that takes everything."""
-        asked = child(element, "DefaultRuleDescription")
-        if asked is None:
+        rule = child(element, "DefaultRuleDescription")
+        if rule is None:
             return None
-        return read_rule(asked, child_text(asked, "Name") or DEFAULT_RULE, self.now_ms)
+        return read_rule(rule, child_text(rule, "Name") or DEFAULT_RULE, self.now_ms)
 
     def _put_rule(self, address: Address, element: Element, update: bool) -> None:
         _require(element, "RuleDescription")

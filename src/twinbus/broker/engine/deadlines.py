@@ -1,7 +1,7 @@
 """Due times, earliest first: an index over times that are kept elsewhere.
 
-An entry is only a hint. When it comes up, its owner is asked whether it is still valid, so that
-cancelling costs nothing. Stale entries are swept out when there may be many.
+An entry is only a hint. When it is due, `due_of` says whether it is still valid, so cancelling
+costs nothing. Stale entries are swept out when there may be many.
 """
 
 from __future__ import annotations

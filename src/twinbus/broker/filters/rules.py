@@ -9,12 +9,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 
 from twinbus.amqp.message import (
     APPLICATION_PROPERTIES,
     Properties,
-    Sections,
     decode_map,
     decode_properties,
     encode_map_section,
@@ -223,15 +223,7 @@ class _Message:
             application = encode_map_section(APPLICATION_PROPERTIES, user) if user else b""
         except EncodeError as error:
             raise FilterError(f"What the action set cannot be sent: {error}") from error
-        changed = Sections(
-            header=sections.header,
-            delivery_annotations=sections.delivery_annotations,
-            message_annotations=sections.message_annotations,
-            properties=properties,
-            application_properties=application,
-            body=sections.body,
-            footer=sections.footer,
-        )
+        changed = replace(sections, properties=properties, application_properties=application)
         after = read_back(join(changed), lambda: before.message_id or "")
         # The action does not change how long a message lives, nor does it schedule one again.
         after.scheduled_for_ms, after.ttl_ms = before.scheduled_for_ms, before.ttl_ms

@@ -7,8 +7,11 @@ The server owns one `BrokerContext` and gives it to each connection, which gives
 from __future__ import annotations
 
 import asyncio
+import os
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from twinbus.amqp.link import Link
@@ -68,3 +71,19 @@ def rejected(refusal: Refusal) -> Rejected:
 
 def rejected_with(condition: str, description: str) -> Rejected:
     return Rejected(error=Error(condition=Symbol(condition), description=description))
+
+
+class LockTokens:
+    """Gives fresh tokens: 8 random bytes of this start, then a counter. A uuid4 would cost 2 us."""
+
+    def __init__(self) -> None:
+        self._start = os.urandom(8)
+        self._numbers = count(1)
+
+    def __call__(self) -> bytes:
+        return self._start + next(self._numbers).to_bytes(8, "big")
+
+
+def new_message_id() -> str:
+    """An id for a message that came without one, as Azure gives it: 32 hex digits."""
+    return uuid.uuid4().hex

@@ -37,7 +37,7 @@ PEEK_BYTES_MAX = 1024 * 1024
 """Of one peek's messages together: a client that asks for more peeks on from the last number."""
 
 ANY_TIME_MS = 253_402_300_799_999
-"""The end of the year 9999, or later: what SDKs send who do not ask for sessions by time."""
+"""The end of the year 9999, or later: what SDKs send if they do not select sessions by time."""
 
 OUTCOMES = {
     "completed": SettlementOutcome.COMPLETE,
@@ -55,13 +55,13 @@ def handle(request: Sections, context: ManagementContext, now_ms: int) -> bytes:
     """The whole response to a request; `MalformedMessage` if it cannot even be addressed."""
     request_id = correlation_id(request)
     try:
-        asked = ManagementRequest(request)
-        operation = OPERATIONS.get(asked.operation)
+        wanted = ManagementRequest(request)
+        operation = OPERATIONS.get(wanted.operation)
         if operation is None:
             raise UnknownOperation(
-                f"The operation {asked.operation!r} is unknown; known are {', '.join(OPERATIONS)}."
+                f"The operation {wanted.operation!r} is unknown; known are {', '.join(OPERATIONS)}."
             )
-        return success(request_id, operation(asked, context, now_ms))
+        return success(request_id, operation(wanted, context, now_ms))
     except Refusal as refusal:
         return failure(request_id, refusal)
 

@@ -39,11 +39,11 @@ _CORRELATION_FILTER = 0x13_7000_0009
 
 def add_rule(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     subscription = _subscription(context)
-    asked = request.table("rule-description")
+    wanted = request.table("rule-description")
     rule = RuleDescription(
         name=request.text("rule-name"),
-        filter=_filter(asked),
-        action=_action(asked),
+        filter=_filter(wanted),
+        action=_action(wanted),
         created_at_ms=now_ms,
     )
     context.namespace.create_rule(subscription.topic_path, subscription.name, rule, now_ms)
@@ -76,8 +76,8 @@ def _subscription(context: ManagementContext) -> Subscription:
     return entity
 
 
-def _filter(asked: dict[str, Any]) -> Filter:
-    sql, correlation = asked.get("sql-filter"), asked.get("correlation-filter")
+def _filter(wanted: dict[str, Any]) -> Filter:
+    sql, correlation = wanted.get("sql-filter"), wanted.get("correlation-filter")
     if sql is not None and correlation is not None:
         raise ArgumentInvalid("A rule has a sql-filter or a correlation-filter, not both.")
     if sql is not None:
@@ -90,8 +90,8 @@ def _filter(asked: dict[str, Any]) -> Filter:
     return CorrelationFilter(**fields, properties=tuple(properties.items()))
 
 
-def _action(asked: dict[str, Any]) -> SqlAction | None:
-    action = asked.get("sql-rule-action")
+def _action(wanted: dict[str, Any]) -> SqlAction | None:
+    action = wanted.get("sql-rule-action")
     return None if action is None else SqlAction(expression=_expression(action, "sql-rule-action"))
 
 

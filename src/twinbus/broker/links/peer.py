@@ -49,8 +49,6 @@ frame before the client has read it.
 
 
 class PeerOwner(Protocol):
-    """The server, as a connection uses it."""
-
     peers: set[Peer]
 
     def collect(self, peer: Peer) -> None:
@@ -76,7 +74,6 @@ class Peer(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register the connection; the client sends first."""
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local client"

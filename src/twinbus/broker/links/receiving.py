@@ -238,8 +238,8 @@ class ReceivingLink:
         self._client.touch()
 
     def _wait_for_session(self) -> None:
-        asked = self.link.properties.get(SESSION_WAIT)
-        wait_ms = asked if isinstance(asked, int) else SESSION_WAIT_DEFAULT_MS
+        given = self.link.properties.get(SESSION_WAIT)
+        wait_ms = given if isinstance(given, int) else SESSION_WAIT_DEFAULT_MS
         self._wait = self._context.loop.call_later(
             min(wait_ms, SESSION_WAIT_MAX_MS) / 1000, self._give_up
         )

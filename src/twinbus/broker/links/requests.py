@@ -15,11 +15,17 @@ from twinbus.amqp.performatives import ACCEPTED_BYTES, Target, encode_state
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.faults import Fault, Stage
 from twinbus.broker.links import cbs, management
-from twinbus.broker.links.context import CBS, MANAGEMENT_SUFFIX, BrokerContext, LinkClient, rejected
+from twinbus.broker.links.context import (
+    CBS,
+    MANAGEMENT_SUFFIX,
+    BrokerContext,
+    LinkClient,
+    new_message_id,
+    rejected,
+)
 from twinbus.broker.links.management_request import ManagementContext, correlation_id, failure
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal
 from twinbus.broker.sas import SEND
-from twinbus.broker.tokens import new_message_id
 
 CREDIT = 100
 SCHEDULE = "com.microsoft:schedule-message"

@@ -10,11 +10,16 @@ from twinbus.amqp.types import DecodeError
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.faults import Fault
-from twinbus.broker.links.context import BrokerContext, LinkClient, rejected, rejected_with
+from twinbus.broker.links.context import (
+    BrokerContext,
+    LinkClient,
+    new_message_id,
+    rejected,
+    rejected_with,
+)
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import MalformedMessage, Refusal
 from twinbus.broker.sas import SEND
-from twinbus.broker.tokens import new_message_id
 
 CREDIT = 1000
 """Deliveries a client may have in flight; renewed when half is used."""

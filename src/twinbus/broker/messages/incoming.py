@@ -145,8 +145,8 @@ def _check_schedule(at_ms: int) -> None:
 def _parse_plain(wire: bytes) -> Incoming | None:
     """What nearly every message says; None if it is another, or malformed, for `_parse` to see.
 
-    It has a header, properties with an id, application properties and one data section, all told
-    by their first bytes. What senders repeat is remembered.
+    It has a header, properties with an id, application properties and one data section, recognised
+    by their first bytes. What senders repeat is cached.
     """
     if wire[:4] != b"\x00\x53\x70\xc0":
         return None
@@ -228,8 +228,8 @@ def _parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
 def _outline(wire: bytes) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
     """Raw header, delivery and message annotations, both kinds of properties, and what follows.
 
-    What nearly every client sends is told by the first four bytes of each section; anything else is
-    left to `split`, which also knows what to complain about.
+    What nearly every client sends is recognised by the first four bytes of each section; `split`
+    reads anything else and reports errors.
     """
     size = len(wire)
     header = annotations = properties = application_properties = b""

@@ -41,7 +41,7 @@ MAP_SIZE_BYTES = 2**40
 never be enlarged, which LMDB cannot do beside a read."""
 
 MAP_SIZE_MIN_BYTES = 2**30
-"""Where a platform or a limit gives less address space, half is asked for, down to this."""
+"""Where a platform or a limit gives less address space, the store tries half, down to this."""
 
 _DATA_FILE = "data.mdb"
 
