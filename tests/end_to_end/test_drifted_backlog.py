@@ -1,89 +1,65 @@
 """Backlog queues that somebody made by hand, and a pair that may not read their description.
 
-Real processes: both namespaces are `twinbus serve`, and `twinbus syphon drain` moves the backlog.
+Real processes: `twinbus serve` has both namespaces, and `twinbus syphon drain` moves the backlog.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 
 from tests.contract.pairs import drain_all, quick
+from tests.end_to_end.hand_made_world import ENTITIES, Sides, served
 from tests.official_sdk import administration
 from tests.processes import ServedBroker, run_twinbus
 from twinbus import Namespace, pair_namespaces
 from twinbus.pair import Pair
-from twinbus.pairing.core.backlog import backlog_paths
 
 pytestmark = pytest.mark.end_to_end
 
-ENTITIES = ("orders", "bills")
-QUEUES = backlog_paths("contoso", 3)
-RULES = ("--rule", "sender:k:Send", "--rule", "both:k:Send,Listen")
 SENDERS_MAX = 60
 """By then one of them has chosen a given queue of two, unless chance is out to get us."""
 
 
-@pytest.fixture
-def primary(tmp_path: Path) -> Iterator[ServedBroker]:
-    (tmp_path / "primary").mkdir()
-    with ServedBroker(tmp_path / "primary", "contoso", ephemeral=True) as served:
-        with administration(served.connection_string()) as admin:
-            for entity in ENTITIES:
-                admin.create_queue(entity)
-        yield served
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    with served(tmp_path_factory.mktemp("broker")) as running:
+        yield running
 
 
 @pytest.fixture
-def secondary(tmp_path: Path) -> Iterator[ServedBroker]:
-    (tmp_path / "secondary").mkdir()
-    with ServedBroker(
-        tmp_path / "secondary", "contoso-dr", ephemeral=True, options=RULES
-    ) as served:
-        yield served
+def sides(broker: ServedBroker, request: pytest.FixtureRequest) -> Sides:
+    return Sides(broker, request.node.name)
 
 
 @asynccontextmanager
-async def paired(
-    primary: ServedBroker, secondary: ServedBroker, rule: str, **options: Any
-) -> AsyncIterator[Pair]:
+async def paired(sides: Sides, rule: str, **options: Any) -> AsyncIterator[Pair]:
     """A pair without the Manage right, whose entities have failed over."""
-    side = Namespace.from_connection_string(primary.connection_string(), "contoso")
-    other = secondary.connection_string(rule=rule, key="k")
+    side = Namespace.from_connection_string(sides.primary, sides.label)
     settings = quick(create_backlog_queues=False, attempt_timeout=15.0, **options)
-    async with pair_namespaces(side, other, settings) as pair:
+    async with pair_namespaces(side, sides.weak(rule), settings) as pair:
         for entity in ENTITIES:
             pair.force_failover(entity)
         yield pair
 
 
-def moved_home(primary: ServedBroker, secondary: ServedBroker) -> dict[str, Any]:
-    """Move the backlog to the primary by the command; its report."""
-    sides = {
-        "TWINBUS_PRIMARY": primary.connection_string(),
-        "TWINBUS_SECONDARY": secondary.connection_string(),
-    }
-    command = ("syphon", "drain", "--label", "contoso", "--output", "json")
-    done = run_twinbus(*command, environment=sides)
+def move_home(sides: Sides) -> None:
+    """Move the backlog to the primary by the command."""
+    environment = {"TWINBUS_PRIMARY": sides.primary, "TWINBUS_SECONDARY": sides.secondary}
+    done = run_twinbus("syphon", "drain", "--label", sides.label, environment=environment)
     assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
 
 
-async def test_duplicate_detection_drops_nothing_and_ids_come_home(
-    primary: ServedBroker, secondary: ServedBroker
-) -> None:
-    (queue,) = backlog_paths("contoso", 1)
-    with administration(secondary.connection_string()) as admin:
+async def test_duplicate_detection_drops_nothing_and_ids_come_home(sides: Sides) -> None:
+    (queue,) = sides.queues(1)
+    with administration(sides.secondary) as admin:
         admin.create_queue(queue, requires_duplicate_detection=True)
-        async with paired(primary, secondary, "sender", backlog_queue_count=1) as pair:
+        async with paired(sides, "sender", backlog_queue_count=1) as pair:
             for entity in ENTITIES:
                 async with pair.get_queue_sender(entity) as sender:
                     await sender.send_messages(ServiceBusMessage(entity, message_id="7"))
@@ -93,9 +69,9 @@ async def test_duplicate_detection_drops_nothing_and_ids_come_home(
         stored = admin.get_queue_runtime_properties(queue).active_message_count
     assert stored == 6
 
-    await asyncio.to_thread(moved_home, primary, secondary)
+    await asyncio.to_thread(move_home, sides)
     for entity in ENTITIES:
-        home = await drain_all(primary.connection_string(), [entity])
+        home = await drain_all(sides.primary, [entity])
         assert sorted((m.message_id, str(m)) for m in home) == [
             ("7", entity),
             ("7", entity),
@@ -104,14 +80,12 @@ async def test_duplicate_detection_drops_nothing_and_ids_come_home(
         assert all(not message.application_properties for message in home)
 
 
-async def test_a_queue_that_requires_sessions_is_found_by_a_refused_send(
-    primary: ServedBroker, secondary: ServedBroker
-) -> None:
-    wrong, sound = backlog_paths("contoso", 2)
-    with administration(secondary.connection_string()) as admin:
+async def test_a_queue_that_requires_sessions_is_found_by_a_refused_send(sides: Sides) -> None:
+    wrong, sound = sides.queues(2)
+    with administration(sides.secondary) as admin:
         admin.create_queue(wrong, requires_session=True)
         admin.create_queue(sound)
-        async with paired(primary, secondary, "sender") as pair:
+        async with paired(sides, "sender") as pair:
             assert list(pair.backlog_queues) == [wrong, sound]
             status = pair.status().backlog_queues[wrong]
             assert "sessions" in status.not_verified
@@ -130,23 +104,21 @@ async def test_a_queue_that_requires_sessions_is_found_by_a_refused_send(
         assert admin.get_queue_runtime_properties(sound).active_message_count == sent
 
 
-async def test_with_listen_sessions_and_forwarding_are_found_at_pairing(
-    primary: ServedBroker, secondary: ServedBroker
-) -> None:
-    sessions, forwards, sound = QUEUES
-    with administration(secondary.connection_string()) as admin:
+async def test_with_listen_sessions_and_forwarding_are_found_at_pairing(sides: Sides) -> None:
+    sessions, forwards, sound = queues = sides.queues(3)
+    with administration(sides.secondary) as admin:
         admin.create_queue("elsewhere")
         admin.create_queue(sessions, requires_session=True)
         admin.create_queue(forwards, forward_to="elsewhere")
         admin.create_queue(sound)
-    async with paired(primary, secondary, "both", backlog_queue_count=3) as pair:
+    async with paired(sides, "both", backlog_queue_count=3) as pair:
         assert pair.backlog_queues == (sound,)
         found = pair.status().backlog_queues
         assert "session" in found[sessions].reason
         assert "forward" in found[forwards].reason
         assert not {"sessions", "forwarding"} & set(found[sound].not_verified)
-    async with paired(primary, secondary, "sender", backlog_queue_count=3) as pair:
-        assert pair.backlog_queues == QUEUES
+    async with paired(sides, "sender", backlog_queue_count=3) as pair:
+        assert pair.backlog_queues == queues
         found = pair.status().backlog_queues
         assert {"sessions", "forwarding"} <= set(found[forwards].not_verified)
         assert "not verified" in str(found[forwards])

@@ -1,6 +1,6 @@
 """Backlog queues that come late: made, or enabled, after the pair was started.
 
-Real processes: both namespaces are `twinbus serve`. The waits of the search are the product's own,
+Real processes: `twinbus serve` has both namespaces. The waits of the search are the product's own,
 shortened; tests/unit/pairing/core/test_search_schedule.py holds their true lengths in virtual time.
 """
 
@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +17,14 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import EntityStatus
 
 from tests.contract.pairs import PATIENCE_S, drain_all, quick, until
+from tests.end_to_end.hand_made_world import Sides, served
 from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus import BacklogUnavailableError, MissingRightError, Namespace, pair_namespaces
 from twinbus.pair import Pair
 from twinbus.pairing.core.announcements import PairEvent
-from twinbus.pairing.core.backlog import backlog_paths
 
 pytestmark = pytest.mark.end_to_end
-
-QUEUES = backlog_paths("contoso", 2)
-RULES = ("--rule", "sender:k:Send", "--rule", "both:k:Send,Listen")
 
 
 @pytest.fixture(autouse=True)
@@ -39,29 +35,22 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "UNREACHABLE_S", 0.1)
 
 
-@pytest.fixture
-def primary(tmp_path: Path) -> Iterator[ServedBroker]:
-    (tmp_path / "primary").mkdir()
-    with ServedBroker(tmp_path / "primary", "contoso", ephemeral=True) as served:
-        with administration(served.connection_string()) as admin:
-            admin.create_queue("orders")
-        yield served
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    with served(tmp_path_factory.mktemp("broker")) as running:
+        yield running
 
 
 @pytest.fixture
-def secondary(tmp_path: Path) -> Iterator[ServedBroker]:
-    (tmp_path / "secondary").mkdir()
-    with ServedBroker(
-        tmp_path / "secondary", "contoso-dr", ephemeral=True, options=RULES
-    ) as served:
-        yield served
+def sides(broker: ServedBroker, request: pytest.FixtureRequest) -> Sides:
+    return Sides(broker, request.node.name)
 
 
 @asynccontextmanager
 async def paired(
-    primary: ServedBroker, secondary: str, **options: Any
+    sides: Sides, secondary: str, **options: Any
 ) -> AsyncIterator[tuple[Pair, list[PairEvent]]]:
-    side = Namespace.from_connection_string(primary.connection_string(), "contoso")
+    side = Namespace.from_connection_string(sides.primary, sides.label)
     events: list[PairEvent] = []
     async with pair_namespaces(side, secondary, quick(attempt_timeout=15.0, **options)) as pair:
         pair.on_event(events.append)
@@ -77,89 +66,93 @@ def told(events: list[PairEvent]) -> list[tuple[str, Any]]:
     ]
 
 
-async def is_diverted(pair: Pair, secondary: ServedBroker, *queues: str) -> None:
+async def is_diverted(pair: Pair, secondary: str, *queues: str) -> None:
     """Have a message diverted, and find it in the backlog."""
     pair.force_failover("orders")
     async with pair.get_queue_sender("orders") as sender:
         await sender.send_messages(ServiceBusMessage("diverted"))
-    (found,) = await drain_all(secondary.connection_string(), queues)
+    (found,) = await drain_all(secondary, queues)
     assert str(found) == "diverted"
 
 
 async def test_queues_that_an_administrator_makes_later_protect_the_pair(
-    primary: ServedBroker, secondary: ServedBroker, caplog: pytest.LogCaptureFixture
+    sides: Sides, caplog: pytest.LogCaptureFixture
 ) -> None:
+    queues = sides.queues(2)
     caplog.set_level(logging.INFO, "twinbus")
-    weak = secondary.connection_string(rule="sender", key="k")
-    async with paired(primary, weak, create_backlog_queues=False) as (pair, events):
+    weak = sides.weak("sender")
+    async with paired(sides, weak, create_backlog_queues=False) as (pair, events):
         assert not pair.status().protected
         assert pair.status().searching
         assert {queue.state for queue in pair.status().backlog_queues.values()} == {"left out"}
-        with administration(secondary.connection_string()) as admin:
-            admin.create_queue(QUEUES[1])
-            await until(lambda: pair.backlog_queues == QUEUES[1:])
+        with administration(sides.secondary) as admin:
+            admin.create_queue(queues[1])
+            await until(lambda: pair.backlog_queues == queues[1:])
             assert pair.status().searching, "the other one is still missing"
-            admin.create_queue(QUEUES[0])
-        await until(lambda: pair.backlog_queues == QUEUES)
+            admin.create_queue(queues[0])
+        await until(lambda: pair.backlog_queues == queues)
         assert pair.status().searching is None
         assert told(events) == [
-            ("BacklogQueueFound", QUEUES[1]),
+            ("BacklogQueueFound", queues[1]),
             ("ProtectionChanged", True),
-            ("BacklogQueueFound", QUEUES[0]),
+            ("BacklogQueueFound", queues[0]),
         ]
-        await is_diverted(pair, secondary, *QUEUES)
+        await is_diverted(pair, sides.secondary, *queues)
     # One line for each change, however many searches there were.
-    for queue in QUEUES:
+    for queue in queues:
         lines = [r.message for r in caplog.records if r.message.startswith(queue)]
         assert len(lines) == 2, lines
 
 
 async def test_queues_disabled_at_start_and_enabled_later_protect_the_pair(
-    primary: ServedBroker, secondary: ServedBroker
+    sides: Sides,
 ) -> None:
-    with administration(secondary.connection_string()) as admin:
-        for queue in QUEUES:
+    queues = sides.queues(2)
+    with administration(sides.secondary) as admin:
+        for queue in queues:
             admin.create_queue(queue, status=EntityStatus.DISABLED)
-        async with paired(primary, secondary.connection_string()) as (pair, events):
+        async with paired(sides, sides.secondary) as (pair, events):
             assert not pair.status().protected
-            for queue in QUEUES:
+            for queue in queues:
                 description = admin.get_queue(queue)
                 description.status = EntityStatus.ACTIVE
                 admin.update_queue(description)
             await until(lambda: pair.status().protected and pair.status().searching is None)
             assert ("ProtectionChanged", True) in told(events)
-            assert pair.backlog_queues == QUEUES
-            await is_diverted(pair, secondary, *QUEUES)
+            assert pair.backlog_queues == queues
+            await is_diverted(pair, sides.secondary, *queues)
 
 
 async def test_a_queue_that_is_deleted_later_is_made_again_or_found_again(
-    primary: ServedBroker, secondary: ServedBroker
+    sides: Sides,
 ) -> None:
-    weak = secondary.connection_string(rule="sender", key="k")
-    text = secondary.connection_string()
+    queues = sides.queues(2)
+    weak = sides.weak("sender")
+    text = sides.secondary
     with administration(text) as admin:
-        async with paired(primary, text, backlog_queue_count=1) as (pair, events):
-            async with paired(
-                primary, weak, backlog_queue_count=1, create_backlog_queues=False
-            ) as (other, noticed):
+        async with paired(sides, text, backlog_queue_count=1) as (pair, events):
+            async with paired(sides, weak, backlog_queue_count=1, create_backlog_queues=False) as (
+                other,
+                noticed,
+            ):
                 other.force_failover("orders")
-                admin.delete_queue(QUEUES[0])
+                admin.delete_queue(queues[0])
                 async with other.get_queue_sender("orders") as sender:
                     # It has lost its only queue, and may not make it again.
                     with pytest.raises(BacklogUnavailableError):
                         await sender.send_messages(ServiceBusMessage("lost its queue"), timeout=5)
                 await until(lambda: other.backlog_queues == ())
-                assert ("BacklogQueueLeftOut", QUEUES[0]) in told(noticed)
+                assert ("BacklogQueueLeftOut", queues[0]) in told(noticed)
                 assert ("ProtectionChanged", False) in told(noticed)
                 pair.force_failover("orders")
                 async with pair.get_queue_sender("orders") as sender:
                     await until_sent(sender)
                 await until(lambda: other.status().protected)
                 assert told(noticed)[-2:] == [
-                    ("BacklogQueueFound", QUEUES[0]),
+                    ("BacklogQueueFound", queues[0]),
                     ("ProtectionChanged", True),
                 ]
-            assert ("BacklogQueueFound", QUEUES[0]) in told(events)
+            assert ("BacklogQueueFound", queues[0]) in told(events)
 
 
 async def until_sent(sender: Any) -> None:
@@ -175,15 +168,16 @@ async def until_sent(sender: Any) -> None:
 
 
 async def test_a_missing_listen_right_fails_the_pairing_of_a_syphon(
-    primary: ServedBroker, secondary: ServedBroker
+    sides: Sides,
 ) -> None:
-    with administration(secondary.connection_string()) as admin:
-        for queue in QUEUES:
+    queues = sides.queues(2)
+    with administration(sides.secondary) as admin:
+        for queue in queues:
             admin.create_queue(queue)
-    weak = secondary.connection_string(rule="sender", key="k")
+    weak = sides.weak("sender")
     with pytest.raises(MissingRightError, match=r"enable_syphon.*Listen"):
-        async with paired(primary, weak, create_backlog_queues=False, enable_syphon=True):
+        async with paired(sides, weak, create_backlog_queues=False, enable_syphon=True):
             raise AssertionError
-    both = secondary.connection_string(rule="both", key="k")
-    async with paired(primary, both, create_backlog_queues=False, enable_syphon=True) as (pair, _):
-        assert pair.backlog_queues == QUEUES
+    both = sides.weak("both")
+    async with paired(sides, both, create_backlog_queues=False, enable_syphon=True) as (pair, _):
+        assert pair.backlog_queues == queues

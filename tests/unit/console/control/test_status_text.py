@@ -62,6 +62,16 @@ def test_a_healthy_pair_is_a_few_lines() -> None:
     ]
 
 
+def test_what_could_not_be_verified_for_lack_of_a_right_is_said_once() -> None:
+    unknown = ["sessions", "forwarding"]
+    queues = {name: queue(not_verified=unknown) for name in ("one", "two")}
+    lines = render(view(status(entity("orders"), backlog_queues=queues)))
+    assert lines[-3:-1] == [
+        "  backlog queues: 2 of 2 in rotation",
+        "    not verified, for lack of a right: sessions, forwarding",
+    ]
+
+
 def test_trouble_comes_first_and_one_error_of_many_entities_is_said_once() -> None:
     refused = "ServiceBusConnectionError: refused"
     down: dict[str, Any] = {
