@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from twinbus.control.server import ControlServer
@@ -178,6 +179,7 @@ class Pair:
             faults_in_s=None if timer_at is None else max(0.0, timer_at - now),
             syphon=self._syphon_status() if self.options.enable_syphon else None,
             pings=state.counters.pings,
+            forgotten=replace(state.watched.forgotten),
             ledger_unrecorded=state.recorder.unrecorded,
         )
 

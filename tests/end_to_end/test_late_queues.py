@@ -16,7 +16,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import EntityStatus
 
-from tests.contract.pairs import PATIENCE_S, drain_all, quick, until
+from tests.contract.pairs import PATIENCE_S, bodies, drain_all, quick, until
 from tests.end_to_end.hand_made_world import Sides, served
 from tests.official_sdk import administration
 from tests.processes import ServedBroker
@@ -138,9 +138,11 @@ async def test_a_queue_that_is_deleted_later_is_made_again_or_found_again(
                 other.force_failover("orders")
                 admin.delete_queue(queues[0])
                 async with other.get_queue_sender("orders") as sender:
-                    # It has lost its only queue, and may not make it again.
-                    with pytest.raises(BacklogUnavailableError):
-                        await sender.send_messages(ServiceBusMessage("lost its queue"), timeout=5)
+                    # It has lost its only queue and may not make it again. A pair without a queue
+                    # sends to the primary (SPEC 2.5).
+                    lost = ServiceBusMessage("lost its queue")
+                    await sender.send_messages(lost, timeout=PATIENCE_S)
+                assert "lost its queue" in bodies(await drain_all(sides.primary, ("orders",)))
                 await until(lambda: other.backlog_queues == ())
                 assert ("BacklogQueueLeftOut", queues[0]) in told(noticed)
                 assert ("ProtectionChanged", False) in told(noticed)

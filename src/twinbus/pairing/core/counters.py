@@ -1,4 +1,4 @@
-"""Numbers that a pair counts beside its entities: pings, and how long diverts take.
+"""Numbers that a pair counts: pings, how long diverts take, and totals of several entities.
 
 Metrics read them at scrape time. Counting is one addition; a healthy send pays nothing.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 DIVERT_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """From a broker on the same network to the longest attempt that the options allow."""
@@ -39,6 +40,38 @@ class DurationHistogram:
         for bound_s, count in zip((*self.bounds_s, float("inf")), self._counts, strict=True):
             total += count
             yield bound_s, total
+
+
+class EntityNumbers(Protocol):
+    """The numbers of one entity."""
+
+    sent: int
+    diverted: int
+    raised: int
+    oversize: int
+    reserved: int
+
+
+@dataclass(slots=True)
+class EntityTotals:
+    """The numbers of several entities together."""
+
+    entities: int = 0
+    sent: int = 0
+    diverted: int = 0
+    raised: int = 0
+    oversize: int = 0
+    reserved: int = 0
+
+    def add(self, entity: EntityNumbers) -> None:
+        """Add the numbers of one more."""
+        self.sent += entity.sent
+        self.diverted += entity.diverted
+        self.raised += entity.raised
+        self.oversize += entity.oversize
+        self.reserved += entity.reserved
+        # Last: who reads on another thread compares it, to learn whether the rest has changed.
+        self.entities += 1
 
 
 class PairCounters:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from twinbus.pairing.core.counters import EntityTotals
 from twinbus.pairing.core.sides import PairSides, Side
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class PairStatus:
     """For each backlog queue its counts and problems; None: the syphon does not run here."""
     pings: dict[str, int] = field(default_factory=dict)
     """Pings so far: answered, failed, dropped before their end."""
+    forgotten: EntityTotals = field(default_factory=EntityTotals)
+    """The numbers of healthy entities without a sender that are no longer in `entities`."""
     ledger_unrecorded: int = 0
     """Lines that the ledger could not write, usually because of a full disk."""
 
@@ -118,6 +121,10 @@ class PairStatus:
             yield f"  still looking for backlog queues: {self.searching}"
         for entity in self.entities.values():
             yield "  " + _entity_line(entity)
+        if self.forgotten.entities:
+            gone = self.forgotten
+            counts = f"{gone.sent} sent, {gone.diverted} diverted, {gone.raised} raised"
+            yield f"  {gone.entities} more entities that have no sender any more: {counts}"
         for queue, status in self.backlog_queues.items():
             yield f"  {queue}: {status}"
         for queue, moved in (self.syphon or {}).items():

@@ -6,8 +6,9 @@ Nothing is counted twice: a send adds to the plain numbers that the status shows
 made of these on the thread that scrapes. So a healthy send pays nothing.
 
 Entities get series of their own in the order of their first message, up to a limit; the numbers of
-the others are summed under the entity `(others)`. So a counter never decreases, and ten thousand
-entities cost Prometheus no more than the limit.
+the others are summed under the entity `(others)`, also those of entities that the pair has
+forgotten. So a counter never decreases, and ten thousand entities cost Prometheus no more than the
+limit.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from twinbus.pairing.core.sides import PairSides, Side, SideState
 from twinbus.pairing.core.status import QUEUE_STATES, backlog_status
 
 if TYPE_CHECKING:
+    from twinbus.pairing.core.counters import EntityTotals
     from twinbus.pairing.observing.backlog_depth import BacklogDepth
     from twinbus.pairing.sending.shared_state import SharedState
     from twinbus.pairing.sending.watched_entity import WatchedEntity
@@ -59,6 +61,22 @@ class MeasuredPair:
         return self.state.recorder.pair
 
 
+class _Series:
+    """Messages sent, diverted and raised of one entity; they stay when the pair forgets it."""
+
+    def __init__(self) -> None:
+        self.values: tuple[int, ...] = (0, 0, 0)
+        self._before: tuple[int, ...] = (0, 0, 0)
+        self._seen: tuple[int, ...] = (0, 0, 0)
+
+    def update(self, numbers: tuple[int, ...]) -> None:
+        """Take the numbers of now; smaller ones are those of an entity that was made again."""
+        if any(now < seen for now, seen in zip(numbers, self._seen, strict=True)):
+            self._before = self.values
+        self._seen = numbers
+        self.values = tuple(a + b for a, b in zip(self._before, numbers, strict=True))
+
+
 class PairCollector(Collector):
     """The series of one pair; `also` makes one collector for several pairs."""
 
@@ -67,8 +85,8 @@ class PairCollector(Collector):
             raise ValueError(f"entities_max is a whole number from 0; got {entities_max!r}")
         self._pairs = list(pairs)
         self._entities_max = entities_max
-        self._named: dict[str, dict[str, None]] = {}
-        """For each pair the paths of entities that have series of their own, in order."""
+        self._named: dict[str, dict[str, _Series]] = {}
+        """For each pair the entities that have series of their own, by path, in order."""
 
     def also(self, *others: PairCollector) -> PairCollector:
         """Add the pairs of other collectors, to register one for all pairs of a process."""
@@ -102,8 +120,7 @@ class PairCollector(Collector):
         )
         for measured in self._pairs:
             pair = measured.name
-            # A copy: the pair's own thread may add entities meanwhile.
-            watched = measured.state.entities
+            watched, forgotten = measured.state.watched.numbers()
             counts = dict.fromkeys(EntityState, 0)
             for entity in watched:
                 counts[entity.failover.state] += 1
@@ -111,7 +128,7 @@ class PairCollector(Collector):
                 entities.add_metric([pair, which], count)
             for path, which in self._unhealthy(watched):
                 state.add_metric([pair, path, which], 1)
-            for path, (sent, diverted, failed) in self._traffic(pair, watched).items():
+            for path, (sent, diverted, failed) in self._traffic(pair, watched, forgotten).items():
                 stored.add_metric([pair, path, "primary"], sent)
                 stored.add_metric([pair, path, "backlog"], diverted)
                 raised.add_metric([pair, path], failed)
@@ -122,25 +139,23 @@ class PairCollector(Collector):
         return [one for one in states if one[1] is not EntityState.HEALTHY][: self._entities_max]
 
     def _traffic(
-        self, pair: str, watched: Iterable[WatchedEntity]
-    ) -> dict[str, tuple[int, int, int]]:
+        self, pair: str, watched: Iterable[WatchedEntity], forgotten: EntityTotals
+    ) -> dict[str, tuple[int, ...]]:
         named = self._named.setdefault(pair, {})
-        result: dict[str, tuple[int, int, int]] = {}
-        others = (0, 0, 0)
+        total = [forgotten.sent, forgotten.diverted, forgotten.raised]
         for entity in watched:
             numbers = entity.sent, entity.diverted, entity.raised
             if not any(numbers):
                 continue
+            total = [sum(pair) for pair in zip(total, numbers, strict=True)]
             if entity.path not in named and len(named) < self._entities_max:
-                named[entity.path] = None
+                named[entity.path] = _Series()
             if entity.path in named:
-                result[entity.path] = numbers
-            else:
-                a, b, c = others
-                others = a + numbers[0], b + numbers[1], c + numbers[2]
-        if any(others):
-            result[OTHERS] = others
-        return result
+                named[entity.path].update(numbers)
+        result = {path: series.values for path, series in named.items()}
+        shown = [sum(values) for values in zip(*result.values(), strict=True)] or [0, 0, 0]
+        others = tuple(every - own for every, own in zip(total, shown, strict=True))
+        return {**result, OTHERS: others} if any(others) else result
 
     def _pair_metrics(self) -> Iterator[Metric]:
         protected = _gauge("twinbus_protected", "1 while there is a backlog queue to divert to")
@@ -173,9 +188,11 @@ class PairCollector(Collector):
             diverts.add_metric([pair], buckets=buckets, sum_value=counters.diverts.sum_s)
             for result, count in counters.pings.items():
                 pings.add_metric([pair, result], count)
-            watched = state.entities
-            flawed.add_metric([pair, "oversize"], sum(entity.oversize for entity in watched))
-            flawed.add_metric([pair, "reserved"], sum(entity.reserved for entity in watched))
+            watched, totals = state.watched.numbers()
+            for entity in watched:
+                totals.add(entity)
+            flawed.add_metric([pair, "oversize"], totals.oversize)
+            flawed.add_metric([pair, "reserved"], totals.reserved)
             unrecorded.add_metric([pair], state.recorder.unrecorded)
             dropped.add_metric([pair], state.listeners.dropped)
         yield from (protected, is_open, queues, diverts, pings, flawed, unrecorded, dropped)

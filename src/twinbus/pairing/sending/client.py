@@ -80,9 +80,13 @@ class PairedClient:
             self.session_scan.wake()
             sessions = SessionRouting(entity, self.state.rotation, self.session_scan)
         target = SendTarget(self.state, entity, pool, self.state.choice(), sessions)
-        sender = PairedSender(target, on_close=self._senders.discard)
+        sender = PairedSender(target, on_close=self._sender_closed)
         self._senders.add(sender)
         return sender
+
+    def _sender_closed(self, sender: PairedSender) -> None:
+        self._senders.discard(sender)
+        self.state.watched.release(sender.entity)
 
     def entity(self, path: str) -> WatchedEntity:
         """The shared state of an entity, made when it is first needed."""
@@ -94,7 +98,7 @@ class PairedClient:
                 ping=self._pinger.ping,
                 changed=self._announce_change,
             )
-            self.state.add_entity(entity)
+            self.state.watched.add(entity)
         return entity
 
     def forwarded(self, path: str) -> None:
@@ -124,6 +128,8 @@ class PairedClient:
         )
         if after is EntityState.HEALTHY:
             state.wake_diverting_calls()
+            if entity.is_unused:
+                state.watched.release(entity)
             if self.session_scan is not None:
                 self.session_scan.wake()
 

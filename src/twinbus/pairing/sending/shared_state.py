@@ -47,6 +47,7 @@ from twinbus.pairing.sdk.sender_closer import SenderCloser
 from twinbus.pairing.sdk.sender_pool import SenderPool
 from twinbus.pairing.sdk.warming import Warming
 from twinbus.pairing.sending.waiting import WaitingCalls
+from twinbus.pairing.sending.watched_entities import WatchedEntities
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
@@ -97,7 +98,7 @@ class SharedState:
         self.secondary_sdk = secondary.bounded_client(options.attempt_timeout_s)
         self.closed = False
         self._refusal: Callable[[], PairingError | None] = lambda: None
-        self._entities: dict[str, WatchedEntity] = {}
+        self.watched = WatchedEntities()
         self._backlog_pools: dict[str, SenderPool] = {}
         self._warming = Warming(options.attempt_timeout_s)
         self._return_timers: dict[str, asyncio.TimerHandle] = {}
@@ -119,16 +120,12 @@ class SharedState:
 
     @property
     def entities(self) -> list[WatchedEntity]:
-        """Every entity that has a sender, or that a person has commanded."""
-        return list(self._entities.values())
+        """Every entity that has a sender, had one lately, or that a person has commanded."""
+        return self.watched.all()
 
     def find_entity(self, path: str) -> WatchedEntity | None:
         """The shared state of an entity, whatever the letter case of its path (SPEC 3)."""
-        return self._entities.get(path.strip("/").lower())
-
-    def add_entity(self, entity: WatchedEntity) -> None:
-        """Share the state of an entity that `find_entity` did not find."""
-        self._entities[entity.path.lower()] = entity
+        return self.watched.find(path)
 
     def counts(self, error: BaseException) -> bool:
         """Whether a failure counts towards a failover, by the user's classifier if there is one."""

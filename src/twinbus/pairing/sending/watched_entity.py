@@ -131,6 +131,13 @@ class WatchedEntity:
         self._listeners[listener] = None
         return lambda: self._listeners.pop(listener, None)
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether it is healthy and no sender, call or person needs what is known of it."""
+        failover = self.failover
+        is_held = failover.forced or failover.frozen or self._listeners or self._waiters
+        return failover.state is HEALTHY and not is_held
+
     def status(self) -> EntityStatus:
         failover = self.failover
         return EntityStatus(
