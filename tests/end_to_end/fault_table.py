@@ -142,6 +142,25 @@ ROWS = [
         note="an error does not say that the message is not stored; send again with the same id",
     ),
     Row(
+        key="slow-attach-hasty",
+        fault="the link takes longer to open than the caller waits",
+        caller=HASTY,
+        sees="OperationTimeoutError",
+        state="healthy",
+        stored=(NOWHERE,),
+        note="the caller's own time ended: no evidence against the entity; the link goes on opening"
+        " for the next call",
+    ),
+    Row(
+        key="too-large",
+        fault="the message is larger than the entity takes",
+        caller=ANY,
+        sees="MessageSizeExceededError",
+        state="healthy",
+        stored=(NOWHERE,),
+        note="refused before it is sent; the link stays open",
+    ),
+    Row(
         key="throttle-once",
         fault="throttling, once",
         caller=ANY,

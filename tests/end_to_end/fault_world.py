@@ -33,6 +33,8 @@ FAILOVER_S = 3.0
 ATTEMPT_S = 2.5
 """Several times what opening a link takes, so that a busy machine does not look like an outage."""
 TOKEN_LIFE_S = 8.0
+TOO_LARGE_BYTES = 400_000
+"""A queue takes 256 KB."""
 OPTIONS = quick(
     backlog_queue_count=3,
     failover_interval=FAILOVER_S,
@@ -107,7 +109,8 @@ class FaultWorld:
         row = next(row for row in ROWS if row.key == key)
         sender = sender or pair.get_queue_sender(key)
         message_id = f"{key}-{number}"
-        message = ServiceBusMessage("x", message_id=message_id)
+        body = b"x" * (TOO_LARGE_BYTES if key == "too-large" else 1)
+        message = ServiceBusMessage(body, message_id=message_id)
         began, sees, error = time.monotonic(), RETURNS, None
         try:
             timeout_s = {HASTY: HASTE_S, UNLIMITED: None}.get(row.caller, PATIENCE_S)
@@ -142,6 +145,8 @@ class FaultWorld:
         async with asyncio.TaskGroup() as group:
             for key, fault in always.items():
                 group.create_task(self._with_fault(pair, key, faults, fault))
+            group.create_task(self._slow_attach(pair, "slow-attach-hasty", faults))
+            group.create_task(self._send(pair, "too-large"))
             for key in ("deleted", "disabled"):
                 group.create_task(self._gone(pair, key))
                 group.create_task(self._gone_meanwhile(pair, f"{key}-meanwhile", faults))
@@ -152,6 +157,11 @@ class FaultWorld:
         sender = await self._opened(pair, key)
         await asyncio.to_thread(lambda: faults.add(entity=key, **fault))
         await self._send(pair, key, sender)
+
+    async def _slow_attach(self, pair: Pair, key: str, faults: Faults) -> None:
+        delay_ms = int(ATTEMPT_S * 1_000 * 0.8)
+        await asyncio.to_thread(lambda: faults.add("delay", entity=key, delay_ms=delay_ms, count=1))
+        await self._send(pair, key)
 
     async def _gone(self, pair: Pair, key: str) -> None:
         await asyncio.to_thread(self._remove, key)
