@@ -87,6 +87,8 @@ class Faults:
         self.missing: dict[str, EntityPlan] = {}
         """Entities that are deleted now."""
         self.gone_for_good: set[str] = set()
+        self.has_deleted_queues = False
+        """A pair makes those again that it diverts to, the administrator the rest at the end."""
         self.throttles: dict[str, Throttle] = {}
         """By side: the last throttle that was set."""
 
@@ -113,7 +115,7 @@ class Faults:
             self._enable(world.namespaces[side], path)
         for entity in list(self.missing.values()):
             self._recreate(entity)
-        if world.plan.lock_s is not None:
+        if world.plan.lock_s is not None or self.has_deleted_queues:
             world.create_backlog()
         for program in world.programs.values():
             program.start()
@@ -260,6 +262,7 @@ class Faults:
         except EntityNotFound:
             return None
         secondary.settle()
+        self.has_deleted_queues = True
         return self._make_queues
 
     def _make_queues(self) -> None:

@@ -36,7 +36,7 @@ from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery
 from twinbus.ledger.record import LineForm
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.pairing.core.backlog import WANTED, backlog_paths
 
 __all__ = ["Result", "World", "simulate"]
 
@@ -191,8 +191,8 @@ class World:
 
     def create_backlog(self) -> None:
         """The administrator makes the backlog queues that are missing."""
-        lock_s, detects = self.plan.lock_s, self.plan.backlog_deduplicates
-        assert lock_s is not None
+        lock_s = self.plan.lock_s or WANTED.lock_duration_ms / 1000
+        detects = self.plan.backlog_deduplicates
         create_backlog(self.secondary, self.backlog_paths, lock_s, deduplicates=detects)
 
     def options_of(self, **changes: Any) -> SendAvailabilityOptions:

@@ -78,18 +78,20 @@ def _late_queues(rng: Random, plan: Plan) -> Plan:
     has_manage = kind != "late queues" and rng.random() < 0.5
     at = 0.0 if kind != "delete queue" else rng.uniform(2.0, 20.0)
     lasts_s = rng.choice((3.0, 20.0, 90.0)) * rng.uniform(0.7, 1.3)
+    # A pair with Manage makes a queue that was deleted itself, once it finds it missing.
+    is_remade = has_manage and kind == "delete queue" and rng.random() < 0.7
     count = plan.options["backlog_queue_count"]
     targets = [f"backlog {number}" for number in range(count)]
     if kind == "late queues":
         targets = ["all backlog queues"]
-    elif rng.random() < 0.3:
+    elif not is_remade and rng.random() < 0.3:
         targets = targets[:1]
     found_at = at + lasts_s + FOUND_S
-    outage_s = rng.uniform(5.0, 15.0)
+    outage_s = PATIENCE_S + 20.0 if is_remade else rng.uniform(5.0, 15.0)
     return replace(
         plan,
         options={**plan.options, "create_backlog_queues": has_manage},
-        lock_s=LOCK_S,
+        lock_s=None if is_remade else LOCK_S,
         backlog_is_late=kind == "late queues",
         backlog_deduplicates=not has_manage and rng.random() < 0.6,
         faults=(
@@ -143,7 +145,7 @@ def _burst(rng: Random, plan: Plan) -> Plan:
         plan,
         options={**plan.options, "retry_total": rng.choice((0, 1, 3))},
         faults=tuple(faults),
-        timeouts_s=(4.0, 15.0, PATIENCE_S),
+        timeouts_s=(None, None, 4.0, PATIENCE_S),
         bursts=(Burst(at + rng.uniform(-0.1, 3.0), "app-0", BURST_CALLS),),
         patient_from_s=0.0 if "secondary" not in away else None,
     )
