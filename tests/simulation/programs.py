@@ -14,13 +14,13 @@ from azure.core.exceptions import AzureError
 
 from tests.simulation.machine import Process
 from tests.simulation.messages import make_message
-from tests.simulation.night.checks import require_cause
+from tests.simulation.night.checks import require_cause, require_queue_fault
 from tests.simulation.plan import Burst, EntityPlan
 from tests.simulation.truth import CALL, Call, Original
-from twinbus.errors import PartialDivertError, TwinbusError
+from twinbus.errors import MissingRightError, PartialDivertError, TwinbusError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair
-from twinbus.pairing.core.announcements import EntityChanged, PairEvent
+from twinbus.pairing.core.announcements import BacklogQueuePulled, EntityChanged, PairEvent
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.pairing.core.events import EntityState
 from twinbus.pairing.sending.client import PairedClient
@@ -38,6 +38,8 @@ BURSTS: Final = (1, 1, 1, 3)
 LATE_S: Final = 1e-6
 """What a call may take beyond its timeout: nothing but the rounding of virtual time."""
 PUMP_ANSWER_S: Final = 5.0
+RESTART_S: Final = 1.0
+"""Until a program that could not start is started again."""
 
 
 class Program:
@@ -152,10 +154,17 @@ class Application(Program):
     async def run(self) -> None:
         world = self.world
         options = world.options_of(enable_syphon=self.embeds_syphon)
-        self.pair = Pair(world.side("primary"), world.side("secondary"), options)
-        await self.pair.start()
-        self.pair.on_event(self._watch)
-        self.is_ready = True
+        while not self.is_ready:
+            self.pair = Pair(world.side("primary"), world.side("secondary"), options)
+            try:
+                await self.pair.start()
+            except MissingRightError:
+                # The fault is that a queue refuses the sender. A supervisor starts it again.
+                await self.pair.close()
+                await asyncio.sleep(RESTART_S)
+            else:
+                self.pair.on_event(self._watch)
+                self.is_ready = True
         assert self.process is not None
         numbers = range(len(self.places))
         self.sending = [self.process.spawn(self._send_from(number)) for number in numbers]
@@ -175,6 +184,8 @@ class Application(Program):
     def _watch(self, event: PairEvent) -> None:
         if isinstance(event, EntityChanged) and event.after is EntityState.FAILED_OVER:
             require_cause(self.world, self, event)
+        if isinstance(event, BacklogQueuePulled):
+            require_queue_fault(self.world, self, event)
 
     async def _send_from(self, place: int) -> None:
         world, entity = self.world, self.places[place]

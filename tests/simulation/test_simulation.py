@@ -12,6 +12,7 @@ from random import Random, SystemRandom
 import pytest
 
 from tests.simulation.mutations import PLANTED, PLANTED_IN_STRICT, forward_twice
+from tests.simulation.night.mutations import NIGHT_BUGS
 from tests.simulation.night.plan import NIGHTS, draw_world
 from tests.simulation.world import simulate
 
@@ -66,6 +67,18 @@ def test_a_planted_bug_is_found(name: str) -> None:
             sys.stdout.write(f"{name}: found by seed {seed}: {violations[0]}\n")
             return
     raise AssertionError(f"{name}: {checker} saw nothing in {MUTATION_SEEDS} seeds")
+
+
+@pytest.mark.parametrize("name", NIGHT_BUGS)
+def test_a_bug_of_a_bad_night_is_found(name: str) -> None:
+    night, planted, checker = NIGHT_BUGS[name]
+    # The other worlds would take long and show nothing.
+    for seed in (seed for seed in range(SEEDS) if draw_world(Random(seed)).night == night):
+        violations = simulate(seed, planted).violations
+        if any(text.startswith(f"{checker}:") for text in violations):
+            sys.stdout.write(f"{name}: found by seed {seed}: {violations[0]}\n")
+            return
+    raise AssertionError(f"{name}: {checker} saw nothing in {SEEDS} seeds")
 
 
 def test_a_repeat_is_found_though_the_world_has_a_fault_that_did_not_cause_it() -> None:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Final
 from tests.simulation.network import IDLE_S
 from tests.simulation.night.plan import PATIENCE_S
 from tests.simulation.plan import Fault
-from twinbus.pairing.core.announcements import EntityChanged
+from twinbus.pairing.core.announcements import BacklogQueuePulled, EntityChanged
 
 if TYPE_CHECKING:
     from tests.simulation.programs import Application
     from tests.simulation.world import World
 
-__all__ = ["check_patience", "require_cause", "require_protection"]
+__all__ = ["check_patience", "require_cause", "require_protection", "require_queue_fault"]
+
+LOST_CONNECTION: Final = "ServiceBusConnectionError"
 
 OWN_FAULT: Final = "MessageSizeExceededError"
 """The message's own fault: no patience helps."""
@@ -48,6 +50,13 @@ def require_cause(world: World, application: Application, event: EntityChanged) 
             return
     name = application.name
     world.violation("healthy", f"{event.path} of {name} failed over: {event.reason}")
+
+
+def require_queue_fault(world: World, application: Application, event: BacklogQueuePulled) -> None:
+    """A connection that fails says nothing about one queue, and pulls none (SPEC 3)."""
+    if event.reason.startswith(LOST_CONNECTION):
+        text = f"{event.queue} by {application.name}: {event.reason}"
+        world.violation("pulled", text)
 
 
 def _hits_primary(fault: Fault, process: str, path: str) -> bool:
