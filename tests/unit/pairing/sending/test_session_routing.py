@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.exceptions import ServiceBusQuotaExceededError
 
 from twinbus.errors import BacklogUnavailableError, PartialDivertError, ReservedPropertyError
 from twinbus.pairing.core.backlog import session_queue
@@ -124,6 +125,40 @@ async def test_a_send_that_timed_out_on_the_primary_is_diverted_and_so_is_the_ne
         await world.sender.send_messages(message("a2"))
         assert world.ids("secondary") == [(world.queue("a"), ["a1"]), (world.queue("a"), ["a2"])]
         assert world.primary.took == []
+
+
+@pytest.mark.parametrize("behaviour", [hangs, refuses], ids=["hangs", "refuses"])
+async def test_a_session_waits_for_a_lost_secondary_and_uses_its_own_queue(behaviour: Any) -> None:
+    async with strict_world() as world:
+        world.fail_over()
+        world.secondary.behaviour = behaviour
+        first = asyncio.create_task(world.sender.send_messages(message("a1"), timeout=60))
+        # Messages of several sessions are parted first; each waits for its own queue.
+        several = [message("b1", "b"), message("c1", "c")]
+        second = asyncio.create_task(world.sender.send_messages(several, timeout=60))
+        await asyncio.sleep(20)
+        assert not first.done()
+        assert not second.done()
+        world.secondary.behaviour = accepts
+        await asyncio.gather(first, second)
+        assert sorted(world.ids("secondary")) == sorted(
+            (world.queue(session), [f"{session}1"]) for session in "abc"
+        )
+
+
+async def test_the_failure_of_a_sessions_own_queue_raises_at_once_and_no_turn_helps() -> None:
+    async def is_full(sent: Any) -> None:
+        if sent is not None:
+            raise ServiceBusQuotaExceededError(message="full")
+
+    async with strict_world() as world:
+        world.fail_over()
+        world.secondary.by_entity[world.queue("a")] = is_full
+        for name in ("a1", "a2"):
+            with pytest.raises(BacklogUnavailableError, match="full"):
+                await world.sender.send_messages(message(name), timeout=60)
+        assert world.elapsed < 1.0
+        assert world.secondary.took == [], "never another queue"
 
 
 @pytest.mark.parametrize(
