@@ -65,7 +65,7 @@ class PriceDocument:
         """Return the objects in a list."""
         found = self.content.get(key)
         if not isinstance(found, list):
-            raise PriceBookError(f"{self.at(key)} must be a list; got {found!r:.60}")
+            raise self._wrong(key, "a list")
         return [
             PriceDocument.of(value, f"{self.at(key)}[{index}]", is_top=False)
             for index, value in enumerate(found)
@@ -74,33 +74,27 @@ class PriceDocument:
     def text(self, key: str) -> str:
         found = self.content.get(key)
         if not isinstance(found, str) or not found.strip():
-            raise PriceBookError(f"{self.at(key)} must be a text; got {found!r:.60}")
+            raise self._wrong(key, "a text")
         return found
 
     def whole(self, key: str, least: int) -> int:
         found = self.content.get(key)
         # True is an int in Python, but no number here.
         if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= WHOLE_MAX:
-            raise PriceBookError(
-                f"{self.at(key)} must be a whole number from {least}; got {found!r:.60}"
-            )
+            raise self._wrong(key, f"a whole number from {least}")
         return found
 
     def price(self, key: str) -> Decimal:
         """Return a price. It is a string: most programs read a number as a binary fraction."""
         found = self.content.get(key)
         if not isinstance(found, str) or not _PRICE.fullmatch(found):
-            raise PriceBookError(
-                f'{self.at(key)} must be a string like "0.80", from 0; got {_shown(found)}'
-            )
+            raise self._wrong(key, 'a string like "0.80", from 0')
         return Decimal(found)
 
     def currency(self, key: str) -> str:
         found = self.content.get(key)
         if not isinstance(found, str) or not CURRENCY.fullmatch(found):
-            raise PriceBookError(
-                f"{self.at(key)} must be three capital letters like USD; got {found!r:.60}"
-            )
+            raise self._wrong(key, "three capital letters like USD")
         return found
 
     def day(self, key: str, today: date | None) -> date:
@@ -111,13 +105,12 @@ class PriceDocument:
                 raise ValueError(found)
             day = date.fromisoformat(found)
         except ValueError:
-            raise PriceBookError(
-                f"{self.at(key)} must be a day like 2026-10-05; got {found!r:.60}"
-            ) from None
+            raise self._wrong(key, "a day like 2026-10-05") from None
         if today is not None and day > today:
             raise PriceBookError(f"{self.at(key)} must not be after today, {today}; got {found}")
         return day
 
-
-def _shown(value: object) -> str:
-    return str(value) if isinstance(value, Decimal) else f"{value!r:.60}"
+    def _wrong(self, key: str, needed: str) -> PriceBookError:
+        found = self.content.get(key)
+        shown = str(found) if isinstance(found, Decimal) else f"{found!r:.60}"
+        return PriceBookError(f"{self.at(key)} must be {needed}; got {shown}")

@@ -35,30 +35,18 @@ class PriceItem:
     place: str
     content: Mapping[str, object]
 
-    def _text(self, name: str) -> str:
+    def text(self, name: str) -> str:
         found = self.content.get(name)
         return found.strip() if isinstance(found, str) else ""
 
     @property
     def meter_name(self) -> str:
-        return self._text("meterName")
-
-    @property
-    def product(self) -> str:
-        return self._text("productName")
-
-    @property
-    def service(self) -> str:
-        return self._text("serviceName")
-
-    @property
-    def unit_of_measure(self) -> str:
-        return self._text("unitOfMeasure")
+        return self.text("meterName")
 
     @property
     def region(self) -> str:
         """The region: a plain word, because it may become part of a file name."""
-        found = self._text("armRegionName").lower() or "global"
+        found = self.text("armRegionName").lower() or "global"
         if not REGION.fullmatch(found):
             raise self._wrong("armRegionName", "letters and digits, like uksouth")
         return found
@@ -66,7 +54,7 @@ class PriceItem:
     @property
     def currency(self) -> str:
         """The currency; PriceBookError if it is not three capital letters."""
-        found = self._text("currencyCode")
+        found = self.text("currencyCode")
         if not CURRENCY.fullmatch(found):
             raise self._wrong("currencyCode", "three capital letters like USD")
         return found
@@ -101,8 +89,8 @@ class PriceItem:
             return f"of the region {self.region}"
         if self.currency != currency:
             return f"in {self.currency}"
-        if self._text("type") not in {"", "Consumption"}:
-            return f"a price of the type {self._text('type')}"
+        if self.text("type") not in {"", "Consumption"}:
+            return f"a price of the type {self.text('type')}"
         if self.effective > on:
             return f"in force from {self.effective} only"
         if end is not None and end < on:
@@ -126,7 +114,7 @@ class PriceItem:
         if self.content.get(name) is None:
             return None
         try:
-            return date.fromisoformat(self._text(name)[:10])
+            return date.fromisoformat(self.text(name)[:10])
         except ValueError:
             raise self._wrong(name, "a day like 2026-10-05T00:00:00Z") from None
 

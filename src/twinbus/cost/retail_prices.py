@@ -61,12 +61,12 @@ class RetailMeter(NamedTuple):
         if item.meter_name != self.meter_name:
             return False
         if self.key == "egress":
-            return item.product == EGRESS_PRODUCT
-        return (item.service or item.product) == "Service Bus"
+            return item.text("productName") == EGRESS_PRODUCT
+        return (item.text("serviceName") or item.text("productName")) == "Service Bus"
 
     def has_unit_of(self, item: PriceItem) -> bool:
         """Whether the item is in this unit. The API writes both `1/Hour` and `1 Hour`."""
-        units = (self.unit_of_measure, item.unit_of_measure)
+        units = (self.unit_of_measure, item.text("unitOfMeasure"))
         return len({unit.replace(" ", "/").lower() for unit in units}) == 1
 
 
@@ -170,7 +170,7 @@ def _known(items: Sequence[PriceItem], aside: list[SetAside]) -> list[MeterItem]
             units = " or ".join(meter.unit_of_measure for meter in meters)
             raise PriceBookError(
                 f"{item.place}.unitOfMeasure of {item.meter_name} must be {units};"
-                f" got {item.unit_of_measure!r:.60}"
+                f" got {item.text('unitOfMeasure')!r:.60}"
             )
         known.append(MeterItem(meter, item))
     return known
