@@ -102,4 +102,5 @@ def bill(sums: Sequence[MonthlySum], prices: PriceBook, rule: CountingRule) -> B
 def _over_months(meter: Meter, by_month: Sequence[int]) -> Decimal | None:
     if not meter.priced:
         return None
-    return sum((meter.cost(quantity) or Decimal(0) for quantity in by_month), Decimal(0))
+    amounts = (meter.cost(quantity) for quantity in by_month)
+    return sum((amount for amount in amounts if amount is not None), Decimal(0))
