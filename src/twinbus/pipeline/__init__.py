@@ -1,8 +1,7 @@
-"""The ledger as tables, on Spark (SPEC 8).
+"""The ledger as tables, and the syphon as a job, on Spark (SPEC 8).
 
-`charges` and `conservation` are pure functions over DataFrames, `schemas` what they read and give;
-`jobs` alone reads, writes and starts work; `report` is the answer without Spark in it. `session`
-starts a quiet local Spark, on the Java that `java` finds or brings.
+`tables` are pure functions over DataFrames, `store` keeps them on disk, `reports` makes plain data
+of them, `drain` is the syphon, `spark` starts a quiet session. `submit` and `planner` are jobs.
 
 Nothing is imported here: only what uses Spark loads it.
 """

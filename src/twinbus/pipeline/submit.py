@@ -27,7 +27,6 @@ if __name__ == "__main__" and sys.path and Path(sys.path[0]) == Path(__file__).r
 
 import argparse
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -35,6 +34,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def _drain(asked: argparse.Namespace) -> int:
             settings={"spark.speculation": "false"},
         ) as spark,
     ):
-        drain = importlib.import_module("twinbus.pipeline.drain.drain").drain
+        from twinbus.pipeline.drain.drain import drain
+
         done = drain(
             spark,
             primary,
@@ -154,11 +155,7 @@ def _drain(asked: argparse.Namespace) -> int:
         )
         statistics = done.statistics()
         if statistics is not None:
-            counts = {
-                name: getattr(statistics, name)
-                for name in ("forwarded", "completed", "dead_lettered")
-            }
-            print(json.dumps(counts), flush=True)
+            print(json.dumps(asdict(statistics)), flush=True)
     if stop.is_set() and not asked.continuous:
         # Stopped before the queues were empty: a scheduler must not take it for drained.
         return STOPPED
