@@ -76,7 +76,7 @@ class _World:
         self._progress(f"making the tables of {base.records:,} records")
         began = time.perf_counter()
         told = replace(before, records=before.records + base.records)
-        taking = _Taking(self._spark, store, lambda snapshot: None)
+        taking = _Taking(store, lambda snapshot: None)
         store.commit(before, taking._take_records(told.with_part(BRONZE, part), before, part))
         return (time.perf_counter() - began) * 1000
 

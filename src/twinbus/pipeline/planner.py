@@ -85,8 +85,7 @@ def with_peace(years: DataFrame) -> DataFrame:
         following = F.coalesce(F.get("drawn", place + 1)["start_s"], F.lit(float(YEAR_S)))
         peace = following - F.get("ends", place)
         return F.struct(
-            outage["length_s"].alias("length_s"),
-            F.greatest(F.lit(0.0), peace).alias("peace_s"),
+            outage["length_s"].alias("length_s"), F.greatest(F.lit(0.0), peace).alias("peace_s")
         )
 
     ended = years.withColumn(

@@ -14,14 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.cost.arithmetic import message_units, moved_message_units
-from twinbus.cost.bill import (
-    MonthlyBill,
-    MonthUse,
-    ServiceTier,
-    bill,
-    exact,
-    geo_replication_bill,
-)
+from twinbus.cost.bill import MonthlyBill, MonthUse, ServiceTier, bill, exact, geo_replication_bill
 from twinbus.cost.estimate import SYPHON_CONNECTIONS
 from twinbus.planning.advice import Advice, PlanLimits, advise, raised_per_million
 

@@ -85,10 +85,7 @@ class DrainBacklog:
         forwarded = max(0, self._first[0] - waiting - dead_lettered)
         self._on_progress(
             DrainProgress(
-                waiting=waiting,
-                forwarded=forwarded,
-                dead_lettered=dead_lettered,
-                problems=problems,
+                waiting=waiting, forwarded=forwarded, dead_lettered=dead_lettered, problems=problems
             )
         )
 

@@ -75,6 +75,11 @@ MESSAGES: Final = schema(
     "string?: problem",
 )
 
+_PROPERTIES: Final = tuple(
+    "subject content_type content_encoding to reply_to user_id group_sequence".split()
+)
+"""Columns that are properties of the same name."""
+
 
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("servicebus")` known to a session, and to its executors."""
@@ -176,20 +181,14 @@ def row_of(message: PeekedMessage) -> tuple[Any, ...]:
         "locked_until": as_time(message.number("x-opt-locked-until")),
         "message_id": message.message_id,
         "session_id": properties.group_id,
-        "subject": properties.subject,
-        "content_type": properties.content_type,
-        "content_encoding": properties.content_encoding,
         "correlation_id": _text(properties.correlation_id),
-        "to": properties.to,
-        "reply_to": properties.reply_to,
         "reply_to_session_id": properties.reply_to_group_id,
         "partition_key": _text(message.annotations.get("x-opt-partition-key")),
-        "user_id": properties.user_id,
-        "group_sequence": properties.group_sequence,
         "created_at": as_time(properties.creation_time),
         "absolute_expiry": as_time(properties.absolute_expiry_time),
         "time_to_live_ms": header.ttl,
         "scheduled_at": as_time(message.number("x-opt-scheduled-enqueue-time")),
+        **{name: getattr(properties, name) for name in _PROPERTIES},
         "durable": header.durable,
         "priority": header.priority,
         "application_properties": {

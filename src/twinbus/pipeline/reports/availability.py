@@ -81,16 +81,11 @@ def _over_time(
     backlog = _backlog(tables, asked, bucket_s)
     return AvailabilityReport(
         scope=scope,
-        entities=(),
         windows=tuple(FailoverWindow(**row.asDict()) for row in found[:ROWS_MAX]),
         windows_left_out=windows.count() - ROWS_MAX if len(found) > ROWS_MAX else 0,
-        detect=None,
-        recover=None,
         bucket_s=bucket_s,
         sends=_sends(tables, asked, bucket_s),
         backlog=backlog,
-        drained=0,
-        drain_ms=None,
         unknown=(*_unknown(scope, backlog), *unread(scope)),
         assumed=(*_assumed(tables, asked), *from_sums(scope)),
     )
@@ -129,25 +124,14 @@ def _entities(
     rows = (
         saved.join(raised, "entity", "full")
         .join(down, "entity", "full")
-        .orderBy(
-            F.coalesce("open", F.lit(False)).desc(),
-            F.coalesce("failed_over_ms", F.lit(0)).desc(),
-            "entity",
-        )
+        .fillna(0)
+        .fillna(False)
+        .orderBy(F.col("open").desc(), F.col("failed_over_ms").desc(), "entity")
+        .select("entity", "failovers", "failed_over_ms", "open", "saved", "raised")
         .limit(ROWS_MAX)
         .collect()
     )
-    return tuple(
-        EntityAvailability(
-            entity=row["entity"],
-            failovers=row["failovers"] or 0,
-            failed_over_ms=row["failed_over_ms"] or 0,
-            is_failed_over=bool(row["open"]),
-            sends_saved=row["saved"] or 0,
-            sends_raised=row["raised"] or 0,
-        )
-        for row in rows
-    )
+    return tuple(EntityAvailability(*row) for row in rows)
 
 
 def _in_scope(tables: LedgerTables, asked: ReportRequest, name: str, column: str) -> DataFrame:

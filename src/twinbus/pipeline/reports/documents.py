@@ -178,12 +178,12 @@ class ChargesReport(LedgerReport):
     bytes_in: int
     bytes_out: int
     by_kind: tuple[Charge, ...]
-    by_day: tuple[DayUnits, ...]
-    by_entity: tuple[EntityUnits, ...]
+    by_day: tuple[DayUnits, ...] = ()
+    by_entity: tuple[EntityUnits, ...] = ()
     """The most units first."""
-    entities: int
+    entities: int = 0
     """How many there are: `by_entity` may have fewer."""
-    lines: tuple[ChargeLine, ...]
+    lines: tuple[ChargeLine, ...] = ()
     lines_left_out: int = 0
     """Rows past the limit of the report: in every sum, not in `lines`."""
     bill: Bill
@@ -271,19 +271,19 @@ class AvailabilityReport(LedgerReport):
 
     kind: ClassVar[str] = "availability"
 
-    entities: tuple[EntityAvailability, ...]
+    entities: tuple[EntityAvailability, ...] = ()
     windows: tuple[FailoverWindow, ...]
     windows_left_out: int = 0
-    detect: Percentiles | None
+    detect: Percentiles | None = None
     """Time from the first failure to the failover. None: no failover is in scope."""
-    recover: Percentiles | None
+    recover: Percentiles | None = None
     """Time from the failover to the return."""
     bucket_s: int
     sends: tuple[Sends, ...]
     backlog: tuple[BacklogPoint, ...]
-    drained: int
+    drained: int = 0
     """Messages that left the backlog."""
-    drain_ms: int | None
+    drain_ms: int | None = None
     """The time in which messages left it; None: none did."""
 
     @property

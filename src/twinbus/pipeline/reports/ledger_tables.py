@@ -57,9 +57,13 @@ class BatchTables:
     ) -> None:
         self.ledger = str(ledger)
         self.bucket_s = bucket_s
-        size_bytes = _size_bytes(ledger)
-        self._is_small = size_bytes is not None and size_bytes <= SMALL_BYTES
-        session = _session_for(spark, size_bytes)
+        session, self._is_small = spark, False
+        # A cluster, whose ledger is at a URL, has settings of its own.
+        if "://" not in str(ledger):
+            size_bytes = sum(path.stat().st_size for path in Path(ledger).glob("*.jsonl*"))
+            self._is_small = size_bytes <= SMALL_BYTES
+            many = size_bytes // LINE_BYTES
+            session = session_for_few(spark) if self._is_small else session_for_many(spark, many)
         # First: it refuses a place without a ledger in one line.
         lines = bronze.read_ledger(session, ledger)
         inside = TableStore(session, tables_place(ledger))
@@ -136,22 +140,6 @@ def batch_tables(
         yield tables
     finally:
         tables.close()
-
-
-def _size_bytes(ledger: Path | str) -> int | None:
-    """The size of a ledger in a directory; None: it is at a URL."""
-    if "://" in str(ledger):
-        return None
-    return sum(path.stat().st_size for path in Path(ledger).glob("*.jsonl*"))
-
-
-def _session_for(spark: SparkSession, size_bytes: int | None) -> SparkSession:
-    """A session that suits the ledger's size; a cluster has settings of its own."""
-    if size_bytes is None:
-        return spark
-    if size_bytes <= SMALL_BYTES:
-        return session_for_few(spark)
-    return session_for_many(spark, size_bytes // LINE_BYTES)
 
 
 def in_days(day: Column, asked: ReportRequest, *, margin_days: int = 0) -> Column:

@@ -38,9 +38,7 @@ DRIVER_MEMORY: Final = "1g"
 SHUFFLE_PARTITIONS: Final = 4
 """Spark's 200 are for a cluster: on one machine each is a task with nothing to do."""
 
-QUICK_START: Final = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+QUICK_START: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Settings for short work (a drill, the tests): half the start for a slower long run."""
 
 ROWS_A_PARTITION: Final = 2_000_000

@@ -173,12 +173,7 @@ class _Tail:
             F.count("*").alias("rows"), F.count_if(F.col("receiver") != "").alias("fanned")
         ).collect()[0]
         self.step = Increment(
-            store,
-            snapshot,
-            records,
-            self.fresh,
-            messages=seen["rows"],
-            fan_out=seen["fanned"] > 0,
+            store, snapshot, records, self.fresh, messages=seen["rows"], fan_out=seen["fanned"] > 0
         )
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pyspark.sql import functions as F
 
@@ -26,10 +26,8 @@ from twinbus.pipeline.store.compaction import (
 from twinbus.pipeline.store.increment import STORED_JOURNEYS
 from twinbus.pipeline.store.store import BRONZE, JOURNEYS, Snapshot, TableStore
 from twinbus.pipeline.tables.bronze import STORED_RECORDS
+from twinbus.pipeline.tables.columns import day_of
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 DAYS_MIN: Final = 1
 """Today is always kept: its journeys are still on their way."""
@@ -91,10 +89,12 @@ def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tupl
     many = store.for_many(snapshot.records)
     rows = merged(many.read(JOURNEYS, parts, STORED_JOURNEYS).drop("key_hash"))
     messages = judged(rows, fan_out=snapshot.fan_out)
-    is_old = F.col("last_ms") < _ms(first)
+    is_old = day_of(F.col("last_ms")) < F.lit(first)
+    # Nothing is awaited any more: it has a fate, or its send failed and was raised.
+    is_settled = F.col("fate").isNull() | (F.col("fate") != "undecided")
     counted = messages.agg(
-        F.count_if(is_old & _is_settled()).alias("settled"),
-        F.count_if(is_old & ~_is_settled()).alias("open"),
+        F.count_if(is_old & is_settled).alias("settled"),
+        F.count_if(is_old & ~is_settled).alias("open"),
         F.count("*").alias("all"),
     ).collect()[0]
     settled, still_open = counted["settled"], counted["open"]
@@ -104,22 +104,10 @@ def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tupl
         commit_replacement(store, Replacement(JOURNEYS, parts, None))
         return settled, 0
     new = store.new_part(snapshot.batch)
-    going = messages.where(is_old & _is_settled()).select(*MESSAGE_KEY)
+    going = messages.where(is_old & is_settled).select(*MESSAGE_KEY)
     write_journeys(store, rows.join(going, list(MESSAGE_KEY), "left_anti"), new)
     left = store.read(JOURNEYS, [new], STORED_JOURNEYS).select(*MESSAGE_KEY)
-    require_same(counted["all"] - settled, _messages(left, snapshot), "journeys", store)
+    written = (left.distinct() if snapshot.fan_out else left).count()
+    require_same(counted["all"] - settled, written, "journeys", store)
     commit_replacement(store, Replacement(JOURNEYS, parts, new))
     return settled, still_open
-
-
-def _messages(keys: DataFrame, snapshot: Snapshot) -> int:
-    return (keys.distinct() if snapshot.fan_out else keys).count()
-
-
-def _is_settled() -> Column:
-    """Nothing is awaited any more: it has a fate, or its send failed and was raised."""
-    return F.col("fate").isNull() | (F.col("fate") != "undecided")
-
-
-def _ms(day: date) -> int:
-    return (day - date(1970, 1, 1)) // timedelta(milliseconds=1)

@@ -114,10 +114,7 @@ class Snapshot:
         }
         gone = dict.fromkeys(sorted(before.named() - self.named()), now_ms)
         return replace(
-            self,
-            number=before.number + 1,
-            replaced_ms={**still_read, **gone},
-            format=FORMAT,
+            self, number=before.number + 1, replaced_ms={**still_read, **gone}, format=FORMAT
         )
 
 

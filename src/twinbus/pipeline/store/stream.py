@@ -160,7 +160,7 @@ def _streaming(
     announce: Callable[[Snapshot], None] | None = None,
 ) -> Iterator[StreamingQuery]:
     """A running query for a `with` block; that another process got ahead of it is no error."""
-    taking = _Taking(spark, store, announce or (lambda snapshot: None))
+    taking = _Taking(store, announce or (lambda snapshot: None))
     reader = spark.readStream.schema(bronze.LINES).options(**bronze.READING)
     reader = reader.options(pathGlobFilter=bronze.ENDED_FILES, maxFileAge=_FOR_EVER)
     if files_max is not None:
@@ -192,12 +192,9 @@ def _streaming(
 class _Taking:
     """What is done with each batch of lines."""
 
-    def __init__(
-        self, spark: SparkSession, store: TableStore, announce: Callable[[Snapshot], None]
-    ) -> None:
+    def __init__(self, store: TableStore, announce: Callable[[Snapshot], None]) -> None:
         self.error: Exception | None = None
         """What made the last batch fail; Spark passes on no more than its text."""
-        self._spark = spark
         self._store = store
         self._announce = announce
         self._tables = increment.kept_tables()

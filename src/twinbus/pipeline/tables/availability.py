@@ -156,8 +156,7 @@ def backlog_over_time(stays: DataFrame, *, bucket_s: int) -> DataFrame:
     )
     # When the last of those that came together left; never, where one is still there.
     stayed = wide.groupBy("entered_s").agg(
-        F.max("left_s").alias("left_s"),
-        F.count_if(F.col("left_s").isNull()).alias("still_there"),
+        F.max("left_s").alias("left_s"), F.count_if(F.col("left_s").isNull()).alias("still_there")
     )
     there = (F.col("entered_s") <= F.col("at_s")) & (
         (F.col("still_there") > 0) | (F.col("left_s") > F.col("at_s"))

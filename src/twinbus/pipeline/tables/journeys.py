@@ -150,11 +150,7 @@ def merged(journeys: DataFrame, *, one_task: bool = False) -> DataFrame:
     """The rows of many lots as one for each message and receiver, of the same schema."""
     return _summed(
         journeys.select(
-            *_KEY,
-            _packed({name: F.col(name) for name in _ANY}).alias("facts"),
-            *_SUM,
-            *_MAX,
-            *_MIN,
+            *_KEY, _packed({name: F.col(name) for name in _ANY}).alias("facts"), *_SUM, *_MAX, *_MIN
         ),
         one_task=one_task,
     )

@@ -46,7 +46,7 @@ LEDGER: Final = T.StructType(
 
 SIGHTINGS: Final = schema(
     # The place is "waiting" or "dead_lettered".
-    "string: destination message_id place",
+    "string: destination message_id place"
 )
 
 JOURNEYS: Final = schema(
@@ -191,8 +191,4 @@ WINDOWS: Final = schema(
     "long?: saved",
 )
 
-DOWNTIMES: Final = schema(
-    "string: entity",
-    "long: failovers failed_over_ms",
-    "boolean: open",
-)
+DOWNTIMES: Final = schema("string: entity", "long: failovers failed_over_ms", "boolean: open")

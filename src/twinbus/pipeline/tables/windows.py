@@ -75,11 +75,7 @@ def failover_windows(
 
 
 def _ended_with_process(
-    windows: DataFrame,
-    states: DataFrame,
-    diversions: DataFrame,
-    traffic: DataFrame,
-    bucket_s: int,
+    windows: DataFrame, states: DataFrame, diversions: DataFrame, traffic: DataFrame, bucket_s: int
 ) -> DataFrame:
     """The windows with an end for those whose process gave no sign before the entity was well."""
     bucket_ms = F.col("at_s") * 1000
