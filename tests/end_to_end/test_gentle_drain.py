@@ -121,7 +121,6 @@ def test_live_callers_see_no_error_while_a_throttled_primary_takes_the_backlog(
 ) -> None:
     calls, held = drain_beside_live_callers(tmp_path, count=3_000, limit_s=120.0)
     assert calls.errors == []
-    assert calls.refused < 3_000 / 5
     assert held == 3_000 + len(calls.took_s)
 
 

@@ -104,7 +104,8 @@ class Intake:
         elif self.credit:
             self.credit -= 1
         message.received_at = now
-        if message.lock_s > self._lock_most_s:
+        is_long = message.lock_s > self._lock_most_s
+        if is_long:  # No call of min(): this runs for every message.
             message.lock_s = self._lock_most_s
         message.renew_at = now + message.lock_s * RENEW_AFTER
         return message.size_bytes > expected

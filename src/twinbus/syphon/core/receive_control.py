@@ -5,6 +5,8 @@ A pump receives nothing while nothing can be delivered (SPEC 6).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from twinbus.syphon.core.actions import (
     Action,
     GrantCredit,
@@ -157,6 +159,11 @@ class ReceiveControl:
         return self._deferred.due_at if self.is_quiet else self._deferred.forced_at
 
     # Locks
+
+    @property
+    def messages(self) -> Iterable[BacklogMessage]:
+        """What is received and not settled yet."""
+        return self._intake
 
     def renew_locks(self, answer_s: float, now: float) -> list[Action]:
         """Renew the locks that are due; release instead what cannot be sent now."""

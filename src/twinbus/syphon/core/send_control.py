@@ -176,6 +176,10 @@ class SendControl:
             if each.is_idle(now)
             and not (self._waiting.has_any(each) or self._waiting.has_deferred(each))
         ]
+        if idle:
+            # What is received and not settled still needs its destination.
+            in_hand = {message.destination for message in self._receiving.messages}
+            idle = [key for key in idle if key not in in_hand]
         closed = [by_key.pop(key) for key in idle]
         return [CloseDestination(each.path) for each in closed if each.attached]
 
@@ -196,7 +200,7 @@ class SendControl:
         """Handle the end of a link: refused, or closed with messages that may have arrived."""
         was_attached, progressed = destination.attached, destination.progressed
         back = destination.drop_link()
-        self._note_busy(condition, now)
+        self._note_busy(condition, destination, now)
         meaning = meaning_of(condition)
         if meaning is RefusalMeaning.MISSING:
             return self._hold_missing(destination, text, now)
@@ -223,7 +227,7 @@ class SendControl:
     ) -> list[Action]:
         """Dead-letter a message that was refused for its content; else hold its destination."""
         meaning = meaning_of(condition)
-        self._note_busy(condition, now)
+        self._note_busy(condition, destination, now)
         if meaning is RefusalMeaning.MESSAGE:
             return self._dead_letter(message, destination, condition, text, now)
         destination.return_to_waiting(message)
@@ -231,9 +235,9 @@ class SendControl:
             return self._hold_missing(destination, text, now)
         return self.hold(destination, text, now)
 
-    def _note_busy(self, condition: str | None, now: float) -> None:
+    def _note_busy(self, condition: str | None, destination: Destination, now: float) -> None:
         if condition == SERVER_BUSY and self._receiving.pace is not None:
-            self._receiving.pace.governor.busy(now)
+            self._receiving.pace.governor.busy(now, destination.accepted_at)
 
     def _dead_letter(
         self,

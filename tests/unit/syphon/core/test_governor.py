@@ -200,3 +200,14 @@ def test_it_never_stalls_and_never_exceeds_the_set_rate(
         lowest = FLOOR_PER_S if most is None else min(most, FLOOR_PER_S)
         assert lowest <= governor.per_s <= (most or HIGHEST_PER_S)
         assert governor.is_open == (most is None and governor.per_s >= OPEN_PER_S)
+
+
+def test_an_entity_that_is_throttled_by_itself_does_not_slow_the_others() -> None:
+    governor = Governor()
+    for tenth in range(20):
+        governor.accepted(1_000, 0.01, tenth / 10)
+    assert governor.is_open
+    governor.busy(2.0, accepted_at=float("-inf"))
+    assert governor.is_open
+    governor.busy(2.0, accepted_at=1.9)
+    assert not governor.is_open

@@ -53,6 +53,9 @@ used. The first cut ends a ramp, which may have gone far beyond what the primary
 COOL_S: Final = 0.25
 """Refusals within this time belong to the same overload, and cut the rate once."""
 
+ALONE_S: Final = 1.0
+"""A busy primary takes some messages of every entity within this time."""
+
 STEP_S: Final = 1.0
 STEP_SHARE: Final = 0.05
 """Growth after trouble: this share of the rate that caused it, for each step."""
@@ -88,6 +91,7 @@ class Governor:
     """The rate at which one primary may be sent to, as its answers allow."""
 
     __slots__ = (
+        "_accepted_at",
         "_best_s",
         "_ceiling",
         "_cool_until",
@@ -116,6 +120,7 @@ class Governor:
         self._cool_until = self._restarted_at = self._step_from = float("-inf")
         self._used = 0
         """Messages accepted since `_step_from`."""
+        self._accepted_at = float("-inf")
         self._latency_s = 0.0
         self._best_s = float("inf")
         self._counting_from = float("-inf")
@@ -151,6 +156,7 @@ class Governor:
 
     def accepted(self, count: int, latency_s: float, now: float) -> None:
         """Take a batch of answers; `latency_s` is that of its oldest message."""
+        self._accepted_at = now
         self._count(count, now)
         self._latency_s += (latency_s - self._latency_s) * LATENCY_WEIGHT
         self._best_s = min(self._best_s, latency_s)
@@ -161,9 +167,15 @@ class Governor:
             self._used += count
             self._grow(now)
 
-    def busy(self, now: float) -> None:
-        """Slow down: the primary refused a message because it is busy."""
-        self._cut(BUSY_CUT, BUSY, COOL_S, now)
+    def busy(self, now: float, accepted_at: float = float("inf")) -> None:
+        """Slow down: the primary refused a message because it is busy.
+
+        `accepted_at` is when the message's entity last took one. An entity that takes none while
+        others do is throttled by itself: it is held, and costs the others nothing.
+        """
+        is_alone = now - self._accepted_at < ALONE_S <= now - accepted_at
+        if not is_alone:
+            self._cut(BUSY_CUT, BUSY, COOL_S, now)
 
     # Decisions
 
