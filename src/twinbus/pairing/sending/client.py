@@ -80,13 +80,13 @@ class PairedClient:
             self.session_scan.wake()
             sessions = SessionRouting(entity, self.state.rotation, self.session_scan)
         target = SendTarget(self.state, entity, pool, self.state.choice(), sessions)
-        sender = PairedSender(target, on_close=self._sender_closed)
+        sender = PairedSender(target, on_close=partial(self._sender_closed, entity))
         self._senders.add(sender)
         return sender
 
-    def _sender_closed(self, sender: PairedSender) -> None:
+    def _sender_closed(self, entity: WatchedEntity, sender: PairedSender) -> None:
         self._senders.discard(sender)
-        self.state.watched.release(sender.entity)
+        self.state.watched.release(entity)
 
     def entity(self, path: str) -> WatchedEntity:
         """The shared state of an entity, made when it is first needed."""

@@ -26,7 +26,6 @@ from twinbus.pairing.sdk.warming import OPENING_S
 from twinbus.pairing.sending.calls import SendTarget, with_ids
 from twinbus.pairing.sending.schedule_calls import ScheduleCall, require_numbers
 from twinbus.pairing.sending.send_calls import SendingCall
-from twinbus.pairing.sending.watched_entity import WatchedEntity
 
 PRIMARY: Final = Route.PRIMARY
 """A name of its own: every healthy send reads it, and member lookup in an enum is slow."""
@@ -69,11 +68,6 @@ class PairedSender:
 
     def __repr__(self) -> str:
         return f"PairedSender({self.entity_name}, {self._entity.failover.state.value})"
-
-    @property
-    def entity(self) -> WatchedEntity:
-        """The shared state of the entity."""
-        return self._entity
 
     @property
     def entity_name(self) -> str:
