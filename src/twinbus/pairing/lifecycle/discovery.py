@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from twinbus.errors import BacklogUnavailableError, MissingRightError
+from twinbus.errors import BacklogUnavailableError, MissingRightError, error_text
 from twinbus.pairing.core import search_schedule as schedule
 from twinbus.pairing.core.announcements import RightMissing
 from twinbus.pairing.core.backlog import lease_path
@@ -153,6 +153,8 @@ class Discovery:
                 self._missing_right = None
             except MissingRightError as error:
                 self._right_missing(error)
+            except Exception as error:  # noqa: BLE001  # it is logged, and the search must go on
+                self._search_failed(error)
             self._log_answers(answered)
             if was_missing and self.searching is None:
                 log.info("%s: all backlog queues are in use", self._state.primary.label)
@@ -303,6 +305,13 @@ class Discovery:
             log.warning("%s: %s", state.primary.label, error)
             state.listeners.tell(RightMissing(at=time.time(), reason=reason))
         self.unreachable = self._missing_right = reason
+
+    def _search_failed(self, error: Exception) -> None:
+        """Log an unexpected error once; the next search may find what the pair needs."""
+        reason = error_text(error)
+        if not schedule.is_same_reason(self.unreachable, reason):
+            log.error("%s: the search failed", self._state.primary.label, exc_info=error)
+        self.unreachable = reason
 
     def _log_answers(self, answered: bool) -> None:
         """Log once that the secondary ceased or began to answer."""

@@ -324,6 +324,22 @@ async def test_queues_whose_hand_over_failed_for_a_right_are_handed_over_later(
     assert len([r for r in caplog.records if "needs the Listen right" in r.message]) == 1
 
 
+async def test_an_error_that_no_one_foresaw_ends_no_search(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = FakeAdministration()
+    admin.error = ServiceRequestError("no route")
+    async with world(monkeypatch, admin) as made:
+        admin.error = RuntimeError("a bug")
+        await asyncio.sleep(60)
+        assert "a bug" in (made.discovery.searching or "")
+        admin.error = None
+        await asyncio.sleep(120)
+        assert made.handed_over == [made.paths]
+        assert made.discovery.searching is None
+    assert len([r for r in caplog.records if r.exc_info and "a bug" in str(r.exc_info[1])]) == 1
+
+
 async def test_a_race_that_is_lost_to_a_deleter_is_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
