@@ -1,4 +1,4 @@
-"""Backlog queues that somebody made by hand, and a pair that may not read their description.
+"""Backlog queues that were made by hand, and a pair that may not read their description.
 
 Real processes: `twinbus serve` has both namespaces, and `twinbus syphon drain` moves the backlog.
 """

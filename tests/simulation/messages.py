@@ -49,7 +49,7 @@ def make_message(
     *,
     plain: bool = False,
 ) -> Original:
-    """A message that nobody has sent yet. `plain`: with nothing that changes when it is seen.
+    """A message that was not sent yet. `plain`: with nothing that changes when it is seen.
 
     Its id is from its `number` among the messages to its entity. Another entity gets the same ids,
     and one that does not detect duplicates gets them again and again.

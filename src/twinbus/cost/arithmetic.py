@@ -7,7 +7,7 @@
                                primary, receive there; with settlement counted, six
     any other message          two stages: send, receive; with settlement counted, three
     a missing backlog queue    each client searches for it: one listing, and one call to create each
-                               queue that is missing; while none is missing nobody searches
+                               queue that is missing; while none is missing there is no search
 
 Azure does not publish whether it charges the settlement of a lock, hence the switch.
 """

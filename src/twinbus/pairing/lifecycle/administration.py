@@ -176,7 +176,7 @@ class BacklogAdministration:
             try:
                 created = await self._call(path, lambda: _get_queue(self._client, path))
             except ResourceNotFoundError:
-                # And somebody deleted it since. If that happens again, the next search creates it.
+                # And it was deleted since. If that happens again, the next search creates it.
                 created = await self._call(path, lambda: _create_as_wanted(self._client, path))
                 findings.created.append(path)
         return description_of(created)

@@ -1,4 +1,4 @@
-"""The entities of a pair, by path. Those that nobody uses any more are forgotten in time.
+"""The entities of a pair, by path. Unused ones are forgotten in time.
 
 A program that answers to a reply queue per request has a sender for a moment and an entity for
 ever: without an end the pair would grow by two kilobytes a request.

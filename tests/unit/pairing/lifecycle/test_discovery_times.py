@@ -313,7 +313,7 @@ async def test_queues_whose_hand_over_failed_for_a_right_are_handed_over_later(
         made.refuses_hand_over = 3
         admin.error = None
         await asyncio.sleep(6)
-        # They are in use, and nobody drains them yet.
+        # They are in use, and no syphon drains them yet.
         assert list(made.state.rotation.queues) == made.paths
         assert made.handed_over == []
         assert "Listen" in (made.discovery.searching or "")

@@ -65,7 +65,7 @@ def test_when_all_queues_are_pulled_one_call_at_a_time_tries_them() -> None:
         world.rotation.pull(queue, "full", 0.0)
     assert world.start(1.0) == [DivertTo(QUEUES[0], 5, is_turn=True)]
     assert other.start(1.0) == [WaitForSecondary(60)]
-    # It is back: everybody uses it, and nobody needs a turn.
+    # It is back: every call uses it, and none needs a turn.
     world.stores(QUEUES[0], 1.1)
     assert other.woken(1.1) == [DivertTo(QUEUES[0], 5)]
 

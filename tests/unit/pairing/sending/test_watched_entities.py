@@ -1,4 +1,4 @@
-"""A pair forgets entities that nobody uses, keeps their totals, and keeps what somebody needs."""
+"""A pair forgets unused entities, keeps their totals, and keeps what is still needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pump's links that nobody uses, its locks by a clock that is wrong, and its back-offs."""
+"""A pump's unused links, its locks by a clock that is wrong, and its back-offs."""
 
 from __future__ import annotations
 
