@@ -387,15 +387,16 @@ class Peer(asyncio.Protocol):
             return
         if data:
             self._transport.write(data)
-        if closing and not self._said_close:
-            self._said_close = True
-            if self.connection.peer_closed or not linger:
-                self._transport.close()
-                return
+        if not closing:
+            return
+        if self.connection.peer_closed or not linger:
+            self._transport.close()
+        elif not self._said_close:
             if self._transport.can_write_eof():
                 self._transport.write_eof()
             # The client closes the socket when it has read CLOSE; this is for one that does not.
             self._context.loop.call_later(LINGER_S, self._transport.close)
+        self._said_close = True
 
     def _arm(self) -> None:
         deadline_ms = self.connection.next_deadline_ms()
