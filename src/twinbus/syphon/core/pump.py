@@ -471,7 +471,7 @@ class Pump:
 
     def rate_due(self, now: float) -> list[Action]:
         """Send what waited for the rate."""
-        return [] if self.pace is None else self._sending.serve_by_rate(self.pace, now)
+        return [] if self.pace is None else self._sending.woken(self.pace, now)
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due."""
@@ -486,7 +486,9 @@ class Pump:
         if self.credit and now >= self._poll_at:
             self._poll_at = now + self._poll_s
             actions.append(EmptyPoll())
-        actions += self._sending.close_idle(now) + self.rate_due(now)
+        actions += self._sending.close_idle(now)
+        if self.pace is not None:
+            actions += self._sending.serve_by_rate(self.pace, now)
         find_at = self._receiving.find_deferred_at()
         if find_at is not None and now >= find_at:
             self._deferred.search_started(now)

@@ -89,6 +89,14 @@ class SendControl:
         self._waits_until = until
         return [WaitUntil(until)]
 
+    def woken(self, pace: Pace, now: float) -> list[Action]:
+        """Serve what waited for the rate; wait again if the timer was early.
+
+        The timers of an event loop may be a millisecond early (uvloop rounds).
+        """
+        self._waits_until = float("-inf")
+        return self.serve_by_rate(pace, now) + self._wait_for(pace)
+
     def serve_by_rate(self, pace: Pace, now: float) -> list[Action]:
         """Serve the destinations whose slice of the rate has come."""
         actions: list[Action] = []

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.unit.syphon.core.pump_world import World
+from twinbus.syphon.core.actions import WaitUntil
 from twinbus.syphon.core.pacing.governor import SLICE_S, STANDARD_PER_S
 from twinbus.syphon.core.pacing.pace import IN_MEMORY_S, Pace, Rate
 
@@ -137,6 +138,22 @@ def test_a_slow_pump_serves_every_destination() -> None:
     took = Counter(world.queue[number].path for number in world.in_primary)
     assert sum(took.values()) == pytest.approx(200, rel=0.1)
     assert max(took.values()) - min(took.values()) <= 8
+
+
+def test_a_timer_that_fires_early_is_set_again() -> None:
+    world = paced(20)
+    world.store("orders", 10)
+    world.deliver(10)
+    world.attach("orders")
+    world.grant("orders")
+    assert len(world.sent) < 10
+    until = world.waits_until
+    early = world.pump.rate_due(until - 0.001)
+    assert early == [WaitUntil(until)]
+    world.now = until
+    before = len(world.sent)
+    world.perform(world.pump.rate_due(until))
+    assert len(world.sent) > before
 
 
 def test_strict_order_keeps_to_the_rate_too() -> None:
