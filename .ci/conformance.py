@@ -5,8 +5,8 @@ after. `--record` adds the tests that pass now; nothing ever takes one away. Tes
 on a local broker or take too long (tests/conformance/left-out.txt, each with its reason) run with
 `--everything` only.
 
-The SDK's tests watch real clocks, so one that fails is given a second chance, alone; what needed
-it is named.
+The SDK's tests wait for real clocks, so they run side by side. Those that allow a second or two
+(tests/conformance/one-by-one.txt) run after the others, one at a time. No test runs twice.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from bench.processes import TWINBUS, exit_on_sigterm, serve, wait_until
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = ROOT / "tests" / "conformance"
 LEFT_OUT = BASELINES / "left-out.txt"
+ONE_BY_ONE = BASELINES / "one-by-one.txt"
 SUITES = ("data", "admin")
 START_TIMEOUT_S = 20.0
 SUITE_TIMEOUT_S = {"data": 900, "admin": 240}
 """Both together with the unit tests must end within 20 minutes on two cores."""
 DATA_WORKERS = "16"
 """They sleep most of the time: twice the suite's own number ends in little more than half."""
-SECOND_CHANCES_MAX = 6
-"""More failures than this are no matter of a clock."""
 PORT = re.compile(r"Endpoint=sb://[^;:]+:(\d+)/?;")
 SEND_RULE, LISTEN_RULE = "sender:KEYS", "listener:KEYL"
 
@@ -74,13 +73,11 @@ def main() -> int:
         # Side by side: both wait more than they work, each in a namespace of its own.
         with ThreadPoolExecutor(len(names)) as pool:
             found = dict(zip(names, pool.map(first_run, names), strict=True))
+        if found.get("data"):
+            suite, address = given.suite.resolve(), addresses["data"]
+            found["data"] |= run_suite(suite, "data", address, out, only=listed(ONE_BY_ONE))
         for name, outcomes in found.items():
-            again = sorted(test for test in recorded(name) if outcomes.get(test) != "passed")
-            if outcomes and 0 < len(again) <= SECOND_CHANCES_MAX:
-                print(f"conformance {name}: once more, alone: {', '.join(again)}", flush=True)
-                suite, address = given.suite.resolve(), addresses[name]
-                found[name] |= run_suite(suite, name, address, out, only=again)
-            broken |= not report(name, found[name], out, record=given.record)
+            broken |= not report(name, outcomes, out, record=given.record)
     return int(broken)
 
 
@@ -110,11 +107,12 @@ def run_suite(
     command += ["--amqp", address, "--admin", address, "--ws", address]
     command += ["--send-rule", SEND_RULE, "--listen-rule", LISTEN_RULE]
     command += ["--", f"--junitxml={results}"]
-    if not everything:
-        command += [f"--deselect={node_id(test)}" for test in left_out()]
-    if name == "data":
-        command += ["-n", DATA_WORKERS]
-    print(f"conformance {name}: running", flush=True)
+    if not only:
+        elsewhere = listed(ONE_BY_ONE) + ([] if everything else listed(LEFT_OUT))
+        command += [f"--deselect={node_id(test)}" for test in elsewhere]
+        if name == "data":
+            command += ["-n", DATA_WORKERS]
+    print(f"conformance {name}: running{', one by one' if only else ''}", flush=True)
     log = out / f"{name}.log"
     with serve(command, log=log) as tests:
         try:
@@ -136,9 +134,8 @@ def node_id(test: str) -> str:
     return f"{'/'.join(module)}.py::{klass}::{rest}"
 
 
-def left_out() -> list[str]:
-    """Tests that cannot hold on a local broker; the file says why for each."""
-    path = LEFT_OUT
+def listed(path: Path) -> list[str]:
+    """Tests that a file lists; it says why for each."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [line.split("  ")[0] for line in lines if line and not line.startswith("#")]
 
