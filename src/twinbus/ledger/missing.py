@@ -3,7 +3,7 @@
     removed-<id>.json    names files that a command takes away; written before the first one goes
 
 A writer numbers its files from 0 without a gap (`files`), so a number that is not there, and that
-no such note names, is a file that somebody deleted or did not copy. A note is kept for ever: a file
+no such note names, is a file that was deleted or not copied. A note is kept for ever: a file
 that it names and that is there was not removed yet, or was put back.
 """
 

@@ -171,7 +171,7 @@ class _Drain:
         return self._task.turn_s is not None
 
     def run(self) -> None:
-        """Submit jobs until the queues are empty or somebody says stop."""
+        """Submit jobs until the queues are empty or the drain is stopped."""
         # A queue that is not there, or a right that is missing, is told before anything starts.
         with contextlib.suppress(CountsUnavailable):
             self._backlog.look()
@@ -257,7 +257,7 @@ class _Drain:
         self._stop.wait(again_s)
 
     def _is_empty(self) -> bool:
-        """Whether nothing is left; asks until somebody answers."""
+        """Whether nothing is left; asks until the namespace answers."""
         while not self._stop.is_set():
             try:
                 return self._backlog.look() == 0

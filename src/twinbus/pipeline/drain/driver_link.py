@@ -73,7 +73,7 @@ class DriverListener:
 
     @property
     def address(self) -> DriverAddress | None:
-        """For the tasks; None where nobody can listen."""
+        """For the tasks; None where the driver cannot listen."""
         return None if self._port is None else DriverAddress(self._host, self._port, self._token)
 
     @property

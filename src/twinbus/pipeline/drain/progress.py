@@ -35,7 +35,7 @@ class DrainBacklog:
     ) -> None:
         self.queues = queues
         self.waiting: int | None = None
-        """What was left at the last look; None: nobody has answered yet."""
+        """What was left at the last look; None: no answer has come yet."""
         self._endpoint = endpoint
         self._on_progress = on_progress
         self._only = only
@@ -68,7 +68,7 @@ class DrainBacklog:
             raise CountsUnavailable(str(error)) from error
 
     def tell(self, problems: tuple[str, ...], *, is_over: bool = False) -> None:
-        """Tell whoever wants to know; `problems` are what the tasks report."""
+        """Report the progress; `problems` are what the tasks report."""
         now = time.monotonic()
         if self._on_progress is None or (now < self._tell_at and not is_over):
             return

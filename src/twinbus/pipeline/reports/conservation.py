@@ -123,7 +123,7 @@ def _notable(tables: LedgerTables, asked: ReportRequest, look: BacklogSnapshot |
         return found.drop("day")
     before = found.drop("day").withColumnRenamed("fate", "told")
     now = journeys.looked_at(found.drop("day"), look.sightings)
-    # Accepted while somebody looked, or moved meanwhile: the look may have missed it.
+    # Accepted during the peek, or moved meanwhile: the peek may have missed it.
     too_young = F.col("last_ms") >= look.began_ms - MARGIN_MS
     told = before.select("destination", "message_id", "told")
     fate = F.when(
@@ -244,7 +244,7 @@ def _unknown(
     scope: ReportScope, sums: _Sums, rows: Sequence[Counts], nameless: int
 ) -> Iterator[str]:
     if not sums.looked and sums.counted["undecided"]:
-        yield "waiting and dead-lettered: nobody looked into the backlog queues"
+        yield "waiting and dead-lettered: the backlog queues were not peeked"
     silent = [row["destination"] for row in rows if row["accepted"] and not row["heard"]]
     if silent:
         yield f"received and duplicates: no consumer of {_some(silent)} kept a ledger"

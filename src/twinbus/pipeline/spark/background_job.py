@@ -1,4 +1,4 @@
-"""One Spark job on a thread of its own, so that somebody can stay beside it and end it."""
+"""One Spark job on a thread of its own, so that the caller can watch it and cancel it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class SparkJob:
             self._context.setJobGroup(self._group, self._words)
             # The one action: it runs the tasks, and what they return is not looked at.
             self._work.collect()
-        except Exception as error:  # noqa: BLE001 - `result` raises it where somebody waits
+        except Exception as error:  # noqa: BLE001 - `result` raises it for the caller
             self._error = error
         finally:
             self._over.set()

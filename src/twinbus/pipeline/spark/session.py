@@ -1,6 +1,6 @@
 """A Spark session without ceremony: starts on the Java there is, says so, and is quiet otherwise.
 
-The JVM's own output goes to a file that nobody sees unless the start fails: its first lines come
+The JVM's own output goes to a file that is shown only if the start fails: its first lines come
 before any log level can be set. A session that is active already (a notebook, `spark-submit`) is
 used as it is and left running.
 
@@ -106,7 +106,7 @@ def start_session(
         return _submitted(settings or {})
     changes = _environment(master, announce or (lambda line: None))
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # To a file and not a pipe: nobody would read the pipe, and a full one stops the JVM.
+    # To a file and not a pipe: a pipe that is not read fills up and stops the JVM.
     with tempfile.TemporaryFile() as output, _changed(os.environ, changes):
         try:
             return _launch({**_settings(master), **(settings or {})}, output)
@@ -164,7 +164,7 @@ def require_shared(
 
 
 def _active() -> SparkSession | None:
-    # Without pyspark loaded nobody can have made a session; loading it to ask would cost 0.2 s.
+    # Without pyspark loaded there can be no session; loading it to ask would cost 0.2 s.
     if "pyspark.sql" not in sys.modules:
         return None
     from pyspark import SparkContext

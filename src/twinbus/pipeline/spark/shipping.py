@@ -30,7 +30,7 @@ def ship_package(context: SparkContext) -> None:
     In local mode they run on this machine with this Python, and find it by themselves.
     """
     if is_in_one_process(context.master or "") or context in _shipped or not _root().is_dir():
-        # Not a directory: somebody shipped it to this process too, and so to the executors.
+        # Not a directory: it was shipped to this process too, and so to the executors.
         return
     # Spark reads the file again for each executor that comes, so it stays as long as this process.
     directory = Path(tempfile.mkdtemp(prefix="twinbus-ship-"))

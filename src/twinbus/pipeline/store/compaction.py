@@ -76,7 +76,7 @@ def compact(
             say(f"compacting {len(small)} parts of {kind}")
             part = store.new_part(before.batch)
             write(store, before, small, part)
-            # At once: a sweep takes what nobody has named for an hour.
+            # At once: a sweep removes what no commit has named for an hour.
             after = commit_replacement(store, Replacement(kind, small, part))
     store.sweep()
     kinds = list(_WRITERS)

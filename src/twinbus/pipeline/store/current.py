@@ -147,7 +147,7 @@ class _Tail:
     ) -> None:
         few = sum(files.values()) <= _FEW_BYTES
         session = store.for_few().session if few else spark
-        # A file that is ended now has another name: whoever made this looks again.
+        # A file that is ended now has another name: the caller looks again.
         reader = session.read.schema(bronze.LINES).options(
             **bronze.READING, ignoreMissingFiles="true"
         )

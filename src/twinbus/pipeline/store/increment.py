@@ -101,7 +101,7 @@ class Increment:
         now = table.rows(self._records, self._after)
         if self._before is None or table.of_journeys is None:
             return now
-        # Not added up here: whoever reads the table adds up all that it has.
+        # Not added up here: readers of the table add up all that it has.
         taken_back = [(-F.col(name)).alias(name) for name in table.sums]
         return now.unionByName(table.of_journeys(self._before).select(*table.keys, *taken_back))
 

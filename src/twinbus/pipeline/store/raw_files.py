@@ -1,8 +1,7 @@
 """The files of a ledger as its tables know them: which they took, and which are missing.
 
 `compact --remove-raw` removes files that the tables hold. It leaves a note in the ledger before the
-first one goes (`ledger.missing`), so that whoever reads the files, or makes other tables of them,
-knows that there were more.
+first one goes (`ledger.missing`), so that later readers of the files know that there were more.
 """
 
 from __future__ import annotations

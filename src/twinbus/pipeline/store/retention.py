@@ -43,7 +43,7 @@ class Retained:
     records_removed: int
     journeys_removed: int
     journeys_open: int
-    """Older than that, and kept: nobody knows yet what became of them."""
+    """Older than that, and kept: their outcome is not known yet."""
 
 
 def retain(

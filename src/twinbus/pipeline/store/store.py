@@ -6,7 +6,7 @@
     <tables>/commits/<number>.json                           a snapshot: the parts that count
     <tables>/checkpoint/                                     which files the stream has taken
 
-A part is written under a name that nobody had before, and counts once a commit names it. So a
+A part is written under a new name, and counts once a commit names it. So a
 batch that died is done again beside its remains, two processes that do the same batch cannot mix
 their files (the first commit wins), and a reader keeps what its snapshot names. Parts that a later
 snapshot replaced are removed `KEEP_S` after that, and so are remains that old.
@@ -175,8 +175,8 @@ class TableStore:
         # Spark makes the directory first and its parts as it goes.
         if snapshot.number >= 0 and not self._names(f"{_CHECKPOINT}/offsets"):
             raise LedgerError(
-                f"the tables at {self.place} have lost their directory {_CHECKPOINT}, so nobody"
-                f" knows which files of the ledger they hold: {REBUILD}"
+                f"the tables at {self.place} have lost their directory {_CHECKPOINT}, which says"
+                f" which files of the ledger they hold: {REBUILD}"
             )
         return snapshot
 
@@ -243,7 +243,7 @@ class TableStore:
         target = self._path(f"{self.place}/{_COMMITS}/{committed.number}.json")
         if self._files.exists(target):
             raise CommitConflict(target.toString())
-        # Names with a dot in front are passed over by whoever lists.
+        # Readers skip names that begin with a dot.
         draft = self._path(f"{self.place}/{_COMMITS}/.{uuid.uuid4().hex}")
         with closing(self._files.create(draft, False)) as stream:
             stream.write(bytearray(text.encode()))
@@ -255,7 +255,7 @@ class TableStore:
         return committed
 
     def sweep(self, *, keep_s: float = KEEP_S) -> None:
-        """Remove parts that nobody reads any more, remains, and commits that nobody needs."""
+        """Remove parts that are no longer read, leftovers, and commits no longer needed."""
         latest = self.latest()
         numbers = sorted(self._commits())
         limit_ms = _now_ms() - keep_s * 1000
@@ -333,7 +333,7 @@ class TableStore:
             return ""
 
     def put_text(self, place: str, name: str, text: str) -> None:
-        """Write a small file, under a name that nobody has; it appears whole."""
+        """Write a small file under a new name; it appears whole."""
         files = self._file_system(_address(place))
         # Readers pass over names that begin with an underscore.
         draft = self._path(f"{_address(place)}/_{name}")

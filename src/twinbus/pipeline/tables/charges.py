@@ -34,7 +34,7 @@ SUMS: Final = ("operations", "units", "bytes")
 KEYS: Final = tuple(name for name in CHARGES.fieldNames() if name not in SUMS)
 
 NOT_CALLS: Final = (*sorted(UNCHARGED), "expire")
-"""Lines that nobody is charged for: news of a state, and a message that ended by itself."""
+"""Lines that cost nothing: news of a state, and a message that ended by itself."""
 
 _STAGES: Final = {
     "divert": "send_backlog",
@@ -119,7 +119,7 @@ def receives_of(deliveries: DataFrame) -> DataFrame:
 
 
 def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """What is counted, with receives by consumers from whoever knows them best.
+    """What is counted, with receives by consumers from the source that knows them best.
 
     For each destination: the broker, if its view has any; else the consumers themselves, if they
     kept a ledger; else one is assumed for each delivered message.

@@ -75,7 +75,7 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
     `backlog` are rows of journeys (or fates) about messages in backlog queues, which in the
     broker's view are where they are and not where they belong: `in_backlog` tells them. What the
     broker knows nothing of stays as it is. `states` has the queues that were deleted
-    (`availability.states`): what was in one then has ended, and nobody says of it how.
+    (`availability.states`): what was in one then has ended, and no record says how.
 
     The broker's rows tell ids and not where they belong. Where messages of several destinations
     have one id, it is only known that all wait if as many copies stand; else each keeps its fate.
@@ -94,7 +94,7 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
     return (
         fates.join(_in_queues(backlog, states), "message_id", "left")
         .withColumn("sharers", sharers)
-        # A copy can be moved by somebody who keeps no ledger.
+        # A copy can be moved by a program that keeps no ledger.
         .withColumns({"fate": now, "last_ms": F.greatest("last_ms", "seen_ms")})
         .select(*fates.columns)
     )

@@ -21,7 +21,7 @@ A message was *accepted* when a send or a divert of it was acknowledged; then it
     dead_lettered    the syphon set it aside, or the broker did, or a peek saw it there
     lost             it is in none of these places, and not in the backlog: a peek looked, or the
                      syphon completed it there
-    undecided        it was diverted and nobody looked since: waiting, or lost
+    undecided        it was diverted and no peek came since: waiting, or lost
 
 Without a peek the broker's view can tell that a message waits (`conservation.witnessed`): a peek
 that does not see it there overrules that.

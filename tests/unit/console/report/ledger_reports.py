@@ -107,7 +107,7 @@ UNDECIDED = replace(
     messages=(),
     messages_left_out=0,
     peeked_ms=None,
-    unknown=("waiting and dead-lettered: nobody peeked into the backlog queues",),
+    unknown=("waiting and dead-lettered: no process peeked into the backlog queues",),
 )
 
 CHARGES = ChargesReport(

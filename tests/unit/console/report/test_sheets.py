@@ -219,7 +219,7 @@ def test_what_nobody_knows_is_called_unknown_and_not_0() -> None:
         ["orders", "10,000", "9,966", "unknown", "unknown", "0", "unknown", "34"]
     )
     assert "set TWINBUS_SECONDARY, or say --peek" in text
-    assert "Unknown\n  waiting and dead-lettered: nobody peeked" in text
+    assert "Unknown\n  waiting and dead-lettered: no process peeked" in text
 
 
 def test_what_is_lost_for_certain_is_shown_where_more_may_be() -> None:
