@@ -301,10 +301,23 @@ def test_both_views_beside_each_other(spark: SparkSession, tmp_path: Path) -> No
     both = BatchTables(spark, tmp_path)
     report = reconciliation_report(both, ReportRequest())
     both.close()
-    assert report.rows == (Agreement("orders", "send", 2, 2, 1, 0),)
+    assert report.rows == (Agreement("orders", "send", 2, 2, 1, 0, 1),)
     assert [(one.message_id, one.ahead) for one in report.differences] == [("b", 1), ("c", -1)]
     assert (report.unexplained, report.explained) == (1, 1)
     assert report.verdict is ReportVerdict.BAD
+
+
+def test_views_whose_sums_differ_do_not_agree(spark: SparkSession, tmp_path: Path) -> None:
+    told = {"entity": "orders", "outcome": "ok", "cause": "consumer"}
+    by_client = [{"message_id": "a"}]
+    by_broker = [{"message_id": "a", "view": "broker"}, {"message_id": None, "view": "broker"}]
+    lines = [encode("p", BEGAN_MS, "receive", told | one) for one in (*by_client, *by_broker)]
+    (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
+    both = BatchTables(spark, tmp_path)
+    report = reconciliation_report(both, ReportRequest())
+    both.close()
+    assert report.rows == (Agreement("orders", "receive", 1, 2, 0, 0, 0),)
+    assert (report.unaccounted, report.verdict) == (1, ReportVerdict.BAD)
 
 
 @pytest.mark.soak

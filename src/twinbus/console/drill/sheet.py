@@ -203,7 +203,9 @@ def _numbers(result: DrillResult) -> Iterator[NumberRow]:
     bill = result.report.charges.bill
     settled = "counted" if bill.settlement_counted else "not counted"
     yield NumberRow(
-        "operations", f"{bill.units:,}", f"of 64 KB, as Azure bills; settlement {settled}"
+        "operations",
+        f"{bill.units:,}",
+        f"of 64 KB, as Azure bills; settlement {settled}; receives as the receivers recorded them",
     )
     yield NumberRow(
         "money",
@@ -228,7 +230,8 @@ def _bill(result: DrillResult) -> Table:
             f"{bill.units:,} units: {money(bill.amount_past_free, bill.currency)} once the month"
             f" has used up its free operations, {money(bill.amount, bill.currency)} if these were"
             f" its only ones. Settlement is {'' if bill.settlement_counted else 'not '}counted."
-            f" Prices: {bill.price_book}."
+            f" Prices: {bill.price_book}. Receives are those that the receivers recorded; twinbus"
+            " report charges counts those of the broker, with messages that were given back."
         ),
         in_text=False,
     )

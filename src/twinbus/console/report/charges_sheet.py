@@ -47,6 +47,12 @@ def _lines(report: ChargesReport) -> Iterator[str]:
         " counted: --settlement counted has them in"
     )
     yield f"prices: {visible(bill.price_book)}; {settled}"
+    if report.recorded_receives and report.broker_receives > report.recorded_receives:
+        more = report.broker_receives - report.recorded_receives
+        yield (
+            f"receives: {report.broker_receives:,} as the broker recorded them, {more:,} more than"
+            " the receivers: a message that a receiver gives back is billed again"
+        )
     out = f"{size(report.bytes_out)} out of the namespaces"
     if bill.egress_amount is None:
         yield f"{out}: not priced, the book has no price for traffic out of the region"

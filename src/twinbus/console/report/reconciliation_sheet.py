@@ -35,8 +35,14 @@ def _headline(report: ReconciliationReport) -> str:
             f"{counted(report.unexplained, 'difference')} between the clients' view and the"
             f" broker's, in {counted(both, 'operation')}"
         )
-    explained = f"; {counted(report.explained, 'difference')} explained" if report.explained else ""
-    return f"both views agree on {counted(both, 'operation')}{explained}"
+    if not any(row.explained for row in report.rows):
+        return f"both views agree on {counted(both, 'operation')}, entity by entity"
+    more = sum(row.explained for row in report.rows)
+    of = ", ".join(sorted({row.operation for row in report.rows if row.explained}))
+    return (
+        f"both views agree on {counted(both, 'operation')}; the broker counts {more:,} more ({of}),"
+        " explained below"
+    )
 
 
 def _lines(report: ReconciliationReport) -> Iterator[str]:
@@ -55,7 +61,10 @@ def _tables(report: ReconciliationReport) -> Iterator[Table]:
     if report.rows:
         yield table(
             "By place and operation",
-            ("place", "operation", ">clients", ">broker", ">only clients", ">only broker"),
+            (
+                *("place", "operation", ">clients", ">broker"),
+                *(">only clients", ">only broker", ">explained"),
+            ),
             report.rows,
             lambda row: row,
             is_bad=lambda row: row.only_clients or row.only_broker,

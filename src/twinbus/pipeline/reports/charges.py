@@ -21,7 +21,13 @@ from twinbus.pipeline.reports.ledger_tables import (
     unread,
     whole_days,
 )
-from twinbus.pipeline.tables.charges import MESSAGE_STAGES, beside_model, monthly, with_receives
+from twinbus.pipeline.tables.charges import (
+    MESSAGE_STAGES,
+    beside_model,
+    monthly,
+    receives_by_view,
+    with_receives,
+)
 from twinbus.pipeline.tables.columns import day_of
 
 if TYPE_CHECKING:
@@ -62,6 +68,7 @@ def charges_report(
         sums = [MonthlySum(*row) for row in monthly(table).collect()]
         lines, left_out = _lines(table)
         entities, entity_count = _entities(table)
+        receives = dict(map(tuple, receives_by_view(_recorded(tables, asked)).collect()))
         return replace(
             _summary(sums, asked, prices, rule, scope),
             by_day=_days(table, rule),
@@ -70,6 +77,8 @@ def charges_report(
             lines=lines,
             lines_left_out=left_out,
             prices=tuple(_prices(month_uses(sums, rule), prices)),
+            recorded_receives=receives.get("client", 0),
+            broker_receives=receives.get("broker", 0),
             model=tuple(_model(table, deliveries, _polled_s(tables, asked))),
         )
     finally:
@@ -91,8 +100,11 @@ def charges_summary(
 def _counted(tables: LedgerTables, asked: documents.ReportRequest) -> tuple[DataFrame, DataFrame]:
     """The charges in scope, with receives, and the deliveries."""
     deliveries = by_day(of_entity(tables.table("deliveries"), asked), asked)
-    recorded = by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
-    return with_receives(recorded, deliveries), deliveries
+    return with_receives(_recorded(tables, asked), deliveries), deliveries
+
+
+def _recorded(tables: LedgerTables, asked: documents.ReportRequest) -> DataFrame:
+    return by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
 
 
 def _summary(

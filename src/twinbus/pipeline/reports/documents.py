@@ -189,6 +189,10 @@ class ChargesReport(LedgerReport):
     bill: Bill
     prices: tuple[PriceLine, ...] = ()
     model: tuple[ModelLine, ...] = ()
+    recorded_receives: int = 0
+    """Units of receives that receivers recorded."""
+    broker_receives: int = 0
+    """Units of receives that the broker recorded; the bill counts these where there are any."""
 
 
 class Percentiles(NamedTuple):
@@ -406,6 +410,8 @@ class Agreement(NamedTuple):
     only_clients: int
     """Messages that only clients recorded, without those that an unanswered call explains."""
     only_broker: int
+    explained: int = 0
+    """Operations that only the broker recorded and the ledger explains."""
 
 
 class Difference(NamedTuple):
@@ -433,6 +439,8 @@ class ReconciliationReport(LedgerReport):
     differences_left_out: int = 0
     explained: int = 0
     """Differences that the ledger itself explains."""
+    unaccounted: int = 0
+    """Operations by which the sums of the views differ, beyond all differences found by id."""
     broker_records: int
     is_compared: bool = True
     """False: records in scope were removed, and only sums are left of them."""
@@ -440,7 +448,7 @@ class ReconciliationReport(LedgerReport):
     @property
     def unexplained(self) -> int:
         """Messages in only one view, without a reason in the ledger."""
-        return sum(row.only_clients + row.only_broker for row in self.rows)
+        return sum(row.only_clients + row.only_broker for row in self.rows) + self.unaccounted
 
     @property
     def verdict(self) -> ReportVerdict:

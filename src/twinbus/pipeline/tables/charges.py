@@ -145,6 +145,12 @@ def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     )
 
 
+def receives_by_view(table: DataFrame) -> DataFrame:
+    """The units that receivers recorded (`client`) and that the broker handed out (`broker`)."""
+    received = table.where(_received() & (F.col("outcome") != "failed"))
+    return received.groupBy("view").agg(F.sum("units").alias("units"))
+
+
 def beside_model(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     """The units of each stage of messages, as counted and as the documented model has them.
 

@@ -97,8 +97,12 @@ def disagreements(
 
 
 def agreements(views: DataFrame, disagreements: DataFrame) -> DataFrame:
-    """For each place and operation: what both ends count, and how many messages differ how."""
-    keys = ["place", "operation"]
+    """For each place and operation: what both ends count, and how many messages differ how.
+
+    `explained` and `found` are operations that only the broker counts: those of differences that
+    have a reason, and those of all differences.
+    """
+    keys, more = ["place", "operation"], -F.col("ahead")
     client = F.col("view") == "client"
     counted = (
         views.where(F.col("outcome") == "ok")
@@ -109,7 +113,11 @@ def agreements(views: DataFrame, disagreements: DataFrame) -> DataFrame:
         )
     )
     differing = disagreements.groupBy(*keys).agg(
-        *(F.count_if(F.col("kind") == kind).alias(kind) for kind in KINDS)
+        *(F.count_if(F.col("kind") == kind).alias(kind) for kind in KINDS),
+        F.sum(F.when(F.col("kind").isin("only_clients", "only_broker"), 0).otherwise(more))
+        .cast("long")
+        .alias("explained"),
+        F.sum(more).cast("long").alias("found"),
     )
     return counted.join(differing, keys, "full").fillna(0)
 

@@ -214,7 +214,7 @@ AGREED = ReconciliationReport(
     scope=replace(SCOPE, set_aside={}),
     rows=(
         Agreement("orders", "send", 10_000, 10_000, 0, 0),
-        Agreement("orders", "divert", 1_500, 1_501, 0, 0),
+        Agreement("orders", "divert", 1_500, 1_501, 0, 0, 1),
     ),
     differences=(Difference("orders", "divert", "o-5", -1, 1, "the client had no answer"),),
     explained=1,

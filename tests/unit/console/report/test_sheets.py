@@ -110,7 +110,7 @@ EVERY = [
         (
             made.AGREED,
             ReportVerdict.GOOD,
-            "both views agree on 11,500 operations; 1 difference explained",
+            "both views agree on 11,500 operations; the broker counts 1 more (divert), explained below",
         ),
         (
             made.DIFFERENT,
@@ -339,9 +339,9 @@ def test_reconciliation_names_what_differs() -> None:
         (
             made.DIFFERENT,
             (
-                "entity,operation,clients,broker,only_clients,only_broker\n"
-                "orders,send,10000,10000,0,0\n"
-                "orders,divert,1500,1500,1,0\n"
+                "entity,operation,clients,broker,only_clients,only_broker,explained\n"
+                "orders,send,10000,10000,0,0,0\n"
+                "orders,divert,1500,1500,1,0,0\n"
             ),
         ),
     ],
