@@ -15,7 +15,12 @@ from struct import Struct
 from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Ended, Event, Opened
 from twinbus.amqp.frames import decode_performative, encode_frame
 from twinbus.amqp.link import LinkSession
-from twinbus.amqp.output import SMALLEST_MAX_FRAME_BYTES, FrameOutput, ProtocolViolation
+from twinbus.amqp.output import (
+    NOT_ALLOWED,
+    SMALLEST_MAX_FRAME_BYTES,
+    FrameOutput,
+    ProtocolViolation,
+)
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
@@ -319,16 +324,28 @@ class Connection:
     def _take_begin(self, begin: Begin, channel: int, events: list[Event]) -> None:
         if channel in self._by_remote_channel:
             raise ProtocolViolation(f"a second begin on channel {channel}")
-        ours = begin.remote_channel
-        session = self.sessions.get(ours) if ours is not None else None
-        if session is None:
+        if begin.remote_channel is None:
             session = self._new_session()
             session.take_begin(begin, channel)
             self.output.put(encode_frame(session.channel, session.begin()))
         else:
+            found = self._begun_here(begin.remote_channel)
+            if found is None:
+                return
+            session = found
             session.take_begin(begin, channel)
         self._by_remote_channel[channel] = session
         events.append(Begun(session))
+
+    def _begun_here(self, channel: int) -> Session | None:
+        """The session that a peer's BEGIN answers; None if this end has given it up."""
+        session = self.sessions.get(channel)
+        if self._server or (session is not None and session.begun):
+            # Two channels of one session would outlive each other's END, with all their links.
+            raise ProtocolViolation(
+                f"a begin that answers channel {channel}, which waits for none", NOT_ALLOWED
+            )
+        return session
 
     def _take_end(self, end: End, channel: int, events: list[Event]) -> None:
         session = self._by_remote_channel.pop(channel, None)

@@ -12,6 +12,8 @@ SMALLEST_MAX_FRAME_BYTES = 512
 """AMQP 1.0 part 2.8.7: no peer may ask for less."""
 
 ERRANT_LINK = "amqp:session:errant-link"
+HANDLE_IN_USE = "amqp:session:handle-in-use"
+NOT_ALLOWED = "amqp:not-allowed"
 
 
 class ProtocolViolation(AmqpError):

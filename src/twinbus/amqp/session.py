@@ -19,7 +19,7 @@ from twinbus.amqp.frames import (
     transfer_fields,
 )
 from twinbus.amqp.link import SERIAL_MASK, Link, LinkState, ReceiverLink, SenderLink
-from twinbus.amqp.output import ERRANT_LINK, FrameOutput, ProtocolViolation
+from twinbus.amqp.output import ERRANT_LINK, HANDLE_IN_USE, FrameOutput, ProtocolViolation
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
@@ -373,6 +373,7 @@ class Session:
             self.write_flow()
 
     def _on_attach(self, attach: Attach, payload: bytes, events: list[Event]) -> None:
+        self._require_free(attach.handle)
         # The peer's role names its own end: a peer that receives makes us the sender.
         link = self._attaching.pop((attach.name, bool(attach.role)), None)
         if link is not None and link.state is LinkState.CLOSED:
@@ -391,6 +392,14 @@ class Session:
             link.delivery_count = attach.initial_delivery_count or 0
         self._by_remote_handle[attach.handle] = link
         events.append(Attached(link))
+
+    def _require_free(self, handle: int) -> None:
+        """Raise if the peer may not attach with `handle`; a link that we closed frees its own."""
+        if handle > HANDLE_MAX:
+            raise ProtocolViolation(f"the handle {handle}; the largest is {HANDLE_MAX}")
+        link = self._by_remote_handle.get(handle)
+        if link is not None and link.state is not LinkState.CLOSED:
+            raise ProtocolViolation(f"a second attach with handle {handle}", HANDLE_IN_USE)
 
     def _on_detach(self, detach: Detach, payload: bytes, events: list[Event]) -> None:
         link = self._by_remote_handle.pop(detach.handle, None)

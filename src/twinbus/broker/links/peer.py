@@ -253,6 +253,8 @@ class Peer(asyncio.Protocol):
             case Ended():
                 for link in list(event.session.links.values()):
                     self._close_owner(link, now_ms)
+                    # A link whose opening is delayed must not open on a session that is gone.
+                    link.state = LinkState.CLOSED
             case Opened():
                 log.info("%s: connection from %s", self._context.name, self.address)
             case Closed():
@@ -275,6 +277,8 @@ class Peer(asyncio.Protocol):
             owner.take(event, now_ms)
 
     def _attach(self, link: Link, now_ms: int) -> None:
+        if link.state is not LinkState.OFFERED:
+            return  # Its DETACH came in the same read.
         terminus = link.source if link.sends else link.target
         address = entity_address(str(getattr(terminus, "address", None) or ""))
         fault = self._context.faults.decide("attach", address, now_ms)

@@ -1,0 +1,100 @@
+"""Clients that mean harm, on real sockets: refused with a reason; others keep their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+
+from tests.end_to_end.raw_client import ConnectionLost, RawClient
+from tests.official_sdk import administration, client
+from tests.processes import ServedBroker
+from twinbus.amqp.frames import encode_frame
+from twinbus.amqp.performatives import (
+    Attach,
+    Begin,
+    Detach,
+    End,
+    Flow,
+    Performative,
+    Source,
+    Target,
+)
+from twinbus.amqp.types import UInt, UShort
+
+pytestmark = pytest.mark.end_to_end
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    with ServedBroker(tmp_path_factory.mktemp("broker")) as broker:
+        with administration(broker.connection_string()) as admin:
+            admin.create_queue("orders")
+        yield broker
+
+
+@pytest.fixture
+def broker(served: ServedBroker) -> Iterator[ServedBroker]:
+    yield served
+    assert served.health()["status"] == "ok"
+    assert "Traceback" not in served.log()
+
+
+def attach(handle: int, address: str = "orders", *, settled: bool = False) -> Attach:
+    """A client's receiver; `settled`: what it receives is deleted."""
+    return Attach(
+        name=f"link-{handle}",
+        handle=UInt(handle),
+        role=True,
+        snd_settle_mode=1 if settled else 0,
+        source=Source(address=address),
+        target=Target(address="me"),
+    )
+
+
+def credit(handle: int) -> Flow:
+    return Flow(
+        next_incoming_id=UInt(0),
+        incoming_window=UInt(1000),
+        next_outgoing_id=UInt(0),
+        outgoing_window=UInt(1000),
+        handle=UInt(handle),
+        delivery_count=UInt(0),
+        link_credit=UInt(10),
+    )
+
+
+async def test_a_second_begin_on_a_session_in_use_leaves_no_consumer_behind(
+    broker: ServedBroker,
+) -> None:
+    hostile = await RawClient.open(broker.connection_string())
+    frames: list[tuple[int, Performative]] = [
+        (1, Begin(remote_channel=UShort(0), incoming_window=UInt(1000))),
+        (0, End()),
+        (1, attach(0, settled=True)),
+        (1, credit(0)),
+    ]
+    for channel, performative in frames:
+        hostile._connection.output.put(encode_frame(channel, performative))
+    hostile.flush()
+    with pytest.raises(ConnectionLost, match="answers channel 0"):
+        await hostile.sender("orders")
+    with client(broker.connection_string()) as sdk:
+        with sdk.get_queue_sender("orders") as sender:
+            sender.send_messages(ServiceBusMessage("kept"))
+        with sdk.get_queue_receiver("orders", max_wait_time=PATIENCE_S) as receiver:
+            (message,) = receiver.receive_messages()
+            assert str(message) == "kept"
+            receiver.complete_message(message)
+
+
+async def test_an_attach_and_its_detach_in_one_packet_do_no_harm(broker: ServedBroker) -> None:
+    hasty = await RawClient.open(broker.connection_string())
+    frames: list[Performative] = [attach(7), Detach(handle=UInt(7), closed=True)]
+    hasty._connection.output.put(b"".join(encode_frame(0, frame) for frame in frames))
+    hasty.flush()
+    await hasty.sender("orders")
+    await hasty.close()

@@ -1,0 +1,76 @@
+"""A client and the broker's end of its connection, joined in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from twinbus.amqp.connection import Connection
+from twinbus.amqp.events import Event
+from twinbus.broker.sas import ALL_RIGHTS, Grant
+from twinbus.broker.server import BrokerServer
+from twinbus.broker.storage.store import MemoryStore
+
+TICKS = 20
+"""Loop iterations that any exchange of a few frames needs, commits included."""
+
+
+class JoinedTransport:
+    """A transport that keeps what is written, and whether reading is paused."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.is_paused = False
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def get_extra_info(self, _: str) -> tuple[str, int]:
+        return "192.0.2.1", 50_000
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+
+class JoinedClient:
+    """A client's connection to a broker; without `trusted` it has put no token."""
+
+    def __init__(self, server: BrokerServer, *, trusted: bool = True) -> None:
+        self.connection = Connection("c")
+        self.peer = server.peer()
+        self.transport = JoinedTransport()
+        self.peer.connection_made(cast(asyncio.Transport, self.transport))
+        if trusted:
+            everything = Grant(path="", rights=ALL_RIGHTS, expires_at_s=1e12, rule_name="r")
+            self.peer.grants.put("all", everything)
+
+    async def exchange(self, ticks: int = TICKS) -> list[Event]:
+        """Carry bytes both ways for some ticks; return what the client saw."""
+        seen: list[Event] = []
+        for _ in range(ticks):
+            if data := self.connection.take_output(1):
+                self.peer.data_received(data)
+            await asyncio.sleep(0)
+            reply, self.transport.written = self.transport.written, b""
+            if reply:
+                seen += self.connection.receive(reply, 1)
+        return seen
+
+
+def new_server() -> BrokerServer:
+    return BrokerServer("b", MemoryStore(), [])
