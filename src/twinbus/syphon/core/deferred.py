@@ -33,8 +33,6 @@ messages and died, or drained only some destinations. A search an hour costs les
 class DeferredMessages:
     """The known deferred messages of one pump, and the times of its searches."""
 
-    __slots__ = ("_forced_s", "_valid_until", "forced_at", "search_at")
-
     def __init__(self) -> None:
         self.search_at: float | None = 0.0
         """When to search if the queue is quiet; None: all deferred messages are known."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -71,64 +72,41 @@ def meaning_of(condition: str | None) -> RefusalMeaning:
     return _MEANINGS.get(condition or "", RefusalMeaning.HOLD)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Destination:
     """The messages to one entity of the primary, and whether more may be sent."""
 
-    __slots__ = (
-        "accepted_at",
-        "attach_at",
-        "attached",
-        "attached_at",
-        "backoff_s",
-        "credit",
-        "deferred",
-        "held_until",
-        "is_careful",
-        "is_on_trial",
-        "is_selected",
-        "limit_bytes",
-        "missing_since",
-        "path",
-        "progressed",
-        "reason",
-        "sent",
-        "unsorted",
-        "waiting",
-        "window",
-    )
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.attached = False
-        self.attached_at = float("-inf")
-        self.attach_at: float | None = None
-        """When an attach was requested that is not answered yet."""
-        self.credit = 0
-        self.limit_bytes = 0
-        """Largest message that the link accepts; 0: unknown."""
-        self.window = ANY_NUMBER
-        self.waiting: deque[BacklogMessage] = deque()
-        self.unsorted = False
-        """Messages came back to `waiting` out of order."""
-        self.sent: dict[bytes, BacklogMessage] = {}
-        """In flight, the oldest first, by lock token."""
-        self.deferred: OrderedDict[int, None] = OrderedDict()
-        """Sequence numbers of deferred messages. An OrderedDict, because taking from the front of a
-        plain dict is slow."""
-        self.held_until: float | None = None
-        """None: it is not held."""
-        self.is_on_trial = False
-        """It was held, and one message tries whether it accepts again."""
-        self.is_selected = True
-        """The syphon serves it."""
-        self.reason = ""
-        self.backoff_s = 0.0
-        self.missing_since: float | None = None
-        self.accepted_at = float("-inf")
-        self.progressed = False
-        """It accepted a message since its link was attached."""
-        self.is_careful = False
-        """The link was closed for the content of one message: send one at a time to find it."""
+    path: str
+    attached: bool = False
+    attached_at: float = float("-inf")
+    attach_at: float | None = None
+    """When an attach was requested that is not answered yet."""
+    credit: int = 0
+    limit_bytes: int = 0
+    """Largest message that the link accepts; 0: unknown."""
+    window: int = ANY_NUMBER
+    waiting: deque[BacklogMessage] = field(default_factory=deque)
+    unsorted: bool = False
+    """Messages came back to `waiting` out of order."""
+    sent: dict[bytes, BacklogMessage] = field(default_factory=dict)
+    """In flight, the oldest first, by lock token."""
+    deferred: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    """Sequence numbers of deferred messages. An OrderedDict, because taking from the front of a
+    plain dict is slow."""
+    held_until: float | None = None
+    """None: it is not held."""
+    is_on_trial: bool = False
+    """It was held, and one message tries whether it accepts again."""
+    is_selected: bool = True
+    """The syphon serves it."""
+    reason: str = ""
+    backoff_s: float = 0.0
+    missing_since: float | None = None
+    accepted_at: float = float("-inf")
+    progressed: bool = False
+    """It accepted a message since its link was attached."""
+    is_careful: bool = False
+    """The link was closed for the content of one message: send one at a time to find it."""
 
     def __repr__(self) -> str:
         state = "open" if self.held_until is None else f"held: {self.reason}"
@@ -271,16 +249,6 @@ class Destination:
 
 class Destinations:
     """The destinations that messages of one backlog queue belong to, and the primary's state."""
-
-    __slots__ = (
-        "by_key",
-        "draw",
-        "grace_s",
-        "held",
-        "is_primary_up",
-        "only",
-        "primary_answered_at",
-    )
 
     def __init__(self, undeliverable_grace_s: float) -> None:
         self.by_key: dict[str, Destination] = {}

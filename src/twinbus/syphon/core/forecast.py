@@ -15,8 +15,6 @@ LEAST_S: Final = 1.0
 class DrainMeter:
     """Counts the messages that leave a backlog, for each second of the window."""
 
-    __slots__ = ("_began_at", "_seconds")
-
     def __init__(self) -> None:
         self._began_at: float | None = None
         self._seconds: deque[list[int]] = deque(maxlen=WINDOW_S)

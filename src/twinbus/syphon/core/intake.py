@@ -47,22 +47,6 @@ class IntakeLimits:
 class Intake:
     """The messages of one backlog queue in flight, and the credit for more."""
 
-    __slots__ = (
-        "_fetch_window",
-        "_fetched",
-        "_largest_bytes",
-        "_limit_bytes",
-        "_limit_messages",
-        "_link_window",
-        "_live",
-        "_lock_most_s",
-        "_remembered",
-        "credit",
-        "fetching",
-        "on_removed",
-        "size_bytes",
-    )
-
     def __init__(self, limits: IntakeLimits) -> None:
         self.credit = 0
         """Messages that the backlog queue may still send."""

@@ -43,8 +43,6 @@ def lease_address(backlog_queue: str) -> LeaseAddress:
 class LeaseValidity:
     """How long the holder of a lease may act on it."""
 
-    __slots__ = ("ends_at", "renew_at")
-
     def __init__(self) -> None:
         self.ends_at = float("-inf")
         self.renew_at = float("-inf")

@@ -27,8 +27,6 @@ NOT_NEEDED_S: Final = 1.0
 class LookAheadState:
     """How far one queue was peeked, and the message that was found."""
 
-    __slots__ = ("_again_s", "_next", "_pages", "_target_until", "is_peeking", "peek_at", "target")
-
     def __init__(self) -> None:
         self.peek_at = 0.0
         """No peek before that time."""

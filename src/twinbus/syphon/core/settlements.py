@@ -14,8 +14,6 @@ from twinbus.syphon.core.intake import Intake
 class Settlements:
     """The settlements of one pump."""
 
-    __slots__ = ("_intake", "_opened_at", "is_open")
-
     def __init__(self, intake: Intake) -> None:
         self.is_open = False
         """The backlog queue can be reached."""

@@ -15,8 +15,6 @@ from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
 class WaitingMessages:
     """The waiting messages of one pump, by destination."""
 
-    __slots__ = ("_deferred", "_destinations", "_intake", "_lanes")
-
     def __init__(
         self,
         destinations: Destinations,

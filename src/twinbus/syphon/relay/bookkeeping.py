@@ -40,8 +40,6 @@ class RelayLedger(Protocol):
 class Bookkeeper:
     """Writes the records of one backlog queue."""
 
-    __slots__ = ("_keeps", "_primary", "_queue", "_record", "_record_many", "_secondary")
-
     def __init__(self, ledger: RelayLedger, primary: str, secondary: str, queue: str) -> None:
         """`primary` and `secondary` are the labels of the namespaces."""
         self._record = ledger.record

@@ -90,25 +90,6 @@ def require_rate(per_s: float) -> float:
 class Governor:
     """The rate at which one primary may be sent to, as its answers allow."""
 
-    __slots__ = (
-        "_accepted_at",
-        "_best_s",
-        "_ceiling",
-        "_cool_until",
-        "_counted",
-        "_counted_before",
-        "_counting_from",
-        "_increment",
-        "_latency_s",
-        "_restarted_at",
-        "_step_from",
-        "_used",
-        "is_open",
-        "limited_by",
-        "most_per_s",
-        "per_s",
-    )
-
     def __init__(self, most_per_s: float | None = None) -> None:
         """`most_per_s` is never exceeded; None: only trouble limits the rate."""
         self.most_per_s = None if most_per_s is None else require_rate(most_per_s)

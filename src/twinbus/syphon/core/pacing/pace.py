@@ -30,8 +30,6 @@ ANY_NUMBER: Final = 1 << 30
 class Rate:
     """The messages per second that all paces together may send, as the governor allows."""
 
-    __slots__ = ("_free_at", "_paces", "governor")
-
     def __init__(self, most_per_s: float | None = None) -> None:
         """`most_per_s` is never exceeded; None: the primary's answers alone decide."""
         self.governor = Governor(most_per_s)
@@ -71,8 +69,6 @@ class Rate:
 
 class Pace:
     """One pump's share of a rate."""
-
-    __slots__ = ("_from", "_queue", "_rate", "_unused", "governor", "is_working")
 
     def __init__(self, rate: Rate) -> None:
         self.is_working = False
