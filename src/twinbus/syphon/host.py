@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from twinbus.errors import SyphonError
+from twinbus.ledger import NullLedger
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
@@ -141,7 +142,7 @@ class SyphonHost:
                     undeliverable_grace_s=options.undeliverable_grace_s,
                     poll_s=options.syphon_poll_s,
                 ),
-                ledger=ledger or _NoLedger(),
+                ledger=ledger or NullLedger(),
                 remaining_ttl=options.ttl_policy == "remaining",
                 on_delivered=on_delivered,
                 lease=None if self.leases is None else partial(self.leases.holds, queue),
@@ -446,10 +447,3 @@ def _factory(given: PumpFactory | str) -> PumpFactory:
             f"no pump is made by {given!r}: name a factory as module:attribute ({error})"
         ) from error
     return found
-
-
-class _NoLedger:
-    keeps_records = False
-
-    def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
-        """Record nothing."""

@@ -8,43 +8,49 @@ from typing import Literal
 from twinbus.syphon.core.backlog_message import BacklogMessage
 
 
+class Action:
+    """Base of all actions."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class GrantCredit:
+class GrantCredit(Action):
     """Let the backlog queue send up to `credit` more messages; 0: none."""
 
     credit: int
 
 
 @dataclass(frozen=True, slots=True)
-class OpenDestination:
+class OpenDestination(Action):
     """Open a sender link to a destination on the primary."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class CloseDestination:
+class CloseDestination(Action):
     """Close the link to a destination, and ignore what it still answers."""
 
     path: str
 
 
 @dataclass(slots=True)
-class Forward:
+class Forward(Action):
     """Send a message to its destination."""
 
     message: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(Action):
     """Complete messages in the backlog queue: the primary has them."""
 
     messages: list[BacklogMessage]
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(Action):
     """Move a message to the backlog queue's dead-letter queue."""
 
     message: BacklogMessage
@@ -53,35 +59,35 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Defer:
+class Defer(Action):
     """Defer a message in the backlog queue, to be received by its sequence number later."""
 
     message: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Action):
     """Release a message, so that the backlog queue delivers it again."""
 
     message: BacklogMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
+class Renew(Action):
     """Renew the locks of messages."""
 
     messages: list[BacklogMessage]
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiveDeferred:
+class ReceiveDeferred(Action):
     """Receive deferred messages by their sequence numbers."""
 
     numbers: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class FindDeferred:
+class FindDeferred(Action):
     """Search for deferred messages by peeking; any process may have deferred them."""
 
     to_the_end: bool = True
@@ -89,26 +95,26 @@ class FindDeferred:
 
 
 @dataclass(frozen=True, slots=True)
-class PeekForOrder:
+class PeekForOrder(Action):
     """Peek one page from this sequence number on, for strict session order."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
-class LookAhead:
+class LookAhead(Action):
     """Peek one page from this sequence number on, for a message that can be delivered."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
-class EmptyPoll:
+class EmptyPoll(Action):
     """Record that a long poll ended without a message: a counted operation (SPEC 6)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reconnect:
+class Reconnect(Action):
     """Drop a connection that does not answer, and connect again."""
 
     side: Literal["primary", "secondary"]
@@ -116,27 +122,7 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitUntil:
+class WaitUntil(Action):
     """Call `rate_due` at that time: the rate allows the next messages then."""
 
     until: float
-
-
-Action = (
-    GrantCredit
-    | OpenDestination
-    | CloseDestination
-    | Forward
-    | Complete
-    | DeadLetter
-    | Defer
-    | Release
-    | Renew
-    | ReceiveDeferred
-    | FindDeferred
-    | PeekForOrder
-    | LookAhead
-    | EmptyPoll
-    | Reconnect
-    | WaitUntil
-)

@@ -36,25 +36,8 @@ from twinbus.syphon.connection.namespace_connection import (
     NamespaceConnection,
     RequestRefused,
 )
-from twinbus.syphon.core.actions import (
-    Action,
-    CloseDestination,
-    Complete,
-    DeadLetter,
-    Defer,
-    EmptyPoll,
-    FindDeferred,
-    Forward,
-    GrantCredit,
-    LookAhead,
-    OpenDestination,
-    PeekForOrder,
-    ReceiveDeferred,
-    Reconnect,
-    Release,
-    Renew,
-    WaitUntil,
-)
+from twinbus.syphon.core import actions
+from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
@@ -77,7 +60,7 @@ DRAINED_S: Final = 2.0
 """Time for the queue to answer a drain; the answer comes after the last message."""
 
 LEASE: Final = "the lease is not held"
-COMPLETED: Final = disposition_of(Complete)
+COMPLETED: Final = disposition_of(actions.Complete)
 
 _link_numbers = itertools.count(1)
 
@@ -140,24 +123,26 @@ class Relay:
         self._running: list[asyncio.Task[None]] = []
         requests, start = self._requests, self._requests.start
         self._performers: dict[type, Callable[[Any], None]] = {
-            Forward: self._forward,
-            Complete: self._complete,
-            GrantCredit: self._grant,
-            OpenDestination: lambda action: start(self._outbound.attach(action.path)),
-            CloseDestination: lambda action: self._outbound.detach(action.path),
-            DeadLetter: self._settle,
-            Defer: self._settle,
-            Release: self._settle,
-            Renew: lambda action: start(requests.renew(action.messages)),
-            ReceiveDeferred: lambda action: start(requests.receive_deferred(action.numbers)),
-            FindDeferred: lambda action: start(
+            actions.Forward: self._forward,
+            actions.Complete: self._complete,
+            actions.GrantCredit: self._grant,
+            actions.OpenDestination: lambda action: start(self._outbound.attach(action.path)),
+            actions.CloseDestination: lambda action: self._outbound.detach(action.path),
+            actions.DeadLetter: self._settle,
+            actions.Defer: self._settle,
+            actions.Release: self._settle,
+            actions.Renew: lambda action: start(requests.renew(action.messages)),
+            actions.ReceiveDeferred: lambda action: start(
+                requests.receive_deferred(action.numbers)
+            ),
+            actions.FindDeferred: lambda action: start(
                 requests.find_deferred(to_the_end=action.to_the_end)
             ),
-            PeekForOrder: lambda action: start(requests.peek_for_order(action.start)),
-            LookAhead: lambda action: start(requests.look_ahead(action.start)),
-            EmptyPoll: self._poll,
-            Reconnect: self._reconnect,
-            WaitUntil: self._wait,
+            actions.PeekForOrder: lambda action: start(requests.peek_for_order(action.start)),
+            actions.LookAhead: lambda action: start(requests.look_ahead(action.start)),
+            actions.EmptyPoll: self._poll,
+            actions.Reconnect: self._reconnect,
+            actions.WaitUntil: self._wait,
         }
 
     def start(self) -> None:
@@ -408,11 +393,11 @@ class Relay:
 
     # Actions
 
-    def _perform(self, actions: list[Action]) -> None:
-        if not actions:
+    def _perform(self, decided: list[Action]) -> None:
+        if not decided:
             return
         performers = self._performers
-        for action in actions:
+        for action in decided:
             performers[type(action)](action)
         if not self._flushing:
             self._flushing = True
@@ -434,7 +419,7 @@ class Relay:
         if connection is not None:
             connection.flush()
 
-    def _forward(self, action: Forward) -> None:
+    def _forward(self, action: actions.Forward) -> None:
         message = action.message
         if self._lease is not None and not self._lease():
             # Checked for each message: a process that was suspended may come here before its
@@ -444,16 +429,16 @@ class Relay:
         link, in_flight = self._outbound.links[message.destination]
         in_flight[link.send(message.wire, message.lock_token)] = message
 
-    def _complete(self, action: Complete) -> None:
+    def _complete(self, action: actions.Complete) -> None:
         for message in action.messages:
             if message.epoch == self._epoch and message.delivery_id >= 0:
                 self._completing.append(message.delivery_id)
             else:
                 self._by_token.setdefault(("completed",), []).append(message)
 
-    def _settle(self, action: DeadLetter | Defer | Release) -> None:
+    def _settle(self, action: actions.DeadLetter | actions.Defer | actions.Release) -> None:
         message = action.message
-        if isinstance(action, DeadLetter):
+        if isinstance(action, actions.DeadLetter):
             fields = (self.queue, message.message_id, action.reason, action.description)
             log.warning("%s: message %s is dead-lettered, %s: %s", *fields)
         if message.epoch == self._epoch and message.delivery_id >= 0:
@@ -463,20 +448,20 @@ class Relay:
             return
         self._by_token.setdefault(disposition_status(action), []).append(message)
 
-    def _grant(self, action: GrantCredit) -> None:
+    def _grant(self, action: actions.GrantCredit) -> None:
         if self._source is not None:
             self._source.grant(action.credit)
 
-    def _poll(self, _: EmptyPoll) -> None:
+    def _poll(self, _: actions.EmptyPoll) -> None:
         self._books.polled()
         if self._source is not None:
             self._source.grant(self.pump.credit)
 
-    def _wait(self, action: WaitUntil) -> None:
+    def _wait(self, action: actions.WaitUntil) -> None:
         loop = asyncio.get_running_loop()
         self._wake_timer = loop.call_later(action.until - _now(), self.notify, self.pump.rate_due)
 
-    def _reconnect(self, action: Reconnect) -> None:
+    def _reconnect(self, action: actions.Reconnect) -> None:
         connection = self._primary if action.side == "primary" else self._secondary
         if connection is not None:
             connection.drop(action.reason)
