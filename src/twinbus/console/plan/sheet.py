@@ -84,11 +84,12 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
         f"{_amount(best.failovers)} times a year, after {best.detection_s:.1f} s on average",
     )
     yield "back", f"{best.recovery_s:.1f} s after the primary, on average"
+    yield "raised", f"{_plainly(best.raised_total)} sends a year in all, of which"
     yield (
-        "raised",
-        f"{_amount(best.raised)} sends a year, {plan.raised_per_million(best):.3g} of a million",
+        "  before failover",
+        f"{_amount(best.raised)}, {plan.raised_per_million(best):.3g} of a million",
     )
-    yield "backlog full", f"{_chance(best.full)}; {_amount(best.refused)} sends a year raise for it"
+    yield "  backlog full", f"{_amount(best.refused)}; {_chance(best.full)}"
     yield "one queue full", f"{_chance(best.queue_full)}; senders then change to another"
     yield (
         "diverted",
@@ -151,7 +152,7 @@ def _charts(plan: Plan) -> Iterator[Figure]:
 
     if found := views.get("Failover intervals"):
         yield bar_figure(
-            "Sends that raise in a year, by failover interval",
+            "Sends that raise before the failover in a year, by failover interval",
             [
                 bar(
                     _interval(one.setting.failover_interval_s),

@@ -40,10 +40,14 @@ def test_the_text_says_what_to_take_why_and_what_the_others_do() -> None:
     assert "pings, polls             64,000 and 350,400 a year" in whole
     assert "the longest of a year takes 1 h 20 min (half of the years)" in whole
     assert "without egress: not priced" in whole
+    # One number for the sends that raise: the fact and the column say the same.
+    fact = next(line for line in text if line.strip().startswith("raised  "))
+    row = next(line for line in text if line.startswith("  *"))
+    assert fact.split()[1] in row.split()
     starred = [line.split() for line in text if line.startswith("  *")]
     # Once among the failover intervals and once among the numbers of queues.
     assert [line[1:7] for line in starred] == [["10", "s", "1", "min", "0", "s"]] * 2
-    bars = text[text.index("Sends that raise in a year, by failover interval") :]
+    bars = text[text.index("Sends that raise before the failover in a year, by failover interval") :]
     assert bars[1].split() == ["10", "s", "█", "50"]
     assert bars[2].split()[-2:] == ["█" * 40, "50,000"]
 
