@@ -170,6 +170,28 @@ def test_a_rule_of_one_entity_manages_that_entity_and_no_other(
     assert ask(embedded, "PUT", "/orders", forward, {**update, **helper})[0] == 200
 
 
+def test_a_token_for_the_address_of_a_request_opens_it_and_no_other(
+    embedded: EmbeddedBroker, admin: Admin
+) -> None:
+    """The JavaScript SDK signs each administration request for its own address, in lower case."""
+    admin.create_queue("orders")
+    admin.create_topic("news")
+    admin.create_subscription("news", "all")
+    for path in (
+        *("/$namespaceinfo", "/$Resources/queues", "/$Resources/topics", "/orders"),
+        *("/news/Subscriptions", "/news/Subscriptions/all/Rules"),
+        "/news/Subscriptions/all/Rules/$Default",
+    ):
+        address = f"{path}?api-version=2021-05"
+        signed = address.lower().removeprefix("/")
+        own = {"Authorization": sas_token(embedded.connection_string(), signed)}
+        assert ask(embedded, "GET", address, headers=own)[0] == 200, path
+        assert ask(embedded, "GET", "/", headers=own)[0] == 401, path
+        assert ask(embedded, "GET", "/news", headers=own)[0] == 401, path
+        weak = {"Authorization": sas_token(as_rule(embedded, "sender", "send-key"), signed)}
+        assert ask(embedded, "GET", address, headers=weak)[0] == 401, path
+
+
 def test_bad_requests_are_refused_in_xml(embedded: EmbeddedBroker) -> None:
     bad = [
         ("PUT", "/orders", "not xml", 400),

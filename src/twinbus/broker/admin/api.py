@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from twinbus.broker.admin.addresses import Address, parse_address, parse_page
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
@@ -95,7 +96,8 @@ def _require_manage(broker: BrokerServer, request: AdminRequest, path: str) -> G
             "the request has no Authorization header; sign it with a shared access key"
         )
     grant = broker.policy.verify(token, broker.now_ms() / 1000)
-    if not grant.allows(path, MANAGE):
+    # The JavaScript SDK signs the address of the request itself, as in `$Resources/queues`.
+    if not grant.allows(unquote(request.raw_path), MANAGE):
         where = repr(path) if path else "the namespace"
         raise Unauthorized(
             f"the rule {grant.rule_name!r} does not grant Manage on {where}; use one that does"
