@@ -118,6 +118,11 @@ def test_a_subscription_can_be_born_with_a_rule_of_its_own(
 def test_the_namespace_tells_who_it_is(embedded: EmbeddedBroker, admin: Admin) -> None:
     properties = admin.get_namespace_properties()
     assert (properties.name, properties.messaging_sku) == ("contoso", "Standard")
+    # The JavaScript and the Go SDK require both times.
+    assert properties.created_at_utc <= properties.modified_at_utc
+    admin.create_queue("orders")
+    created_at = admin.get_queue_runtime_properties("orders").created_at_utc
+    assert admin.get_namespace_properties().created_at_utc == created_at
     status, body = ask(embedded, "GET", "/health", headers={"Authorization": ""})
     assert (status, json.loads(body)) == (200, {"status": "ok", "namespace": "contoso"})
 

@@ -160,11 +160,15 @@ def write_entity(description: Description, runtime: RuntimeInfo, authority: str)
     return described(type(description).__name__, settings + facts + _write_runtime(runtime))
 
 
-def write_namespace(name: str) -> str:
+def write_namespace(name: str, times: RuntimeInfo) -> str:
     """The NamespaceInfo element: a Standard namespace, whose limits the broker keeps to."""
     return described(
         "NamespaceInfo",
-        tag("MessagingSKU", "Standard") + tag("Name", name) + tag("NamespaceType", "Messaging"),
+        tag("CreatedTime", render_time(times.created_at_ms))
+        + tag("MessagingSKU", "Standard")
+        + tag("ModifiedTime", render_time(times.updated_at_ms))
+        + tag("Name", name)
+        + tag("NamespaceType", "Messaging"),
     )
 
 

@@ -244,10 +244,20 @@ class Administration:
         )
 
     def _namespace(self) -> Document:
-        name = self.namespace.name
-        address = Address(AdminNode.NAMESPACE)
-        entry = self._render(name, address, _since(self.now_ms), write_namespace(name))
+        name, times = self.namespace.name, self._namespace_times()
+        entry = self._render(
+            name, Address(AdminNode.NAMESPACE), times, write_namespace(name, times)
+        )
         return Document(200, entry.encode())
+
+    def _namespace_times(self) -> RuntimeInfo:
+        """The times of the entities: the broker does not store when a namespace was created."""
+        entities = [*self.namespace.queues(), *self.namespace.topics()]
+        return RuntimeInfo(
+            created_at_ms=min((each.created_at_ms for each in entities), default=self.now_ms),
+            updated_at_ms=max((each.updated_at_ms for each in entities), default=self.now_ms),
+            accessed_at_ms=self.now_ms,
+        )
 
     def _feed(
         self, path: str, items: list[_T], render: Callable[[_T], str], page: ListPage
