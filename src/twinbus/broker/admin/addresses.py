@@ -59,7 +59,8 @@ class Address:
 
 def parse_address(raw_path: str) -> Address:
     """The node that a request's path (still percent-encoded) names."""
-    parts = raw_path.removeprefix("/").split("/")
+    # The JavaScript SDK lists with a slash at the end: /news/Subscriptions/.
+    parts = raw_path.removeprefix("/").removesuffix("/").split("/")
     names = [unquote(part) for part in parts]
     words = [name.lower() for name in names]
     match words:
@@ -88,7 +89,8 @@ def render_path(address: Address) -> str:
     if address.subscription:
         path += "/Subscriptions/" + quote(address.subscription, safe="")
     if address.rule:
-        path += "/Rules/" + quote(address.rule, safe="")
+        # The JavaScript SDK takes a rule's name from this path as it is written: $Default.
+        path += "/Rules/" + quote(address.rule, safe="$")
     return path
 
 

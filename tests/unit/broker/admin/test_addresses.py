@@ -34,6 +34,9 @@ from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
         ("/a/t/subscriptions/s/rules", Address(AdminNode.RULES, "a/t", "s")),
         ("/t/subscriptions/s/rules/%24Default", Address(AdminNode.RULE, "t", "s", "$Default")),
         ("/subscriptions", Address(AdminNode.ENTITY, "subscriptions")),
+        # As the JavaScript SDK asks for the lists.
+        ("/t/Subscriptions/", Address(AdminNode.SUBSCRIPTIONS, "t")),
+        ("/t/Subscriptions/s/Rules/", Address(AdminNode.RULES, "t", "s")),
     ],
 )
 def test_a_path_names_a_node(path: str, address: Address) -> None:
@@ -41,7 +44,7 @@ def test_a_path_names_a_node(path: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/t/subscriptions/", "/t/subscriptions/s/rules/", "//subscriptions/s"]
+    "path", ["/t/subscriptions//", "/t/subscriptions/s/rules//", "//subscriptions/s"]
 )
 def test_an_empty_name_is_refused(path: str) -> None:
     with pytest.raises(ArgumentInvalid, match="empty"):
@@ -64,6 +67,11 @@ def test_every_name_finds_its_way_back(
     else:
         address = Address(AdminNode.RULE, entity, subscription, rule)
     assert parse_address(render_path(address)) == address
+
+
+def test_the_path_of_the_default_rule_has_its_name_as_it_is() -> None:
+    rule = Address(AdminNode.RULE, "t", "s", "$Default")
+    assert render_path(rule) == "/t/Subscriptions/s/Rules/$Default"
 
 
 def test_pages_follow_each_other() -> None:
