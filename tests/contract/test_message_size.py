@@ -96,6 +96,21 @@ async def test_a_list_may_exceed_a_small_limit_by_what_the_service_allows(
     assert len(await drain(text, "small")) == 4
 
 
+async def test_the_plain_sdk_sender_goes_on_after_a_message_far_too_large(
+    broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a disposition its call would wait, and a detach would cost it the link."""
+    text = broker.connection_string("contoso")
+    async with async_client(text) as sdk, sdk.get_queue_sender("large") as plain:
+        with pytest.raises(MessageSizeExceededError, match="exceeds the limit"):
+            await plain.send_messages(of_size(2_000_000))
+        link = plain._handler._link
+        await plain.send_messages(of_size(1_500))
+        assert plain._handler._link is link
+    assert len(await drain(text, "large")) == 1
+    assert "refused a message to 'large'" in caplog.text
+
+
 async def test_a_value_body_is_measured_too(broker: EmbeddedBroker) -> None:
     async with paired(broker) as pair, pair.get_queue_sender("standard") as sender:
         for body in ("x" * 300_000, ["x" * 100_000] * 3):

@@ -204,6 +204,7 @@ async def test_a_message_too_large_or_malformed_is_refused_and_the_link_goes_on(
     sender = await connection.sender("other")
     cases = {
         message("large", b"x" * (256 * 1024 + 1)): "amqp:link:message-size-exceeded",
+        message("huge", b"x" * (2 * 1024 * 1024)): "amqp:link:message-size-exceeded",
         b"\xff\xff\xff": "amqp:decode-error",
         b"\x00\x53\x73\xd0\xff\xff\xff\xff": "amqp:decode-error",
     }

@@ -76,6 +76,15 @@ class DeliveryArrived:
 
 
 @dataclass(slots=True, eq=False)
+class DeliveryTooLarge:
+    """A delivery exceeds the link's limit; its payload was dropped. The owner rejects it."""
+
+    link: ReceiverLink
+    delivery_id: int
+    settled: bool
+
+
+@dataclass(slots=True, eq=False)
 class Disposed:
     """The peer's DISPOSITION: a state for the deliveries `first` to `last` of one session."""
 
@@ -97,5 +106,6 @@ Event = (
     | Detached
     | CreditChanged
     | DeliveryArrived
+    | DeliveryTooLarge
     | Disposed
 )

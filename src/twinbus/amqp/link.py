@@ -197,6 +197,11 @@ class ReceiverLink(Link):
         self.partial_bytes = 0
         self.partial_start: tuple[int, bytes, int, bool] | None = None
         """Delivery id, tag, format and settled of a delivery whose frames are still coming."""
+        self.rejects_oversize = False
+        """True: the owner rejects a delivery beyond the limit and the link stays open. False: the
+        session detaches the link."""
+        self.is_skipping = False
+        """The delivery under way was too large; its remaining frames are dropped."""
 
     def count_incoming(self, count: int) -> None:
         self.delivery_count = (self.delivery_count + count) & SERIAL_MASK

@@ -10,7 +10,15 @@ from collections import deque
 from collections.abc import Callable
 
 from twinbus.amqp.decoding import MALFORMED
-from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Detached, Disposed, Event
+from twinbus.amqp.events import (
+    Attached,
+    CreditChanged,
+    DeliveryArrived,
+    DeliveryTooLarge,
+    Detached,
+    Disposed,
+    Event,
+)
 from twinbus.amqp.frames import (
     TransferPrefix,
     encode_disposition_frame,
@@ -301,6 +309,8 @@ class Session:
         # A link we have closed may still get what the peer sent before it read our DETACH.
         if not isinstance(link, ReceiverLink) or link.state is LinkState.CLOSED:
             return
+        if link.is_skipping and self._skip(link, transfer):
+            return
         if link.partial_start is None:
             if transfer.delivery_id is None:
                 raise ProtocolViolation(
@@ -316,12 +326,25 @@ class Session:
         link.partial_bytes += len(payload)
         if transfer.more and not transfer.aborted and link.partial_bytes <= link.limit_bytes:
             return
-        delivery_id, tag, message_format, settled = link.partial_start
+        start = link.partial_start
+        delivery_id, tag, message_format, settled = start
         whole = b"".join(link.partial)
         link.partial, link.partial_bytes, link.partial_start = [], 0, None
-        if not transfer.aborted:
-            settled = settled or transfer.settled
-            self._deliver(link, delivery_id, tag, message_format, settled, whole, events)
+        if transfer.aborted:
+            return
+        settled = settled or transfer.settled
+        self._deliver(link, delivery_id, tag, message_format, settled, whole, events)
+        if transfer.more:
+            # Too large: the rest of it is still coming.
+            link.partial_start, link.is_skipping = start, True
+
+    def _skip(self, link: ReceiverLink, transfer: Transfer) -> bool:
+        """Drop a frame of a delivery that was too large; false if it begins another delivery."""
+        assert link.partial_start is not None, link
+        is_next = transfer.delivery_id not in (None, link.partial_start[0])
+        if is_next or transfer.aborted or not transfer.more:
+            link.partial_start, link.is_skipping = None, False
+        return not is_next
 
     def _deliver(
         self,
@@ -333,6 +356,10 @@ class Session:
         payload: bytes,
         events: list[Event],
     ) -> None:
+        if len(payload) > link.limit_bytes and link.rejects_oversize:
+            link.count_incoming(1)
+            events.append(DeliveryTooLarge(link, delivery_id, settled))
+            return
         if len(payload) > link.limit_bytes:
             link.detach(
                 "amqp:link:message-size-exceeded",

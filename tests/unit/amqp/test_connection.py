@@ -20,13 +20,14 @@ from twinbus.amqp.events import (
     Closed,
     CreditChanged,
     DeliveryArrived,
+    DeliveryTooLarge,
     Detached,
     Disposed,
     Ended,
     Event,
     Opened,
 )
-from twinbus.amqp.frames import encode_frame
+from twinbus.amqp.frames import encode_frame, encode_transfer_frame
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.output import ProtocolViolation
 from twinbus.amqp.performatives import (
@@ -194,6 +195,33 @@ def test_a_delivery_past_the_links_limit_detaches_it(pair: Pair) -> None:
     (detached,) = of(Detached, at_client)
     assert said(detached).condition == "amqp:link:message-size-exceeded"
     assert offered.state is LinkState.CLOSED
+
+
+def test_an_owner_that_rejects_gets_an_event_and_the_link_goes_on(pair: Pair) -> None:
+    link, offered = pair.sender()
+    offered.limit_bytes, offered.rejects_oversize = 100_000, True
+    link.send(b"before", b"t")
+    too_large = link.send(b"x" * 300_000, b"t")
+    link.send(b"after", b"t")
+    at_client, at_server = pair.exchange()
+    (refused,) = of(DeliveryTooLarge, at_server)
+    assert refused.delivery_id == too_large
+    assert [each.payload for each in of(DeliveryArrived, at_server)] == [b"before", b"after"]
+    assert not of(Detached, at_client)
+    assert offered.credit == 7
+
+
+def test_a_new_delivery_ends_the_skipping_of_one_that_its_sender_gave_up(pair: Pair) -> None:
+    link, offered = pair.sender()
+    offered.limit_bytes, offered.rejects_oversize = 1_000, True
+    for number, body, more in ((0, b"x" * 2_000, True), (1, b"next", False)):
+        frame = encode_transfer_frame(
+            link.session.channel, link.handle, number, b"t", 0, False, body, more
+        )
+        pair.client.output.put(frame)
+    _, at_server = pair.exchange()
+    assert [event.delivery_id for event in of(DeliveryTooLarge, at_server)] == [0]
+    assert [each.payload for each in of(DeliveryArrived, at_server)] == [b"next"]
 
 
 def test_a_refused_attach_has_a_null_terminus_and_an_error(pair: Pair) -> None:

@@ -18,6 +18,7 @@ from twinbus.amqp.events import (
     Closed,
     CreditChanged,
     DeliveryArrived,
+    DeliveryTooLarge,
     Detached,
     Disposed,
     Ended,
@@ -250,6 +251,9 @@ class Peer(asyncio.Protocol):
                 self._attach(event.link, now_ms)
             case Detached():
                 self._close_owner(event.link, now_ms)
+            case DeliveryTooLarge():
+                if isinstance(event.link.owner, SendingLink):
+                    event.link.owner.refuse_oversize(event, now_ms)
             case Ended():
                 for link in list(event.session.links.values()):
                     self._close_owner(link, now_ms)

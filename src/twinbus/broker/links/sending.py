@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinbus.amqp.events import DeliveryArrived
+from twinbus.amqp.events import DeliveryArrived, DeliveryTooLarge
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.message import BATCH_FORMAT, data_sections, split
 from twinbus.amqp.performatives import ACCEPTED_BYTES, encode_state
@@ -18,7 +18,7 @@ from twinbus.broker.links.context import (
     rejected_with,
 )
 from twinbus.broker.messages.incoming import Incoming, parse
-from twinbus.broker.refusals import MalformedMessage, Refusal
+from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, Refusal
 from twinbus.broker.sas import SEND
 
 CREDIT = 1000
@@ -49,6 +49,7 @@ class SendingLink:
         """Answer the client's attach and give it credit."""
         limit = self.entity.max_message_bytes
         self.link.limit_bytes = limit + FRAMING_ALLOWANCE
+        self.link.rejects_oversize = True
         self.link.accept(max_message_size=limit)
         self.link.grant(CREDIT)
 
@@ -89,6 +90,29 @@ class SendingLink:
                 settle(number, number, refused, as_receiver=True)
         if first >= 0:
             settle(first, last, ACCEPTED_BYTES, as_receiver=True)
+        self._top_up()
+
+    def refuse_oversize(self, event: DeliveryTooLarge, now_ms: int) -> None:
+        """Reject a delivery that the link did not take whole; the client's call ends at once.
+
+        The link stays open: the SDKs' calls wait for a disposition, and a detach would end the
+        other deliveries of the link too.
+        """
+        refusal = MessageTooLarge(
+            f"The received message (delivery-id:{event.delivery_id}, size: more than "
+            f"{self.link.limit_bytes} bytes) exceeds the limit ({self.entity.max_message_bytes} "
+            "bytes) currently allowed on the link."
+        )
+        if event.settled:
+            # Nobody waits for a disposition; only a detach tells the client.
+            self._client.detach(self.link, refusal)
+            return
+        self._client.log_refusal(f"a message to {self.entity.path!r}", refusal)
+        if self._context.engine_log is not None:
+            text = f"{refusal.condition}: {refusal.description}"
+            self._context.engine_log.refused(self.entity.path, [], text, now_ms)
+        state = encode_state(rejected(refusal))
+        self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         self._top_up()
 
     def _refused(self, event: DeliveryArrived, refusal: Refusal, now_ms: int) -> bytes:
