@@ -20,6 +20,7 @@
      |    +-- BacklogGuardError            the message could not be stored in a backlog queue
      |         +-- BacklogMessageTooLargeError     ... because of its size
      |         +-- ReservedPropertyError           ... because of the name of a property
+     +-- CredentialError           a source of credentials cannot be opened or read
      +-- ControlError              a running pair or syphon does not answer, or refuses a command
      +-- SyphonError               a backlog cannot be drained as requested
      +-- TransferError             a message that is not in the backlog form
@@ -199,6 +200,10 @@ class ReservedPropertyError(BacklogGuardError):
             message_ids=message_ids,
         )
         self.name = name
+
+
+class CredentialError(TwinbusError):
+    """A source of credentials cannot be opened or read; the text names it and shows no secret."""
 
 
 class ControlError(TwinbusError):

@@ -31,6 +31,7 @@ SHELLS: Mapping[str, str] = {
     "twinbus.control.run_directory": "makes directories and sockets",
     "twinbus.control.server": "answers on a socket",
     "twinbus.namespace.administration_client": "administration calls over HTTP",
+    "twinbus.namespace.credential_sources": "reads files and variables, opens azure-identity",
     "twinbus.namespace.credentials": "fetches tokens, on a thread where it must",
     "twinbus.namespace.namespace": "makes clients of the SDK",
 }

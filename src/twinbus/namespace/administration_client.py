@@ -2,18 +2,23 @@
 
 On its own it has https on port 443 built in and knows a key in a connection string or a token
 credential. What is added here is in its transport, the part that users may replace: plain HTTP for
-`UseDevelopmentEmulator`, the user's own certificates, and a header for shared access signatures.
+`UseDevelopmentEmulator`, the user's own certificates, a header for shared access signatures, and
+the route of the namespace: a proxy, another endpoint.
 """
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 from azure.core.credentials import AccessToken
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+from twinbus.namespace.address import bracketed
+from twinbus.namespace.endpoint import endpoint_of
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
@@ -67,6 +72,14 @@ class _Transport(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-co
         if signature is not None:
             # As the service wants it; the client would write "Bearer" in front of it.
             request.headers["Authorization"] = signature
+        route = self._namespace.route
+        if route.endpoint is not None:
+            host, port, _ = endpoint_of(self._namespace).administration
+            parts = urlsplit(request.url)
+            request.headers["Host"] = parts.netloc
+            request.url = urlunsplit(parts._replace(netloc=f"{bracketed(host)}:{port}"))
+        if route.proxy is not None:
+            config["proxy"] = route.proxy.url
         return await super().send(request, **config)
 
 

@@ -13,6 +13,8 @@ import asyncio
 import inspect
 from typing import Any
 
+from twinbus.namespace.tokens import WEB_TOKEN
+
 
 def require_credential(credential: Any) -> None:
     """Raise TypeError unless the object is one of the credentials above."""
@@ -33,6 +35,11 @@ class AwaitableCredential:
     def __init__(self, credential: Any) -> None:
         self._credential = credential
         self.is_async = inspect.iscoroutinefunction(credential.get_token)
+
+    @property
+    def token_type(self) -> bytes:
+        """The type of its tokens, by which the SDK puts them; web tokens unless it says so."""
+        return bytes(getattr(self._credential, "token_type", WEB_TOKEN.encode()))
 
     def __repr__(self) -> str:
         return type(self._credential).__name__

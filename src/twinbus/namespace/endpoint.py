@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
 from twinbus.namespace.address import TLS_PORT, ConnectionString, bracketed, namespace_label
+from twinbus.namespace.route import DIRECT, HTTPS_PORT, NetworkRoute
 from twinbus.namespace.tokens import NamespaceToken, TokenSource, tokens_of
-
-HTTPS_PORT: Final = 443
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +23,7 @@ class Endpoint:
     """The label that its owner gave it; empty: the label of its host."""
     certificates: Any = field(default=None, repr=False, compare=False)
     """The trusted certificates as an `ssl.SSLContext`; None: those of the machine."""
+    route: NetworkRoute = DIRECT
 
     @classmethod
     def parse(cls, connection_string: str) -> Endpoint:
@@ -39,11 +39,18 @@ class Endpoint:
         return self.name or namespace_label(self.host, self.port)
 
     @property
+    def amqp(self) -> tuple[str, int]:
+        """Host and port to connect to for AMQP without WebSocket."""
+        return self.route.endpoint or (self.host, self.port)
+
+    @property
     def administration(self) -> tuple[str, int, bool]:
-        """Host, port and TLS of the administration API: port 443 in Azure, else the one port."""
-        if self.tls and self.port == TLS_PORT:
-            return self.host, HTTPS_PORT, True
-        return self.host, self.port, self.tls
+        """Host, port and TLS of the administration API and of WebSocket.
+
+        Port 443 in Azure, else the one port.
+        """
+        host, port = self.amqp
+        return host, HTTPS_PORT if self.tls and port == TLS_PORT else port, self.tls
 
     def audience(self, path: str) -> str:
         """Return the audience of a token for the entity at `path`."""
@@ -64,8 +71,9 @@ def endpoint_of(side: object) -> Endpoint:
     text = getattr(side, "connection_string", None)
     name, certificates = str(getattr(side, "label", "")), getattr(side, "certificates", None)
     trust = certificates() if callable(certificates) else None
+    route = getattr(side, "route", DIRECT)
     if isinstance(text, str):
-        return replace(Endpoint.parse(text), name=name, certificates=trust)
+        return replace(Endpoint.parse(text), name=name, certificates=trust, route=route)
     tokens = tokens_of(getattr(side, "credential", None), getattr(side, "token_credential", None))
     if tokens is None:
         raise TypeError(
@@ -73,4 +81,12 @@ def endpoint_of(side: object) -> Endpoint:
             f"got {type(side).__name__}"
         )
     host, port = str(getattr(side, "host", "")), int(getattr(side, "port", TLS_PORT))
-    return Endpoint(host=host, port=port, tls=True, tokens=tokens, name=name, certificates=trust)
+    return Endpoint(
+        host=host,
+        port=port,
+        tls=True,
+        tokens=tokens,
+        name=name,
+        certificates=trust,
+        route=route,
+    )

@@ -2,6 +2,7 @@
 
     Namespace.from_connection_string(text)
     Namespace("contoso.servicebus.windows.net", DefaultAzureCredential())
+    Namespace.of("sb://contoso.servicebus.windows.net?credential=default")
 
 Nothing connects here. Keywords that Twinbus does not know are passed to every SDK client.
 
@@ -11,13 +12,13 @@ SDK drops the port of an address with TLS, so its clients get it as `custom_endp
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import certifi
-
-from twinbus.errors import NamespaceInUseError
+from twinbus.errors import CredentialError, NamespaceInUseError
+from twinbus.namespace.access import NamespaceAccess, is_access_text
 from twinbus.namespace.address import (
     TLS_PORT,
     ConnectionString,
@@ -26,14 +27,16 @@ from twinbus.namespace.address import (
     is_loopback,
     namespace_label,
 )
+from twinbus.namespace.credential_sources import connection_string_of, open_credential, route_of
 from twinbus.namespace.credentials import AwaitableCredential, require_credential
+from twinbus.namespace.route import HTTPS_PORT, NetworkRoute
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusClient as SyncClient
     from azure.servicebus.aio import ServiceBusClient
 
-HTTPS_PORT: Final = 443
-"""The port that Azure's resource manager writes after a host name; it does not serve AMQP."""
+ROOTS_VARIABLE: Final = "SSL_CERT_FILE"
+"""The variable that names a private certificate authority to other programs too."""
 
 BACKSTOP_S: Final = 2.0
 """The SDK's own bound of an attempt ends this much after ours. Ours must end first: only a call
@@ -61,6 +64,7 @@ class Namespace:
         """Take any credential of the SDK; `name` replaces the label of the host."""
         require_credential(credential)
         host, port = host_and_port(fully_qualified_namespace, TLS_PORT)
+        # Azure's resource manager writes 443 after a host name; it does not serve AMQP.
         self._set(host, TLS_PORT if port == HTTPS_PORT else port, name, sdk_options, credential)
 
     @classmethod
@@ -72,6 +76,29 @@ class Namespace:
         namespace.connection_string = text
         namespace.parts = parts
         namespace.emulator = parts.emulator
+        return namespace
+
+    @classmethod
+    def from_access(cls, access: NamespaceAccess) -> Self:
+        """Return the namespace that an access describes, and open its credential source.
+
+        CredentialError, in one line, if the source cannot be opened.
+        """
+        roots = os.environ.get(ROOTS_VARIABLE)
+        trust = {"connection_verify": roots} if roots else {}
+        text = connection_string_of(access)
+        if text is None:
+            credential = open_credential(access.credential)
+            namespace = cls(access.address, credential, access.name, **trust)
+        else:
+            namespace = cls.from_connection_string(text, access.name, **trust)
+            if namespace.host != access.host:
+                raise CredentialError(
+                    f"the connection string in {access.credential} is of {namespace.host}, not of"
+                    f" {access.host}"
+                )
+        namespace.access = access
+        namespace.route = route_of(access)
         return namespace
 
     def _set(
@@ -89,15 +116,25 @@ class Namespace:
         self.emulator = False
         self.label = namespace_label(host, port, name)
         self.sdk_options = sdk_options
+        self.route = NetworkRoute.of_sdk_options(sdk_options)
+        self.access: NamespaceAccess | None = None
+        """The description it was made from; None: it was made from other objects."""
         self._is_paired = False
         self._certificates: ssl.SSLContext | None = None
 
     @classmethod
-    def of(cls, side: str | Namespace) -> Namespace:
-        """Return the namespace of a side as users give it: a connection string or a Namespace."""
+    def of(cls, side: str | Namespace | NamespaceAccess) -> Namespace:
+        """Return the namespace of a side as users give it.
+
+        A connection string, sb://HOST?credential=SOURCE, a Namespace, or a NamespaceAccess.
+        """
         if isinstance(side, Namespace):
             return side
+        if isinstance(side, NamespaceAccess):
+            return cls.from_access(side)
         if isinstance(side, str):
+            if is_access_text(side):
+                return cls.from_access(NamespaceAccess.parse(side))
             return cls.from_connection_string(side)
         raise TypeError(
             f"a side of a pair is a connection string or a Namespace; got {type(side).__name__}"
@@ -174,6 +211,8 @@ class Namespace:
 
     def _client(self, kind: Any, credential: Any, options: Mapping[str, Any]) -> Any:
         merged = {**self._defaults(), **self.sdk_options, **options}
+        if merged.get("http_proxy"):
+            merged["http_proxy"] = _proxy_option(merged["http_proxy"], kind)
         if self.connection_string is not None:
             return kind.from_connection_string(self.connection_string, **merged)
         return kind(self.fully_qualified_namespace, credential, **merged)
@@ -185,9 +224,11 @@ class Namespace:
             return given
         if self._certificates is None:
             self._certificates = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            if not self.emulator:
-                roots = self.sdk_options.get("connection_verify") or certifi.where()
+            roots = self.sdk_options.get("connection_verify") or _usual_roots()
+            if roots and not self.emulator:
                 self._certificates.load_verify_locations(roots)
+            elif not self.emulator:
+                self._certificates.load_default_certs()
         return self._certificates
 
     @property
@@ -199,14 +240,37 @@ class Namespace:
 
         The certificates: otherwise the SDK loads them for every connection, even one without TLS.
         That blocks the event loop for 40 ms, just when an outage makes every sender reconnect.
-        And the port, which the SDK would drop.
+        And the route, with the port, which the SDK would drop.
         """
         defaults: dict[str, Any] = {}
         if "uamqp_transport" not in self.sdk_options:
             defaults["ssl_context"] = self.certificates()
-        if self._has_own_port and "custom_endpoint_address" not in self.sdk_options:
+        route, place = self.route, self.route.endpoint
+        if place is None and self._has_own_port:
+            place = self.host, self.port
+        if route.proxy is not None:
+            defaults["http_proxy"] = route.proxy.sdk_option
+        if place is not None:
+            defaults["custom_endpoint_address"] = f"sb://{bracketed(place[0])}:{place[1]}"
+        if route.websocket or place is not None:
             from azure.servicebus import TransportType
 
-            defaults["custom_endpoint_address"] = self.endpoint
-            defaults["transport_type"] = TransportType.Amqp
+            kinds = TransportType
+            defaults["transport_type"] = kinds.AmqpOverWebsocket if route.websocket else kinds.Amqp
         return defaults
+
+
+def _proxy_option(option: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Return `http_proxy` as this client reads it: asyncio wants a URL, sync code a host."""
+    host = str(option["proxy_hostname"]).rpartition("//")[2]
+    is_async = ".aio" in kind.__module__
+    return {**option, "proxy_hostname": f"http://{bracketed(host)}" if is_async else host}
+
+
+def _usual_roots() -> str | None:
+    """Return certifi's file; None: a machine (a Spark executor) without certifi has its own."""
+    try:
+        import certifi
+    except ImportError:
+        return None
+    return certifi.where()

@@ -118,6 +118,9 @@ class NetworkRoute:
         return ", ".join(parts)
 
 
+DIRECT: Final = NetworkRoute()
+
+
 def _proxy_of_sdk(option: Mapping[str, Any]) -> HttpProxy:
     host = str(option.get("proxy_hostname") or "")
     # The SDK's asyncio client wants a URL here, its sync client a host.

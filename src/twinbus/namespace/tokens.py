@@ -6,10 +6,12 @@ AMQP without the SDK.
 
 from __future__ import annotations
 
+import base64
+import json
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from twinbus.namespace.signatures import expiry_of, sign
+from twinbus.namespace.signatures import SCHEME, expiry_of, sign
 
 SAS_TOKEN: Final = "servicebus.windows.net:sastoken"  # noqa: S105 - a type's name
 WEB_TOKEN: Final = "jwt"  # noqa: S105 - a type's name
@@ -19,6 +21,9 @@ SCOPE: Final = "https://servicebus.azure.net/.default"
 
 TOKEN_LIFE_S: Final = 3_600
 """Life of a signed token; it is renewed long before its end."""
+
+UNKNOWN_LIFE_S: Final = 300
+"""Assumed life of a web token that does not tell its expiry: it is read again after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +112,49 @@ def tokens_of(source: Any, fetching: Any = None) -> TokenSource | None:
     if hasattr(source, "named_key"):
         return KeyTokens(source)
     return None if fetching is None else CredentialTokens(fetching)
+
+
+def read_token(text: str, now_s: float) -> NamespaceToken:
+    """Return the token in a text: a signature, a web token, or JSON with one and its expiry.
+
+    The JSON is what `az account get-access-token` and the endpoints of managed identities answer.
+    ValueError, which repeats nothing of the text, if there is none.
+    """
+    text = text.strip()
+    if text.startswith(SCHEME.strip()):
+        return NamespaceToken(text, expiry_of(text) or now_s + TOKEN_LIFE_S)
+    expires_at_s: float | None = None
+    if text.startswith("{"):
+        answer = _json_object(text)
+        text = str(answer.get("access_token") or answer.get("accessToken") or "")
+        expires_at_s = _number(answer.get("expires_on"))
+    if not text or not text.isascii() or any(map(str.isspace, text)):
+        raise ValueError("it holds no token")
+    if expires_at_s is None:
+        expires_at_s = _expiry_of_web_token(text) or now_s + UNKNOWN_LIFE_S
+    return NamespaceToken(text, expires_at_s, WEB_TOKEN)
+
+
+def _expiry_of_web_token(text: str) -> float | None:
+    """Return the claim `exp`; None if the token is no JSON web token, or has none."""
+    claims = text.split(".")[1] if text.count(".") == 2 else ""
+    try:
+        decoded = base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)).decode()
+        return _number(_json_object(decoded).get("exp"))
+    except ValueError:
+        return None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise ValueError("it holds no token: its JSON cannot be read") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
