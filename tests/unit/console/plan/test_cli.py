@@ -47,7 +47,9 @@ def test_the_text_says_what_to_take_why_and_what_the_others_do() -> None:
     starred = [line.split() for line in text if line.startswith("  *")]
     # Once among the failover intervals and once among the numbers of queues.
     assert [line[1:7] for line in starred] == [["10", "s", "1", "min", "0", "s"]] * 2
-    bars = text[text.index("Sends that raise before the failover in a year, by failover interval") :]
+    bars = text[
+        text.index("Sends that raise before the failover in a year, by failover interval") :
+    ]
     assert bars[1].split() == ["10", "s", "█", "50"]
     assert bars[2].split()[-2:] == ["█" * 40, "50,000"]
 
