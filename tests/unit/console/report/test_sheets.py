@@ -111,8 +111,8 @@ EVERY = [
             made.AGREED,
             ReportVerdict.GOOD,
             (
-                "both views agree on 11,500 operations; the broker counts 1 more (divert), explained"
-                " below"
+                "both views agree on 11,500 operations; the broker counts 1 more (divert),"
+                " explained below"
             ),
         ),
         (
