@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from twinbus.pipeline.spark.failure_text import JVM_GONE
 from twinbus.pipeline.spark.session import spark_session, start_session
 
 if TYPE_CHECKING:
@@ -27,6 +28,24 @@ for _ in range(2):
         start_session(settings={"spark.driver.memory": "1k"})
     except SparkStartError as error:
         print(error)
+"""
+
+KILLED = """
+import os, signal, time
+from twinbus.pipeline.spark.failure_text import SparkFailed
+from twinbus.pipeline.spark.session import QUICK_START, spark_session
+try:
+    with spark_session(settings=QUICK_START) as spark:
+        jvm = spark.sparkContext._gateway.proc
+        try:
+            spark.sql("select raise_error('x')").collect()
+        finally:
+            os.kill(jvm.pid, signal.SIGKILL)
+            jvm.wait()
+except SparkFailed as error:
+    print(error)
+with spark_session(settings=QUICK_START) as spark:
+    print(spark.range(3).count())
 """
 
 
@@ -57,6 +76,19 @@ def test_a_start_that_fails_is_one_line_with_the_jvms_reason(tmp_path: Path) -> 
     line = "Spark does not start on local[*,4]: Too small maximum heap\n"
     # The same a second time: the first leaves nothing behind.
     assert (done.stdout, done.stderr) == (line * 2, "")
+
+
+def test_a_jvm_that_is_killed_is_one_line_and_another_can_start(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        cwd=tmp_path,
+    )
+    line = f"Spark could not work it out: {JVM_GONE}\n"
+    assert (done.stdout, done.stderr) == (f"{line}3\n", "")
 
 
 def test_a_session_that_is_there_is_used_and_left_running(spark: SparkSession) -> None:

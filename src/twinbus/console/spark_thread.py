@@ -10,10 +10,11 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START, SparkStartError, spark_session
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class SparkThread:
                             settings=self._settings,
                         )
                     )
-                future.set_result(work(self._session))
+                with spark_failures_in_one_line():
+                    future.set_result(work(self._session))
             except BaseException as error:  # noqa: BLE001 - the future carries it
                 future.set_exception(error)
 
@@ -95,7 +97,9 @@ class SparkThread:
         """Cancel the running jobs."""
         session: Any = self._session
         if session is not None:
-            session.sparkContext.cancelAllJobs()
+            # Without its JVM there is no job to cancel.
+            with suppress(Exception):
+                session.sparkContext.cancelAllJobs()
 
     def _run(self) -> None:
         with self._open:

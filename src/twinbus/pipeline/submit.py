@@ -83,7 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _keep_tables(asked: argparse.Namespace) -> int:
     """Run one job of the tables."""
-    from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
     from twinbus.pipeline.spark.session import LOCAL_MASTER, spark_session
     from twinbus.pipeline.store import upkeep
 
@@ -97,10 +96,7 @@ def _keep_tables(asked: argparse.Namespace) -> int:
         remove_raw=asked.remove_raw,
         shared=asked.shared,
     )
-    with (
-        spark_failures_in_one_line(),
-        spark_session(master=asked.master or LOCAL_MASTER, announce=_say) as spark,
-    ):
+    with spark_session(master=asked.master or LOCAL_MASTER, announce=_say) as spark:
         print(json.dumps(upkeep.perform(spark, task, _say)), flush=True)
     return 0
 

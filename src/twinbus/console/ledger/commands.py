@@ -11,7 +11,6 @@ from twinbus.console.spark_thread import SparkThread
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import size, table_lines
-from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.store import upkeep
 
 if TYPE_CHECKING:
@@ -34,9 +33,8 @@ async def run(task: upkeep.TablesTask, master: str | None, output: Output) -> in
 
 
 def _perform(session: SparkSession, task: upkeep.TablesTask, line: LiveLine) -> Document:
-    with spark_failures_in_one_line():
-        line.say("reading the tables")
-        return upkeep.perform(session, task, line.say)
+    line.say("reading the tables")
+    return upkeep.perform(session, task, line.say)
 
 
 def _table_lines(result: Document) -> list[str]:

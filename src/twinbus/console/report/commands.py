@@ -29,7 +29,6 @@ from twinbus.cost.quantities import QuantityError, parse_duration
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.reports.documents import LedgerReport, ReportRequest, ReportVerdict
-from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.spark.java import find_java
 from twinbus.pipeline.spark.session import QUICK_START
 
@@ -158,13 +157,10 @@ def _make_report(
 
     try:
         with (
-            spark_failures_in_one_line(),
-            (
-                reporting.batch_tables(spark, given.ledger, shared=given.shared)
-                if given.tables == NO_TABLES
-                else current_tables(spark, given.ledger, given.tables, shared=given.shared)
-            ) as tables,
-        ):
+            reporting.batch_tables(spark, given.ledger, shared=given.shared)
+            if given.tables == NO_TABLES
+            else current_tables(spark, given.ledger, given.tables, shared=given.shared)
+        ) as tables:
             line.say("making the report")
             reporting.require_entity(tables, request)
             return make(spark, tables, request)

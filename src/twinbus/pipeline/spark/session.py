@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.drain.task_ledger import is_url
+from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -75,16 +76,20 @@ def spark_session(
     announce: Callable[[str], None] | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """A session for a `with` block: `start_session` before it, `stop_session` after it."""
-    running = _active()
-    if running is not None:
-        yield running
-        return
-    session = start_session(master=master, announce=announce, settings=settings)
-    try:
-        yield session
-    finally:
-        stop_session(session)
+    """A session for a `with` block: `start_session` before it, `stop_session` after it.
+
+    What Spark raises in the block is raised as SparkFailed, whose text is one line.
+    """
+    with spark_failures_in_one_line():
+        running = _active()
+        if running is not None:
+            yield running
+            return
+        session = start_session(master=master, announce=announce, settings=settings)
+        try:
+            yield session
+        finally:
+            stop_session(session)
 
 
 def start_session(
@@ -106,6 +111,8 @@ def start_session(
         return _submitted(settings or {})
     changes = _environment(master, announce or (lambda line: None))
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # Py4J also writes to the root logger, with a traceback, when the JVM is gone.
+    logging.getLogger().addFilter(_is_not_py4j)
     # To a file and not a pipe: a pipe that is not read fills up and stops the JVM.
     with tempfile.TemporaryFile() as output, _changed(os.environ, changes):
         try:
@@ -120,7 +127,12 @@ def start_session(
 def stop_session(session: SparkSession) -> None:
     """Stop the session and, where this process started it, the JVM; waits until it is gone."""
     process = getattr(session.sparkContext._gateway, "proc", None)
-    session.stop()
+    try:
+        session.stop()
+    except Exception:
+        if process is None or process.poll() is None:
+            raise
+        # The JVM died, and with it what there was to stop.
     if process is not None:
         _reset()
 
@@ -174,6 +186,10 @@ def _active() -> SparkSession | None:
         return None
     # A thread that has none of its own shares the process's: there can be no second Spark in it.
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+
+
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in PurePath(record.pathname).parts
 
 
 def _settings(master: str) -> dict[str, str]:
@@ -251,14 +267,18 @@ def _submitted(settings: Mapping[str, str]) -> SparkSession:
 def _reset() -> None:
     """End the JVM that this process started and let pyspark forget it: it can start anew."""
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     gateway: Any = SparkContext._gateway
     SparkContext._gateway = None
     SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if process is None:
         return
-    gateway.shutdown()
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
     # The JVM ends by itself when its standard input does.
     if process.stdin is not None:
         process.stdin.close()

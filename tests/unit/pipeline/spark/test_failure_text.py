@@ -7,7 +7,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-unt
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.spark.failure_text import SparkFailed, spark_failures_in_one_line
+from twinbus.pipeline.spark.failure_text import JVM_GONE, SparkFailed, spark_failures_in_one_line
 
 FROM_JAVA = """An error occurred while calling o42.exists.
 : java.lang.IllegalArgumentException: java.net.UnknownHostException: nohost
@@ -44,7 +44,27 @@ def test_the_line_that_says_why_is_told_and_no_other(error: Exception, line: str
     assert told.value.__cause__ is error
 
 
-@pytest.mark.parametrize("error", [LedgerError("ours"), ValueError("a mistake"), SystemExit(1)])
+class GoneError(Py4JError):  # type: ignore[misc]  # untyped in py4j
+    """An error of Java whose text would have to come from a JVM that is gone."""
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_an_error_of_a_jvm_that_is_gone_has_a_line_too() -> None:
+    with pytest.raises(SparkFailed, match=JVM_GONE), spark_failures_in_one_line():
+        raise GoneError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LedgerError("ours"),
+        ConnectionRefusedError(111, "not to a JVM"),
+        ValueError("a mistake"),
+        SystemExit(1),
+    ],
+)
 def test_what_is_not_sparks_stays_as_it_is(error: BaseException) -> None:
     with pytest.raises(type(error)) as told, spark_failures_in_one_line():
         raise error
