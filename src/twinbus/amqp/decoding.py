@@ -44,6 +44,10 @@ ZERO_WIDTH_COUNT_MAX: Final = 64
 """Most elements of an array whose elements take no bytes. Ten bytes could otherwise claim 2^32
 nulls. No client is known to send such an array at all."""
 
+ALIKE_KEYS_MAX: Final = 64
+"""Most keys of one map whose hashes equal that of another key. A peer can choose thousands of
+uuids with one hash, and each would be compared with all the others. Texts hash at random."""
+
 _U32 = struct.Struct(">I").unpack_from
 
 
@@ -267,8 +271,12 @@ def _map(wide: bool) -> Reader:
         items = _elements(data, count, first, end, depth + 1)
         if count % 2:
             raise DecodeError(f"the map at byte {offset - 1} has a key without a value")
+        keys = items[::2]
         try:
-            entries = dict(zip(items[::2], items[1::2], strict=True))
+            # Few keys are quickly compared, so common maps need no count.
+            if len(keys) > ALIKE_KEYS_MAX and _alike(keys) > ALIKE_KEYS_MAX:
+                raise DecodeError(f"the map at byte {offset - 1} has keys that all hash alike")
+            entries = dict(zip(keys, items[1::2], strict=True))
         except TypeError:
             raise DecodeError(f"the map at byte {offset - 1} has a compound key") from None
         if len(entries) * 2 != count:
@@ -276,6 +284,11 @@ def _map(wide: bool) -> Reader:
         return entries, end
 
     return read
+
+
+def _alike(keys: list[Any]) -> int:
+    """How many keys have the hash of another."""
+    return len(keys) - len({hash(key) for key in keys})
 
 
 def _described(data: Wire, offset: int, depth: int) -> tuple[Any, int]:

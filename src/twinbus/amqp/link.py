@@ -31,8 +31,7 @@ class LinkSession(Protocol):
     channel: int
     links: dict[int, Link]
 
-    @property
-    def is_blocked(self) -> bool: ...
+    def blocks(self, link: SenderLink) -> bool: ...
     def write(self, performative: Attach | Detach) -> None: ...
     def write_flow(
         self, *, handle: int, delivery_count: int, link_credit: int, drain: bool

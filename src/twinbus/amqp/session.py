@@ -75,6 +75,8 @@ class Session:
         self._incoming_window = INCOMING_WINDOW
         self._remote_incoming_window = 0
         self._blocked: deque[bytes] = deque()
+        self._window_waiters: dict[SenderLink, None] = {}
+        """Links that had more to send while transfers waited for the peer's window."""
         self._next_handle = 0
         self._handle_max = HANDLE_MAX
         self._free_handles: list[int] = []
@@ -166,10 +168,15 @@ class Session:
             self._pending = None
             self._output.put(encode_disposition_frame(self.channel, role, first, last, True, state))
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether transfers wait for the peer's window; a new one would wait behind them."""
-        return bool(self._blocked)
+    def blocks(self, link: SenderLink) -> bool:
+        """Whether transfers wait for the peer's window, so that one of `link` would wait too.
+
+        If so, `CreditChanged` tells `link` when none waits any more.
+        """
+        if self._blocked:
+            self._window_waiters[link] = None
+            return True
+        return False
 
     @property
     def free_handles(self) -> int:
@@ -231,6 +238,7 @@ class Session:
             self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL_MASK
             self._output.put_two(prefix.before(size, delivery_id, tag), payload)
             return delivery_id
+        self._window_waiters[link] = None
         while True:
             more = size - start > room
             part = payload[start : start + room] if more or start else payload
@@ -242,13 +250,17 @@ class Session:
             self._release_blocked()
             start += room
             if not more:
-                return delivery_id
+                break
+        if not self._blocked:
+            self._window_waiters.clear()
+        return delivery_id
 
     def forget(self, link: Link) -> None:
         """Drop a link that this end closed; the peer's own DETACH may still come."""
         if self.links.pop(link.handle, None) is not None:
             self._free_handles.append(link.handle)
-        if link.sends:
+        if isinstance(link, SenderLink):
+            self._window_waiters.pop(link, None)
             self._unsettled = {n: e for n, e in self._unsettled.items() if e[0] is not link}
 
     # Calls of the connection
@@ -386,9 +398,10 @@ class Session:
         self._remote_incoming_window = window if window < HALF_SERIAL else 0
         if self._blocked:
             self._release_blocked()
-            # Senders that waited for the window may continue, on any link.
-            senders = [link for link in self.links.values() if isinstance(link, SenderLink)]
-            events.extend(CreditChanged(link) for link in senders)
+            if not self._blocked:
+                # Only those that waited: a flow must not cost an event for every link.
+                events.extend(map(CreditChanged, self._window_waiters))
+                self._window_waiters.clear()
         if flow.handle is not None:
             link = self._by_remote_handle.get(flow.handle)
             if isinstance(link, SenderLink) and link.state is not LinkState.CLOSED:

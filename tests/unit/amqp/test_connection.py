@@ -281,12 +281,12 @@ def test_a_sender_blocked_by_the_window_hears_of_a_flow_for_the_session_alone(
     pair.client.sessions[link.session.channel]._remote_incoming_window = 2
     for _ in range(5):
         link.send(b"m", b"t")
-    assert link.session.is_blocked
+    assert link.session.blocks(link)
     pair.server.sessions[offered.session.channel].write_flow()
     at_client, at_server = pair.exchange()
     assert len(of(DeliveryArrived, at_server)) == 5
     assert [event.link for event in of(CreditChanged, at_client)] == [link]
-    assert not link.session.is_blocked
+    assert not link.session.blocks(link)
 
 
 def test_an_attach_that_is_answered_after_it_was_given_up_does_not_touch_the_next_link(

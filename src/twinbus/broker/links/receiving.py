@@ -102,7 +102,7 @@ class ReceivingLink:
         link = self.link
         if not self._may_receive(now_ms):
             return 0
-        takes_more = self._client.takes_more and not link.session.is_blocked
+        takes_more = self._client.takes_more and not link.session.blocks(link)
         limit = min(limit, link.credit) if takes_more else 0
         sent = self._deliver(limit, now_ms) if limit > 0 else 0
         if link.drain and (link.credit == 0 or sent < limit):

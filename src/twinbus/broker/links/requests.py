@@ -60,10 +60,12 @@ class ReplyLink:
 
     def flush(self) -> None:
         """Send waiting responses within the credit."""
-        while self._waiting and self.link.credit > 0:
-            self.link.send(self._waiting.popleft(), TAG, settled=True)
-        if self.link.drain:
-            self.link.drained()
+        link = self.link
+        # A client that gives credit and no window must not make the session keep its responses.
+        while self._waiting and link.credit > 0 and not link.session.blocks(link):
+            link.send(self._waiting.popleft(), TAG, settled=True)
+        if link.drain:
+            link.drained()
 
 
 class RequestLink:

@@ -1,0 +1,91 @@
+"""The processor time that a peer can make this end spend is bounded by the bytes it sends."""
+
+from __future__ import annotations
+
+import time
+from uuid import UUID
+
+import pytest
+
+from twinbus.amqp import encoding
+from twinbus.amqp.connection import AMQP_HEADER, Connection
+from twinbus.amqp.decoding import ALIKE_KEYS_MAX, decode
+from twinbus.amqp.events import Attached, CreditChanged
+from twinbus.amqp.frames import encode_frame
+from twinbus.amqp.link import SenderLink
+from twinbus.amqp.performatives import Attach, Begin, Flow, Open, Source, Target
+from twinbus.amqp.types import DecodeError, Described, UInt
+
+WORK_S_PER_KIB = 0.005
+FRAME_BYTES = 64 * 1024
+HASH_MODULUS = (1 << 61) - 1
+"""Python's hash of an integer is its remainder by this, and the hash of a uuid is its integer's."""
+
+
+def alike(number: int) -> UUID:
+    return UUID(int=number * HASH_MODULUS + 7)
+
+
+def colliding(count: int) -> bytes:
+    return encoding.write({alike(number): None for number in range(1, count + 1)})
+
+
+@pytest.mark.parametrize("described", [False, True], ids=["uuids", "described uuids"])
+def test_keys_that_all_hash_alike_cost_no_more_than_others(described: bool) -> None:
+    # A map of 32-bit size and count; each entry is a key (0x98: uuid) and a null.
+    shape = b"\x00\x53\x01\x98" if described else b"\x98"
+    count = FRAME_BYTES // (len(shape) + 17)
+    body = b"".join(shape + alike(number).bytes + b"\x40" for number in range(1, count + 1))
+    frame = b"\xd1" + (len(body) + 4).to_bytes(4) + (2 * count).to_bytes(4) + body
+    if described:
+        assert hash(Described(1, alike(1))) == hash(Described(1, alike(2)))
+    began = time.process_time()
+    with pytest.raises(DecodeError, match="hash alike"):
+        decode(frame)
+    assert time.process_time() - began < WORK_S_PER_KIB * len(frame) / 1024
+
+
+def test_a_few_keys_may_hash_alike() -> None:
+    value, _ = decode(colliding(ALIKE_KEYS_MAX))
+    assert len(value) == ALIKE_KEYS_MAX
+
+
+def test_a_large_map_of_texts_and_numbers_is_read() -> None:
+    given = {**{f"key {n}": n for n in range(500)}, **{n: str(n) for n in range(500)}}
+    assert decode(encoding.write(given))[0] == given
+
+
+def session_flow(window: int) -> bytes:
+    flow = Flow(
+        next_incoming_id=UInt(0),
+        incoming_window=UInt(window),
+        next_outgoing_id=UInt(0),
+        outgoing_window=UInt(0),
+    )
+    return encode_frame(0, flow)
+
+
+def test_a_flow_on_a_blocked_session_costs_no_event_for_links_that_do_not_wait() -> None:
+    server = Connection("s", server=True)
+    server.receive(AMQP_HEADER + encode_frame(0, Open(container_id="c")), 1)
+    server.receive(encode_frame(0, Begin(incoming_window=UInt(0))), 1)
+    links: list[SenderLink] = []
+    for number in range(100):
+        source, target = Source(address="q"), Target(address="me")
+        attach = Attach(
+            name=str(number), handle=UInt(number), role=True, source=source, target=target
+        )
+        (attached,) = server.receive(encode_frame(0, attach), 1)
+        assert isinstance(attached, Attached)
+        assert isinstance(attached.link, SenderLink)
+        attached.link.accept()
+        links.append(attached.link)
+    first, second = links[:2]
+    first.credit = 3
+    for _ in range(3):
+        first.send(b"m", b"t", settled=True)
+    assert second.session.blocks(second)
+    assert server.receive(session_flow(0) * 50, 1) == []
+    assert server.receive(session_flow(1), 1) == []
+    assert server.receive(session_flow(3), 1) == [CreditChanged(first), CreditChanged(second)]
+    assert server.receive(session_flow(4), 1) == []
