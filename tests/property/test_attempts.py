@@ -95,7 +95,7 @@ class World:
     primaries: int = 0
     diverts: int = 0
     turns: int = 0
-    waits: int = 0
+    backoffs: int = 0
     spent: set[str] = field(default_factory=set)
     """Queues that did not take this call's message, for another reason than a pull."""
 
@@ -133,7 +133,6 @@ class World:
             case WaitForRetry(until):
                 assert until >= self.now
                 assert self.in_time(until)
-                self.waits += 1
                 self.wait(until)
                 return self.call.handle(WaitEnded(), self.now)
             case Raise(ending, error):
@@ -163,7 +162,11 @@ class World:
         steps = self.call.handle(DivertFailed(OSError("down"), meaning, fault), self.now)
         if is_turn:
             self.rotation.secondary.end_turn(self.now, 0.0)
-        is_retried = meaning is FailureMeaning.BUSY and isinstance(steps[-1], WaitForRetry)
+        is_retried = isinstance(steps[-1], WaitForRetry)
+        if isinstance(steps[-1], WaitForRetry):
+            assert meaning is FailureMeaning.BUSY or fault is DivertFault.ATTEMPT
+            assert steps[-1].until - self.now >= FIRST_PACE_S - TOLERANCE_S
+            self.backoffs += 1
         if not meaning.pulls_queue and not is_retried:
             self.spent.add(queue)
         pulls = [step.queue for step in steps if isinstance(step, PullQueue)]
@@ -269,12 +272,15 @@ def test_a_call_ends_exactly_once_in_time_and_after_bounded_attempts(
     ending = it.run()
     assert ending in {"primary", *queues, *CallEnding.__members__}
     assert it.in_time(it.now)
-    # Each divert may end in a return to the primary; without a turn a queue is tried once,
-    # throttling aside, and once more for each return from a pull.
+    # Each divert may end in a return to the primary; without a turn a queue is tried once, once
+    # more for each return from a pull, and once after each back-off.
     returns = sum(it.ends_at > 24 * count for count in range(1, 7))
-    assert it.diverts - it.turns <= len(queues) * (1 + returns) + policy.total + it.turns
+    once_each = len(queues) * (1 + returns)
+    assert it.diverts - it.turns <= once_each + policy.total + it.turns + it.backoffs
     assert it.turns <= len(queues) * (it.ends_at / FIRST_PACE_S + 2)
-    assert it.primaries <= 1 + 2 * policy.total + it.diverts
+    # After each recovery, of which others cause at most one each, the call tries once more; after
+    # one that ends a divert it has all its retries.
+    assert it.primaries <= (1 + policy.total) * (1 + it.diverts) + len(meddling)
 
 
 @given(POLICIES, st.floats(0, 20), st.lists(st.floats(0, 1), min_size=30, max_size=30))

@@ -132,7 +132,7 @@ def _throttling(rng: Random, plan: Plan) -> Plan:
             Burst(at + rng.uniform(4.0, 6.0), "app-0", BURST_CALLS),
             Burst(back_at, "app-0", 50, throttled_s),
         ),
-        patient_from_s=None if is_secondary_too else 0.0,
+        patient_from_s=0.0,
     )
 
 

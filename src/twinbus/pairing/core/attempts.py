@@ -21,13 +21,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from twinbus.errors import error_text
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.events import EntityState, Route
-from twinbus.pairing.core.secondary import DivertFault, jittered
+from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault, jittered
+
+LONGEST_BUSY_S: Final = 10.0
+"""Longest back-off of a divert that the secondary throttles: the time that Azure asks for."""
 
 
 class EntityView(Protocol):
@@ -192,9 +195,9 @@ class SendCall:
     """The decisions of one call of `send_messages`."""
 
     __slots__ = (
-        "_backlog", "_entity", "_failed", "_has_turn", "_is_patient", "_jitter", "_policy",
-        "_queue", "_queue_retries", "_recoveries", "_retries", "_retry_at", "_tried", "diverting",
-        "ends_at", "primary_error", "queue_errors",
+        "_backlog", "_busy", "_entity", "_failed", "_has_turn", "_is_patient", "_jitter",
+        "_policy", "_queue", "_queue_retries", "_recoveries", "_retries", "_retry_at", "_tried",
+        "diverting", "ends_at", "primary_error", "queue_errors",
     )  # fmt: skip
 
     def __init__(
@@ -229,6 +232,8 @@ class SendCall:
         """Queues that do not take this call's message."""
         self._failed: set[str] = set()
         """Queues that failed since the call last waited: the others come first."""
+        self._busy: set[str] = set()
+        """Queues that were too busy for every retry: the others come first."""
         self.diverting = False
         """Whether the last attempt was one on the backlog."""
         self.primary_error: BaseException | None = None
@@ -262,7 +267,9 @@ class SendCall:
             return [self._give_up()]
         match self._route():
             case Route.PRIMARY:
-                self.diverting = False
+                if self.diverting:
+                    # The entity is back: what failed before its outage says nothing of it now.
+                    self.diverting, self._retries = False, 0
                 return [TryPrimary(self._attempt_timeout_s(now))]
             case Route.BACKLOG:
                 return [self._divert(now)]
@@ -304,12 +311,21 @@ class SendCall:
             if not self._backlog.is_lost:
                 self._failed.clear()
             return self._try_again(now)
-        # The call waited for the failover, and a success of another call healed the entity: worth
-        # one more attempt. They are counted, so a flapping entity cannot keep a call for ever.
-        if self._entity.state is EntityState.HEALTHY and self._recoveries < self._policy.total:
-            self._recoveries += 1
-            return self._try_again(now)
+        if self._entity.state is EntityState.HEALTHY:
+            return self._recovered(now)
         return [self._wait_for_failover(self.primary_error)]
+
+    def _recovered(self, now: float) -> list[Step]:
+        """Try again: the call waited for the failover, and another call healed the entity.
+
+        From the second time on after a back-off, so that calls do not follow every flap.
+        """
+        retry_at = now + self._backoff_s(min(self._recoveries, self._policy.total))
+        self._recoveries += 1
+        if self._recoveries == 1 or retry_at >= self.ends_at:
+            return self._try_again(now)
+        self._retry_at = retry_at
+        return [WaitForRetry(retry_at)]
 
     def _divert(self, now: float) -> Step:
         self.diverting = True
@@ -329,7 +345,10 @@ class SendCall:
     def _next_queue(self, now: float) -> tuple[str | None, bool]:
         """The queue of the next attempt, and whether that needs the turn."""
         backlog, without = self._backlog, self._tried | self._failed
-        queue = backlog.choose(now, without)
+        queue = backlog.choose(now, without | self._busy)
+        if queue is None and self._busy:
+            self._busy.clear()
+            queue = backlog.choose(now, without)
         if queue is None and backlog.is_lost:
             # What failed was the namespace, so each queue is worth another attempt.
             queue = backlog.choose(now, self._tried)
@@ -354,20 +373,34 @@ class SendCall:
                 # This machine or the network is slow, not the queue. Pulling for that would remove
                 # one queue after the other just when load is highest.
                 if self._queue_retries >= self._policy.total:
-                    self._tried.add(queue)
+                    self._busy.add(queue)
+                    if self._backlog.choose(now, self._tried | self._failed | self._busy) is None:
+                        return self._back_off(queue, now)
                 self._queue_retries += 1
                 return self._try_again(now)
-        if event.meaning is FailureMeaning.BUSY and self._queue_retries < self._policy.total:
-            retry_at = now + self._backoff_s(self._queue_retries + 1)
-            if retry_at < self.ends_at:
-                self._queue_retries += 1
-                self._retry_at = retry_at
-                return [WaitForRetry(retry_at)]
+        if event.meaning is FailureMeaning.BUSY:
+            return self._back_off(queue, now)
         if not event.meaning.pulls_queue:
             self._tried.add(queue)
             return self._try_again(now)
         self._failed.add(queue)
         return [PullQueue(queue, error_text(event.error)), *self._try_again(now)]
+
+    def _back_off(self, queue: str, now: float) -> list[Step]:
+        """Wait, then divert again: this queue up to `retry_total` times, then another first."""
+        if self._queue_retries >= self._policy.total:
+            self._busy.add(queue)
+        self._queue_retries += 1
+        self._has_turn = False
+        # Chance may take off nearly all: calls that came together must not come together again.
+        longest_s = min(backoff_s(self._policy, self._queue_retries), LONGEST_BUSY_S)
+        wait_s = max(longest_s * (1.0 - self._jitter()), FIRST_PACE_S)
+        wait_s = min(wait_s, (self.ends_at - now) / 2)
+        if wait_s < FIRST_PACE_S:
+            self._tried.add(queue)
+            return self._try_again(now)
+        self._retry_at = now + wait_s
+        return [WaitForRetry(self._retry_at)]
 
     def _give_up(self) -> Step:
         if self.diverting:

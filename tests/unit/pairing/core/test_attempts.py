@@ -228,7 +228,8 @@ def test_a_recovery_is_worth_one_more_attempt_to_a_call_that_holds_out() -> None
     # It failed all the same; the entity is suspect again, and fails over at 80.
     assert world.primary_fails(20.0) == [WaitForRetry(100)]
     world.entity.handle(SendSucceeded(), 30.0)
-    assert world.woken(30.0) == [Raise(CallEnding.PRIMARY, REFUSED)]
+    assert world.woken(30.0) == [WaitForRetry(31.6)]
+    assert world.woken(31.6) == [TryPrimary(5)]
 
 
 def test_an_unusable_entity_is_an_error_and_fills_no_backlog() -> None:

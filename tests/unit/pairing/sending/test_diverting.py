@@ -139,8 +139,8 @@ def test_a_queue_that_lets_us_not_in_is_passed_over_and_not_pulled() -> None:
     assert world.rotation.available(0.3) == [*QUEUES]
 
 
-def test_a_throttled_queue_is_tried_again_then_passed_over() -> None:
-    world = World()
+def test_a_throttled_queue_is_tried_again_then_the_others_until_the_callers_time_ends() -> None:
+    world = World(timeout=60)
     world.fail_over(0.0)
     world.start(0.0)
     now = 0.0
@@ -150,17 +150,26 @@ def test_a_throttled_queue_is_tried_again_then_passed_over() -> None:
         assert world.woken(wait.until - 0.1) == [wait]
         now = wait.until
         assert world.woken(now) == [DivertTo(QUEUES[0], 5)]
-    assert world.divert_fails(now, FailureMeaning.BUSY) == [DivertTo(QUEUES[1], 5)]
-    assert world.divert_fails(now, FailureMeaning.BUSY) == [DivertTo(QUEUES[2], 5)]
-    assert world.divert_fails(now, FailureMeaning.BUSY) == [Raise(CallEnding.BACKLOG, None)]
+    others = []
+    while isinstance(wait := world.divert_fails(now, FailureMeaning.BUSY)[-1], WaitForRetry):
+        now = wait.until
+        [divert] = world.woken(now)
+        assert isinstance(divert, DivertTo)
+        others.append(divert.queue)
+    assert others[:4] == [QUEUES[1], QUEUES[2], QUEUES[0], QUEUES[1]]
+    assert now == pytest.approx(60, abs=0.5)
+    assert isinstance(wait, DivertTo)
+    assert world.divert_fails(60.0, FailureMeaning.BUSY) == [Raise(CallEnding.BACKLOG, None)]
     assert world.rotation.available(now) == [*QUEUES]
 
 
 def test_throttling_that_outlasts_the_caller_goes_to_another_queue_at_once() -> None:
-    world = World(timeout=1)
+    world = World(timeout=0.8)
     world.fail_over(0.0)
     world.start(0.0)
-    assert world.divert_fails(0.5, FailureMeaning.BUSY) == [DivertTo(QUEUES[1], 0.5)]
+    [divert] = world.divert_fails(0.5, FailureMeaning.BUSY)
+    assert isinstance(divert, DivertTo)
+    assert (divert.queue, divert.timeout_s) == (QUEUES[1], pytest.approx(0.3))
 
 
 def test_an_entity_that_recovers_takes_back_a_call_whose_queue_failed() -> None:
@@ -207,8 +216,9 @@ def test_a_slow_attempt_on_a_queue_that_answers_others_is_tried_again_and_pulls_
     slow = DivertFailed(REFUSED, FailureMeaning.UNREACHABLE, DivertFault.ATTEMPT)
     for retry in range(POLICY.total):
         assert world.call.handle(slow, 5.0 * retry) == [DivertTo(QUEUES[0], 5)]
-    # Bounded all the same: then the others, once each, and then the caller is told.
+    # Then the others, once each, and then all of them again after a back-off.
     assert world.call.handle(slow, 50.0) == [DivertTo(QUEUES[1], 5)]
     assert world.call.handle(slow, 55.0) == [DivertTo(QUEUES[2], 5)]
-    assert world.call.handle(slow, 60.0) == [Raise(CallEnding.BACKLOG, None)]
-    assert world.rotation.available(60.0) == [*QUEUES]
+    assert world.call.handle(slow, 60.0) == [WaitForRetry(70.0)]
+    assert world.woken(70.0) == [DivertTo(QUEUES[0], 5)]
+    assert world.rotation.available(70.0) == [*QUEUES]

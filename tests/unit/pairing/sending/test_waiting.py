@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from azure.servicebus.exceptions import (
     OperationTimeoutError,
     ServiceBusConnectionError,
     ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
 )
 
 from twinbus.errors import BacklogUnavailableError, PairClosedError
@@ -219,4 +221,27 @@ async def test_a_link_that_does_not_open_beside_one_that_is_open_fails_nobody_el
     pair.primary.behaviour = the_second_does_not_open
     ends = await ends_of(pair.client.get_queue_sender("orders"), 20)
     assert [type(end) for end in ends if end is not None] == [ServiceBusConnectionError]
+    await pair.client.close()
+
+
+async def test_a_secondary_that_throttles_gets_every_message_of_callers_with_patience() -> None:
+    taken: list[float] = []
+
+    async def takes_ten_a_second(sent: Any) -> None:
+        if sent is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if sum(at > now - 1.0 for at in taken) >= 10:
+            raise ServiceBusServerBusyError(message="more than 10 a second")
+        taken.append(now)
+
+    pair, sender = failed_over(retry_total=0)
+    pair.client.state.jitter = Random(1).random
+    attempts = pair.secondary.behaviour = Attempts(takes_ten_a_second)
+    assert await ends_of(sender, CALLS, timeout=60) == [None] * CALLS
+    assert len(pair.secondary.took) == CALLS
+    # 200 calls need 20 s at this rate, and few attempts are refused.
+    assert pair.elapsed < 60
+    assert attempts.count < 10 * CALLS
+    assert pair.client.state.rotation.pulled(pair.now) == {}
     await pair.client.close()
