@@ -127,9 +127,12 @@ class RawClient:
         return sender
 
     async def receiver(
-        self, address: str, *, credit: int, settled: bool = False, session: str | None = None
+        self, address: str, *, credit: int, settled: bool = False, session: object = None
     ) -> RawReceiver:
-        """A receiver, with `settled` one that deletes what it receives."""
+        """A receiver, with `settled` one that deletes what it receives.
+
+        `session` is the session's id, bare or in a described value.
+        """
         filters: dict[object, object] | None = {SESSION_FILTER: session} if session else None
         link = self.session.attach_receiver(
             self._name(),
@@ -290,7 +293,7 @@ class RawReceiver:
 
     def __init__(self, client: RawClient, link: ReceiverLink, credit: int) -> None:
         self._client = client
-        self._link = link
+        self.link = link
         self._credit = credit
         self._arrived: asyncio.Queue[Delivery | None] = asyncio.Queue()
 
@@ -298,8 +301,8 @@ class RawReceiver:
         properties = split(event.payload).properties
         key = str(decode_properties(properties).message_id) if properties else ""
         self._arrived.put_nowait(Delivery(event.delivery_id, key, event.payload))
-        if self._link.credit <= self._credit // 2:
-            self._link.grant(self._credit)
+        if self.link.credit <= self._credit // 2:
+            self.link.grant(self._credit)
 
     def ended(self) -> None:
         self._arrived.put_nowait(None)
@@ -324,7 +327,7 @@ class RawReceiver:
 
     async def close(self) -> None:
         """Detach; a session is free for others after it."""
-        self._link.detach()
+        self.link.detach()
         self._client.flush()
 
 

@@ -219,10 +219,13 @@ class ReceivingLink:
 
     def _open_session(self, session_id: str, locked_until_ms: int) -> None:
         self.session_id = session_id
-        source = self.link.source
-        granted = Source(
-            address=source.address if source else None, filter={SESSION_FILTER: session_id}
-        )
+        source = self.link.source or Source()
+        asked = (source.filter or {}).get(SESSION_FILTER)
+        # The Go SDK sends a described value, as AMQP prescribes for filters, and reads no other.
+        answer: object = session_id
+        if isinstance(asked, Described):
+            answer = Described(asked.descriptor, session_id)
+        granted = Source(address=source.address, filter={SESSION_FILTER: answer})
         ticks = locked_until_ms * TICKS_PER_MS + EPOCH_TICKS
         self.link.accept(
             source=granted,
