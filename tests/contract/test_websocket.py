@@ -11,7 +11,7 @@ import pytest
 
 from twinbus.broker.http import HttpHost
 from twinbus.broker.listener import Listener
-from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTOCOL
+from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.contract
 
 PATH = "/$servicebus/websocket"
+SUBPROTOCOL = SUBPROTOCOLS[0]
 
 
 class Recorder(asyncio.Protocol):
@@ -194,6 +195,25 @@ async def test_other_paths_have_no_websocket(path: str) -> None:
         with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
             await session.ws_connect(url.removesuffix(PATH) + path, protocols=[SUBPROTOCOL])
         assert services.peers == []
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        (["AMQPWSB10"], "AMQPWSB10"),
+        (["amqp"], "amqp"),
+        (["chat", "amqp", "AMQPWSB10"], "AMQPWSB10"),
+    ],
+)
+async def test_both_names_of_amqp_are_known(offered: list[str], chosen: str) -> None:
+    async with (
+        broker() as (_, url, _),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url, protocols=offered) as client,
+    ):
+        assert client.protocol == chosen
+        await client.send_bytes(b"echo")
+        assert await client.receive_bytes() == b"echo"
 
 
 async def test_a_websocket_that_does_not_ask_for_amqp_is_refused() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-SUBPROTOCOL = "AMQPWSB10"
-"""The name AMQP's WebSocket binding has in Service Bus; Azure's SDKs ask for it."""
+SUBPROTOCOLS = ("AMQPWSB10", "amqp")
+"""Names of AMQP in a WebSocket handshake: Service Bus's own, which Azure's SDKs ask for, and that
+of the AMQP standard, which applications of the Go SDK ask for."""
 
 HIGH_WATER_BYTES = 256 * 1024
 LOW_WATER_BYTES = 64 * 1024
@@ -100,10 +101,12 @@ class WebSocketTransport(asyncio.Transport):
 
 async def serve(websocket: WebSocket, amqp_factory: Callable[[], asyncio.Protocol]) -> None:
     """Speak AMQP on a WebSocket until either side ends it."""
-    if SUBPROTOCOL not in websocket.scope.get("subprotocols", ()):
-        await websocket.close(_PROTOCOL_ERROR, f"ask for the subprotocol {SUBPROTOCOL}")
+    offered = websocket.scope.get("subprotocols", ())
+    chosen = next((name for name in SUBPROTOCOLS if name in offered), None)
+    if chosen is None:
+        await websocket.close(_PROTOCOL_ERROR, f"ask for the subprotocol {SUBPROTOCOLS[0]}")
         return
-    await websocket.accept(subprotocol=SUBPROTOCOL)
+    await websocket.accept(subprotocol=chosen)
     protocol = amqp_factory()
     transport = WebSocketTransport(
         protocol,
