@@ -170,7 +170,7 @@ def test_a_rule_of_one_entity_manages_that_entity_and_no_other(
     forward = ENTRY.format("QueueDescription", "<ForwardTo>sb://localhost/other</ForwardTo>")
     update = {**owner, "If-Match": "*"}
     status, body = ask(embedded, "PUT", "/orders", forward, update)
-    assert (status, "right to send" in body) == (401, True)
+    assert (status, "Forwarding needs it" in body) == (401, True)
     helper = {"ServiceBusSupplementaryAuthorization": sas_token(embedded.connection_string())}
     assert ask(embedded, "PUT", "/orders", forward, {**update, **helper})[0] == 200
 
@@ -235,6 +235,7 @@ def test_a_change_that_the_disk_did_not_take_is_not_confirmed() -> None:
         policy=AccessPolicy([root]),
         now_ms=lambda: 1_700_000_000_000,
         wake=lambda: None,
+        track=lambda _refusal: None,
     )
     request = AdminRequest(
         method="PUT",

@@ -342,7 +342,7 @@ async def test_a_syphon_needs_listen_on_the_secondary_and_send_on_the_primary(
             await until(lambda: sum(r.pump.completed for r in host.relays) == 1)
         else:
             # What is in the way names the right; the message stays where it is.
-            await until(lambda: f"{missing} on" in str(host.status()))
+            await until(lambda: f"'{missing}' claim" in str(host.status()))
     finally:
         await host.close()
     place, queue = ("contoso", "orders") if missing is None else ("contoso-dr", BACKLOG[0])

@@ -14,6 +14,8 @@ class Refusal(Exception):
     condition = "amqp:internal-error"
     status = 500
     """HTTP status, which is also the status code of a management response."""
+    is_tracked = False
+    """Whether the shell adds a TrackingId to the text, which the broker's log shows too."""
 
     def __init__(self, description: str) -> None:
         super().__init__(description)
@@ -22,6 +24,12 @@ class Refusal(Exception):
 
 class EntityNotFound(Refusal):
     condition, status = "amqp:not-found", 404
+    is_tracked = True
+
+    @classmethod
+    def of(cls, path: str, why: str) -> EntityNotFound:
+        """In Azure's words: the JavaScript SDK tells a missing entity only by this text."""
+        return cls(f"The messaging entity {path!r} could not be found: {why}.")
 
 
 class EntityAlreadyExists(Refusal):
@@ -74,10 +82,20 @@ class OperationTimedOut(Refusal):
 
 class ServerBusy(Refusal):
     condition, status = "com.microsoft:server-busy", 503
+    is_tracked = True
 
 
 class Unauthorized(Refusal):
     condition, status = "amqp:unauthorized-access", 401
+    is_tracked = True
+
+    @classmethod
+    def lacking(cls, right: str, resource: str, why: str = "") -> Unauthorized:
+        """In Azure's words: the right that the client's tokens do not grant."""
+        return cls(
+            f"Unauthorized access. {right!r} claim(s) are required to perform this operation. "
+            f"Resource: {resource!r}.{why}"
+        )
 
 
 class MalformedMessage(Refusal):

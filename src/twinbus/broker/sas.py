@@ -30,6 +30,10 @@ GRANTS_MAX = 5_000
 NEVER_S = 253_402_300_800.0
 """The year 10,000, for a token without an expiry."""
 
+INVALID_SIGNATURE = "InvalidSignature: The token has an invalid signature."
+EXPIRED = "ExpiredToken: The token is expired."
+"""How Azure begins these refusals."""
+
 _BEARER = "Bearer "
 _FIELDS = ("sr", "sig", "se", "skn")
 _EXPIRY_DIGITS_MAX = 15
@@ -89,8 +93,8 @@ class ConnectionGrants:
             if grant.allows(address, right):
                 if not grant.is_expired(now_s):
                     return int(grant.expires_at_s * 1000)
-                lapsed = f" (the token of rule {grant.rule_name!r} for it has expired)"
-        raise Unauthorized(f"{right} on {address!r} is not granted to this connection{lapsed}")
+                lapsed = f" The token of rule {grant.rule_name!r} for it has expired."
+        raise Unauthorized.lacking(right, address, lapsed)
 
 
 def covers(granted_path: str, address: str) -> bool:
@@ -126,19 +130,21 @@ class AccessPolicy:
         name, candidates = self._named(fields["skn"], path)
         if not candidates:
             raise Unauthorized(
-                f"No shared access rule is named {name!r}, neither on the namespace nor on "
+                f"{INVALID_SIGNATURE} No shared access rule is named {name!r}, neither on the "
+                "namespace nor on "
                 f"{path or 'an entity'!r}; check SharedAccessKeyName."
             )
         signature = _signature(fields["sig"])
         rule = next((rule for rule in candidates if _signed_by(rule, fields, signature)), None)
         if rule is None:
             raise Unauthorized(
-                f"The signature does not match a key of the shared access rule {name!r}; "
+                f"{INVALID_SIGNATURE} The signature does not match a key of the shared access "
+                f"rule {name!r}; "
                 "check SharedAccessKey."
             )
         if now_s >= expires_at_s:
             raise Unauthorized(
-                f"The token of rule {name!r} expired at {utc_text(expires_at_s)}, "
+                f"{EXPIRED} The token of rule {name!r} expired at {utc_text(expires_at_s)}, "
                 f"{now_s - expires_at_s:.0f} s ago; present a new one (or check the clocks)."
             )
         rights = ALL_RIGHTS if MANAGE in rule.rights else rule.rights

@@ -26,6 +26,7 @@ from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, Refusal
 from twinbus.broker.sas import AcceptedToken, AccessPolicy
 from twinbus.broker.storage.commit import GroupCommit
 from twinbus.broker.storage.store import Store
+from twinbus.broker.tracking import RefusalTracker
 from twinbus.errors import StoreError
 from twinbus.ledger import LedgerWriter
 
@@ -60,6 +61,7 @@ class BrokerServer:
         self.faults = FaultPlan(random.Random(fault_seed).random)  # noqa: S311
         self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
         self.policy = AccessPolicy(rules, self._entity_rules, tokens)
+        self.track = RefusalTracker(name, self.now_ms)
         self._engine_log = None if ledger is None else EngineLog()
         self.engine_failures = 0
         """Unexpected errors that the engine contained; each is in the log."""
@@ -83,6 +85,7 @@ class BrokerServer:
             now_ms=self.now_ms,
             wake=self.wake,
             require_space=self.require_space,
+            track=self.track,
         )
         self._arm_timer()
         if self.view is not None:
@@ -211,10 +214,9 @@ class BrokerServer:
         log.error("%s: %s: could not %s: %s", self.name, path, doing, repr(error), exc_info=error)
 
     def _on_deleted(self, path: str) -> None:
-        gone = EntityNotFound(f"the entity {path!r} was deleted")
         for peer in self.peers:
             for link in peer.links_on(path):
-                peer.detach(link, gone)
+                peer.detach(link, EntityNotFound.of(path, "it was deleted"))
 
     def _in_use(self, path: str) -> bool:
         return any(peer.links_on(path) for peer in self.peers)

@@ -114,6 +114,7 @@ def test_a_token_ends_at_its_expiry_and_the_refusal_says_when() -> None:
 def test_refusals_name_the_fault_and_never_the_key() -> None:
     wrong = sign("sb://h/q", ROOT.key_name, "not the key", LATER_S)
     assert refusal(wrong) == (
+        "InvalidSignature: The token has an invalid signature. "
         "The signature does not match a key of the shared access rule "
         "'RootManageSharedAccessKey'; check SharedAccessKey."
     )

@@ -54,9 +54,9 @@ async def respond(broker: BrokerServer, request: AdminRequest) -> Document:
             broker.wake()
             await broker.commit.durable()
     except Refusal as refusal:
-        return _refused(request, refusal)
+        return _refused(broker, request, refusal)
     except StoreError as error:
-        return _refused(request, Refusal(f"the change was not stored: {error}"))
+        return _refused(broker, request, Refusal(f"the change was not stored: {error}"))
     return document
 
 
@@ -93,14 +93,16 @@ def _require_manage(broker: BrokerServer, request: AdminRequest, path: str) -> G
     token = request.headers.get("authorization")
     if token is None:
         raise Unauthorized(
-            "the request has no Authorization header; sign it with a shared access key"
+            "MissingToken: The request has no Authorization header; sign it with a shared access"
+            " key."
         )
     grant = broker.policy.verify(token, broker.now_ms() / 1000)
     # The JavaScript SDK signs the address of the request itself, as in `$Resources/queues`.
     if not grant.allows(unquote(request.raw_path), MANAGE):
-        where = repr(path) if path else "the namespace"
-        raise Unauthorized(
-            f"the rule {grant.rule_name!r} does not grant Manage on {where}; use one that does"
+        raise Unauthorized.lacking(
+            MANAGE,
+            f"sb://{broker.name}/{path}",
+            f" The rule {grant.rule_name!r} does not grant it.",
         )
     return grant
 
@@ -115,12 +117,11 @@ def _require_send(broker: BrokerServer, request: AdminRequest, grant: Grant, pat
             continue
         if broker.policy.verify(token, broker.now_ms() / 1000).allows(path, SEND):
             return
-    raise Unauthorized(
-        f"forwarding to {path!r} needs the right to send there, which is not granted"
-    )
+    raise Unauthorized.lacking(SEND, f"sb://{broker.name}/{path}", " Forwarding needs it.")
 
 
-def _refused(request: AdminRequest, refusal: Refusal) -> Document:
+def _refused(broker: BrokerServer, request: AdminRequest, refusal: Refusal) -> Document:
+    broker.track(refusal)
     _log.info(
         "%s %s refused (%d): %s",
         request.method, request.raw_path, refusal.status, refusal.description,

@@ -113,9 +113,8 @@ class Directory:
         return found
 
     def _missing(self, kind: str, path: str) -> EntityNotFound:
-        return EntityNotFound(
-            f"the {kind} {path!r} does not exist in namespace {self._namespace!r}; create it first"
-        )
+        address = f"sb://{self._namespace}/{path}"
+        return EntityNotFound.of(address, f"this {kind} does not exist; create it first")
 
     def queues(self) -> list[Queue]:
         """All queues in order of their names, subscriptions and dead-letter queues left out."""

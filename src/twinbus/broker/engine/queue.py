@@ -144,7 +144,7 @@ class Queue:
     def catch_up(self, now_ms: int) -> None:
         """Run what is due by now, before a client's request is checked."""
         if self.is_deleted:
-            raise EntityNotFound(f"{self.path!r} was deleted")
+            raise EntityNotFound.of(self.path, "it was deleted")
         self.accessed_at_ms = now_ms
         if now_ms >= self.states.wake_ms:
             self.states.run_timers(now_ms)
@@ -170,7 +170,7 @@ class Queue:
         if now_ms >= states.wake_ms:
             states.run_timers(now_ms)
         if self.is_deleted:
-            raise EntityNotFound(f"{self.path!r} was deleted")
+            raise EntityNotFound.of(self.path, "it was deleted")
         if self.description.status != "Active":
             self._require_status(REFUSE_SENDS)
         self.accessed_at_ms = now_ms

@@ -5,6 +5,7 @@ Pure: a request's sections in, the whole response out, with what the token was w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,12 @@ class CbsAnswer:
     refusal: Refusal | None = None
 
 
-def handle(request: Sections, policy: AccessPolicy, now_s: float) -> CbsAnswer:
+def handle(
+    request: Sections,
+    policy: AccessPolicy,
+    now_s: float,
+    track: Callable[[Refusal], None] = lambda _refusal: None,
+) -> CbsAnswer:
     """Answer one request on `$cbs`; `MalformedMessage` if the answer cannot be addressed."""
     message_id = correlation_id(request)
     audience = ""
@@ -36,6 +42,7 @@ def handle(request: Sections, policy: AccessPolicy, now_s: float) -> CbsAnswer:
         audience, token = _put_token(request)
         grant = policy.verify(token, now_s)
     except Refusal as refusal:
+        track(refusal)
         response = _response(message_id, refusal.status, refusal.description)
         return CbsAnswer(response=response, audience=audience, refusal=refusal)
     return CbsAnswer(response=_response(message_id, 200, "OK"), audience=audience, grant=grant)

@@ -46,6 +46,8 @@ class BrokerContext:
     """Schedules a tick at the end of this loop iteration."""
     require_space: Callable[[], None]
     """Raises `QuotaExceeded` while the disk is nearly full."""
+    track: Callable[[Refusal], None]
+    """Adds a TrackingId to a refusal's text, where it has none."""
 
 
 class LinkClient(Protocol):

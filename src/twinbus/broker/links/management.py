@@ -63,6 +63,7 @@ def handle(request: Sections, context: ManagementContext, now_ms: int) -> bytes:
             )
         return success(request_id, operation(wanted, context, now_ms))
     except Refusal as refusal:
+        context.track(refusal)
         return failure(request_id, refusal)
 
 

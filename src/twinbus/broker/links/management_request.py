@@ -55,6 +55,8 @@ class ManagementContext:
     payload: Callable[[int, int], bytes]
     """The stored payload of a message, by entity id and sequence number."""
     new_message_id: Callable[[], str]
+    track: Callable[[Refusal], None] = lambda _refusal: None
+    """Adds a TrackingId to the text of a refusal."""
 
     def queue(self) -> Queue:
         """The queue, subscription or dead-letter queue at the address, if the client may listen."""

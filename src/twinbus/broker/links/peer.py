@@ -163,6 +163,8 @@ class Peer(asyncio.Protocol):
         self.touch()
 
     def log_refusal(self, what: str, refusal: Refusal) -> None:
+        """Log why the client is refused; gives the refusal its TrackingId."""
+        self._context.track(refusal)
         why = f"{refusal.description} ({refusal.condition})"
         log.warning("%s: refused %s for %s: %s", self._context.name, what, self.address, why)
 

@@ -138,6 +138,7 @@ class RequestLink:
             holder=self._client.holder,
             payload=broker.store.payload,
             new_message_id=new_message_id,
+            track=broker.track,
         )
         return management.handle(request, context, now_ms)
 
@@ -148,7 +149,7 @@ class RequestLink:
             self._context.require_space()
 
     def _put_token(self, request: Sections, now_ms: int) -> bytes:
-        answer = cbs.handle(request, self._context.policy, now_ms / 1000)
+        answer = cbs.handle(request, self._context.policy, now_ms / 1000, self._context.track)
         if answer.grant is not None:
             self._client.grants.put(answer.audience, answer.grant)
         if answer.refusal is not None:
