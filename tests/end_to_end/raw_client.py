@@ -91,10 +91,13 @@ class RawClient:
         self._opened = self._future()
         self._begun = self._future()
         self.lost: Exception | None = None
+        self._cbs: tuple[RawSender, RawReceiver] | None = None
+        self.detached: asyncio.Queue[Error | None] = asyncio.Queue()
+        """Why the broker detached open links, one entry each."""
 
     @classmethod
-    async def open(cls, connection_string: str) -> Self:
-        """A connection whose token has all the rights of the string's rule."""
+    async def open(cls, connection_string: str, token: str | None = None) -> Self:
+        """A connection with a token: the given one, else one with all rights of the string."""
         client = cls()
         endpoint = connection_string.partition(";")[0].removeprefix("Endpoint=sb://")
         host, _, port = endpoint.rstrip("/").rpartition(":")
@@ -107,7 +110,7 @@ class RawClient:
             client.session = client._connection.begin()
             client.flush()
             await client._begun
-            await client._put_token(sas_token(connection_string))
+            await client.put_token(token or sas_token(connection_string))
         except Refused:
             await client.close()
             raise
@@ -179,9 +182,11 @@ class RawClient:
         async with asyncio.timeout(PATIENCE_S):
             await future
 
-    async def _put_token(self, token: str) -> None:
-        requests = await self.sender("$cbs")
-        replies = await self.receiver("$cbs", credit=1)
+    async def put_token(self, token: str) -> None:
+        """Put a token for everything; it replaces the one before."""
+        if self._cbs is None:
+            self._cbs = (await self.sender("$cbs"), await self.receiver("$cbs", credit=100))
+        requests, replies = self._cbs
         properties = Properties(message_id="token", reply_to="raw")
         application_properties: dict[str, object] = {
             "operation": "put-token",
@@ -239,7 +244,9 @@ class RawClient:
         future = self._attaching.pop(event.link, None)
         if future is not None and not future.done():
             future.set_exception(Refused(event.error))
-        elif isinstance(event.link.owner, RawReceiver):
+            return
+        self.detached.put_nowait(event.error)
+        if isinstance(event.link.owner, RawReceiver):
             event.link.owner.ended()
 
     def _on_closed(self, event: Closed) -> None:

@@ -47,6 +47,8 @@ class EmbeddedBroker:
         key: str = DEFAULT_KEY,
         rules: Iterable[AuthorizationRule] = (),
         tokens: Iterable[AcceptedToken] = (),
+        token_file: str | Path | None = None,
+        require_token: bool = False,
         tls: ssl.SSLContext | None = None,
         fault_seed: int = 0,
         ledger: str | Path | None = None,
@@ -54,8 +56,9 @@ class EmbeddedBroker:
         """Namespaces are "name" or "name:port"; without `data` all is kept in memory.
 
         `tls` is a server's context with its certificate: the port then speaks TLS as well.
-        `tokens` are accepted as they stand, for tests of token credentials. `ledger` is a
-        directory for the broker's own view of what it does (`broker.ledger_view`).
+        `tokens` are accepted as they stand, for tests of token credentials; `token_file` holds
+        more of them (`broker.token_file`); `require_token` refuses shared access keys. `ledger` is
+        a directory for the broker's own view of what it does (`broker.ledger_view`).
         """
         self._host = BrokerHost(
             [NamespaceAt.parse(text) for text in namespaces or ("twinbus",)],
@@ -64,6 +67,8 @@ class EmbeddedBroker:
             key=key,
             rules=tuple(rules),
             tokens=tuple(tokens),
+            token_file=None if token_file is None else Path(token_file),
+            require_token=require_token,
             tls=tls,
             fault_seed=fault_seed,
             ledger=ledger,

@@ -16,6 +16,7 @@ from twinbus.broker.sas import ALL_RIGHTS, AcceptedToken
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import MemoryStore, Store
+from twinbus.broker.token_file import TokenFile
 from twinbus.errors import BrokerStartError
 from twinbus.ledger import LedgerWriter
 from twinbus.namespace.address import is_loopback
@@ -92,6 +93,8 @@ class BrokerHost:
         key: str = DEFAULT_KEY,
         rules: Sequence[AuthorizationRule] = (),
         tokens: Sequence[AcceptedToken] = (),
+        token_file: Path | None = None,
+        require_token: bool = False,
         tls: ssl.SSLContext | None = None,
         fault_seed: int = 0,
         ledger: Path | str | None = None,
@@ -100,7 +103,12 @@ class BrokerHost:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BrokerStartError(f"the namespace {twice!r} is named twice; name each once")
-        if key == DEFAULT_KEY and not is_loopback(host.lower()):
+        if require_token and not tokens and token_file is None:
+            raise BrokerStartError(
+                "shared access keys are refused and no token is accepted, so nobody could connect;"
+                " give tokens (--tokens FILE or --token NAME:TOKEN:RIGHTS)"
+            )
+        if key == DEFAULT_KEY and not require_token and not is_loopback(host.lower()):
             raise BrokerStartError(
                 f"the default key is known to everyone, so {host!r} would be open to the network; "
                 "give a key of your own (--key), or listen on localhost"
@@ -112,6 +120,8 @@ class BrokerHost:
         self._key = key
         self._rules = (root, *rules)
         self._tokens = tuple(tokens)
+        self._token_file = None if token_file is None else TokenFile(token_file)
+        self._require_token = require_token
         self._tls = tls
         self._fault_seed = fault_seed
         self._ledger_directory = ledger
@@ -176,7 +186,8 @@ class BrokerHost:
             namespace.name,
             self._open_store(namespace.name),
             self._rules,
-            tokens=self._tokens,
+            tokens=self._accepted_tokens,
+            require_token=self._require_token,
             fault_seed=self._fault_seed,
             ledger=self._ledger,
         )
@@ -185,6 +196,9 @@ class BrokerHost:
         listener = Listener(self._host, namespace.port, server.peer, http, self._tls)
         await listener.start()
         self._listeners[namespace.name] = listener
+
+    def _accepted_tokens(self) -> tuple[AcceptedToken, ...]:
+        return self._tokens + (self._token_file() if self._token_file is not None else ())
 
     def _open_store(self, name: str) -> Store:
         return MemoryStore() if self._data is None else LmdbStore(self._data / name)

@@ -98,5 +98,18 @@ class Unauthorized(Refusal):
         )
 
 
+class LinkExpired(Refusal):
+    """The token behind an open link has expired; as Azure detaches such a link."""
+
+    condition, status = "amqp:link:detach-forced", 401
+    is_tracked = True
+
+    def __init__(self, link_name: str, refusal: Unauthorized) -> None:
+        super().__init__(
+            f"The link {link_name!r} is force detached. Code: RenewToken. "
+            f"Details: {refusal.description}"
+        )
+
+
 class MalformedMessage(Refusal):
     condition, status = "amqp:decode-error", 400

@@ -32,6 +32,10 @@ NEVER_S = 253_402_300_800.0
 
 INVALID_SIGNATURE = "InvalidSignature: The token has an invalid signature."
 EXPIRED = "ExpiredToken: The token is expired."
+LOCAL_AUTH_DISABLED = (
+    "LocalAuthDisabled: Authorization failed because SAS authentication has been disabled for the"
+    " namespace."
+)
 """How Azure begins these refusals."""
 
 _BEARER = "Bearer "
@@ -45,12 +49,13 @@ class AcceptedToken:
     """A token that is good as it stands, without a signature that could be checked.
 
     For tests of token credentials: this broker cannot ask a Microsoft Entra tenant, so it accepts
-    the text from any client until it ends.
+    the text from any client until it expires.
     """
 
     name: str
     text: str = field(repr=False)
     rights: frozenset[str]
+    expires_at_s: float = NEVER_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,18 +117,27 @@ class AccessPolicy:
         self,
         rules: Iterable[AuthorizationRule],
         entity_rules: Callable[[str], Iterable[AuthorizationRule]] = lambda _path: (),
-        tokens: Iterable[AcceptedToken] = (),
+        tokens: Callable[[], Iterable[AcceptedToken]] = tuple,
+        *,
+        require_token: bool = False,
     ) -> None:
-        """`entity_rules(path)` gives the rules of the entity at `path`, if there is one."""
+        """`entity_rules(path)` gives the rules of the entity at `path`, if there is one.
+
+        `tokens` gives the bearer tokens that are accepted now. `require_token` refuses shared
+        access signatures, as a namespace with local authentication disabled does.
+        """
         self.rules = {rule.key_name: rule for rule in rules}
         self._entity_rules = entity_rules
-        self._tokens = tuple(tokens)
+        self._tokens = tokens
+        self._require_token = require_token
 
     def verify(self, token: str, now_s: float) -> Grant:
         """The grant of `token` at `now_s`; raises `Unauthorized` with the reason if it has none."""
-        accepted = self._accepted(token)
+        accepted = self._accepted(token, now_s)
         if accepted is not None:
             return accepted
+        if self._require_token and token.startswith(SCHEME):
+            raise Unauthorized(LOCAL_AUTH_DISABLED)
         fields = _parse(token)
         path = _audience_path(unquote_plus(fields["sr"]))
         expires_at_s = _expiry(fields["se"])
@@ -142,21 +156,19 @@ class AccessPolicy:
                 f"rule {name!r}; "
                 "check SharedAccessKey."
             )
-        if now_s >= expires_at_s:
-            raise Unauthorized(
-                f"{EXPIRED} The token of rule {name!r} expired at {utc_text(expires_at_s)}, "
-                f"{now_s - expires_at_s:.0f} s ago; present a new one (or check the clocks)."
-            )
+        _require_unexpired(f"of rule {name!r}", expires_at_s, now_s)
         rights = ALL_RIGHTS if MANAGE in rule.rights else rule.rights
         return Grant(path=path, rights=rights, expires_at_s=expires_at_s, rule_name=rule.key_name)
 
-    def _accepted(self, token: str) -> Grant | None:
+    def _accepted(self, token: str, now_s: float) -> Grant | None:
         """The grant of a token that is accepted as it stands; None: it is none of those."""
         text = token.removeprefix(_BEARER).encode()
-        for one in self._tokens:
+        for one in self._tokens():
             if hmac.compare_digest(one.text.encode(), text):
                 rights = ALL_RIGHTS if MANAGE in one.rights else one.rights
-                return Grant(path="", rights=rights, expires_at_s=NEVER_S, rule_name=one.name)
+                until_s = one.expires_at_s
+                _require_unexpired(f"{one.name!r}", until_s, now_s)
+                return Grant(path="", rights=rights, expires_at_s=until_s, rule_name=one.name)
         return None
 
     def _named(self, encoded_name: str, path: str) -> tuple[str, list[AuthorizationRule]]:
@@ -175,6 +187,14 @@ class AccessPolicy:
         parts = path.split("/") if path else []
         for length in range(len(parts), 0, -1):
             yield from self._entity_rules("/".join(parts[:length]))
+
+
+def _require_unexpired(whose: str, expires_at_s: float, now_s: float) -> None:
+    if now_s >= expires_at_s:
+        raise Unauthorized(
+            f"{EXPIRED} The token {whose} expired at {utc_text(expires_at_s)}, "
+            f"{now_s - expires_at_s:.0f} s ago; present a new one (or check the clocks)."
+        )
 
 
 def _parse(token: str) -> dict[str, str]:
@@ -205,7 +225,7 @@ def _not_a_signature(token: str) -> str:
         return (
             "This JSON web token is not accepted: there is no Microsoft Entra tenant here to check "
             "it with. Use a shared access key (a connection string), or for tests start the broker "
-            "with the token (--token NAME:TOKEN:Send,Listen)."
+            "with the token (--token NAME:TOKEN:Send,Listen, or --tokens FILE)."
         )
     return (
         "The token is not a shared access signature: it must begin with 'SharedAccessSignature '."

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from twinbus.broker.descriptions import AuthorizationRule
@@ -48,7 +48,8 @@ class BrokerServer:
         store: Store,
         rules: Iterable[AuthorizationRule],
         *,
-        tokens: Iterable[AcceptedToken] = (),
+        tokens: Callable[[], Iterable[AcceptedToken]] = tuple,
+        require_token: bool = False,
         fault_seed: int = 0,
         ledger: LedgerWriter | None = None,
     ) -> None:
@@ -60,7 +61,7 @@ class BrokerServer:
         # Faults that strike by chance must strike the same way again, given the seed.
         self.faults = FaultPlan(random.Random(fault_seed).random)  # noqa: S311
         self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
-        self.policy = AccessPolicy(rules, self._entity_rules, tokens)
+        self.policy = AccessPolicy(rules, self._entity_rules, tokens, require_token=require_token)
         self.track = RefusalTracker(name, self.now_ms)
         self._engine_log = None if ledger is None else EngineLog()
         self.engine_failures = 0

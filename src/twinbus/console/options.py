@@ -115,6 +115,15 @@ class ServeOptions:
             " credentials. Repeatable.",
         ),
     ] = None
+    tokens: Annotated[
+        Path | None,
+        option(
+            "FILE", "Bearer tokens to accept, NAME TOKEN RIGHTS EXPIRES a line; read on change."
+        ),
+    ] = None
+    require_token: Annotated[
+        bool, flag("--require-token", "Refuse shared access keys; accept bearer tokens only.")
+    ] = False
     tls_cert: Annotated[
         Path | None,
         option("FILE", "Certificate chain (PEM). The same port then also speaks TLS."),

@@ -29,6 +29,8 @@ def run(given: ServeOptions) -> int:
         key=given.key or DEFAULT_KEY,
         rules=[parse_rule(text) for text in given.rule or ()],
         tokens=[parse_token(text) for text in given.token or ()],
+        token_file=given.tokens,
+        require_token=given.require_token,
         tls=_tls(given.tls_cert, given.tls_key),
         fault_seed=given.fault_seed,
         ledger=given.ledger,

@@ -149,7 +149,7 @@ def test_an_empty_secondary_key_is_no_key() -> None:
 
 def test_a_token_that_is_accepted_as_it_stands_carries_its_rights_on_everything() -> None:
     token = AcceptedToken(name="app", text="eyJ.web.token", rights=frozenset({"Send"}))
-    policy = AccessPolicy([ROOT], tokens=[token])
+    policy = AccessPolicy([ROOT], tokens=lambda: [token])
     for shown in ("eyJ.web.token", "Bearer eyJ.web.token"):
         grant = policy.verify(shown, NOW_S)
         assert (grant.rule_name, grant.rights) == ("app", frozenset({"Send"}))
@@ -159,3 +159,24 @@ def test_a_token_that_is_accepted_as_it_stands_carries_its_rights_on_everything(
     with pytest.raises(Unauthorized, match="not accepted"):
         policy.verify("eyJ.web.token2", NOW_S)
     assert "eyJ" not in repr(token)
+
+
+def test_an_accepted_token_ends_at_its_expiry() -> None:
+    token = AcceptedToken(
+        name="app", text="eyJ.web.token", rights=frozenset({"Send"}), expires_at_s=NOW_S + 10
+    )
+    policy = AccessPolicy([ROOT], tokens=lambda: [token])
+    assert policy.verify("Bearer eyJ.web.token", NOW_S).expires_at_s == NOW_S + 10
+    with pytest.raises(Unauthorized, match="ExpiredToken: The token is expired") as caught:
+        policy.verify("Bearer eyJ.web.token", NOW_S + 10)
+    assert "eyJ" not in caught.value.description
+
+
+def test_a_policy_that_requires_tokens_refuses_even_a_good_signature() -> None:
+    token = AcceptedToken(name="app", text="eyJ.web.token", rights=frozenset({"Send"}))
+    policy = AccessPolicy([ROOT], tokens=lambda: [token], require_token=True)
+    assert policy.verify("eyJ.web.token", NOW_S).rule_name == "app"
+    with pytest.raises(Unauthorized, match="LocalAuthDisabled"):
+        policy.verify(sign("sb://h/q", ROOT.key_name, ROOT.primary_key, LATER_S), NOW_S)
+    with pytest.raises(Unauthorized, match="not accepted"):
+        policy.verify("eyJ.other", NOW_S)

@@ -33,7 +33,7 @@ from twinbus.broker.links.context import CBS, MANAGEMENT_SUFFIX, BrokerContext
 from twinbus.broker.links.receiving import ReceivingLink
 from twinbus.broker.links.requests import ReplyLink, RequestLink
 from twinbus.broker.links.sending import SendingLink
-from twinbus.broker.refusals import Refusal
+from twinbus.broker.refusals import LinkExpired, Refusal, Unauthorized
 from twinbus.broker.sas import LISTEN, SEND, ConnectionGrants, covers
 
 log = logging.getLogger("twinbus.broker")
@@ -71,6 +71,8 @@ class Peer(asyncio.Protocol):
         self._hanging = False
         self._said_close = False
         self._timer: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._expiry_at_ms = 0
 
     # asyncio.Protocol
 
@@ -111,8 +113,9 @@ class Peer(asyncio.Protocol):
         """Close the client's links; its message locks stay until they expire."""
         self._transport = None
         self._owner.peers.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._expiry):
+            if timer is not None:
+                timer.cancel()
         now_ms = self._context.now_ms()
         for link in self._links():
             self._close_owner(link, now_ms)
@@ -327,6 +330,7 @@ class Peer(asyncio.Protocol):
         receiving = ReceivingLink(self._context, self, link, queue, address, granted_until_ms)
         link.owner = receiving
         receiving.attach(now_ms)
+        self._watch_expiry(granted_until_ms)
 
     def _open_sending(self, link: ReceiverLink, address: str, now_ms: int) -> None:
         granted_until_ms = self.grants.require(address, SEND, now_ms)
@@ -334,6 +338,7 @@ class Peer(asyncio.Protocol):
         sending = SendingLink(self._context, self, link, entity, address, granted_until_ms)
         link.owner = sending
         sending.attach()
+        self._watch_expiry(granted_until_ms)
 
     def _on_credit(self, link: SenderLink) -> None:
         owner = link.owner
@@ -421,6 +426,28 @@ class Peer(asyncio.Protocol):
             self._act(event, now_ms)
         self.touch()
         self._arm()
+
+    def _watch_expiry(self, until_ms: int) -> None:
+        """Check the links when a token ends; one that has none by then is detached."""
+        if self._expiry is not None:
+            if self._expiry_at_ms <= until_ms:
+                return
+            self._expiry.cancel()
+        self._expiry_at_ms = until_ms
+        wait_s = max(0.0, (until_ms - self._context.now_ms()) / 1000)
+        self._expiry = self._context.loop.call_later(wait_s, self._end_expired)
+
+    def _end_expired(self) -> None:
+        self._expiry = None
+        now_ms = self._context.now_ms()
+        for link in self._links():
+            owner = link.owner
+            if not isinstance(owner, (SendingLink, ReceivingLink)):
+                continue
+            try:
+                self._watch_expiry(owner.granted_until_ms(now_ms))
+            except Unauthorized as refusal:
+                self.detach(link, LinkExpired(link.name, refusal))
 
 
 def _echo(state: object) -> DeliveryState:

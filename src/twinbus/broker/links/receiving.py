@@ -18,6 +18,7 @@ from twinbus.broker.links.context import BrokerContext, LinkClient, rejected
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import (
     ArgumentInvalid,
+    LinkExpired,
     NotAllowed,
     OperationTimedOut,
     Refusal,
@@ -110,15 +111,20 @@ class ReceivingLink:
             self._client.touch()
         return sent
 
+    def granted_until_ms(self, now_ms: int) -> int:
+        """When the right to receive ends; raises `Unauthorized` if it has ended."""
+        if now_ms >= self._granted_until_ms:
+            self._granted_until_ms = self._client.grants.require(self.address, LISTEN, now_ms)
+        return self._granted_until_ms
+
     def _may_receive(self, now_ms: int) -> bool:
         """Whether the link may be served now; one whose token expired is detached."""
         context = self._context
-        if now_ms >= self._granted_until_ms:
-            try:
-                self._granted_until_ms = self._client.grants.require(self.address, LISTEN, now_ms)
-            except Unauthorized as refusal:
-                self._client.detach(self.link, refusal)
-                return False
+        try:
+            self.granted_until_ms(now_ms)
+        except Unauthorized as refusal:
+            self._client.detach(self.link, LinkExpired(self.link.name, refusal))
+            return False
         faults = context.faults
         fault = faults.decide("receive", self.queue.path, now_ms) if faults else None
         if fault is None:

@@ -142,10 +142,15 @@ class SendingLink:
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         self._top_up()
 
-    def _require(self, now_ms: int) -> None:
-        """Raise unless the link may still send: tokens expire, and disks fill up."""
+    def granted_until_ms(self, now_ms: int) -> int:
+        """When the right to send ends; raises `Unauthorized` if it has ended."""
         if now_ms >= self._granted_until_ms:
             self._granted_until_ms = self._client.grants.require(self.address, SEND, now_ms)
+        return self._granted_until_ms
+
+    def _require(self, now_ms: int) -> None:
+        """Raise unless the link may still send: tokens expire, and disks fill up."""
+        self.granted_until_ms(now_ms)
         self._context.require_space()
 
     def _parse(self, event: DeliveryArrived) -> list[Incoming]:

@@ -1,0 +1,88 @@
+"""A broker that refuses shared access keys and takes bearer tokens from a file."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from azure.core.exceptions import ClientAuthenticationError
+
+from tests.end_to_end.raw_client import PATIENCE_S, RawClient, Refused, message
+from tests.official_sdk import administration
+from twinbus import EmbeddedBroker
+from twinbus.broker.host import BrokerHost, NamespaceAt
+from twinbus.errors import BrokerStartError
+
+pytestmark = pytest.mark.end_to_end
+
+
+def write(path: Path, *lines: str) -> None:
+    """Replace the file at once, as a program that renews tokens should."""
+    new = path.with_suffix(".new")
+    new.write_text("\n".join(lines))
+    new.replace(path)
+
+
+def test_a_broker_that_nobody_could_use_does_not_start() -> None:
+    with pytest.raises(BrokerStartError, match="nobody could connect"):
+        BrokerHost([NamespaceAt("contoso")], data=None, require_token=True)
+
+
+async def test_signatures_are_refused_and_tokens_of_the_file_taken_as_it_changes(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokens"
+    write(path, "app one Send,Listen never", "old gone Send 1700000000")
+    with EmbeddedBroker("contoso", token_file=path, require_token=True) as broker:
+        broker.create_queue("orders")
+        text = broker.connection_string()
+        with pytest.raises(Refused, match="LocalAuthDisabled: Authorization failed because SAS"):
+            await RawClient.open(text)
+        with (
+            administration(text) as admin,
+            pytest.raises(ClientAuthenticationError, match="LocalAuthDisabled"),
+        ):
+            admin.create_queue("more")
+        with pytest.raises(Refused, match="ExpiredToken: The token is expired"):
+            await RawClient.open(text, "gone")
+        with pytest.raises(Refused, match="not accepted"):
+            await RawClient.open(text, "eyJ.two")
+        write(path, "app eyJ.two Send never")
+        connection = await RawClient.open(text, "eyJ.two")
+        sender = await connection.sender("orders")
+        await sender.room()
+        await sender.send(message("1"))
+        await connection.close()
+
+
+async def test_open_links_are_detached_when_their_token_expires_unless_it_was_renewed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokens"
+    # Long enough for a busy machine to open the links.
+    expires = int(time.time()) + 6
+    write(path, f"app one Send,Listen {expires}", "new two Send,Listen never")
+    with EmbeddedBroker("contoso", token_file=path, require_token=True) as broker:
+        broker.create_queue("orders")
+        idle = await RawClient.open(broker.connection_string(), "one")
+        renewed = await RawClient.open(broker.connection_string(), "one")
+        kept = await renewed.sender("orders")
+        await renewed.put_token("two")
+        await idle.sender("orders")
+        await idle.receiver("orders", credit=1)
+        async with asyncio.timeout(PATIENCE_S):
+            errors = [await idle.detached.get() for _ in range(2)]
+        assert time.time() >= expires
+        for error in errors:
+            assert error is not None
+            assert error.condition == "amqp:link:detach-forced"
+            assert "Code: RenewToken" in str(error.description)
+        with pytest.raises(Refused, match=r"claim.* The token of rule 'app' for it has expired"):
+            await idle.sender("orders")
+        await kept.room()
+        await kept.send(message("1"))
+        assert renewed.detached.empty()
+        for connection in (idle, renewed):
+            await connection.close()
