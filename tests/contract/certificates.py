@@ -17,7 +17,9 @@ def authority() -> trustme.CA:
 
 @cache
 def _server() -> trustme.LeafCert:
-    return authority().issue_cert("localhost", "127.0.0.1", "::1")
+    # The hosts under .invalid are those that only a proxy of the tests can reach.
+    hidden = ("contoso.invalid", "contoso-dr.invalid")
+    return authority().issue_cert("localhost", "127.0.0.1", "::1", *hidden)
 
 
 def server_context() -> ssl.SSLContext:

@@ -27,6 +27,7 @@ PURE_MODULES = frozenset({"twinbus.errors", "twinbus.options", "twinbus.timers"}
 
 SHELLS: Mapping[str, str] = {
     "twinbus.amqp.transport": "moves bytes between a socket and the sans-IO connection",
+    "twinbus.amqp.websocket_client": "the same over a WebSocket",
     "twinbus.control.client": "asks running pairs over their sockets",
     "twinbus.control.run_directory": "makes directories and sockets",
     "twinbus.control.server": "answers on a socket",

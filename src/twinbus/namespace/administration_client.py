@@ -79,7 +79,7 @@ class _Transport(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-co
             request.headers["Host"] = parts.netloc
             request.url = urlunsplit(parts._replace(netloc=f"{bracketed(host)}:{port}"))
         if route.proxy is not None:
-            config["proxy"] = route.proxy.url
+            config |= {"proxy": route.proxy.url, "proxy_headers": route.proxy.headers}
         return await super().send(request, **config)
 
 

@@ -10,7 +10,7 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from twinbus.namespace.address import bracketed, host_and_port
 
@@ -52,9 +52,8 @@ class HttpProxy:
 
     @property
     def url(self) -> str:
-        """The proxy as a URL, with its password."""
-        login = f"{quote(self.user, '')}:{quote(self.password, '')}@" if self.user else ""
-        return f"http://{login}{bracketed(self.host)}:{self.port}"
+        """The proxy as a URL; its login goes into `headers`, which no error text repeats."""
+        return f"http://{bracketed(self.host)}:{self.port}"
 
     @property
     def headers(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import http.client
 import ssl
 from typing import Final
 
+from twinbus.namespace.address import bracketed
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
 
@@ -23,15 +24,9 @@ def get(
     endpoint: Endpoint, path: str, token: NamespaceToken, *, query: str = "", bytes_max: int
 ) -> tuple[int, str]:
     """Return status and text of the resource at `path`, a quoted path; blocks."""
-    host, port, tls = endpoint.administration
-    connection: http.client.HTTPConnection
-    if tls:
-        context = endpoint.certificates or ssl.create_default_context()
-        connection = http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=context)
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+    connection = http_connection(endpoint)
     try:
-        headers = {"Authorization": token.header}
+        headers = {"Authorization": token.header, **host_header(endpoint)}
         connection.request("GET", f"/{path}?{query}api-version={API_VERSION}", headers=headers)
         response = connection.getresponse()
         status, text = response.status, response.read(bytes_max).decode("utf-8", "replace")
@@ -44,3 +39,28 @@ def get(
     finally:
         connection.close()
     return status, text
+
+
+def http_connection(
+    endpoint: Endpoint, *, timeout_s: float = ANSWER_S
+) -> http.client.HTTPConnection:
+    """Return a connection to the administration API, not opened; the route's proxy tunnels it."""
+    host, port, tls = endpoint.administration
+    proxy = endpoint.route.proxy
+    first, first_port = (host, port) if proxy is None else (proxy.host, proxy.port)
+    connection: http.client.HTTPConnection
+    if tls:
+        context = endpoint.certificates or ssl.create_default_context()
+        connection = http.client.HTTPSConnection(
+            first, first_port, timeout=timeout_s, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection(first, first_port, timeout=timeout_s)
+    if proxy is not None:
+        connection.set_tunnel(host, port, proxy.headers)
+    return connection
+
+
+def host_header(endpoint: Endpoint) -> dict[str, str]:
+    """Return the header that names the namespace to another endpoint."""
+    return {} if endpoint.route.endpoint is None else {"Host": bracketed(endpoint.host)}

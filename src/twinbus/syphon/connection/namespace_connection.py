@@ -26,6 +26,7 @@ from twinbus.amqp.output import ProtocolViolation
 from twinbus.amqp.sasl import ClientSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
+from twinbus.namespace.address import bracketed
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.request_node import ConnectionLost, RequestNode, RequestRefused
@@ -90,26 +91,45 @@ class NamespaceConnection:
 
     async def open(self) -> None:
         """Connect and begin a session; ConnectionLost says why that failed."""
-        host, port = self.endpoint.host, self.endpoint.port
         try:
             async with asyncio.timeout(self._answer_s):
                 tls = self.endpoint.certificates if self.endpoint.tls else None
                 if self.endpoint.tls and tls is None:
                     tls = await asyncio.to_thread(ssl.create_default_context)
-                self._transport = await connect(
-                    self._connection,
-                    host,
-                    port,
-                    self._on_transport_event,
-                    tls=tls,
-                    on_deliveries=self._on_deliveries_read,
-                )
+                self._transport = await self._connect(tls)
                 await self._unless_lost(self._begun.wait())
         except (OSError, TimeoutError, UnicodeError) as error:
             # UnicodeError: an invalid host name, such as contoso..example.
             text = f"{self.endpoint.label} cannot be reached: {str(error) or 'no answer'}"
             self._lose(text)
             raise ConnectionLost(text) from error
+
+    async def _connect(self, tls: ssl.SSLContext | None) -> ClientTransport:
+        """Open the socket or the WebSocket, as the route says."""
+        on_event, on_deliveries = self._on_transport_event, self._on_deliveries_read
+        route = self.endpoint.route
+        if not route.websocket:
+            return await connect(
+                self._connection,
+                *self.endpoint.amqp,
+                on_event,
+                tls=tls,
+                on_deliveries=on_deliveries,
+            )
+        # Imported late: aiohttp takes a moment to load, and most connections need no WebSocket.
+        from twinbus.amqp.websocket_client import connect_websocket
+
+        host, port, _ = self.endpoint.administration
+        return await connect_websocket(
+            self._connection,
+            bracketed(host),
+            port,
+            on_event,
+            tls=tls,
+            proxy=None if route.proxy is None else route.proxy.url,
+            proxy_headers=None if route.proxy is None else route.proxy.headers,
+            on_deliveries=on_deliveries,
+        )
 
     async def session_with_room(self, links: int = 1) -> Session:
         """Return a session that takes so many more links; begin one if none does.
