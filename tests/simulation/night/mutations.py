@@ -101,8 +101,8 @@ def drain_never_grows() -> AbstractContextManager[Any]:
 
 
 def short_timeout_counts() -> AbstractContextManager[Any]:
-    """An attempt counts though the caller's own timeout cut it short while its link opened."""
-    return patch.object(calls, "OpeningCutShort", None)
+    """An attempt counts though its link's opening used up the caller's own timeout."""
+    return patch.object(calls, "CutShort", ())
 
 
 NIGHT_BUGS: Final[dict[str, tuple[str, Planted, str]]] = {

@@ -152,7 +152,8 @@ def _burst(rng: Random, plan: Plan) -> Plan:
 
 
 def _healthy_primary(rng: Random, plan: Plan) -> Plan:
-    """No fault meets the primary, and some callers have less patience than a link takes to open."""
+    """No fault meets the primary, and some callers have about the patience that a link takes to
+    open."""
     faults = [
         _outage(rng, "secondary", rng.uniform(1.0, 30.0), rng.uniform(1.0, 10.0))
         for _ in range(rng.randint(0, 2))
@@ -161,7 +162,7 @@ def _healthy_primary(rng: Random, plan: Plan) -> Plan:
         plan,
         is_clean=True,
         faults=tuple(faults),
-        timeouts_s=(OPENING_S / 2, OPENING_S / 2, None, 4.0),
+        timeouts_s=(OPENING_S / 2, OPENING_S * 1.05, None, 4.0),
         opening_s=OPENING_S,
     )
 

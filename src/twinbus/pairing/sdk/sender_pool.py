@@ -43,6 +43,10 @@ twice the time that opening takes; an older one may wait for a peer that was dow
 STILL_WAITING_S: Final = 0.05
 """Longer than a send to a service nearby takes."""
 
+ANSWER_MIN_S: Final = 0.25
+"""A call that waited for its link or for a sender, and had less than this left for the answer, is
+no evidence: a send to Azure may take a tenth of a second or two."""
+
 IDLE_MAX_S: Final = 100.0
 """Azure closes a connection that is silent for 240 s, and an idle sender is silent. A sender idle
 for this long is replaced before a message finds its connection dead."""
@@ -220,14 +224,21 @@ class SenderPool:
                 self._closer.close_later(pooled)
 
     async def attempt(
-        self, pooled: PooledSender, operation: Callable[[Any], Awaitable[T]], timeout_s: float
+        self,
+        pooled: PooledSender,
+        operation: Callable[[Any], Awaitable[T]],
+        timeout_s: float,
+        *,
+        is_late: bool = False,
     ) -> T:
         """Make one SDK call on a leased sender, then give it back or discard it.
 
         TimeoutError after `timeout_s`; OpeningCutShort if the link was still opening then and had
-        time left. A cancellation of the task is raised, also where the SDK has swallowed it.
+        time left; CutShort if the opening, or the call before if it `is_late`, left too little. A
+        cancellation of the task is raised, also where the SDK has swallowed it.
         """
         now = self._loop.time()
+        left_s = timeout_s if is_late else math.inf
         self.watchdog.begin(pooled, now, timeout_s)
         try:
             if not pooled.is_open:
@@ -236,9 +247,17 @@ class SenderPool:
                     pooled.begin_opening(now, max(timeout_s, self._closer.opening_limit_s))
                 await pooled.finish_opening(min(timeout_s, pooled.opening_until - now))
                 self._opened(pooled)
+                left_s = pooled.deadline - self._loop.time()
             result = await operation(pooled.sdk)
         except BaseException as caught:
             error = self.end_attempt(pooled, caught)
+            is_own_timeout = (
+                type(error) is TimeoutError and timeout_s < self._closer.opening_limit_s
+            )
+            if is_own_timeout and left_s < ANSWER_MIN_S:
+                # With a link that is open, the next call has its whole time for the answer.
+                self.open_ahead()
+                error = CutShort(f"{left_s:.2g} s")
             if error is None or error is caught:
                 raise
             raise error from caught
@@ -440,8 +459,12 @@ class SenderPool:
         self._leased.clear()
 
 
-class OpeningCutShort(TimeoutError):
-    """The caller's own timeout ended while the link was opening: no evidence against the entity."""
+class CutShort(TimeoutError):
+    """The caller's own timeout left too little for an answer: no evidence against the entity."""
+
+
+class OpeningCutShort(CutShort):
+    """The caller's own timeout ended while the link was opening; nothing was sent."""
 
 
 async def open_only(sdk: Any) -> None:

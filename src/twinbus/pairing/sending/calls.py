@@ -33,6 +33,7 @@ from twinbus.pairing.core.classify import meaning_of, refused_token
 from twinbus.pairing.core.events import SendFailed
 from twinbus.pairing.sdk.pooled_sender import PooledSender
 from twinbus.pairing.sdk.sender_pool import (
+    CutShort,
     OpeningCutShort,
     OpeningFailed,
     SenderPool,
@@ -142,8 +143,10 @@ class PairedCall:
 
     async def _try_primary(self, timeout_s: float) -> CallResult:
         began = self.loop.time()
+        pooled = self.pool.take()
+        is_late = pooled is None or self.decisions.primary_error is not None
         try:
-            pooled = self.pool.take() or await self.lease(self.pool)
+            pooled = pooled or await self.lease(self.pool)
         except OpeningFailed as shared:
             return False, self._primary_failed(shared.own_error(), began, timeout_s)
         if pooled is None:
@@ -151,7 +154,7 @@ class PairedCall:
         began = self.loop.time()
         timeout_s = self.time_left_s(timeout_s, began)
         try:
-            answer = await self.pool.attempt(pooled, self.on_primary, timeout_s)
+            answer = await self.pool.attempt(pooled, self.on_primary, timeout_s, is_late=is_late)
         except asyncio.CancelledError as cancelled:
             if was_carried_out(cancelled):
                 self.succeeded(began)
@@ -169,9 +172,9 @@ class PairedCall:
         self.record(began, error)
         if self.state.tracing is not None:
             self.state.tracing.failed(self.entity.path, error, diverting=False)
-        # SPEC 3: the caller's own short timeout is no evidence while the link opens. If the opening
-        # fails, the pool reports that.
-        counts = type(caught) is not OpeningCutShort and self.state.counts(error)
+        # SPEC 3: the caller's own short timeout is no evidence if the link's opening used it up. If
+        # the opening fails, the pool reports that.
+        counts = not isinstance(caught, CutShort) and self.state.counts(error)
         self.entity.tell(SendFailed(counts=counts, error=error_text(error)))
         self.require_repeatable(error)
         event = PrimaryFailed(error, counts, meaning_of(error))
@@ -270,6 +273,8 @@ def translated(error: Exception, path: str, timeout_s: float) -> Exception:
         return ServiceBusAuthenticationError(message=f"{path}: {refused}", error=inner)
     if type(error) is OpeningCutShort:
         text = f"the link to {path} did not open within {timeout_s:g} s; it goes on opening"
+    elif isinstance(error, CutShort):
+        text = f"{path} did not answer in the {error} that were left of the timeout"
     elif type(error) is TimeoutError:
         text = f"{path} did not answer within {timeout_s:g} s"
     else:

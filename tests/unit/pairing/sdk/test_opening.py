@@ -61,6 +61,57 @@ async def test_a_short_timeout_on_an_open_link_counts() -> None:
     await world.client.close()
 
 
+class LateAnswers:
+    """A link takes nearly the whole timeout to open, and a send the rest and more."""
+
+    def __init__(self, sending_s: float) -> None:
+        self.sending_s = sending_s
+
+    async def __call__(self, message: Any) -> None:
+        await asyncio.sleep(0.28 if message is None else self.sending_s)
+
+
+async def test_a_timeout_that_the_opening_used_up_does_not_count() -> None:
+    world = FakePair()
+    world.primary.behaviour = LateAnswers(sending_s=0.1)
+    sender = world.client.get_queue_sender("orders")
+    with pytest.raises(OperationTimeoutError, match=r"did not answer in the 0\.02 s") as caught:
+        await sender.send_messages(message(), timeout=0.3)
+    assert caught.value.message_ids == ("1",)  # type: ignore[attr-defined]
+    # The message had gone out.
+    assert world.ledger.of("send", "outcome") == [("unknown",)]
+    await asyncio.sleep(90.0)
+    assert world.state() == "healthy"
+    # A link was opened ahead for the next call.
+    await sender.send_messages(message(), timeout=0.3)
+    await world.client.close()
+
+
+async def test_hasty_callers_find_out_that_the_primary_takes_links_and_no_messages() -> None:
+    world = FakePair()
+    world.primary.behaviour = LateAnswers(sending_s=1_000.0)
+    sender = world.client.get_queue_sender("orders")
+    for state in ("healthy", "suspect"):
+        with pytest.raises(OperationTimeoutError):
+            await sender.send_messages(message(), timeout=0.3)
+        assert world.state() == state
+        await asyncio.sleep(0.3)
+    await world.client.close()
+
+
+async def test_a_timeout_that_the_wait_for_a_sender_used_up_does_not_count() -> None:
+    world = FakePair()
+    world.primary.behaviour = LateAnswers(sending_s=0.25)
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(message())
+    calls = (sender.send_messages(message(), timeout=0.3) for _ in range(20))
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(end) for end in ends} == {type(None), OperationTimeoutError}
+    assert world.state() == "healthy"
+    assert world.ledger.of("state", "state") == []
+    await world.client.close()
+
+
 async def test_hasty_callers_alone_find_out_that_the_primary_hangs() -> None:
     world = FakePair(attempt_timeout=2.0)
     world.primary.behaviour = hangs
