@@ -22,13 +22,16 @@ from twinbus.pairing.core.events import EntityState, Route, SendFailed
 from twinbus.pairing.sdk.batches import PairedMessageBatch
 from twinbus.pairing.sdk.guards import glance
 from twinbus.pairing.sdk.outgoing import Outgoing, id_of, with_id
-from twinbus.pairing.sdk.warming import OPENING_S
 from twinbus.pairing.sending.calls import SendTarget, with_ids
 from twinbus.pairing.sending.schedule_calls import ScheduleCall, require_numbers
 from twinbus.pairing.sending.send_calls import SendingCall
 
 PRIMARY: Final = Route.PRIMARY
 """A name of its own: every healthy send reads it, and member lookup in an enum is slow."""
+
+OPENING_S: Final = 0.6
+"""Time to open a link to the backlog. If the failover interval is shorter, it is opened as soon as
+an attempt on the primary is slow."""
 
 BATCH_BYTES: Final = 262_144
 """The batch size that every tier takes, for a batch made while no link reports its limit."""

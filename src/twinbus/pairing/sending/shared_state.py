@@ -45,7 +45,6 @@ from twinbus.pairing.sdk.outgoing import MessageIds
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sdk.sender_closer import SenderCloser
 from twinbus.pairing.sdk.sender_pool import SenderPool
-from twinbus.pairing.sdk.warming import Warming
 from twinbus.pairing.sending.waiting import WaitingCalls
 from twinbus.pairing.sending.watched_entities import WatchedEntities
 
@@ -100,7 +99,6 @@ class SharedState:
         self._refusal: Callable[[], PairingError | None] = lambda: None
         self.watched = WatchedEntities()
         self._backlog_pools: dict[str, SenderPool] = {}
-        self._warming = Warming(options.attempt_timeout_s)
         self._return_timers: dict[str, asyncio.TimerHandle] = {}
         """For each pulled queue, the timer that announces its return."""
         self._was_protected = False
@@ -159,7 +157,7 @@ class SharedState:
         """Open a link to a sender's backlog queue before its first message is diverted."""
         queue = choice.choose(self.now, ())
         if queue is not None and not self.closed:
-            self._warming.warm(queue, self.backlog_pool(queue))
+            self.backlog_pool(queue).open_ahead()
 
     def is_in_use(self, queue: str) -> bool:
         """Whether a backlog queue is in the rotation now."""
@@ -306,7 +304,6 @@ class SharedState:
         self._return_timers.clear()
         self.waiting.wake_all()
         self.check_protection(reason)
-        await self._warming.close()
         await self.close_pools([*self._backlog_pools.values()])
         await close_sdk_client(self.secondary_sdk)
         self._backlog_pools.clear()
