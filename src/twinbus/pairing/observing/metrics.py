@@ -14,6 +14,7 @@ limit.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -45,6 +46,45 @@ OTHERS: Final = "(others)"
 """The entity name under which entities past the limit are summed; none has parentheses."""
 
 MOVES: Final = ("forwarded", "completed", "dead_lettered")
+
+_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
+
+FAMILIES: Final[dict[str, tuple[Any, ...]]] = {
+    "twinbus_entities": (_GAUGE, "Entities of the primary by state", "state"),
+    "twinbus_entity_state": (
+        _GAUGE, "1 for the state of each entity that is not healthy", "entity", "state",
+    ),
+    "twinbus_messages_stored": (
+        _COUNTER, "Messages stored, by where: on the primary, or in the backlog", "entity", "route",
+    ),
+    "twinbus_messages_raised": (_COUNTER, "Messages whose call raised or was cancelled", "entity"),
+    "twinbus_messages_unprotected": (
+        _COUNTER, "Messages stored on the primary that no backlog queue would take, by guard",
+        "guard",
+    ),
+    "twinbus_protected": (_GAUGE, "1 while there is a backlog queue to divert to"),
+    "twinbus_side_open": (_GAUGE, "0 once a side was closed or faulted", "side"),
+    "twinbus_backlog_queues": (_GAUGE, "Backlog queues by state", "state"),
+    "twinbus_pings": (_COUNTER, "Pings by how they ended", "result"),
+    "twinbus_ledger_unrecorded": (_COUNTER, "Lines the ledger could not take"),
+    "twinbus_events_dropped": (_COUNTER, "Events dropped for slow listeners"),
+    "twinbus_syphon_messages": (
+        _COUNTER, "Messages of the backlog by what this syphon did with them", "queue", "outcome",
+    ),
+    "twinbus_syphon_in_flight": (
+        _GAUGE, "Messages received from the backlog and not settled", "queue",
+    ),
+    "twinbus_backlog_messages": (
+        _GAUGE, "Messages in a backlog queue: waiting, or dead-lettered there", "queue", "kind",
+    ),
+    "twinbus_backlog_oldest_seconds": (
+        _GAUGE, "Age of the oldest message that waits in a backlog queue", "queue",
+    ),
+}  # fmt: skip
+"""By name: kind, text, and the labels besides the pair."""
+
+Sample = tuple[Any, ...]
+"""Name of a series, its value, and the values of its labels besides the pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,43 +136,41 @@ class PairCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every series with its value now; the registry calls this on any thread."""
-        yield from self._entity_metrics()
-        yield from self._pair_metrics()
-        yield from self._syphon_metrics()
-        yield from self._backlog_metrics()
+        families = {
+            name: kind(name, text, labels=["pair", *labels])
+            for name, (kind, text, *labels) in FAMILIES.items()
+        }
+        diverts = HistogramMetricFamily(
+            "twinbus_divert_seconds",
+            "Time that a backlog queue took to store a call's messages",
+            labels=["pair"],
+        )
+        for pair in self._pairs:
+            for name, value, *labels in self._samples(pair):
+                families[name].add_metric([pair.name, *labels], value)
+            observed = pair.state.counters.diverts
+            buckets = [(_bound(bound_s), float(n)) for bound_s, n in observed.cumulative()]
+            diverts.add_metric([pair.name], buckets=buckets, sum_value=observed.sum_s)
+        yield from (*families.values(), diverts)
 
-    def _entity_metrics(self) -> Iterator[Metric]:
-        entities = _gauge("twinbus_entities", "Entities of the primary by state", "state")
-        state = _gauge(
-            "twinbus_entity_state",
-            "1 for the state of each entity that is not healthy",
-            "entity",
-            "state",
-        )
-        stored = _counter(
-            "twinbus_messages_stored",
-            "Messages stored, by where: on the primary, or in the backlog",
-            "entity",
-            "route",
-        )
-        raised = _counter(
-            "twinbus_messages_raised", "Messages whose call raised or was cancelled", "entity"
-        )
-        for measured in self._pairs:
-            pair = measured.name
-            watched, forgotten = measured.state.watched.numbers()
-            counts = dict.fromkeys(EntityState, 0)
-            for entity in watched:
-                counts[entity.failover.state] += 1
-            for which, count in counts.items():
-                entities.add_metric([pair, which], count)
-            for path, which in self._unhealthy(watched):
-                state.add_metric([pair, path, which], 1)
-            for path, (sent, diverted, failed) in self._traffic(pair, watched, forgotten).items():
-                stored.add_metric([pair, path, "primary"], sent)
-                stored.add_metric([pair, path, "backlog"], diverted)
-                raised.add_metric([pair, path], failed)
-        yield from (entities, state, stored, raised)
+    def _samples(self, pair: MeasuredPair) -> Iterator[Sample]:
+        watched, totals = pair.state.watched.numbers()
+        states = Counter(entity.failover.state for entity in watched)
+        for state in EntityState:
+            yield "twinbus_entities", states[state], state
+        for path, state in self._unhealthy(watched):
+            yield "twinbus_entity_state", 1, path, state
+        traffic = self._traffic(pair.name, watched, totals)
+        for path, (sent, diverted, raised) in traffic.items():
+            yield "twinbus_messages_stored", sent, path, "primary"
+            yield "twinbus_messages_stored", diverted, path, "backlog"
+            yield "twinbus_messages_raised", raised, path
+        for entity in watched:
+            totals.add(entity)
+        yield "twinbus_messages_unprotected", totals.oversize, "oversize"
+        yield "twinbus_messages_unprotected", totals.reserved, "reserved"
+        yield from _pair_samples(pair)
+        yield from _backlog_samples(pair)
 
     def _unhealthy(self, watched: Iterable[WatchedEntity]) -> list[tuple[str, EntityState]]:
         states = [(entity.path, entity.failover.state) for entity in watched]
@@ -157,93 +195,33 @@ class PairCollector(Collector):
         others = tuple(every - own for every, own in zip(total, shown, strict=True))
         return {**result, OTHERS: others} if any(others) else result
 
-    def _pair_metrics(self) -> Iterator[Metric]:
-        protected = _gauge("twinbus_protected", "1 while there is a backlog queue to divert to")
-        is_open = _gauge("twinbus_side_open", "0 once a side was closed or faulted", "side")
-        queues = _gauge("twinbus_backlog_queues", "Backlog queues by state", "state")
-        diverts = HistogramMetricFamily(
-            "twinbus_divert_seconds",
-            "Time that a backlog queue took to store a call's messages",
-            labels=["pair"],
-        )
-        pings = _counter("twinbus_pings", "Pings by how they ended", "result")
-        unrecorded = _counter("twinbus_ledger_unrecorded", "Lines the ledger could not take")
-        flawed = _counter(
-            "twinbus_messages_unprotected",
-            "Messages stored on the primary that no backlog queue would take, by guard",
-            "guard",
-        )
-        dropped = _counter("twinbus_events_dropped", "Events dropped for slow listeners")
-        for measured in self._pairs:
-            pair, state, counters = measured.name, measured.state, measured.state.counters
-            protected.add_metric([pair], int(state.rotation.protected))
-            for side in Side:
-                is_open.add_metric([pair, side], int(measured.sides.state(side) is SideState.OPEN))
-            counts = dict.fromkeys(QUEUE_STATES, 0)
-            for queue in backlog_status(state.rotation, state.paths, state.now).values():
-                counts[queue.state] += 1
-            for which, count in counts.items():
-                queues.add_metric([pair, which], count)
-            buckets = [(_bound(b), float(n)) for b, n in counters.diverts.cumulative()]
-            diverts.add_metric([pair], buckets=buckets, sum_value=counters.diverts.sum_s)
-            for result, count in counters.pings.items():
-                pings.add_metric([pair, result], count)
-            watched, totals = state.watched.numbers()
-            for entity in watched:
-                totals.add(entity)
-            flawed.add_metric([pair, "oversize"], totals.oversize)
-            flawed.add_metric([pair, "reserved"], totals.reserved)
-            unrecorded.add_metric([pair], state.recorder.unrecorded)
-            dropped.add_metric([pair], state.listeners.dropped)
-        yield from (protected, is_open, queues, diverts, pings, flawed, unrecorded, dropped)
 
-    def _syphon_metrics(self) -> Iterator[Metric]:
-        moved = _counter(
-            "twinbus_syphon_messages",
-            "Messages of the backlog by what this syphon did with them",
-            "queue",
-            "outcome",
-        )
-        in_flight = _gauge(
-            "twinbus_syphon_in_flight",
-            "Messages received from the backlog and not settled",
-            "queue",
-        )
-        for pair in self._pairs:
-            for queue, status in pair.syphon().items():
-                in_flight.add_metric([pair.name, queue], status["in_flight"])
-                for outcome in MOVES:
-                    moved.add_metric([pair.name, queue, outcome], status[outcome])
-        yield from (moved, in_flight)
-
-    def _backlog_metrics(self) -> Iterator[Metric]:
-        messages = _gauge(
-            "twinbus_backlog_messages",
-            "Messages in a backlog queue: waiting, or dead-lettered there",
-            "queue",
-            "kind",
-        )
-        oldest = _gauge(
-            "twinbus_backlog_oldest_seconds",
-            "Age of the oldest message that waits in a backlog queue",
-            "queue",
-        )
-        for pair in self._pairs:
-            depths = {} if pair.backlog_depth is None else pair.backlog_depth.depths()
-            for queue, depth in depths.items():
-                messages.add_metric([pair.name, queue, "waiting"], depth.waiting)
-                messages.add_metric([pair.name, queue, "dead-lettered"], depth.dead_lettered)
-                age_s = 0.0 if depth.oldest_at is None else time.time() - depth.oldest_at
-                oldest.add_metric([pair.name, queue], max(0.0, age_s))
-        yield from (messages, oldest)
+def _pair_samples(pair: MeasuredPair) -> Iterator[Sample]:
+    state = pair.state
+    yield "twinbus_protected", int(state.rotation.protected)
+    for side in Side:
+        yield "twinbus_side_open", int(pair.sides.state(side) is SideState.OPEN), side
+    queues = backlog_status(state.rotation, state.paths, state.now).values()
+    counts = Counter(queue.state for queue in queues)
+    for which in QUEUE_STATES:
+        yield "twinbus_backlog_queues", counts[which], which
+    for result, count in state.counters.pings.items():
+        yield "twinbus_pings", count, result
+    yield "twinbus_ledger_unrecorded", state.recorder.unrecorded
+    yield "twinbus_events_dropped", state.listeners.dropped
 
 
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=["pair", *labels])
-
-
-def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, labels=["pair", *labels])
+def _backlog_samples(pair: MeasuredPair) -> Iterator[Sample]:
+    for queue, status in pair.syphon().items():
+        yield "twinbus_syphon_in_flight", status["in_flight"], queue
+        for outcome in MOVES:
+            yield "twinbus_syphon_messages", status[outcome], queue, outcome
+    depths = {} if pair.backlog_depth is None else pair.backlog_depth.depths()
+    for queue, depth in depths.items():
+        yield "twinbus_backlog_messages", depth.waiting, queue, "waiting"
+        yield "twinbus_backlog_messages", depth.dead_lettered, queue, "dead-lettered"
+        age_s = 0.0 if depth.oldest_at is None else time.time() - depth.oldest_at
+        yield "twinbus_backlog_oldest_seconds", max(0.0, age_s), queue
 
 
 def _bound(seconds: float) -> str:
