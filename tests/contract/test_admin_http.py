@@ -9,7 +9,9 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
+from contextlib import closing
 from dataclasses import replace
+from http.client import HTTPConnection
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -173,6 +175,29 @@ def test_a_rule_of_one_entity_manages_that_entity_and_no_other(
     assert (status, "Forwarding needs it" in body) == (401, True)
     helper = {"ServiceBusSupplementaryAuthorization": sas_token(embedded.connection_string())}
     assert ask(embedded, "PUT", "/orders", forward, {**update, **helper})[0] == 200
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_request_may_name_the_host_in_its_target(
+    embedded: EmbeddedBroker, admin: Admin, scheme: str
+) -> None:
+    """The WebSockets of the Java SDK do so, and HTTP obliges a server to accept it."""
+    admin.create_queue("a/b")
+    key = {"Authorization": sas_token(embedded.connection_string())}
+    upgrade = {
+        "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Protocol": "AMQPWSB10",
+    }  # fmt: skip
+    for path, headers, status, text in (
+        ("/health", {}, 200, b"contoso"),
+        ("/a%2Fb?api-version=2021-05", key, 200, b"LockDuration"),
+        ("/$servicebus/websocket", upgrade, 101, b""),
+    ):
+        with closing(HTTPConnection("localhost", embedded.port(), timeout=10)) as connection:
+            connection.request("GET", f"{scheme}://localhost{path}", headers=headers)
+            response = connection.getresponse()
+            assert response.status == status, path
+            assert text in (response.read() if text else b""), path
 
 
 def test_a_token_for_the_address_of_a_request_opens_it_and_no_other(

@@ -12,9 +12,11 @@ from email.utils import formatdate
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -111,8 +113,30 @@ def application(broker: BrokerServer) -> Starlette:
             WebSocketRoute("/{before:path}$servicebus/websocket", amqp),
             WebSocketRoute("/{before:path}$servicebus/websocket/", amqp),
             Route("/{path:path}", administration, methods=_EVERY_METHOD),
-        ]
+        ],
+        middleware=[Middleware(OriginForm)],
     )
+
+
+class OriginForm:
+    """Removes scheme and host from a request's target: https://localhost/orders is /orders.
+
+    HTTP obliges a server to accept the long form; the WebSockets of the Java SDK send it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if not path.startswith("/") and "://" in path:
+            raw = scope.get("raw_path") or path.encode()
+            scope = {
+                **scope,
+                "path": "/" + path.partition("://")[2].partition("/")[2],
+                "raw_path": b"/" + raw.partition(b"://")[2].partition(b"/")[2],
+            }
+        await self._app(scope, receive, send)
 
 
 Answer = Callable[[BrokerServer, AdminRequest], Awaitable[Document]]
