@@ -1,10 +1,9 @@
-"""The namespaces of a command, their errors as one line, and the loop that runs a command."""
+"""The clients of a command, their errors as one line, and the loop that runs a command."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -16,7 +15,7 @@ from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import ServiceBusError
 
-from twinbus.console.terminal.output import STOPPED, WrongUse
+from twinbus.console.terminal.output import STOPPED
 from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.ledger import NullLedger
 from twinbus.loops import fast_loop
@@ -40,22 +39,6 @@ CALL_S: Final = 20.0
 
 class UnreachableError(TwinbusError):
     """A namespace does not answer, or answers with an internal error."""
-
-
-def parse_side(text: str | None, role: str, name: str | None = None) -> Namespace:
-    """Return the namespace of a connection string; WrongUse, without any secret, if it has none."""
-    if not text or not text.strip():
-        raise WrongUse(
-            f"the {role} namespace is missing: put its connection string into"
-            f" TWINBUS_{role.upper()}, or give it as an option"
-        )
-    # The variable that names a private certificate authority to other programs too.
-    roots = os.environ.get("SSL_CERT_FILE")
-    trust = {"connection_verify": roots} if roots else {}
-    try:
-        return Namespace.from_connection_string(text, name=name, **trust)
-    except ValueError as error:
-        raise WrongUse(f"the {role} namespace: {error}") from None
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from twinbus.cost.arithmetic import CountingRule
 
 if TYPE_CHECKING:
     from twinbus.console.backlog.commands import QueueSelection
+    from twinbus.namespace.access import NamespaceAccess
     from twinbus.namespace.namespace import Namespace
 
 MESSAGING_UNITS: Final = (1, 2, 4, 8, 16)
@@ -25,7 +26,8 @@ PrimaryOption = Annotated[
     str | None,
     option(
         "STRING",
-        "Connection string of the primary. Its label is in the names of backlog queues.",
+        "Connection string of the primary, or sb://HOST. Its label is in the names of backlog"
+        " queues.",
         envvar="TWINBUS_PRIMARY",
     ),
 ]
@@ -33,12 +35,45 @@ SecondaryOption = Annotated[
     str | None,
     option(
         "STRING",
-        "Connection string of the secondary, which holds the backlog queues.",
+        "Connection string of the secondary, or sb://HOST. It holds the backlog queues.",
         envvar="TWINBUS_SECONDARY",
     ),
 ]
 LabelOption = Annotated[
     str | None, option("LABEL", "The `name` the application gave its primary, if any.")
+]
+CredentialOption = Annotated[
+    str | None,
+    option(
+        "SOURCE",
+        "Credential of a namespace given as sb://HOST: default, managed-identity[:CLIENT_ID],"
+        " workload-identity, file:PATH or env:NAME.",
+        envvar="TWINBUS_CREDENTIAL",
+    ),
+]
+TransportOption = Annotated[
+    str | None,
+    option(
+        "KIND",
+        "amqp, or websocket, which needs port 443 only.",
+        envvar="TWINBUS_TRANSPORT",
+    ),
+]
+ProxyOption = Annotated[
+    str | None,
+    option(
+        "URL",
+        "HTTP proxy, http://HOST:PORT, or env:NAME for a variable with it. Uses WebSocket.",
+        envvar="TWINBUS_PROXY",
+    ),
+]
+EndpointOption = Annotated[
+    str | None,
+    option(
+        "HOST:PORT",
+        "Address to connect to in place of the namespaces' own, such as a gateway.",
+        envvar="TWINBUS_ENDPOINT",
+    ),
 ]
 QueueOption = Annotated[str | None, option("QUEUE", "One backlog queue only: its index or path.")]
 QueuesOption = Annotated[int, option("N", "The application's backlog_queue_count.", min=1, max=100)]
@@ -137,22 +172,65 @@ class ServeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SidesOptions:
-    """The two namespaces of a command, as connection strings, and the primary's label."""
+class AccessOptions:
+    """How a command reaches its namespaces, where the namespaces' own texts do not say it."""
+
+    credential: CredentialOption = None
+    transport: TransportOption = None
+    proxy: ProxyOption = None
+    endpoint: EndpointOption = None
+
+    def access(self, text: str | None, role: str, name: str | None = None) -> NamespaceAccess:
+        """Return the access of a side; WrongUse, without any secret, if it has none."""
+        from twinbus.namespace.access import NamespaceAccess
+
+        if not text or not text.strip():
+            raise WrongUse(
+                f"the {role} namespace is missing: put its connection string into"
+                f" TWINBUS_{role.upper()}, or give it as an option"
+            )
+        try:
+            return NamespaceAccess.parse(
+                text,
+                name=name,
+                credential=self.credential or "",
+                transport=self.transport or "",
+                proxy=self.proxy or "",
+                endpoint=self.endpoint or "",
+            )
+        except ValueError as error:
+            raise WrongUse(f"the {role} namespace: {error}") from None
+
+    def side(self, text: str | None, role: str, name: str | None = None) -> Namespace:
+        """Return a side; WrongUse as above, CredentialError if its credential cannot be opened."""
+        # Imported late: it takes a moment to load, and help needs none of it.
+        from twinbus.namespace.namespace import Namespace
+
+        return Namespace.from_access(self.access(text, role, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SideTexts:
+    """The first options of a command about two namespaces."""
 
     primary: PrimaryOption = None
     secondary: SecondaryOption = None
     label: LabelOption = None
 
+
+@dataclass(frozen=True, kw_only=True)
+class SidesOptions(AccessOptions, _SideTexts):
+    """The two namespaces of a command, the primary's label, and how to reach them."""
+
     @property
     def secondary_side(self) -> Namespace:
         """The secondary; WrongUse if it is missing or not valid."""
-        return _side(self.secondary, "secondary")
+        return self.side(self.secondary, "secondary")
 
     @property
     def both(self) -> tuple[Namespace, Namespace]:
         """The primary and the secondary; WrongUse if one is missing or not valid."""
-        return _side(self.primary, "primary", self.label), self.secondary_side
+        return self.side(self.primary, "primary", self.label), self.secondary_side
 
     def selection(self, queue: str | None) -> QueueSelection:
         """Return the backlog queues of --queue, all of them if it is None."""
@@ -170,14 +248,7 @@ class SidesOptions:
                 return namespace_label("", 0, self.label)
             except ValueError as error:
                 raise WrongUse(str(error).replace("name must", "--label must", 1)) from None
-        return _side(self.primary, "primary").label if self.primary else None
-
-
-def _side(text: str | None, role: str, name: str | None = None) -> Namespace:
-    # Imported late: the SDK takes a moment to load, and help needs none of it.
-    from twinbus.console.namespaces import parse_side
-
-    return parse_side(text, role, name)
+        return self.access(self.primary, "primary").label if self.primary else None
 
 
 def require_shared_places(master: str | None, *places: str | None, shared: bool) -> None:

@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl
 
-from twinbus.namespace.address import TLS_PORT, ConnectionString, bracketed, host_and_port
+from twinbus.namespace.address import (
+    TLS_PORT,
+    ConnectionString,
+    bracketed,
+    host_and_port,
+    namespace_label,
+)
 from twinbus.namespace.route import HTTPS_PORT, NetworkRoute
 
 SCHEME: Final = "sb://"
@@ -86,6 +92,11 @@ class NamespaceAccess:
         _require_route(said["transport"], said["proxy"], said["endpoint"])
         # Azure's portal and resource manager write 443 after a host name.
         return cls(host=host, port=TLS_PORT if port == HTTPS_PORT else port, name=name, **said)
+
+    @property
+    def label(self) -> str:
+        """The namespace's label, with which the paths of its backlog queues start (SPEC 2.2)."""
+        return namespace_label(self.host, self.port, self.name)
 
     @property
     def address(self) -> str:

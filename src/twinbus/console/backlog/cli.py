@@ -10,13 +10,17 @@ import typer
 
 from twinbus.console.options import (
     SECRETS,
+    CredentialOption,
+    EndpointOption,
     EntityOption,
     PrimaryOption,
+    ProxyOption,
     QueueOption,
     QueuesOption,
     SecondaryOption,
     SidesOptions,
     SinceOption,
+    TransportOption,
 )
 from twinbus.console.terminal.command import argument, command, command_group, epilog, flag, option
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
@@ -127,6 +131,10 @@ def dead_letters(
     context: typer.Context,
     primary: PrimaryOption = None,
     secondary: SecondaryOption = None,
+    credential: CredentialOption = None,
+    transport: TransportOption = None,
+    proxy: ProxyOption = None,
+    endpoint: EndpointOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List, show, replay and export dead letters.
@@ -134,7 +142,14 @@ def dead_letters(
     Dead letters are messages that the syphon could not deliver. Without a command: list.
     """
     if context.invoked_subcommand is None:
-        given = LettersOptions(primary=primary, secondary=secondary)
+        given = LettersOptions(
+            primary=primary,
+            secondary=secondary,
+            credential=credential,
+            transport=transport,
+            proxy=proxy,
+            endpoint=endpoint,
+        )
         raise typer.Exit(list_letters(given, output=output))
 
 

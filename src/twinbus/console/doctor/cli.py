@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
-from twinbus.console.options import LabelOption, QueuesOption, SidesOptions
+from twinbus.console.options import AccessOptions, LabelOption, QueuesOption, SidesOptions
 from twinbus.console.terminal.command import argument, command, command_group, option
 from twinbus.console.terminal.output import Output, OutputOption
 
@@ -19,13 +20,16 @@ app = command_group("")
     " see a command line.",
 )
 def doctor(
+    reach: AccessOptions,
     primary: Annotated[
         str | None,
-        argument("PRIMARY", "Connection string of the primary.", envvar="TWINBUS_PRIMARY"),
+        argument(
+            "PRIMARY", "Connection string of the primary, or sb://HOST.", envvar="TWINBUS_PRIMARY"
+        ),
     ] = None,
     secondary: Annotated[
         str | None,
-        argument("SECONDARY", "Connection string of the secondary.", envvar="TWINBUS_SECONDARY"),
+        argument("SECONDARY", "The same of the secondary.", envvar="TWINBUS_SECONDARY"),
     ] = None,
     entity: Annotated[
         str | None,
@@ -46,5 +50,5 @@ def doctor(
     """
     from twinbus.console.doctor.commands import run
 
-    sides = SidesOptions(primary=primary, secondary=secondary, label=label)
+    sides = SidesOptions(primary=primary, secondary=secondary, label=label, **asdict(reach))
     return run(*sides.both, queues, entity, output)

@@ -10,7 +10,8 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.endpoint import Endpoint, endpoint_of
+from twinbus.syphon.connection.administration_request import host_header, http_connection
 
 PATH_LENGTH_MAX: Final = 260
 """Limit of an entity's path in Service Bus."""
@@ -45,12 +46,13 @@ async def check_reach(pair: ExaminedPair, role: str) -> Finding:
     """Check that a side accepts a connection, with TLS where it must have it."""
     check, namespace = f"reach {role}", pair.roles[role]
     began = time.monotonic()
-    context = None if namespace.emulator else namespace.certificates()
+    endpoint = endpoint_of(namespace)
     pair.reached[role] = False
-    where = f"{namespace.host}:{namespace.port}"
+    host, port = endpoint.administration[:2] if endpoint.route.websocket else endpoint.amqp
+    where = f"{host}:{port}"
     try:
         async with asyncio.timeout(CONNECT_S):
-            _, writer = await asyncio.open_connection(namespace.host, namespace.port, ssl=context)
+            await _connect(endpoint)
     except ssl.SSLError as error:
         text = f"TLS with {where} failed: {error.reason or error}"
         return Finding(check, Level.FAIL, text, "check the certificate, or a proxy in between")
@@ -59,24 +61,40 @@ async def check_reach(pair: ExaminedPair, role: str) -> Finding:
         return Finding(check, Level.FAIL, text, "check the firewall, or use AMQP over WebSocket")
     except OSError as error:
         text = f"{where}: {error.strerror or error}"
-        if context is not None and isinstance(error, ConnectionResetError):
+        if endpoint.tls and isinstance(error, ConnectionResetError):
             text = f"{where} does not speak TLS"
-        return Finding(check, Level.FAIL, text, "check the address, and that it is up")
-    writer.transport.abort()
+        do = "check the address, and that it is up"
+        if endpoint.route.proxy is not None:
+            do = "check the proxy, and that it lets this address pass"
+        return Finding(check, Level.FAIL, text, do)
     pair.reached[role] = True
     took_ms = (time.monotonic() - began) * 1_000
     how = "without TLS, as a development emulator" if namespace.emulator else "with TLS"
-    return Finding(check, Level.OK, f"{where} answers {how}, {took_ms:.0f} ms")
+    route = f" ({endpoint.route.text})" if endpoint.route.text else ""
+    return Finding(check, Level.OK, f"{where} answers {how}{route}, {took_ms:.0f} ms")
+
+
+async def _connect(endpoint: Endpoint) -> None:
+    """Open a connection on the way that AMQP takes, and close it."""
+    if endpoint.route.websocket:
+        connection = http_connection(endpoint, timeout_s=CONNECT_S)
+        try:
+            await asyncio.to_thread(connection.connect)
+        finally:
+            connection.close()
+        return
+    context = endpoint.certificates if endpoint.tls else None
+    _, writer = await asyncio.open_connection(*endpoint.amqp, ssl=context)
+    writer.transport.abort()
 
 
 async def check_clock(pair: ExaminedPair, role: str) -> Finding:
     """Compare the clock of a side with this machine's."""
     check = f"clock {role}"
-    namespace = pair.roles[role]
-    host, port, tls = endpoint_of(namespace).administration
-    trust = namespace.certificates() if tls else None
+    endpoint = endpoint_of(pair.roles[role])
+    host, port, _ = endpoint.administration
     try:
-        behind_s, error_s = await asyncio.to_thread(_ask_time, host, port, trust)
+        behind_s, error_s = await asyncio.to_thread(_ask_time, endpoint)
     except (OSError, http.client.HTTPException) as error:
         text = f"administration at {host}:{port} does not answer: {error}"
         return Finding(check, Level.FAIL, text, "creating backlog queues needs it")
@@ -92,16 +110,13 @@ async def check_clock(pair: ExaminedPair, role: str) -> Finding:
     return Finding(check, Level.FAIL, text, "tokens made here are refused: set the clock")
 
 
-def _ask_time(host: str, port: int, trust: ssl.SSLContext | None) -> tuple[float, float]:
+def _ask_time(endpoint: Endpoint) -> tuple[float, float]:
     """Return how many seconds this machine is behind, and the error; ValueError without a date."""
-    connection: http.client.HTTPConnection
-    if trust is not None:
-        connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=trust)
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=CONNECT_S)
+    connection = http_connection(endpoint, timeout_s=CONNECT_S)
     try:
         began = time.time()
-        connection.request("GET", "/$Resources/queues?api-version=2021-05")
+        path = "/$Resources/queues?api-version=2021-05"
+        connection.request("GET", path, headers=host_header(endpoint))
         date = connection.getresponse().headers.get("Date")
         ended = time.time()
     finally:

@@ -23,7 +23,7 @@ from twinbus.console.backlog.queue_contents import queue_contents
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level, refused
 from twinbus.console.namespaces import UnreachableError, administration, explained
 from twinbus.console.terminal.table import size
-from twinbus.errors import MissingRightError, TwinbusError
+from twinbus.errors import CredentialError, MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import parse_backlog_path
 from twinbus.pairing.lifecycle.administration import first_line
@@ -45,13 +45,16 @@ async def check_credential(pair: ExaminedPair, role: str) -> Finding:
         ):
             await sender.create_message_batch()
     except ServiceBusAuthenticationError:
+        if namespace.token_credential is not None and namespace.signature is None:
+            text, do = "refused: the token", "check the identity and that its token is not expired"
+            return Finding(check, Level.FAIL, text, do)
         text = "refused: wrong key, wrong key name, or expired signature"
         return Finding(check, Level.FAIL, text, "copy the connection string again")
     except ServiceBusAuthorizationError:
         pair.refused_send[role] = True
     except MessagingEntityNotFoundError:
         pass
-    except (ServiceBusError, AzureError, OSError) as error:
+    except (ServiceBusError, AzureError, CredentialError, OSError) as error:
         return Finding(check, Level.FAIL, first_line(error) or f"no answer within {ATTEMPT_S:g} s")
     return Finding(check, Level.OK, "accepted")
 

@@ -10,7 +10,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from twinbus.console.namespaces import parse_side
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pipeline.reports.documents import Sighting
 from twinbus.syphon.connection.peeking import list_backlog_queues, open_connection, peek
@@ -18,6 +17,7 @@ from twinbus.syphon.connection.peeking import list_backlog_queues, open_connecti
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from twinbus.namespace.namespace import Namespace
     from twinbus.pipeline.reports.conservation import BacklogSnapshot
 
 PLACES: Final = {False: "waiting", True: "dead_lettered"}
@@ -30,8 +30,8 @@ class BacklogScan:
     Read the tables after the peek, so that they have what was sent before it.
     """
 
-    def __init__(self, secondary: str) -> None:
-        self._endpoint = endpoint_of(parse_side(secondary, "secondary"))
+    def __init__(self, secondary: str | Namespace) -> None:
+        self._endpoint = endpoint_of(secondary)
         self._directory = tempfile.TemporaryDirectory(prefix="twinbus-look-")
         self._file = Path(self._directory.name) / "sightings.json"
         self._began_ms = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from twinbus.console.options import PricesOption, SettlementOption, counting_rule
+from twinbus.console.options import AccessOptions, PricesOption, SettlementOption, counting_rule
 from twinbus.console.report.options import ReportOptions
 from twinbus.console.terminal.command import command, command_group, option
 
@@ -50,12 +50,13 @@ def availability(given: ReportOptions) -> int:
 )
 def conservation(
     given: ReportOptions,
+    reach: AccessOptions,
     peek: Annotated[
         str | None,
         option(
             "STRING",
-            "Connection string of the secondary: peek into its backlog queues, which changes"
-            " nothing. `none`: do not peek.",
+            "Connection string of the secondary, or sb://HOST: peek into its backlog queues, which"
+            " changes nothing. `none`: do not peek.",
             envvar="TWINBUS_SECONDARY",
         ),
     ] = None,
@@ -71,7 +72,7 @@ def conservation(
     """
     from twinbus.console.report import commands
 
-    secondary = None if peek in {None, "", "none"} else peek
+    secondary = None if peek in {None, "", "none"} else reach.side(peek, "secondary")
     return commands.conservation(given, secondary, commands.detection_s(detection_window))
 
 

@@ -35,6 +35,7 @@ from twinbus.pipeline.spark.session import QUICK_START
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from twinbus.namespace.namespace import Namespace
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
 LONG_BYTES: Final = 500 << 20
@@ -79,7 +80,7 @@ def availability(given: ReportOptions) -> int:
     return _run(given, make)
 
 
-def conservation(given: ReportOptions, secondary: str | None, detection_window_s: int) -> int:
+def conservation(given: ReportOptions, secondary: Namespace | None, detection_window_s: int) -> int:
     """Show the conservation report, after a peek into the backlog of a given secondary."""
     scan = None if secondary is None else BacklogScan(secondary)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import ssl
+import time
 from typing import Final
 
 from twinbus.namespace.address import bracketed
@@ -18,6 +20,19 @@ ANSWER_S: Final = 10.0
 
 class NotAnswered(Exception):
     """The namespace did not answer completely; the text says why."""
+
+
+async def token_for(endpoint: Endpoint, path: str) -> NamespaceToken:
+    """Return a token for an entity, "" for the namespace; NotAnswered if there is none in time."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await endpoint.token(path, time.time())
+    except Exception as error:
+        # A credential may raise anything, and azure-identity's texts have many lines.
+        text = (str(error).strip() or f"no answer for {ANSWER_S:g} s").splitlines()[0]
+        raise NotAnswered(
+            f"{endpoint.tokens.who} gives no token for {endpoint.label}: {text}"
+        ) from error
 
 
 def get(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -15,7 +14,7 @@ from urllib.parse import quote
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
-from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, get
+from twinbus.syphon.connection.administration_request import NotAnswered, get, token_for
 
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 
@@ -48,11 +47,9 @@ class QueueCounts:
 async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
     """Return the counts. Raise SyphonError if refused, CountsUnavailable without an answer."""
     try:
-        async with asyncio.timeout(ANSWER_S):
-            token = await endpoint.token(queue, time.time())
-    except Exception as error:
-        who = endpoint.tokens.who
-        raise CountsUnavailable(f"{who} gives no token for {endpoint.label}: {error}") from error
+        token = await token_for(endpoint, queue)
+    except NotAnswered as error:
+        raise CountsUnavailable(str(error)) from error
     return await asyncio.to_thread(_ask, endpoint, queue, token)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -16,7 +15,7 @@ from twinbus.amqp.types import Int
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
-from twinbus.syphon.connection.administration_request import ANSWER_S, NotAnswered, get
+from twinbus.syphon.connection.administration_request import NotAnswered, get, token_for
 from twinbus.syphon.connection.namespace_connection import (
     ConnectionLost,
     NamespaceConnection,
@@ -114,11 +113,9 @@ async def list_backlog_queues(endpoint: Endpoint, label: str | None = None) -> l
     Raise SyphonError if listing them is refused or not answered.
     """
     try:
-        async with asyncio.timeout(ANSWER_S):
-            token = await endpoint.token("", time.time())
-    except Exception as error:
-        who = endpoint.tokens.who
-        raise SyphonError(f"{who} gives no token for {endpoint.label}: {error}") from error
+        token = await token_for(endpoint, "")
+    except NotAnswered as error:
+        raise SyphonError(str(error)) from error
     names = await asyncio.to_thread(_queue_names, endpoint, token)
     found = []
     for name in names:
