@@ -195,7 +195,10 @@ def _add_drain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lease", action="store_true", help="pump a queue only under its lease")
     parser.add_argument("--rate", help="maximum rate, like 500/s; or standard: 250/s")
     parser.add_argument(
-        "--only", action="append", metavar="ENTITY", help="serve only this queue or topic; again"
+        "--only",
+        action="append",
+        metavar="ENTITY",
+        help="serve only this queue or topic; repeatable",
     )
 
 

@@ -33,7 +33,7 @@ class EstimateOptions(WorkloadOptions):
         int, option("N", "Backlog queues that clients search for all month.")
     ] = 0
     ping_interval: Annotated[str, option("TIME", "The option ping_primary_interval.")] = "60s"
-    outages: Annotated[str, option("OFTEN", "How often the primary is down.")] = "2/year"
+    outages: Annotated[str, option("FREQUENCY", "How often the primary is down.")] = "2/year"
     outage_length: Annotated[str, option("TIME", "Length of one outage.")] = "40min"
     tier: Annotated[str, option("TIER", "Tier of both namespaces: basic, standard or premium.")] = (
         "standard"
@@ -64,28 +64,29 @@ class PlanOptions(WorkloadOptions):
         ),
     ]
     sigma: Annotated[float, option("X", "Spread of lognormal lengths (sigma).")] = 1.0
-    failover_interval: Annotated[str, option("TIMES", "To compare, with commas between.")] = (
-        "0,10s,30s,60s"
-    )
-    ping_interval: Annotated[str, option("TIMES", "To compare, with commas between.")] = (
-        "10s,30s,60s,5min"
-    )
-    queues: Annotated[str, option("COUNTS", "Backlog queues to compare.")] = "1,5,10,20"
+    failover_interval: Annotated[
+        str, option("TIMES", "Failover intervals to compare, separated by commas.")
+    ] = "0,10s,30s,60s"
+    ping_interval: Annotated[
+        str, option("TIMES", "Ping intervals to compare, separated by commas.")
+    ] = "10s,30s,60s,5min"
+    queues: Annotated[str, option("COUNTS", "Numbers of backlog queues to compare.")] = "1,5,10,20"
     backlog_size: Annotated[str, option("SIZE", "Quota of one backlog queue, 1GB to 80GB.")] = "5GB"
-    rate_limit: Annotated[str, option("RATE", "Messages that the syphon brings home.")] = "250/s"
+    rate_limit: Annotated[str, option("RATE", "Rate at which the syphon sends.")] = "250/s"
     shared_limit: Annotated[
         bool,
         flag(
             "--shared-limit",
-            "The rate limit is the primary's: new messages come first, the syphon has the rest.",
+            "The rate limit is that of the primary: the application sends first, the syphon"
+            " gets what is left.",
         ),
     ] = False
     patience: Annotated[
         str | None,
         option(
             "TIME",
-            "How long a send tries: the caller's timeout. Without it as long as the retries"
-            " last by default, 11.2 s and four attempts.",
+            "Timeout of a send. Unset: the send has no timeout and ends after its retries,"
+            " by default four attempts and 11.2 s of back-off.",
         ),
     ] = None
     hang: Annotated[
@@ -99,7 +100,9 @@ class PlanOptions(WorkloadOptions):
     syphons: Annotated[int, option("N", "Programs that run a syphon.")] = 1
     full_years: Annotated[float, option("X", "Accepted share of years with a full backlog.")] = 0.01
     raised_per_million: Annotated[
-        float, option("X", "Sends of a million that may raise in a year.")
+        float, option("X", "Accepted number of sends that raise, of a million.")
     ] = 1.0
     years: Annotated[int, option("N", "Years to simulate.")] = 4_000
-    seed: Annotated[int, option("N", "The same seed gives the same figures, always.")] = 7
+    seed: Annotated[
+        int, option("N", "Seed of the simulation; the same seed gives the same figures.")
+    ] = 7

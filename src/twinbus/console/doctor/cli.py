@@ -44,7 +44,7 @@ def doctor(
 ) -> int:
     """Check whether two namespaces are fit to be paired.
 
-    Each check prints one line, with what to do about a problem. No message of yours is touched.
+    Each check prints one line, with what to do about a problem. Your messages are not touched.
     With the Manage right the doctor creates scratch entities called twinbus-doctor-... and deletes
     them again. It says what it could not check.
     """

@@ -80,7 +80,8 @@ def retain(
 ) -> int:
     """Remove old records and old settled journeys.
 
-    Sums stay, so reports say the same. Journeys of messages that are still awaited stay too.
+    The sums stay, so the figures of all reports but reconciliation stay the same. Journeys of
+    messages that were accepted and not delivered yet stay too.
     """
     return _run("retain", given, days=days)
 

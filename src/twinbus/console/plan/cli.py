@@ -28,7 +28,7 @@ def plan(
     output: Annotated[
         PlanOutput, typer.Option(help="What to print: text, JSON, or a page.")
     ] = "text",
-    to: Annotated[Path | None, option("FILE", "Write it there instead.")] = None,
+    to: Annotated[Path | None, option("FILE", "Write the plan into this file.")] = None,
 ) -> int:
     """Simulate outages on Spark to choose a pair's options."""
     from twinbus.console.plan.commands import run

@@ -21,7 +21,7 @@ def charges(
 ) -> int:
     """Show billed operations and their cost by the price book.
 
-    The documented arithmetic stands beside the facts, the assumptions below them.
+    The report compares the documented arithmetic with the ledger and lists its assumptions.
     """
     from twinbus.console.cost.price_books import book_of
     from twinbus.console.report import commands
@@ -67,7 +67,7 @@ def conservation(
     """Prove that no message is lost, or name those that are.
 
     accepted = delivered + waiting + dead-lettered + expired. What cannot be known is called
-    unknown: without a peek into the backlog queues, a diverted message that was not seen since may
+    unknown: without a peek into the backlog queues, a diverted message without a later record may
     wait there or be lost.
     """
     from twinbus.console.report import commands

@@ -41,7 +41,7 @@ class ReportOptions:
         ),
     ] = None
     since: SinceOption = None
-    until: Annotated[str | None, option("TIME", "End, exclusive; a day counts whole.")] = None
+    until: Annotated[str | None, option("TIME", "End, exclusive; a day is included whole.")] = None
     entity: EntityOption = None
     output: Annotated[
         Literal["text", "json", "csv", "html"],

@@ -111,7 +111,7 @@ def run(
 ) -> int:
     """Run the syphon until Ctrl-C or SIGTERM.
 
-    `pause`, `resume` and `status` reach it.
+    Control it with `twinbus syphon pause`, `resume` and `status`.
     """
     from twinbus.console.syphon import run as syphon_run
 
