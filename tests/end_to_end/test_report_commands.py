@@ -97,6 +97,29 @@ def test_a_run_ends_with_what_is_known_and_its_status(ledger: Path) -> None:
     assert not (ledger / "_tables").exists()
 
 
+def test_several_reports_with_one_spark(ledger: Path) -> None:
+    # An error of a line does not end the shell; the status is that of the last line.
+    lines = ["nonsense", "charges --bogus", "all --output json --peek none --tables none"]
+    ended = run_twinbus("ledger", "shell", str(ledger), timeout_s=280, text="\n".join(lines))
+    assert ended.returncode == BAD, ended
+    assert "no command nonsense" in ended.stderr
+    assert "No such option: --bogus" in ended.stderr
+    documents = json.loads(ended.stdout)
+    verdicts = {kind: document["verdict"] for kind, document in documents.items()}
+    # Without the broker's view the reconciliation is unknown, and the lost message decides.
+    assert verdicts == {
+        "conservation": "bad",
+        "availability": "good",
+        "charges": "good",
+        "reconciliation": "unknown",
+    }
+
+
+def test_pages_of_all_reports_need_a_directory(ledger: Path, tmp_path: Path) -> None:
+    told = refusal("all", str(ledger), "--output", "html", "--to", str(tmp_path / "page.html"))
+    assert "name a directory that is there with --to DIR" in told
+
+
 @pytest.mark.soak
 def test_a_page_of_what_is_lost_with_tables_that_are_kept(ledger: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"

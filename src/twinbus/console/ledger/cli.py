@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from twinbus.console.options import (
-    LedgerArgument,
-    MasterOption,
-    SharedOption,
-    require_shared_places,
-)
+import typer
+
+from twinbus.console.ledger.options import PlaceOptions, TablesOptions
+from twinbus.console.options import require_shared_places
 from twinbus.console.terminal.command import command, command_group, flag, option
-from twinbus.console.terminal.output import Output, OutputOption
 
 app = command_group("Maintain the tables of a ledger: update, compact, retain.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TablesOptions:
-    """The options of all these commands."""
-
-    ledger: LedgerArgument
-    tables: Annotated[
-        str | None, option("PLACE", "Place of its tables. Unset: LEDGER/_tables.")
-    ] = None
-    master: MasterOption = None
-    shared: SharedOption = False
-    output: OutputOption = Output.TEXT
 
 
 @command(app, "twinbus ledger status ./ledger --output json")
@@ -84,6 +67,19 @@ def retain(
     messages that were accepted and not delivered yet stay too.
     """
     return _run("retain", given, days=days)
+
+
+@command(
+    app,
+    "twinbus ledger shell ./ledger",
+    exit_status="that of the last command.",
+    note="A pipe works too: echo 'charges --since 24h' | twinbus ledger shell ./ledger",
+)
+def shell(context: typer.Context, given: PlaceOptions) -> int:
+    """Run several reports and tasks with one Spark session."""
+    from twinbus.console.ledger.shell import run
+
+    return run(context.find_root().command, given)
 
 
 def _run(verb: str, given: TablesOptions, **more: Any) -> int:

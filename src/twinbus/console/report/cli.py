@@ -10,6 +10,17 @@ from twinbus.console.terminal.command import command, command_group, option
 
 app = command_group("Report a ledger's charges, availability and conservation.")
 
+PeekOption = Annotated[
+    str | None,
+    option(
+        "STRING",
+        "Connection string of the secondary, or sb://HOST: peek into its backlog queues, which"
+        " changes nothing. `none`: do not peek.",
+        envvar="TWINBUS_SECONDARY",
+    ),
+]
+DetectionOption = Annotated[str, option("TIME", "Duplicate detection window of the destinations.")]
+
 
 @command(
     app,
@@ -51,18 +62,8 @@ def availability(given: ReportOptions) -> int:
 def conservation(
     given: ReportOptions,
     reach: AccessOptions,
-    peek: Annotated[
-        str | None,
-        option(
-            "STRING",
-            "Connection string of the secondary, or sb://HOST: peek into its backlog queues, which"
-            " changes nothing. `none`: do not peek.",
-            envvar="TWINBUS_SECONDARY",
-        ),
-    ] = None,
-    detection_window: Annotated[
-        str, option("TIME", "Duplicate detection window of the destinations.")
-    ] = "10min",
+    peek: PeekOption = None,
+    detection_window: DetectionOption = "10min",
 ) -> int:
     """Prove that no message is lost, or name those that are.
 
@@ -87,3 +88,32 @@ def reconciliation(given: ReportOptions) -> int:
     from twinbus.console.report import commands
 
     return commands.reconciliation(given)
+
+
+@command(
+    app,
+    "twinbus report all ./ledger --since 24h --output html --to ./reports",
+    name="all",
+    exit_status="that of the worst report. A reconciliation without the broker's view does not"
+    " count.",
+    note="CSV and HTML are one file for each report, in the directory of --to.",
+)
+def all_reports(
+    given: ReportOptions,
+    reach: AccessOptions,
+    peek: PeekOption = None,
+    detection_window: DetectionOption = "10min",
+    prices: PricesOption = None,
+    settlement: SettlementOption = "free",
+) -> int:
+    """Show all four reports: Spark starts and reads the ledger once."""
+    from twinbus.console.cost.price_books import book_of
+    from twinbus.console.report import commands
+
+    return commands.all_reports(
+        given,
+        None if peek in {None, "", "none"} else reach.side(peek, "secondary"),
+        commands.detection_s(detection_window),
+        book_of(prices),
+        counting_rule(settlement),
+    )

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,7 +28,12 @@ from twinbus.cost.prices import PriceBook
 from twinbus.cost.quantities import QuantityError, parse_duration
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.reports.documents import LedgerReport, ReportRequest, ReportVerdict
+from twinbus.pipeline.reports.documents import (
+    LedgerReport,
+    ReconciliationReport,
+    ReportRequest,
+    ReportVerdict,
+)
 from twinbus.pipeline.spark.java import find_java
 from twinbus.pipeline.spark.session import QUICK_START
 
@@ -58,7 +63,39 @@ Making = Callable[["SparkSession", "LedgerTables", ReportRequest], LedgerReport]
 
 def charges(given: ReportOptions, book: PriceBook, rule: CountingRule) -> int:
     """Show the charges report; return the exit status."""
+    return _run(given, [_charges(book, rule)])
 
+
+def availability(given: ReportOptions) -> int:
+    """Show the availability report; return the exit status."""
+    return _run(given, [_availability])
+
+
+def conservation(given: ReportOptions, secondary: Namespace | None, detection_window_s: int) -> int:
+    """Show the conservation report, after a peek into the backlog of a given secondary."""
+    scan = None if secondary is None else BacklogScan(secondary)
+    return _run(given, [_conservation(scan, detection_window_s)], scan)
+
+
+def reconciliation(given: ReportOptions) -> int:
+    """Show the reconciliation report; return the exit status."""
+    return _run(given, [_reconciliation])
+
+
+def all_reports(
+    given: ReportOptions,
+    secondary: Namespace | None,
+    detection_window_s: int,
+    book: PriceBook,
+    rule: CountingRule,
+) -> int:
+    """Show the four reports, made with one Spark session; return the worst exit status."""
+    scan = None if secondary is None else BacklogScan(secondary)
+    making = _conservation(scan, detection_window_s), _availability, _charges(book, rule)
+    return _run(given, [*making, _reconciliation], scan)
+
+
+def _charges(book: PriceBook, rule: CountingRule) -> Making:
     def make(_: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
         from twinbus.pipeline.reports.charges import charges_report
 
@@ -66,42 +103,29 @@ def charges(given: ReportOptions, book: PriceBook, rule: CountingRule) -> int:
         old = book.warnings(datetime.now(UTC).date())
         return replace(report, assumed=(*report.assumed, *old))
 
-    return _run(given, make)
+    return make
 
 
-def availability(given: ReportOptions) -> int:
-    """Show the availability report; return the exit status."""
+def _availability(_: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
+    from twinbus.pipeline.reports.availability import availability_report
 
-    def make(_: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
-        from twinbus.pipeline.reports.availability import availability_report
-
-        return availability_report(tables, request)
-
-    return _run(given, make)
+    return availability_report(tables, request)
 
 
-def conservation(given: ReportOptions, secondary: Namespace | None, detection_window_s: int) -> int:
-    """Show the conservation report, after a peek into the backlog of a given secondary."""
-    scan = None if secondary is None else BacklogScan(secondary)
-
+def _conservation(scan: BacklogScan | None, detection_window_s: int) -> Making:
     def make(spark: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
         from twinbus.pipeline.reports.conservation import conservation_report
 
         snapshot = None if scan is None else scan.snapshot(spark)
         return conservation_report(tables, request, snapshot, detection_s=detection_window_s)
 
-    return _run(given, make, scan)
+    return make
 
 
-def reconciliation(given: ReportOptions) -> int:
-    """Show the reconciliation report; return the exit status."""
+def _reconciliation(_: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
+    from twinbus.pipeline.reports.reconciliation import reconciliation_report
 
-    def make(_: SparkSession, tables: LedgerTables, request: ReportRequest) -> LedgerReport:
-        from twinbus.pipeline.reports.reconciliation import reconciliation_report
-
-        return reconciliation_report(tables, request)
-
-    return _run(given, make)
+    return reconciliation_report(tables, request)
 
 
 def detection_s(text: str) -> int:
@@ -112,15 +136,15 @@ def detection_s(text: str) -> int:
         raise WrongUse(str(error)) from None
 
 
-def _run(given: ReportOptions, make: Making, scan: BacklogScan | None = None) -> int:
-    """Check what needs no Spark, make and show the report; return the exit status."""
+def _run(given: ReportOptions, making: Sequence[Making], scan: BacklogScan | None = None) -> int:
+    """Check what needs no Spark, make and show the reports; return the exit status."""
     request = given.request()
-    _require_writable(given)
+    _require_writable(given, is_one=len(making) == 1)
     require_spark()
     _require_ledger(given)
     find_java()
     try:
-        return _make_and_show(given, request, make, scan)
+        return _make_and_show(given, request, making, scan)
     finally:
         if scan is not None:
             scan.close()
@@ -128,7 +152,10 @@ def _run(given: ReportOptions, make: Making, scan: BacklogScan | None = None) ->
 
 @runs_to_its_end
 async def _make_and_show(
-    given: ReportOptions, request: ReportRequest, make: Making, scan: BacklogScan | None
+    given: ReportOptions,
+    request: ReportRequest,
+    making: Sequence[Making],
+    scan: BacklogScan | None,
 ) -> int:
     settings = {} if _is_long(given.ledger) else QUICK_START
     with LiveLine() as line:
@@ -140,19 +167,32 @@ async def _make_and_show(
                 await scan.peek()
                 await asyncio.sleep(SETTLE_S)
             line.say("reading the ledger")
-            made = spark.submit(lambda session: _make_report(session, given, request, make, line))
-            report = await asyncio.wrap_future(made)
-    _show(given, report)
-    return _STATUS[report.verdict]
+            made = spark.submit(lambda session: _make(session, given, request, making, line))
+            reports = await asyncio.wrap_future(made)
+    _show(given, reports)
+    return _status(reports)
 
 
-def _make_report(
+def _status(reports: Sequence[LedgerReport]) -> int:
+    """The exit status of the worst report; a view that no broker kept is no fault of several."""
+    verdicts = {
+        report.verdict
+        for report in reports
+        if len(reports) == 1
+        or not isinstance(report, ReconciliationReport)
+        or report.broker_records
+    }
+    worst_first = (ReportVerdict.BAD, ReportVerdict.UNKNOWN, ReportVerdict.GOOD)
+    return next(_STATUS[one] for one in worst_first if one in verdicts)
+
+
+def _make(
     spark: SparkSession,
     given: ReportOptions,
     request: ReportRequest,
-    make: Making,
+    making: Sequence[Making],
     line: LiveLine,
-) -> LedgerReport:
+) -> list[LedgerReport]:
     from twinbus.pipeline.reports import ledger_tables as reporting
     from twinbus.pipeline.store.current import current_tables
 
@@ -162,9 +202,13 @@ def _make_report(
             if given.tables == NO_TABLES
             else current_tables(spark, given.ledger, given.tables, shared=given.shared)
         ) as tables:
-            line.say("making the report")
             reporting.require_entity(tables, request)
-            return make(spark, tables, request)
+            reports = []
+            for number, make in enumerate(making, 1):
+                which = "the report" if len(making) == 1 else f"report {number} of {len(making)}"
+                line.say(f"making {which}")
+                reports.append(make(spark, tables, request))
+            return reports
     except reporting.UnknownEntityError as error:
         raise WrongUse(str(error)) from None
 
@@ -173,8 +217,15 @@ class ReportFailed(TwinbusError):
     """The report was made and its file cannot be written."""
 
 
-def _require_writable(given: ReportOptions) -> None:
+def _require_writable(given: ReportOptions, *, is_one: bool) -> None:
     """Raise WrongUse if the report could not be written: before the work, not after it."""
+    if not is_one and given.output in {"csv", "html"}:
+        if given.to is None or not given.to.is_dir() or not os.access(given.to, os.W_OK):
+            raise WrongUse(
+                f"--output {given.output} makes one file for each report: name a directory that is"
+                " there with --to DIR"
+            )
+        return
     if given.to is None:
         if given.output == "html" and sys.stdout.isatty():
             raise WrongUse("--output html makes a file: say --to report.html")
@@ -213,17 +264,39 @@ def _is_long(ledger: str) -> bool:
     return False
 
 
-def _show(given: ReportOptions, report: LedgerReport) -> None:
-    text = _rendered(given.output, report)
+def _show(given: ReportOptions, reports: Sequence[LedgerReport]) -> None:
+    if len(reports) > 1 and given.output in {"csv", "html"}:
+        assert given.to is not None
+        for report in reports:
+            place = given.to / f"{report.kind}.{given.output}"
+            _write(place, _rendered(given.output, report))
+            print(f"{sheet_of(report).headline}\nwritten to {place}", flush=True)
+        return
+    text = _rendered(given.output, reports[0]) if len(reports) == 1 else _joined(given, reports)
     if given.to is None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
+    _write(given.to, text)
+    headlines = "\n".join(sheet_of(report).headline for report in reports)
+    print(f"{headlines}\nwritten to {given.to}", flush=True)
+
+
+def _write(place: Path, text: str) -> None:
     try:
-        given.to.write_text(text, encoding="utf-8")
+        place.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ReportFailed(f"{given.to} could not be written: {error.strerror}") from error
-    print(f"{sheet_of(report).headline}\nwritten to {given.to}", flush=True)
+        raise ReportFailed(f"{place} could not be written: {error.strerror}") from error
+
+
+def _joined(given: ReportOptions, reports: Sequence[LedgerReport]) -> str:
+    """Several reports as one text, or as one JSON document by kind."""
+    if given.output == "json":
+        document = {report.kind: report.as_json() for report in reports}
+        return json.dumps(document, indent=2 if sys.stdout.isatty() else None) + "\n"
+    return "\n".join(
+        f"{report.kind.upper()}\n{_rendered(given.output, report)}" for report in reports
+    )
 
 
 def _rendered(output: str, report: LedgerReport) -> str:
