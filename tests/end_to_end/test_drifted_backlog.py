@@ -6,7 +6,7 @@ Real processes: `twinbus serve` has both namespaces, and `twinbus syphon drain` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,9 +14,9 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from tests.contract.pairs import drain_all, quick
-from tests.end_to_end.hand_made_world import ENTITIES, Sides, served
+from tests.end_to_end.hand_made_world import ENTITIES, Sides
 from tests.official_sdk import administration
-from tests.processes import ServedBroker, run_twinbus
+from tests.processes import run_twinbus
 from twinbus import Namespace, pair_namespaces
 from twinbus.pair import Pair
 
@@ -24,17 +24,6 @@ pytestmark = pytest.mark.end_to_end
 
 SENDERS_MAX = 60
 """By then one of them has chosen a given queue of two, unless chance is out to get us."""
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    with served(tmp_path_factory.mktemp("broker")) as running:
-        yield running
-
-
-@pytest.fixture
-def sides(broker: ServedBroker, request: pytest.FixtureRequest) -> Sides:
-    return Sides(broker, request.node.name)
 
 
 @asynccontextmanager

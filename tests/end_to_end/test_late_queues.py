@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,9 +17,8 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import EntityStatus
 
 from tests.contract.pairs import PATIENCE_S, bodies, drain_all, quick, until
-from tests.end_to_end.hand_made_world import Sides, served
+from tests.end_to_end.hand_made_world import Sides
 from tests.official_sdk import administration
-from tests.processes import ServedBroker
 from twinbus import BacklogUnavailableError, MissingRightError, Namespace, pair_namespaces
 from twinbus.pair import Pair
 from twinbus.pairing.core.announcements import PairEvent
@@ -33,17 +32,6 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = pytest.importorskip("twinbus.pairing.core.search_schedule")
     monkeypatch.setattr(schedule, "USUAL_S", 1.0)
     monkeypatch.setattr(schedule, "UNREACHABLE_S", 0.1)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    with served(tmp_path_factory.mktemp("broker")) as running:
-        yield running
-
-
-@pytest.fixture
-def sides(broker: ServedBroker, request: pytest.FixtureRequest) -> Sides:
-    return Sides(broker, request.node.name)
 
 
 @asynccontextmanager

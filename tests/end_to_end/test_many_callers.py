@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
-from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.errors import BacklogUnavailableError
@@ -32,19 +29,6 @@ STAYS = SendAvailabilityOptions(ledger="")
 
 FAILS_OVER = SendAvailabilityOptions(failover_interval=6.0, ledger="")
 """Calls leave the primary for a secondary that is down."""
-
-
-@pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
-    for name in ("primary", "secondary"):
-        (tmp_path / name).mkdir()
-    with (
-        ServedBroker(tmp_path / "primary", "contoso") as primary,
-        ServedBroker(tmp_path / "secondary", "contoso-dr") as secondary,
-    ):
-        with administration(primary.connection_string()) as admin:
-            admin.create_queue("orders")
-        yield primary, secondary
 
 
 async def ends_of(pair: Pair, callers: int) -> list[tuple[float, BaseException | None]]:
@@ -73,9 +57,9 @@ async def ends_of(pair: Pair, callers: int) -> list[tuple[float, BaseException |
 
 @pytest.mark.parametrize("crowds", [(1, 100), (1_000,)], ids=["1 and 100", "1,000"])
 async def test_all_callers_without_a_timeout_end_within_the_bound(
-    brokers: tuple[ServedBroker, ServedBroker], crowds: tuple[int, ...]
+    two_brokers: tuple[ServedBroker, ServedBroker], crowds: tuple[int, ...]
 ) -> None:
-    primary, secondary = brokers
+    primary, secondary = two_brokers
     kinds = [
         (options, kind, callers)
         for options, kind in ((STAYS, ServiceBusError), (FAILS_OVER, BacklogUnavailableError))

@@ -7,15 +7,12 @@ queue, and calls wait for the secondary within their timeout (SPEC 3, Diverting)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 
 from tests.contract.pairs import drain_all, until
-from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.pairing.sending.sender import PairedSender
@@ -29,19 +26,6 @@ FREE_S = 10.0
 """From the health of the secondary to the first success, at most."""
 
 OPTIONS = SendAvailabilityOptions(failover_interval=1.0, attempt_timeout=5.0, ledger="")
-
-
-@pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
-    for name in ("primary", "secondary"):
-        (tmp_path / name).mkdir()
-    with (
-        ServedBroker(tmp_path / "primary", "contoso") as primary,
-        ServedBroker(tmp_path / "secondary", "contoso-dr") as secondary,
-    ):
-        with administration(primary.connection_string()) as admin:
-            admin.create_queue("orders")
-        yield primary, secondary
 
 
 @dataclass
@@ -76,9 +60,9 @@ class PatientLoad:
 
 
 async def test_a_blip_of_the_secondary_costs_patience_and_no_error(
-    brokers: tuple[ServedBroker, ServedBroker],
+    two_brokers: tuple[ServedBroker, ServedBroker],
 ) -> None:
-    primary, secondary = brokers
+    primary, secondary = two_brokers
     loop = asyncio.get_running_loop()
     sides = (
         Namespace.from_connection_string(primary.connection_string(), "contoso"),

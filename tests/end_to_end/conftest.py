@@ -1,0 +1,39 @@
+"""Brokers that several end-to-end tests serve in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.hand_made_world import Sides, served
+from tests.official_sdk import administration
+from tests.processes import ServedBroker
+
+
+@pytest.fixture
+def two_brokers(tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
+    """A primary that has the queue `orders`, and a secondary, each in a process of its own."""
+    for name in ("primary", "secondary"):
+        (tmp_path / name).mkdir()
+    with (
+        ServedBroker(tmp_path / "primary", "contoso") as primary,
+        ServedBroker(tmp_path / "secondary", "contoso-dr") as secondary,
+    ):
+        with administration(primary.connection_string()) as admin:
+            admin.create_queue("orders")
+        yield primary, secondary
+
+
+@pytest.fixture(scope="module")
+def hand_made_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    """Both namespaces in one process, which the tests of a module share."""
+    with served(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture
+def sides(hand_made_broker: ServedBroker, request: pytest.FixtureRequest) -> Sides:
+    """The namespaces of `hand_made_broker`, under a label of the test's own."""
+    return Sides(hand_made_broker, request.node.name)
