@@ -21,7 +21,7 @@ from twinbus.errors import PairClosedError, SameNamespaceError, error_text
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.announcements import EntityHeld, PairEvent, SideChanged
-from twinbus.pairing.core.events import Event, ForceFailover, Freeze, MarkHealthy, Unfreeze
+from twinbus.pairing.core.failover import Event, ForceFailover, Freeze, MarkHealthy, Unfreeze
 from twinbus.pairing.core.sides import ClosePair, Side, SideChange
 from twinbus.pairing.core.status import PairStatus, backlog_status, side_status
 from twinbus.pairing.lifecycle.closing import PairSide, SideKeeper

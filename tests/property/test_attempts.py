@@ -25,7 +25,8 @@ from twinbus.pairing.core.attempts import (
 )
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
 from twinbus.pairing.core.classify import FailureMeaning
-from twinbus.pairing.core.events import (
+from twinbus.pairing.core.failover import (
+    EntityFailover,
     Event,
     ForceFailover,
     Freeze,
@@ -37,7 +38,6 @@ from twinbus.pairing.core.events import (
     SendSucceeded,
     Unfreeze,
 )
-from twinbus.pairing.core.failover import EntityFailover
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault
 from twinbus.timers import TimerFired
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinbus.pairing.core.events import (
+from twinbus.pairing.core.failover import (
+    EntityFailover,
     EntityState,
     Event,
     ForceFailover,
@@ -23,7 +24,6 @@ from twinbus.pairing.core.events import (
     StopWatching,
     Unfreeze,
 )
-from twinbus.pairing.core.failover import EntityFailover
 from twinbus.testing import VirtualClock
 from twinbus.timers import TimerFired
 

@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinbus.errors import PartialDivertError
-from twinbus.pairing.core.events import ForceFailover, Freeze, MarkHealthy, Unfreeze
+from twinbus.pairing.core.failover import ForceFailover, Freeze, MarkHealthy, Unfreeze
 from twinbus.pairing.sdk.guards import id_of
 from twinbus.testing import run_virtual
 from twinbus.testing.fake_pair import FakePair

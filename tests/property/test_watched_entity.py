@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.events import (
+from twinbus.pairing.core.failover import (
     EntityState,
     Event,
     ForceFailover,

@@ -15,8 +15,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from twinbus.pairing.core.backlog import Rotation
-from twinbus.pairing.core.events import Action, PingFailed
-from twinbus.pairing.core.failover import NOTHING, PINGED, EntityFailover
+from twinbus.pairing.core.failover import NOTHING, PINGED, Action, EntityFailover, PingFailed
 from twinbus.syphon.core import unpacking
 from twinbus.syphon.core.actions import Forward
 from twinbus.syphon.core.destination import Destination

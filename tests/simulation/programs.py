@@ -22,7 +22,7 @@ from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair
 from twinbus.pairing.core.announcements import BacklogQueuePulled, EntityChanged, PairEvent
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.pairing.core.events import EntityState
+from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.sending.client import PairedClient
 from twinbus.pairing.sending.pinger import Pinger
 from twinbus.pairing.sending.watched_entity import WatchedEntity

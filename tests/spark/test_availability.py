@@ -21,8 +21,7 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pairing.core.events import EntityState, SendFailed
-from twinbus.pairing.core.failover import EntityFailover
+from twinbus.pairing.core.failover import EntityFailover, EntityState, SendFailed
 from twinbus.pairing.sending.recording import CLOSED
 from twinbus.pipeline.tables import availability, schemas, windows
 

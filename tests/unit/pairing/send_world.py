@@ -17,8 +17,7 @@ from twinbus.pairing.core.attempts import (
 )
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
 from twinbus.pairing.core.classify import FailureMeaning
-from twinbus.pairing.core.events import ForceFailover, SendFailed
-from twinbus.pairing.core.failover import EntityFailover
+from twinbus.pairing.core.failover import EntityFailover, ForceFailover, SendFailed
 from twinbus.pairing.core.secondary import DivertFault
 
 POLICY = RetryPolicy(total=3, backoff_factor_s=0.8, backoff_max_s=120, attempt_timeout_s=5)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinbus.pairing.core.attempts import RetryPolicy, backoff_s
-from twinbus.pairing.core.events import (
+from twinbus.pairing.core.failover import (
+    EntityFailover,
     EntityState,
     PingAnswered,
     PingFailed,
@@ -19,7 +20,6 @@ from twinbus.pairing.core.events import (
     SendPing,
     SendSucceeded,
 )
-from twinbus.pairing.core.failover import EntityFailover
 from twinbus.planning.model import Setting, Traffic
 from twinbus.timers import TimerFired
 

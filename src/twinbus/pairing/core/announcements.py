@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from twinbus.pairing.core.events import EntityState
+from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.sides import Side, SideState
 
 

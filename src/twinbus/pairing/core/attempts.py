@@ -26,7 +26,7 @@ from typing import Final, Protocol
 from twinbus.errors import error_text
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.classify import FailureMeaning
-from twinbus.pairing.core.events import EntityState, Route
+from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault, jittered
 
 LONGEST_BUSY_S: Final = 10.0

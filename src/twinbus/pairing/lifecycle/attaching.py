@@ -16,7 +16,7 @@ from twinbus.errors import MissingRightError
 from twinbus.pairing.core.backlog import DANGERS
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of, refusing_setting
 from twinbus.pairing.lifecycle.administration import Findings, SecondaryUnreachable, first_line
-from twinbus.pairing.sdk.peeker import Peeker
+from twinbus.pairing.sdk.pooled_sender import Peeker
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 
 if TYPE_CHECKING:

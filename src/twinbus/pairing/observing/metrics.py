@@ -32,7 +32,7 @@ except ImportError as missing:
         "metrics need the library prometheus-client: pip install 'twinbus[telemetry]'"
     ) from missing
 
-from twinbus.pairing.core.events import EntityState
+from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.sides import PairSides, Side, SideState
 from twinbus.pairing.core.status import QUEUE_STATES, backlog_status
 

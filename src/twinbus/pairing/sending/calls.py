@@ -30,7 +30,7 @@ from twinbus.pairing.core.attempts import (
     WaitForSecondary,
 )
 from twinbus.pairing.core.classify import meaning_of, refused_token
-from twinbus.pairing.core.events import SendFailed
+from twinbus.pairing.core.failover import SendFailed
 from twinbus.pairing.sdk.pooled_sender import PooledSender
 from twinbus.pairing.sdk.sender_pool import (
     CutShort,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.announcements import EntityChanged
-from twinbus.pairing.core.events import EntityState, SendSucceeded, Transition
+from twinbus.pairing.core.failover import EntityState, SendSucceeded, Transition
 from twinbus.pairing.core.session_order import SessionOrder
-from twinbus.pairing.core.transition_text import consequence_of
+from twinbus.pairing.core.status import consequence_of
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sdk.sender_pool import SenderPool
 from twinbus.pairing.sending.calls import SendTarget

@@ -15,7 +15,7 @@ from twinbus.pairing.sdk.sender_pool import OpeningCutShort
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
     from twinbus.options import SendAvailabilityOptions
-    from twinbus.pairing.core.events import EntityState
+    from twinbus.pairing.core.failover import EntityState
 
 Outcome = Literal["ok", "failed", "unknown"]
 

@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import (
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, PartialDivertError
 from twinbus.pairing.core.attempts import DivertFailed, DivertTo, Step
 from twinbus.pairing.core.classify import meaning_of
-from twinbus.pairing.core.events import Route
+from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.core.session_order import Diversion
 from twinbus.pairing.sdk.guards import flaws, refused_size

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from twinbus.errors import PairingError, PartialDivertError, error_text
-from twinbus.pairing.core.events import EntityState, Route, SendFailed
+from twinbus.pairing.core.failover import EntityState, Route, SendFailed
 from twinbus.pairing.sdk.batches import PairedMessageBatch
 from twinbus.pairing.sdk.guards import glance
 from twinbus.pairing.sdk.outgoing import Outgoing, id_of, with_id

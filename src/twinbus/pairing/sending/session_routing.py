@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from twinbus.pairing.core.attempts import BacklogChoice
-from twinbus.pairing.core.events import EntityState, Route
+from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.core.session_order import Diversion, SessionKey
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.errors import MissingRightError, error_text
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
-from twinbus.pairing.core.events import Route
+from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.session_order import QueueScan, SessionKey, SessionOrder
-from twinbus.pairing.sdk.peeker import Peeker
+from twinbus.pairing.sdk.pooled_sender import Peeker
 from twinbus.pairing.sdk.sender_closer import SenderCloser
 from twinbus.pairing.sdk.sender_pool import SenderPool
 

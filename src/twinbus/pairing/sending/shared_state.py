@@ -46,7 +46,7 @@ from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sdk.sender_closer import SenderCloser
 from twinbus.pairing.sdk.sender_pool import SenderPool
 from twinbus.pairing.sending.waiting import WaitingCalls
-from twinbus.pairing.sending.watched_entities import WatchedEntities
+from twinbus.pairing.sending.watched_entity import WatchedEntities
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from twinbus.errors import (
@@ -19,8 +20,10 @@ from twinbus.errors import (
 )
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.classify import meaning_of
-from twinbus.pairing.core.events import (
+from twinbus.pairing.core.counters import EntityTotals
+from twinbus.pairing.core.failover import (
     Action,
+    EntityFailover,
     EntityState,
     Event,
     Freeze,
@@ -34,11 +37,13 @@ from twinbus.pairing.core.events import (
     StopWatching,
     Transition,
 )
-from twinbus.pairing.core.failover import EntityFailover
 from twinbus.pairing.core.status import EntityStatus
 from twinbus.timers import TimerFired
 
 log = logging.getLogger("twinbus.pairing")
+
+UNUSED_MAX: Final = 1_000
+"""Healthy entities without a sender that are kept, the latest ones: the status still shows them."""
 
 HEALTHY: Final = EntityState.HEALTHY
 """A name of its own: member lookup in an enum takes Python 3.11 a tenth of a microsecond."""
@@ -215,3 +220,49 @@ class WatchedEntity:
                 waiter.set_result(None)
         for listener in tuple(self._listeners):
             listener()
+
+
+class WatchedEntities:
+    """Finds an entity by its path, whatever the letter case (SPEC 3); forgets unused ones in time.
+
+    A program that answers to a reply queue per request has a sender for a moment and an entity for
+    ever: without an end the pair would grow by two kilobytes a request.
+    """
+
+    def __init__(self, unused_max: int = UNUSED_MAX) -> None:
+        self._unused_max = unused_max
+        self._entities: dict[str, WatchedEntity] = {}
+        self._unused: dict[str, None] = {}
+        self.forgotten = EntityTotals()
+        """The numbers of the entities that are no longer here."""
+
+    def all(self) -> list[WatchedEntity]:
+        """A copy: other threads read it."""
+        return list(self._entities.values())
+
+    def numbers(self) -> tuple[list[WatchedEntity], EntityTotals]:
+        """The entities, and the totals of those forgotten before; from any thread."""
+        while True:
+            count = self.forgotten.entities
+            entities, totals = self.all(), replace(self.forgotten)
+            if self.forgotten.entities == count and totals.entities == count:
+                return entities, totals
+
+    def find(self, path: str) -> WatchedEntity | None:
+        return self._entities.get(path.strip("/").lower())
+
+    def add(self, entity: WatchedEntity) -> None:
+        """Add one that `find` did not find."""
+        self._entities[entity.path.lower()] = entity
+
+    def release(self, entity: WatchedEntity) -> None:
+        """A sender of the entity was closed: forget the one that was not used for longest."""
+        key = entity.path.lower()
+        self._unused.pop(key, None)
+        self._unused[key] = None
+        while len(self._unused) > self._unused_max:
+            oldest = next(iter(self._unused))
+            del self._unused[oldest]
+            # One that is in use again, or not healthy, comes back when a sender is closed.
+            if self._entities[oldest].is_unused:
+                self.forgotten.add(self._entities.pop(oldest))

@@ -32,7 +32,7 @@ from twinbus.pairing.core.attempts import (
     WaitForSecondary,
 )
 from twinbus.pairing.core.classify import FailureMeaning
-from twinbus.pairing.core.events import Freeze, MarkHealthy, PingFailed, SendSucceeded
+from twinbus.pairing.core.failover import Freeze, MarkHealthy, PingFailed, SendSucceeded
 from twinbus.timers import TimerFired
 
 MEANINGS = {

@@ -21,7 +21,7 @@ from twinbus.pairing.core.attempts import (
     call_limit_s,
 )
 from twinbus.pairing.core.classify import FailureMeaning
-from twinbus.pairing.core.events import Freeze, PingFailed, SendFailed, SendSucceeded
+from twinbus.pairing.core.failover import Freeze, PingFailed, SendFailed, SendSucceeded
 from twinbus.timers import TimerFired
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.pairing.core.events import (
+from twinbus.pairing.core.failover import (
+    LATE_AND_HARMLESS,
+    EntityFailover,
     EntityState,
     Event,
     ForceFailover,
@@ -23,7 +25,6 @@ from twinbus.pairing.core.events import (
     Transition,
     Unfreeze,
 )
-from twinbus.pairing.core.failover import LATE_AND_HARMLESS, EntityFailover
 from twinbus.testing import VirtualClock
 from twinbus.timers import TimerFired
 

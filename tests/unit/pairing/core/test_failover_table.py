@@ -9,7 +9,8 @@ import pytest
 
 from tests.end_to_end.backlog_table import BACKLOG_ROWS
 from tests.unit.pairing.core.failures_page import PAGE, state_tables, written
-from twinbus.pairing.core.events import (
+from twinbus.pairing.core.failover import (
+    EntityFailover,
     EntityState,
     Event,
     ForceFailover,
@@ -26,7 +27,6 @@ from twinbus.pairing.core.events import (
     StopWatching,
     Unfreeze,
 )
-from twinbus.pairing.core.failover import EntityFailover
 from twinbus.timers import TimerFired
 
 FAILOVER_S, PING_S = 10.0, 60.0

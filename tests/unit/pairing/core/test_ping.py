@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from twinbus.pairing.core.events import ForceFailover
+from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.core.ping import PingTurns, ping_delay_s
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import hangs, refuses

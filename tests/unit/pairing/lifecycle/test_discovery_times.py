@@ -27,7 +27,7 @@ from azure.servicebus.exceptions import (
 from twinbus.errors import BacklogUnavailableError, MissingRightError
 from twinbus.pairing.core.announcements import PairEvent
 from twinbus.pairing.core.classify import refusing_setting
-from twinbus.pairing.core.events import ForceFailover
+from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.lifecycle import administration, attaching
 from twinbus.pairing.lifecycle.discovery import Discovery
 from twinbus.testing.fake_pair import FakePair

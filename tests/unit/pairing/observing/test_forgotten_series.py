@@ -7,7 +7,7 @@ from azure.servicebus import ServiceBusMessage
 
 from twinbus.pairing.core.sides import PairSides
 from twinbus.pairing.observing.metrics import OTHERS, MeasuredPair, PairCollector
-from twinbus.pairing.sending.watched_entities import WatchedEntities
+from twinbus.pairing.sending.watched_entity import WatchedEntities
 from twinbus.testing.fake_pair import FakePair
 
 pytestmark = pytest.mark.virtual_time

@@ -25,8 +25,8 @@ from twinbus.pairing.core.announcements import (
     PingEnded,
     ProtectionChanged,
 )
-from twinbus.pairing.core.events import EntityState, ForceFailover, MarkHealthy
-from twinbus.pairing.core.transition_text import short_queue_list
+from twinbus.pairing.core.failover import EntityState, ForceFailover, MarkHealthy
+from twinbus.pairing.core.status import short_queue_list
 from twinbus.pairing.observing.listeners import Listeners
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, refuses

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, ReservedPropertyError
-from twinbus.pairing.core.events import ForceFailover
+from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.sdk import guards
 from twinbus.pairing.sdk.guards import BacklogLimits, body_bytes, encoded_bytes, flaws, glance
 from twinbus.testing.fake_pair import FakePair

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from twinbus.pairing.core.events import ForceFailover
+from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.sdk.sender_pool import IDLE_MAX_S, REOPENINGS_MAX
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses

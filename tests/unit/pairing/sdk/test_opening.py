@@ -12,7 +12,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.core.events import ForceFailover, MarkHealthy
+from twinbus.pairing.core.failover import ForceFailover, MarkHealthy
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses
 

@@ -14,7 +14,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError
 
 from twinbus.errors import PairingError, PartialDivertError
-from twinbus.pairing.core.events import ForceFailover
+from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.sdk import outgoing
 from twinbus.pairing.sdk.batches import PairedMessageBatch
 from twinbus.pairing.sdk.guards import encoded_bytes, id_of

@@ -10,7 +10,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
-from twinbus.pairing.core.events import ForceFailover
+from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.sdk.watchdog import CHECK_INTERVAL_S
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import Behaviour, accepts, hangs

@@ -21,7 +21,7 @@ from twinbus.errors import (
     PartialDivertError,
 )
 from twinbus.options import Verdict
-from twinbus.pairing.core.events import ForceFailover, Freeze, MarkHealthy
+from twinbus.pairing.core.failover import ForceFailover, Freeze, MarkHealthy
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses
 

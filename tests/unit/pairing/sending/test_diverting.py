@@ -16,7 +16,7 @@ from twinbus.pairing.core.attempts import (
 )
 from twinbus.pairing.core.backlog import KeptChoice
 from twinbus.pairing.core.classify import FailureMeaning
-from twinbus.pairing.core.events import SendSucceeded
+from twinbus.pairing.core.failover import SendSucceeded
 from twinbus.pairing.core.secondary import DivertFault
 
 

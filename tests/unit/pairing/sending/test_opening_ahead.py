@@ -9,7 +9,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.core.events import ForceFailover
+from twinbus.pairing.core.failover import ForceFailover
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import Behaviour, hangs, refuses
 

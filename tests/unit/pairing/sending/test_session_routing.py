@@ -13,7 +13,7 @@ from azure.servicebus.exceptions import ServiceBusQuotaExceededError
 
 from twinbus.errors import BacklogUnavailableError, PartialDivertError, ReservedPropertyError
 from twinbus.pairing.core.backlog import session_queue
-from twinbus.pairing.core.events import ForceFailover, MarkHealthy
+from twinbus.pairing.core.failover import ForceFailover, MarkHealthy
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses
 

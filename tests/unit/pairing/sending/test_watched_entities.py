@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from twinbus.pairing.core.events import ForceFailover, Freeze, MarkHealthy
-from twinbus.pairing.sending.watched_entities import UNUSED_MAX, WatchedEntities
+from twinbus.pairing.core.failover import ForceFailover, Freeze, MarkHealthy
+from twinbus.pairing.sending.watched_entity import UNUSED_MAX, WatchedEntities
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import refuses
 
