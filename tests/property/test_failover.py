@@ -12,7 +12,6 @@ from twinbus.pairing.core.failover import (
     ForceFailover,
     Freeze,
     MarkHealthy,
-    Notify,
     PingAnswered,
     PingFailed,
     Route,
@@ -22,6 +21,7 @@ from twinbus.pairing.core.failover import (
     StartDiverting,
     StopPinging,
     StopWatching,
+    Transition,
     Unfreeze,
 )
 from twinbus.testing import VirtualClock
@@ -112,8 +112,8 @@ class Shell:
                     self.ping_out = False
                 case StartDiverting():
                     assert self.entity.route is Route.BACKLOG
-                case Notify(transition):
-                    announced.append(transition)
+                case Transition():
+                    announced.append(action)
         if before not in PINGED and self.entity.state in PINGED:
             self.pings_rested_since = self.now
         if self.entity.state is before:

@@ -123,21 +123,17 @@ DANGERS: Final = {
 """Drift that would lose, refuse or hide messages (SPEC 2.3)."""
 
 
+@dataclass(slots=True)
 class _QueueUse:
     """One backlog queue in the rotation."""
 
-    __slots__ = ("pulled_until", "pulls", "reason")
-
-    def __init__(self) -> None:
-        self.pulled_until: float | None = None
-        self.pulls = 0
-        self.reason = ""
+    pulled_until: float | None = None
+    pulls: int = 0
+    reason: str = ""
 
 
 class Rotation:
     """The backlog queues in use; all senders of a pair share what each learns."""
-
-    __slots__ = ("_left_out", "_queues", "secondary")
 
     def __init__(self, queues: Iterable[str] = ()) -> None:
         self.secondary = SecondaryHealth()

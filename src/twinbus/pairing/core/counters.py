@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final
 
 DIVERT_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """From a broker on the same network to the longest attempt that the options allow."""
@@ -16,8 +16,6 @@ DIVERT_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 class DurationHistogram:
     """How many of the observed times lie below each bound."""
-
-    __slots__ = ("_counts", "bounds_s", "sum_s")
 
     def __init__(self, bounds_s: tuple[float, ...]) -> None:
         assert list(bounds_s) == sorted(set(bounds_s))
@@ -42,16 +40,6 @@ class DurationHistogram:
             yield bound_s, total
 
 
-class EntityNumbers(Protocol):
-    """The numbers of one entity."""
-
-    sent: int
-    diverted: int
-    raised: int
-    oversize: int
-    reserved: int
-
-
 @dataclass(slots=True)
 class EntityTotals:
     """The numbers of several entities together."""
@@ -63,13 +51,10 @@ class EntityTotals:
     oversize: int = 0
     reserved: int = 0
 
-    def add(self, entity: EntityNumbers) -> None:
-        """Add the numbers of one more."""
-        self.sent += entity.sent
-        self.diverted += entity.diverted
-        self.raised += entity.raised
-        self.oversize += entity.oversize
-        self.reserved += entity.reserved
+    def add(self, entity: Any) -> None:
+        """Add the numbers of one more, which are attributes of the same names."""
+        for name in ("sent", "diverted", "raised", "oversize", "reserved"):
+            setattr(self, name, getattr(self, name) + getattr(entity, name))
         # Last: who reads on another thread compares it, to learn whether the rest has changed.
         self.entities += 1
 
@@ -77,21 +62,9 @@ class EntityTotals:
 class PairCounters:
     """The numbers of one pair."""
 
-    __slots__ = ("diverts", "pings_answered", "pings_dropped", "pings_failed")
-
     def __init__(self) -> None:
         self.diverts = DurationHistogram(DIVERT_BOUNDS_S)
         """Seconds of each attempt on a backlog queue that stored something."""
-        self.pings_answered = 0
-        self.pings_failed = 0
-        self.pings_dropped = 0
-        """Pings stopped before their end: another success healed the entity, or the pair closed."""
-
-    @property
-    def pings(self) -> dict[str, int]:
-        """The number of pings by result."""
-        return {
-            "answered": self.pings_answered,
-            "failed": self.pings_failed,
-            "dropped": self.pings_dropped,
-        }
+        self.pings = {"answered": 0, "failed": 0, "dropped": 0}
+        """The number of pings by result. A ping is dropped if another success healed the entity
+        before its end, or the pair was closed."""

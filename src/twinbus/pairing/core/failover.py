@@ -122,23 +122,16 @@ class StopPinging:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One change of state, for logs, listeners and the ledger."""
+    """One change of state, for logs, listeners and the ledger; nothing else to perform."""
 
+    announces: ClassVar[bool] = True
     before: EntityState
     after: EntityState
     at: float
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
-    """Log and announce the transition; nothing to perform."""
-
-    announces: ClassVar[bool] = True
-    transition: Transition
-
-
-Action = StartDiverting | SendPing | StopPinging | Notify
+Action = StartDiverting | SendPing | StopPinging | Transition
 
 NOTHING: Final[tuple[Action, ...]] = ()
 
@@ -338,7 +331,7 @@ class EntityFailover:
         assert before is not state
         self.route = ROUTES[state]
         self.since, self.reason = now, reason
-        announcement = Notify(Transition(before, state, now, reason))
+        announcement = Transition(before, state, now, reason)
         if before in PINGED and state in PINGED:
             # The same failover goes on: its pings keep their interval and their count.
             return (*actions, announcement)

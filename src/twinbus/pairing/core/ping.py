@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 """A service that knows pings recognizes them by this and delivers none to a receiver."""
 
@@ -26,22 +24,8 @@ def ping_delay_s(interval_s: float, jitter: float) -> float:
     return interval_s * PING_JITTER * jitter
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PingMessage:
-    """An empty message that shows whether an entity takes messages; a shell sends it."""
-
-    session_id: str
-    """New for every ping. An entity with sessions takes no message without one, and a session of
-    its own never blocks a receiver of real ones."""
-    content_type: str = PING_CONTENT_TYPE
-    time_to_live_s: float = PING_TIME_TO_LIVE_S
-    body: bytes = b""
-
-
 class PingTurns:
     """Spreads pings over time: few begin at once, many begin one after the other."""
-
-    __slots__ = ("_free_at", "_spacing_s")
 
     def __init__(self, spacing_s: float = PING_SPACING_S) -> None:
         self._spacing_s = spacing_s

@@ -47,8 +47,6 @@ def jittered(wait_s: float, jitter: float) -> float:
 class SecondaryHealth:
     """What all calls of a pair know of the secondary namespace."""
 
-    __slots__ = ("_answered", "_silent", "_waiting_since", "reason", "turn_at")
-
     def __init__(self) -> None:
         self.reason = ""
         """Why the namespace is lost; empty: it can be reached, as far as is known."""

@@ -76,8 +76,9 @@ class ReleaseSide:
 
 @dataclass(frozen=True, slots=True)
 class SideChange:
-    """The end of one side, for logs and listeners."""
+    """The end of one side, for logs and listeners; nothing else to perform."""
 
+    announces: ClassVar[bool] = True
     side: Side
     before: SideState
     after: SideState
@@ -85,25 +86,13 @@ class SideChange:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Log and announce the change; nothing to perform."""
-
-    announces: ClassVar[bool] = True
-    change: SideChange
-
-
-Action = ReleaseSide | Announce
+Action = ReleaseSide | SideChange
 
 NOTHING: Final[tuple[Action, ...]] = ()
 
 
 class PairSides:
     """The states of the two sides of one pair."""
-
-    __slots__ = (
-        "_error", "_faulted", "_is_pair_closed", "_reasons", "_states", "_syphon", "timer_at",
-    )  # fmt: skip
 
     def __init__(self, *, syphon: bool) -> None:
         """`syphon`: it runs here, so a side that does not follow is faulted."""
@@ -183,7 +172,7 @@ class PairSides:
         self._reasons[side] = reason
         is_alone = self._states[side.other] is SideState.OPEN
         self.timer_at = now + FOLLOW_S if is_alone and self._syphon else None
-        return ReleaseSide(side), Announce(SideChange(side, before, state, now, reason))
+        return ReleaseSide(side), SideChange(side, before, state, now, reason)
 
     def _fault_the_other(self, now: float) -> Sequence[Action]:
         if self.timer_at is None or now < self.timer_at:

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from twinbus.pairing.core.sides import (
-    Announce,
     CloseSide,
     Event,
     FaultSide,
@@ -59,9 +58,9 @@ class SideKeeper:
                     self._releasing[side] = asyncio.create_task(
                         self._close(side), name=f"close the {side}"
                     )
-                case Announce(change):
+                case SideChange():
                     # Before the task above runs: calls must be refused first.
-                    self._changed(change)
+                    self._changed(action)
 
     async def wait_closed(self, *sides: Side) -> None:
         """Return when all that these sides held open is closed; without names, all that ended."""

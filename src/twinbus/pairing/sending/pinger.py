@@ -16,7 +16,12 @@ from azure.servicebus import ServiceBusMessage
 from twinbus.errors import error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.pairing.core.announcements import PingEnded
-from twinbus.pairing.core.ping import PingMessage, PingTurns, ping_delay_s
+from twinbus.pairing.core.ping import (
+    PING_CONTENT_TYPE,
+    PING_TIME_TO_LIVE_S,
+    PingTurns,
+    ping_delay_s,
+)
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 
 if TYPE_CHECKING:
@@ -64,12 +69,9 @@ class Pinger:
     def _announce(self, path: str, seconds: float, error: BaseException | None) -> None:
         counters = self._state.counters
         if isinstance(error, asyncio.CancelledError):
-            counters.pings_dropped += 1
+            counters.pings["dropped"] += 1
             return
-        if error is None:
-            counters.pings_answered += 1
-        else:
-            counters.pings_failed += 1
+        counters.pings["answered" if error is None else "failed"] += 1
         text = "" if error is None else error_text(error)
         log.debug("%s: ping %s", path, f"failed: {text}" if text else "answered")
         self._state.listeners.tell(
@@ -80,13 +82,16 @@ class Pinger:
 
 
 async def send_ping(sdk: Any) -> None:
-    """Send the ping message of SPEC 5 through a sender of the SDK."""
-    ping = PingMessage(session_id=uuid4().hex)
+    """Send the ping message of SPEC 5 through a sender of the SDK.
+
+    An entity with sessions takes no message without one, and a session of its own never blocks a
+    receiver of real ones.
+    """
     await sdk.send_messages(
         ServiceBusMessage(
-            ping.body,
-            content_type=ping.content_type,
-            time_to_live=timedelta(seconds=ping.time_to_live_s),
-            session_id=ping.session_id,
+            b"",
+            content_type=PING_CONTENT_TYPE,
+            time_to_live=timedelta(seconds=PING_TIME_TO_LIVE_S),
+            session_id=uuid4().hex,
         )
     )

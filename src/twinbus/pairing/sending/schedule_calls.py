@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
 from twinbus.errors import ScheduleUnavailableError, ScheduleUnknownError, error_text
+from twinbus.pairing.core.backlog import KeptChoice, Rotation
 from twinbus.pairing.core.classify import is_answer
 from twinbus.pairing.sending.calls import PairedCall, SendTarget
 
@@ -88,28 +89,13 @@ def require_numbers(numbers: Sequence[int], path: str, ids: Sequence[str]) -> No
     )
 
 
-class _NoBacklog:
+class _NoBacklog(KeptChoice):
     """The backlog for a call that cannot be diverted: protected as it is, but without a queue."""
 
     def __init__(self, backlog: BacklogChoice) -> None:
+        super().__init__(Rotation(), lambda queues: queues[0])
         self._backlog = backlog
 
     @property
     def protected(self) -> bool:
         return self._backlog.protected
-
-    is_lost = False
-
-    def choose(self, now: float, tried: object) -> None:
-        """None, always."""
-
-    def resting(self, now: float, tried: object) -> None:
-        """None, always."""
-
-    def may_return(self, tried: object) -> bool:
-        """False: the call raises at once."""
-        return False
-
-    def is_turn(self, now: float) -> bool:
-        """False: the call takes no turn."""
-        return False

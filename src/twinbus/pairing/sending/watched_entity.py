@@ -27,7 +27,6 @@ from twinbus.pairing.core.failover import (
     EntityState,
     Event,
     Freeze,
-    Notify,
     PingAnswered,
     PingFailed,
     SendPing,
@@ -185,8 +184,8 @@ class WatchedEntity:
                 self._pinging = asyncio.create_task(self._run_ping())
             case StopPinging():
                 self._stop_pinging()
-            case Notify(transition):
-                self._changed(self, transition)
+            case Transition():
+                self._changed(self, action)
 
     async def _run_ping(self) -> None:
         event: Event = PingAnswered()

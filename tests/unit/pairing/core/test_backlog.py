@@ -18,7 +18,6 @@ from twinbus.pairing.core.backlog import (
     parse_backlog_path,
     session_queue,
 )
-from twinbus.pairing.core.ping import PingMessage
 
 QUEUES = backlog_paths("contoso", 3)
 PINNED = [0, 0, 0, 1, 1, 0, 2, 2, 2, 0]
@@ -210,12 +209,6 @@ def test_strict_order_gives_a_session_one_queue_for_ever() -> None:
         assert session_queue(QUEUES, "ORDERS", session) == queue
     # Pinned: another process, another version, must choose the same.
     assert [QUEUES.index(chosen[s]) for s in "abcdefghij"] == PINNED
-
-
-def test_a_ping_is_empty_short_lived_and_has_a_session() -> None:
-    ping = PingMessage(session_id="fresh")
-    assert (ping.body, ping.time_to_live_s, ping.session_id) == (b"", 1.0, "fresh")
-    assert ping.content_type == "application/vnd.ms-servicebus-ping"
 
 
 def test_jitter_makes_a_rest_shorter_by_a_fifth_at_most() -> None:

@@ -12,7 +12,6 @@ from twinbus.pairing.core.failover import (
     ForceFailover,
     Freeze,
     MarkHealthy,
-    Notify,
     PingAnswered,
     PingFailed,
     Route,
@@ -61,7 +60,7 @@ def in_state(state: EntityState, **options: int) -> EntityFailover:
 
 def performed(it: EntityFailover, event: Event, now: float) -> list[object]:
     """What the shell must do, announcements aside."""
-    return [action for action in it.handle(event, now) if not isinstance(action, Notify)]
+    return [action for action in it.handle(event, now) if not isinstance(action, Transition)]
 
 
 def test_failover_waits_a_quiet_interval_then_pings_until_answered() -> None:
@@ -106,7 +105,7 @@ def test_with_interval_zero_the_first_failure_fails_over_at_once() -> None:
     it = entity(failover_interval_s=0)
     assert it.handle(FAILED, 3.0) == (
         StartDiverting(),
-        Notify(Transition(EntityState.HEALTHY, EntityState.FAILED_OVER, 3.0, "a send failed")),
+        Transition(EntityState.HEALTHY, EntityState.FAILED_OVER, 3.0, "a send failed"),
     )
     assert (it.route, it.timer_at) == (Route.BACKLOG, 63.0)
 
@@ -268,7 +267,7 @@ def test_every_change_is_announced_with_its_reason() -> None:
     seen: list[object] = [*it.handle(FAILED, 0.0)]
     seen += [action for _, action in clock.run(it, until=70, announcements=True)]
     seen += it.handle(PingAnswered(), 70.0)
-    assert [action.transition for action in seen if isinstance(action, Notify)] == [
+    assert [action for action in seen if isinstance(action, Transition)] == [
         Transition(EntityState.HEALTHY, EntityState.SUSPECT, 0.0, "a send failed"),
         Transition(EntityState.SUSPECT, EntityState.FAILED_OVER, 10.0, "no success for 10 s"),
         Transition(EntityState.FAILED_OVER, EntityState.HEALTHY, 70.0, "the ping was answered"),

@@ -16,7 +16,6 @@ from twinbus.pairing.core.failover import (
     ForceFailover,
     Freeze,
     MarkHealthy,
-    Notify,
     PingAnswered,
     PingFailed,
     SendFailed,
@@ -25,6 +24,7 @@ from twinbus.pairing.core.failover import (
     StartDiverting,
     StopPinging,
     StopWatching,
+    Transition,
     Unfreeze,
 )
 from twinbus.timers import TimerFired
@@ -111,12 +111,12 @@ def cell(it: EntityFailover, name: str) -> str:
     due = timer_at if timer_at is not None else QUIET_AT
     now = due if name == "timer" else due - 1
     actions = it.handle(EVENTS[name], now)
-    announced = [action.transition for action in actions if isinstance(action, Notify)]
+    announced = [action for action in actions if isinstance(action, Transition)]
     # Every change is announced once, and nothing else is.
     changes = [(before, it.state)] if it.state is not before else []
     assert [(t.before, t.after) for t in announced] == changes
     words = ["." if it.state is before else it.state.value]
-    words += [WORDS[type(action)] for action in actions if not isinstance(action, Notify)]
+    words += [WORDS[type(action)] for action in actions if not isinstance(action, Transition)]
     if it.timer_at != timer_at:
         words.append(timer_word(it, now))
     for hold, was in held.items():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
+from azure.servicebus import ServiceBusMessage
 
 from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.core.ping import PingTurns, ping_delay_s
+from twinbus.pairing.sending.pinger import send_ping
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import hangs, refuses
 
@@ -20,6 +23,29 @@ def test_turns_are_at_once_while_there_are_few_and_in_a_row_when_there_are_many(
     assert [turns.take(10.0) for _ in range(3)] == [10.25, 10.5, 10.75]
     assert turns.take(10.9) == 11.0
     assert turns.take(60.0) == 60.0
+
+
+class Sender:
+    """A sender of the SDK that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.sent: list[ServiceBusMessage] = []
+
+    async def send_messages(self, message: ServiceBusMessage) -> None:
+        self.sent.append(message)
+
+
+async def test_a_ping_is_empty_short_lived_and_has_a_session_of_its_own() -> None:
+    sender = Sender()
+    for _ in range(2):
+        await send_ping(sender)
+    for ping in sender.sent:
+        assert b"".join(ping.body) == b""
+        assert ping.content_type == "application/vnd.ms-servicebus-ping"
+        assert ping.time_to_live == timedelta(seconds=1)
+    first, second = (ping.session_id for ping in sender.sent)
+    assert first
+    assert second not in (None, first)
 
 
 async def test_entities_that_failed_over_together_are_not_pinged_all_at_once() -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from twinbus.errors import PairClosedError, PairFaultedError
 from twinbus.pairing.core.sides import (
     FOLLOW_S,
-    Announce,
     ClosePair,
     CloseSide,
     FaultSide,
     PairSides,
     ReleaseSide,
     Side,
+    SideChange,
     SideState,
 )
 from twinbus.testing import VirtualClock
@@ -145,16 +145,15 @@ def test_a_pair_whose_secondary_was_faulted_by_hand_is_simply_closed_later() -> 
 
 def test_every_end_is_announced_with_its_time_and_reason() -> None:
     clock, sides = VirtualClock(), PairSides(syphon=True)
-    _, announced = sides.handle(FaultSide(SECONDARY, BROKEN), 7.0)
-    assert isinstance(announced, Announce)
-    change = announced.change
+    _, change = sides.handle(FaultSide(SECONDARY, BROKEN), 7.0)
+    assert isinstance(change, SideChange)
     assert (change.side, change.before, change.after, change.at, change.reason) == (
         SECONDARY, SideState.OPEN, SideState.FAULTED, 7.0, "RuntimeError: the key was stolen",
     )  # fmt: skip
     timeline = clock.run(sides, until=50.0, announcements=True)
     assert [(at, type(action)) for at, action in timeline] == [
         (12.0, ReleaseSide),
-        (12.0, Announce),
+        (12.0, SideChange),
     ]
 
 

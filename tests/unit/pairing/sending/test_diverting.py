@@ -169,7 +169,8 @@ def test_throttling_that_outlasts_the_caller_goes_to_another_queue_at_once() -> 
     world.start(0.0)
     [divert] = world.divert_fails(0.5, FailureMeaning.BUSY)
     assert isinstance(divert, DivertTo)
-    assert (divert.queue, divert.timeout_s) == (QUEUES[1], pytest.approx(0.3))
+    assert divert.queue == QUEUES[1]
+    assert divert.timeout_s == pytest.approx(0.3)
 
 
 def test_an_entity_that_recovers_takes_back_a_call_whose_queue_failed() -> None:
