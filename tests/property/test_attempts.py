@@ -9,16 +9,13 @@ from hypothesis import strategies as st
 
 from twinbus.pairing.core.attempts import (
     CallEnding,
-    DivertFailed,
     DivertTo,
-    PrimaryFailed,
     PullQueue,
     Raise,
     RetryPolicy,
     SendCall,
     Step,
     TryPrimary,
-    WaitEnded,
     WaitForRetry,
     WaitForSecondary,
     call_limit_s,
@@ -129,12 +126,12 @@ class World:
                 turn_at = self.rotation.secondary.turn_at
                 # Another call may free this one at once; it then has no turn to wait for.
                 self.wait(min(until, max(turn_at, self.now + FIRST_PACE_S)))
-                return self.call.handle(WaitEnded(), self.now)
+                return self.call.wait_ended(self.now)
             case WaitForRetry(until):
                 assert until >= self.now
                 assert self.in_time(until)
                 self.wait(until)
-                return self.call.handle(WaitEnded(), self.now)
+                return self.call.wait_ended(self.now)
             case Raise(ending, error):
                 self.check_ending(ending, error)
                 self.ended.append(ending.name)
@@ -155,11 +152,11 @@ class World:
             return []
         if queue is None:
             self.entity.handle(SendFailed(counts=meaning.counts), self.now)
-            return self.call.handle(
-                PrimaryFailed(OSError("down"), meaning.counts, meaning), self.now
+            return self.call.primary_failed(
+                OSError("down"), meaning, self.now, counts=meaning.counts
             )
         fault = self.judge(queue, meaning, began, is_cut=timeout_s < self.policy.attempt_timeout_s)
-        steps = self.call.handle(DivertFailed(OSError("down"), meaning, fault), self.now)
+        steps = self.call.divert_failed(OSError("down"), meaning, fault, self.now)
         if is_turn:
             self.rotation.secondary.end_turn(self.now, 0.0)
         is_retried = isinstance(steps[-1], WaitForRetry)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twinbus.pairing.core.attempts import (
-    DivertFailed,
     DivertTo,
-    PrimaryFailed,
     PullQueue,
     RetryPolicy,
     SendCall,
     Step,
-    WaitEnded,
     call_limit_s,
 )
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
@@ -66,7 +63,7 @@ class World:
         meaning: FailureMeaning = FailureMeaning.UNREACHABLE,
     ) -> list[Step]:
         self.entity.handle(SendFailed(counts=meaning.counts, error=str(error)), now)
-        steps = self.call.handle(PrimaryFailed(error, meaning.counts, meaning), now)
+        steps = self.call.primary_failed(error, meaning, now, counts=meaning.counts)
         return self._next(steps, now)
 
     def divert_fails(
@@ -90,7 +87,7 @@ class World:
             fault = secondary.no_answer(
                 step.queue, str(error), began=self.began, now=now, timed_out=timed_out
             )
-        steps = self.call.handle(DivertFailed(error, meaning, fault), now)
+        steps = self.call.divert_failed(error, meaning, fault, now)
         for pull in steps[:-1]:
             assert isinstance(pull, PullQueue)
             self.rotation.pull(pull.queue, pull.reason, now)
@@ -117,7 +114,7 @@ class World:
         self.entity.handle(ForceFailover(), now)
 
     def woken(self, now: float) -> list[Step]:
-        return self._next(self.call.handle(WaitEnded(), now), now)
+        return self._next(self.call.wait_ended(now), now)
 
 
 def pulled(index: int) -> PullQueue:

@@ -8,23 +8,24 @@
                                                         v                        v
                                Divert <--its turn-- WaitForSecondary --time over--> Raise
 
-Pure: the shell performs the last of the returned steps and reports how it ended; success ends the
-call. A call reads the entity's `EntityFailover` and its sender's choice of backlog queues, both
-shared, and writes neither. A failed attempt is first reported to the entity, or to the secondary,
-then here, so that a failover or a loss that it causes is seen at once.
+Pure: the shell performs the returned steps, pulls first, and reports how the last one ended; a
+success ends the call. A call reads the entity's `EntityFailover` and its sender's choice of backlog
+queues, both shared, and writes neither. A failed attempt is first reported to the entity, or to the
+secondary, then here, so that a failover or a loss that it causes is seen at once.
 
 The call ends in exactly one of: success on the primary, success in a backlog queue, `Raise`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
 from twinbus.errors import error_text
 from twinbus.options import SendAvailabilityOptions
+from twinbus.pairing.core.backlog import KeptChoice
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault, jittered
@@ -44,30 +45,6 @@ class EntityView(Protocol):
 
     @property
     def failover_at(self) -> float | None: ...
-
-
-class BacklogChoice(Protocol):
-    """Chooses the backlog queue of a sender's diverted messages."""
-
-    @property
-    def protected(self) -> bool:
-        """Whether there is any backlog queue; without one sends use the primary (SPEC 2.5)."""
-
-    def choose(self, now: float, tried: Collection[str]) -> str | None:
-        """The queue to use, none of `tried`; None: none is left."""
-
-    def resting(self, now: float, tried: Collection[str]) -> str | None:
-        """A pulled queue that a waiting call may try, none of `tried`; None: there is none."""
-
-    def may_return(self, tried: Collection[str]) -> bool:
-        """Whether a queue may return that is none of `tried`, so that a call waits for it."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the secondary namespace cannot be reached, so that calls take turns."""
-
-    def is_turn(self, now: float) -> bool:
-        """Whether a waiting call may make an attempt now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,32 +80,6 @@ def call_limit_s(policy: RetryPolicy) -> float:
     """The longest time of a call without a timeout: its attempts, back-offs, and one divert."""
     backoffs_s = sum(backoff_s(policy, retry) for retry in range(1, policy.total + 1))
     return (policy.total + 2) * policy.attempt_timeout_s + backoffs_s
-
-
-@dataclass(frozen=True, slots=True)
-class PrimaryFailed:
-    """The attempt on the primary failed; `counts` is the classifier's verdict."""
-
-    error: BaseException
-    counts: bool
-    meaning: FailureMeaning
-
-
-@dataclass(frozen=True, slots=True)
-class DivertFailed:
-    """The backlog queue of the last `DivertTo` did not take the message."""
-
-    error: BaseException
-    meaning: FailureMeaning
-    fault: DivertFault = DivertFault.QUEUE
-
-
-@dataclass(frozen=True, slots=True)
-class WaitEnded:
-    """A wait ended: by its time, by its turn, or because the entity changed its state."""
-
-
-Event = PrimaryFailed | DivertFailed | WaitEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +154,7 @@ class SendCall:
     def __init__(
         self,
         entity: EntityView,
-        backlog: BacklogChoice,
+        backlog: KeptChoice,
         policy: RetryPolicy,
         *,
         ends_at: float,
@@ -245,16 +196,6 @@ class SendCall:
         """The first step."""
         return self._try_again(now)
 
-    def handle(self, event: Event, now: float) -> list[Step]:
-        """Take the end of the last step at time `now`; return the next, after any `PullQueue`."""
-        match event:
-            case PrimaryFailed():
-                return self._primary_failed(event, now)
-            case DivertFailed():
-                return self._divert_failed(event, now)
-            case WaitEnded():
-                return self._wait_ended(now)
-
     @property
     def stays(self) -> bool:
         """Whether the entity's route still leads where the last attempt went."""
@@ -276,11 +217,14 @@ class SendCall:
             case Route.REFUSED:
                 return [Raise(CallEnding.UNUSABLE, self.primary_error)]
 
-    def _primary_failed(self, event: PrimaryFailed, now: float) -> list[Step]:
-        self.primary_error = event.error
+    def primary_failed(
+        self, error: BaseException, meaning: FailureMeaning, now: float, *, counts: bool
+    ) -> list[Step]:
+        """The attempt on the primary failed; `counts` is the classifier's verdict."""
+        self.primary_error = error
         # Neither another namespace nor a later time would repair the caller's own fault.
-        if not event.counts and not event.meaning.retried:
-            return [Raise(CallEnding.PRIMARY, event.error)]
+        if not counts and not meaning.retried:
+            return [Raise(CallEnding.PRIMARY, error)]
         if self._route() is not Route.PRIMARY:
             return self._try_again(now)
         retry_at = now + self._backoff_s(self._retries + 1)
@@ -288,7 +232,7 @@ class SendCall:
             self._retries += 1
             self._retry_at = retry_at
             return [WaitForRetry(retry_at)]
-        return [self._wait_for_failover(event.error)]
+        return [self._wait_for_failover(error)]
 
     def _wait_for_failover(self, error: BaseException | None) -> Step:
         """No retry is left: wait for the failover if it comes before the deadline, else raise."""
@@ -299,7 +243,8 @@ class SendCall:
             return Raise(CallEnding.PRIMARY, error)
         return WaitForRetry(self.ends_at)
 
-    def _wait_ended(self, now: float) -> list[Step]:
+    def wait_ended(self, now: float) -> list[Step]:
+        """A wait ended: by its time, by its turn, or because the entity changed its state."""
         if self._is_over(now):
             return [self._give_up()]
         if not self.stays:
@@ -356,13 +301,16 @@ class SendCall:
             return queue, backlog.is_lost
         return backlog.resting(now, without), True
 
-    def _divert_failed(self, event: DivertFailed, now: float) -> list[Step]:
+    def divert_failed(
+        self, error: BaseException, meaning: FailureMeaning, fault: DivertFault, now: float
+    ) -> list[Step]:
+        """The backlog queue of the last `DivertTo` did not take the message."""
         queue = self._queue
-        self.queue_errors[queue] = event.error
+        self.queue_errors[queue] = error
         # SPEC 3: neither an error about the message nor a short timeout pulls a queue.
-        if event.meaning is FailureMeaning.MESSAGE:
-            return [Raise(CallEnding.MESSAGE, event.error)]
-        match event.fault:
+        if meaning is FailureMeaning.MESSAGE:
+            return [Raise(CallEnding.MESSAGE, error)]
+        match fault:
             case DivertFault.CALLER:
                 return [Raise(CallEnding.BACKLOG, self.primary_error)]
             case DivertFault.NAMESPACE:
@@ -378,13 +326,13 @@ class SendCall:
                         return self._back_off(queue, now)
                 self._queue_retries += 1
                 return self._try_again(now)
-        if event.meaning is FailureMeaning.BUSY:
+        if meaning is FailureMeaning.BUSY:
             return self._back_off(queue, now)
-        if not event.meaning.pulls_queue:
+        if not meaning.pulls_queue:
             self._tried.add(queue)
             return self._try_again(now)
         self._failed.add(queue)
-        return [PullQueue(queue, error_text(event.error)), *self._try_again(now)]
+        return [PullQueue(queue, error_text(error)), *self._try_again(now)]
 
     def _back_off(self, queue: str, now: float) -> list[Step]:
         """Wait, then divert again: this queue up to `retry_total` times, then another first."""

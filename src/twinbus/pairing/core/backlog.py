@@ -226,7 +226,10 @@ class Rotation:
 
 
 class KeptChoice:
-    """One sender's backlog queue: chosen at random at its first diversion, and kept."""
+    """One sender's backlog queue: chosen at random at its first diversion, and kept.
+
+    None of the queues in `tried` is chosen.
+    """
 
     __slots__ = ("_pick", "_rotation", "kept")
 

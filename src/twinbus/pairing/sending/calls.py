@@ -15,20 +15,18 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusAuthent
 
 from twinbus.errors import EntityUnusableError, PairingError, error_text
 from twinbus.pairing.core.attempts import (
-    BacklogChoice,
     CallEnding,
     DivertTo,
     EntityView,
-    PrimaryFailed,
     PullQueue,
     Raise,
     SendCall,
     Step,
     TryPrimary,
-    WaitEnded,
     WaitForRetry,
     WaitForSecondary,
 )
+from twinbus.pairing.core.backlog import KeptChoice
 from twinbus.pairing.core.classify import meaning_of, refused_token
 from twinbus.pairing.core.failover import SendFailed
 from twinbus.pairing.sdk.pooled_sender import PooledSender
@@ -56,7 +54,7 @@ class SendTarget:
     state: SharedState
     entity: WatchedEntity
     pool: SenderPool
-    backlog: BacklogChoice
+    backlog: KeptChoice
     sessions: SessionRouting | None = None
     """Routes messages by session under strict order; None: the order is relaxed."""
 
@@ -68,7 +66,7 @@ class PairedCall:
         self,
         target: SendTarget,
         view: EntityView,
-        backlog: BacklogChoice,
+        backlog: KeptChoice,
         deadline: float | None,
         ends_at: float | None = None,
     ) -> None:
@@ -177,8 +175,8 @@ class PairedCall:
         counts = not isinstance(caught, CutShort) and self.state.counts(error)
         self.entity.tell(SendFailed(counts=counts, error=error_text(error)))
         self.require_repeatable(error)
-        event = PrimaryFailed(error, counts, meaning_of(error))
-        return self.decisions.handle(event, self.loop.time())
+        now = self.loop.time()
+        return self.decisions.primary_failed(error, meaning_of(error), now, counts=counts)
 
     def time_left_s(self, timeout_s: float, now: float) -> float:
         """The bound of an attempt that begins now: waiting for a sender may have taken time."""
@@ -207,7 +205,7 @@ class PairedCall:
 
     def wait_ended(self) -> list[Step]:
         """The next steps after a wait."""
-        return self.decisions.handle(WaitEnded(), self.loop.time())
+        return self.decisions.wait_ended(self.loop.time())
 
     async def divert(self, step: DivertTo) -> CallResult:
         """Make one attempt on a backlog queue."""

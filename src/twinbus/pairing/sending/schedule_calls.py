@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
@@ -11,10 +11,6 @@ from twinbus.errors import ScheduleUnavailableError, ScheduleUnknownError, error
 from twinbus.pairing.core.backlog import KeptChoice, Rotation
 from twinbus.pairing.core.classify import is_answer
 from twinbus.pairing.sending.calls import PairedCall, SendTarget
-
-if TYPE_CHECKING:
-    from twinbus.pairing.core.attempts import BacklogChoice
-
 
 NO_NUMBER: Final = 0
 """The broker's answer for a scheduled message that it dropped as a duplicate. (Azure answers with a
@@ -92,7 +88,7 @@ def require_numbers(numbers: Sequence[int], path: str, ids: Sequence[str]) -> No
 class _NoBacklog(KeptChoice):
     """The backlog for a call that cannot be diverted: protected as it is, but without a queue."""
 
-    def __init__(self, backlog: BacklogChoice) -> None:
+    def __init__(self, backlog: KeptChoice) -> None:
         super().__init__(Rotation(), lambda queues: queues[0])
         self._backlog = backlog
 

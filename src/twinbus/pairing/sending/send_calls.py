@@ -14,7 +14,7 @@ from azure.servicebus.exceptions import (
 )
 
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, PartialDivertError
-from twinbus.pairing.core.attempts import DivertFailed, DivertTo, Step
+from twinbus.pairing.core.attempts import DivertTo, Step
 from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.secondary import DivertFault
@@ -205,8 +205,8 @@ class SendingCall(PairedCall):
             return self.wait_ended()
         reason = self.state.rotation.absences(self.loop.time()).get(queue)
         error = OperationTimeoutError(message=f"{queue} was pulled meanwhile: {reason}")
-        event = DivertFailed(error, meaning_of(error), DivertFault.QUEUE)
-        return self.decisions.handle(event, self.loop.time())
+        now = self.loop.time()
+        return self.decisions.divert_failed(error, meaning_of(error), DivertFault.QUEUE, now)
 
     def _is_usable(self, step: DivertTo) -> bool:
         """Whether to go on waiting for a sender to the queue of this step."""
@@ -225,8 +225,7 @@ class SendingCall(PairedCall):
             self._copies_for(queue)
         meaning = self.state.divert_meaning(queue, error)
         fault = self.state.divert_failed(queue, error, began, timeout_s)
-        event = DivertFailed(error, meaning, fault)
-        return self.decisions.handle(event, self.loop.time())
+        return self.decisions.divert_failed(error, meaning, fault, self.loop.time())
 
     def _record_failure(self, queue: str, error: Exception, began: float) -> Exception:
         self.record(began, error, queue)

@@ -11,7 +11,7 @@ Many tasks may use it at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, Self
 
@@ -177,13 +177,13 @@ class PairedSender:
         outgoing = Outgoing.of(messages, self._entity.path, self._state.message_ids)
         if not len(outgoing):
             return []
-
-        def schedule(sdk: Any) -> Awaitable[Any]:
-            call: Awaitable[Any] = sdk.schedule_messages(outgoing.payload, schedule_time_utc)
-            return call
-
-        doubt = "the messages of message_ids may be scheduled, under numbers that are not known"
-        call = ScheduleCall(self._target, schedule, outgoing.ids, deadline, doubt=doubt)
+        call = ScheduleCall(
+            self._target,
+            lambda sdk: sdk.schedule_messages(outgoing.payload, schedule_time_utc),
+            outgoing.ids,
+            deadline,
+            doubt="the messages of message_ids may be scheduled, under numbers that are not known",
+        )
         numbers: list[int] = await call.run()
         self._state.message_ids.forget(outgoing.mappings)
         require_numbers(numbers, self._entity.path, outgoing.ids)
@@ -195,13 +195,13 @@ class PairedSender:
         """Cancel what `schedule_messages` scheduled; it raises as that does."""
         self._require_open()
         deadline = self._deadline(timeout)
-
-        def cancel(sdk: Any) -> Awaitable[Any]:
-            call: Awaitable[Any] = sdk.cancel_scheduled_messages(sequence_numbers)
-            return call
-
-        doubt = f"the scheduled messages {sequence_numbers} may be cancelled"
-        await ScheduleCall(self._target, cancel, (), deadline, doubt=doubt).run()
+        await ScheduleCall(
+            self._target,
+            lambda sdk: sdk.cancel_scheduled_messages(sequence_numbers),
+            (),
+            deadline,
+            doubt=f"the scheduled messages {sequence_numbers} may be cancelled",
+        ).run()
 
     async def create_message_batch(
         self, max_size_in_bytes: int | None = None
@@ -217,13 +217,12 @@ class PairedSender:
         pooled = self.pool.take() if self._entity.failover.route is Route.PRIMARY else None
         if pooled is None:
             return self._batch(max_size_in_bytes)
-
-        def create(sdk: Any) -> Awaitable[ServiceBusMessageBatch]:
-            made: Awaitable[ServiceBusMessageBatch] = sdk.create_message_batch(max_size_in_bytes)
-            return made
-
         try:
-            batch = await self.pool.attempt(pooled, create, self._attempt_timeout_s)
+            batch = await self.pool.attempt(
+                pooled,
+                lambda sdk: sdk.create_message_batch(max_size_in_bytes),
+                self._attempt_timeout_s,
+            )
         except Exception as error:
             # Opening the link counts like sending (SPEC 3); the batch itself needs no primary.
             counts = self._state.counts(error)

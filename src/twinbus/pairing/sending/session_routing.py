@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from twinbus.pairing.core.attempts import BacklogChoice
+from twinbus.pairing.core.backlog import KeptChoice
 from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.core.session_order import Diversion, SessionKey
 
@@ -32,7 +32,7 @@ class SessionRouting:
     def __init__(self, entity: WatchedEntity, rotation: Rotation, scan: SessionScan) -> None:
         self.entity, self.rotation, self.scan = entity, rotation, scan
 
-    def of(self, outgoing: Outgoing, backlog: BacklogChoice) -> CallSessions:
+    def of(self, outgoing: Outgoing, backlog: KeptChoice) -> CallSessions:
         """The sessions of one call; messages without a session use the sender's own `backlog`."""
         path = self.entity.path
         keys = [
@@ -42,13 +42,13 @@ class SessionRouting:
         return CallSessions(self, keys, backlog)
 
 
-class CallSessions:
+class CallSessions(KeptChoice):
     """The sessions of one call: entity and backlog as its messages see them."""
 
-    __slots__ = ("_backlog", "_failover", "_keys", "_order", "_rotation", "_scan", "key")
+    __slots__ = ("_backlog", "_failover", "_keys", "_order", "_scan", "key")
 
     def __init__(
-        self, routing: SessionRouting, keys: list[SessionKey | None], backlog: BacklogChoice
+        self, routing: SessionRouting, keys: list[SessionKey | None], backlog: KeptChoice
     ) -> None:
         """`keys` has each session once, and None for messages without one."""
         self._failover = routing.entity.failover
@@ -81,7 +81,7 @@ class CallSessions:
         """Whether there is a queue; a bound session has one, though it may not be usable."""
         return self._is_bound or self._rotation.protected
 
-    def choose(self, now: float, tried: Collection[str]) -> str | None:
+    def choose(self, now: float, tried: Collection[str] = ()) -> str | None:
         """The session's queue while it can be used, never another; `SPLIT` for several sessions."""
         if len(self._keys) > 1:
             return SPLIT
@@ -90,11 +90,11 @@ class CallSessions:
         queue = self._order.queue_of(self.key)
         return queue if queue not in tried and self._rotation.is_in(queue, now) else None
 
-    def resting(self, now: float, tried: Collection[str]) -> str | None:
+    def resting(self, now: float, tried: Collection[str] = ()) -> str | None:
         """Any pulled queue for messages without a session; a session uses no other queue."""
         return self._backlog.resting(now, tried) if self.key is None else None
 
-    def may_return(self, tried: Collection[str]) -> bool:
+    def may_return(self, tried: Collection[str] = ()) -> bool:
         """A session does not wait for its queue: the queue's failure is raised (SPEC 3)."""
         return self.key is None and self._backlog.may_return(tried)
 
@@ -102,9 +102,6 @@ class CallSessions:
     def is_lost(self) -> bool:
         """Whether the secondary is lost; a call of several sessions is split first."""
         return len(self._keys) == 1 and self._backlog.is_lost
-
-    def is_turn(self, now: float) -> bool:
-        return self._backlog.is_turn(now)
 
     async def wait_until_free(self, ends_at: float) -> None:
         """Wait a moment for the session to return to the primary where that is near."""

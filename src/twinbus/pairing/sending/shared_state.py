@@ -27,7 +27,7 @@ from twinbus.pairing.core.announcements import (
     GuardWarned,
     ProtectionChanged,
 )
-from twinbus.pairing.core.attempts import BacklogChoice, RetryPolicy, call_limit_s
+from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
 from twinbus.pairing.core.classify import (
     FailureMeaning,
@@ -153,7 +153,7 @@ class SharedState:
             pool.on_open = partial(self.limits.learn, queue)
         return pool
 
-    def warm(self, choice: BacklogChoice) -> None:
+    def warm(self, choice: KeptChoice) -> None:
         """Open a link to a sender's backlog queue before its first message is diverted."""
         queue = choice.choose(self.now, ())
         if queue is not None and not self.closed:

@@ -12,7 +12,6 @@ from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.attempts import (
     CallEnding,
     DivertTo,
-    PrimaryFailed,
     Raise,
     RetryPolicy,
     TryPrimary,
@@ -128,7 +127,7 @@ def test_what_the_users_classifier_counts_is_retried_too() -> None:
     world = World()
     world.start(0.0)
     odd = RuntimeError("odd")
-    assert world.call.handle(PrimaryFailed(odd, True, FailureMeaning.OTHER), 0.0) == [
+    assert world.call.primary_failed(odd, FailureMeaning.OTHER, 0.0, counts=True) == [
         WaitForRetry(1.6)
     ]
 

@@ -7,9 +7,9 @@ import pytest
 from tests.unit.pairing.send_world import LIMIT_S, POLICY, QUEUES, REFUSED, World, pulled
 from twinbus.pairing.core.attempts import (
     CallEnding,
-    DivertFailed,
     DivertTo,
     Raise,
+    Step,
     TryPrimary,
     WaitForRetry,
     WaitForSecondary,
@@ -214,12 +214,16 @@ def test_a_slow_attempt_on_a_queue_that_answers_others_is_tried_again_and_pulls_
     world = World(timeout=100)
     world.fail_over(0.0)
     world.start(0.0)
-    slow = DivertFailed(REFUSED, FailureMeaning.UNREACHABLE, DivertFault.ATTEMPT)
+
+    def slow(now: float) -> list[Step]:
+        meaning = FailureMeaning.UNREACHABLE
+        return world.call.divert_failed(REFUSED, meaning, DivertFault.ATTEMPT, now)
+
     for retry in range(POLICY.total):
-        assert world.call.handle(slow, 5.0 * retry) == [DivertTo(QUEUES[0], 5)]
+        assert slow(5.0 * retry) == [DivertTo(QUEUES[0], 5)]
     # Then the others, once each, and then all of them again after a back-off.
-    assert world.call.handle(slow, 50.0) == [DivertTo(QUEUES[1], 5)]
-    assert world.call.handle(slow, 55.0) == [DivertTo(QUEUES[2], 5)]
-    assert world.call.handle(slow, 60.0) == [WaitForRetry(70.0)]
+    assert slow(50.0) == [DivertTo(QUEUES[1], 5)]
+    assert slow(55.0) == [DivertTo(QUEUES[2], 5)]
+    assert slow(60.0) == [WaitForRetry(70.0)]
     assert world.woken(70.0) == [DivertTo(QUEUES[0], 5)]
     assert world.rotation.available(70.0) == [*QUEUES]
