@@ -172,7 +172,7 @@ class Pair:
             secondary=self.secondary.endpoint,
             protected=state.rotation.protected,
             searching=discovery.searching if self._stopping is None else None,
-            entities={entity.path: entity.status() for entity in state.entities},
+            entities={entity.path: entity.status() for entity in state.watched.all()},
             backlog_queues=backlog_status(state.rotation, state.paths, now, discovery.not_verified),
             sides=side_status(sides, endpoints),
             faulted=sides.fault,

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.conftest import Tour
 from tests.contract.pairs import nothing_left
 from tests.official_sdk import async_client
-from twinbus.pairing.sdk.sender_closer import SenderCloser
+from twinbus.pairing.sdk.pooled_sender import SenderCloser
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 
 pytestmark = pytest.mark.contract

@@ -370,7 +370,7 @@ def client_class(world: World) -> type[PairedClient]:
 
         def forwarded(self, path: str) -> None:
             super().forwarded(path)
-            entity = self.state.find_entity(path)
+            entity = self.state.watched.find(path)
             if entity is not None:
                 require_healed(world, entity)
 

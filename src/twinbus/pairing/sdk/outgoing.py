@@ -25,13 +25,15 @@ from twinbus.pairing.sdk.guards import (
     id_of,
     too_large,
 )
+from twinbus.transfer import overhead_bytes
 from twinbus.transfer.sdk import with_message_id
-
-__all__ = ["MessageIds", "Outgoing", "id_of", "with_id"]
 
 MAPPINGS_MAX: Final = 1_000
 """Mappings whose id is remembered after a failed send. They allow no weak reference, so each is
 kept alive meanwhile; a caller with more of them to retry sets `message_id` itself."""
+
+ENTRY_GROWTH_MAX: Final = 3
+"""A message that grows past 255 bytes has a longer length field in a batch."""
 
 
 class MessageIds:
@@ -202,7 +204,7 @@ def _session_of(message: Any) -> str | None:
     session = properties.group_id if properties is not None else None
     if session is None:
         return None
-    return session.decode() if isinstance(session, bytes) else str(session)
+    return session.decode("utf-8", "replace") if isinstance(session, bytes) else str(session)
 
 
 def with_id(message: Any, ids: MessageIds) -> Any:
@@ -246,3 +248,53 @@ def _named_batch(batch: ServiceBusMessageBatch, ids: MessageIds) -> tuple[Any, l
     except MessageSizeExceededError:
         return batch, named
     return again, named
+
+
+class PairedMessageBatch(ServiceBusMessageBatch):
+    """The SDK's batch, for a paired sender: it gives ids, and leaves room for the aliases.
+
+    It is also full when its copies, with their aliases, would exceed the limit of a backlog queue.
+    The size of the aliases is an upper bound, counted message by message, so a full batch is
+    diverted in one piece unless the limit of the backlog turned out smaller. `max_size_in_bytes`
+    is the room for the messages themselves: it shrinks a little with each one that is added.
+    """
+
+    def __init__(
+        self, max_size_in_bytes: int, *, room_bytes: int, path: str, ids: MessageIds, **sdk: Any
+    ) -> None:
+        """`room_bytes` is the limit of a backlog queue; `sdk` are options of the SDK's batch."""
+        self._room_bytes = room_bytes
+        self._aliases_bytes = 0
+        self._path = path
+        self._ids = ids
+        self._without_session = overhead_bytes(path) + ENTRY_GROWTH_MAX
+        super().__init__(max_size_in_bytes, **sdk)
+
+    @property
+    def max_size_in_bytes(self) -> int:
+        """The size that the messages may have together to fit the primary and the backlog."""
+        return min(self._max_size_in_bytes, self._room_bytes - self._aliases_bytes)
+
+    def add_message(self, message: Any) -> None:
+        """Add a message; MessageSizeExceededError if it does not fit the primary or the backlog.
+
+        A message without an id is added as a copy with one.
+        """
+        named = with_id(message, self._ids)
+        before = self._aliases_bytes
+        self._aliases_bytes += self._added_by(named)
+        try:
+            super().add_message(named)
+        except BaseException:
+            self._aliases_bytes = before
+            raise
+
+    def _added_by(self, message: Any) -> int:
+        properties, session = annotated(message).properties, _session_of(message)
+        replaced = None
+        if self._ids.own_in_backlog and properties is not None:
+            replaced = properties.message_id
+        if session is None and replaced is None:
+            return self._without_session
+        overhead = overhead_bytes(self._path, session_id=session, message_id=replaced)
+        return overhead + ENTRY_GROWTH_MAX

@@ -18,8 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
-from twinbus.pairing.sdk.pooled_sender import PooledSender
-from twinbus.pairing.sdk.sender_closer import SenderCloser
+from twinbus.pairing.sdk.pooled_sender import PooledSender, SenderCloser
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender

@@ -90,7 +90,7 @@ class PairedClient:
 
     def entity(self, path: str) -> WatchedEntity:
         """The shared state of an entity, made when it is first needed."""
-        entity = self.state.find_entity(path)
+        entity = self.state.watched.find(path)
         if entity is None:
             entity = WatchedEntity(
                 path.strip("/"),
@@ -103,7 +103,7 @@ class PairedClient:
 
     def forwarded(self, path: str) -> None:
         """The syphon delivered a message to an entity: a success like that of a send (SPEC 3)."""
-        entity = self.state.find_entity(path)
+        entity = self.state.watched.find(path)
         if entity is not None:
             entity.tell(SendSucceeded())
 
@@ -143,7 +143,7 @@ class PairedClient:
         """Leave no timer and no ping behind; calls that wait see that the pair was closed."""
         if self.session_scan is not None:
             await self.session_scan.close()
-        entities = self.state.entities
+        entities = self.state.watched.all()
         for entity in entities:
             failover = entity.failover
             if not failover.closed and failover.state is not EntityState.HEALTHY:

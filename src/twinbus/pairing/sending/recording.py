@@ -65,7 +65,8 @@ class Recorder:
     ) -> None:
         self.ledger = ledger
         self.is_on = is_on
-        self._pair = f"{primary.label}+{secondary.label}"
+        self.pair = f"{primary.label}+{secondary.label}"
+        """The name of the pair in ledger and metrics."""
         self._labels = {"primary": primary.label, "secondary": secondary.label}
         self._forms: dict[tuple[str, str | None], LineForm] = {}
 
@@ -73,11 +74,6 @@ class Recorder:
     def unrecorded(self) -> int:
         """Lines that the ledger could not write so far."""
         return int(getattr(self.ledger, "unrecorded", 0))
-
-    @property
-    def pair(self) -> str:
-        """The name of the pair in ledger and metrics."""
-        return self._pair
 
     def attempted(
         self, entity: str, queue: str | None, messages: Messages, began: float, ended: float, *,
@@ -115,7 +111,7 @@ class Recorder:
         operation, cause, side = SEND if queue is None else DIVERT
         target = {} if queue is None else {"backlog_queue": queue}
         form = self._forms[entity, queue] = LineForm(
-            operation, cause=cause, pair=self._pair, namespace=self._labels[side], side=side,
+            operation, cause=cause, pair=self.pair, namespace=self._labels[side], side=side,
             outcome="ok", view="client", entity=entity, **target,
         )  # fmt: skip
         return form
@@ -145,7 +141,7 @@ class Recorder:
     def _state(self, entity: str, name: str, reason: str) -> None:
         if self.is_on:
             self.ledger.record(
-                "state", pair=self._pair, namespace=self._labels["primary"], side="primary",
+                "state", pair=self.pair, namespace=self._labels["primary"], side="primary",
                 entity=entity, state=name, error=reason[:ERROR_LENGTH_MAX], view="client",
             )  # fmt: skip
 
@@ -155,7 +151,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         if self.is_on:
             self.ledger.record(
-                operation, cause=cause, pair=self._pair, namespace=self._labels[side], side=side,
+                operation, cause=cause, pair=self.pair, namespace=self._labels[side], side=side,
                 outcome=outcome_of(error), latency_us=int((ended - began) * 1e6),
                 error=None if error is None else _text(error), view="client", **fields,
             )  # fmt: skip

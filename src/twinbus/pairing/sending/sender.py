@@ -19,9 +19,8 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from twinbus.errors import PairingError, PartialDivertError, error_text
 from twinbus.pairing.core.failover import EntityState, Route, SendFailed
-from twinbus.pairing.sdk.batches import PairedMessageBatch
-from twinbus.pairing.sdk.guards import glance
-from twinbus.pairing.sdk.outgoing import Outgoing, id_of, with_id
+from twinbus.pairing.sdk.guards import glance, id_of
+from twinbus.pairing.sdk.outgoing import Outgoing, PairedMessageBatch, with_id
 from twinbus.pairing.sending.calls import SendTarget, with_ids
 from twinbus.pairing.sending.schedule_calls import ScheduleCall, require_numbers
 from twinbus.pairing.sending.send_calls import SendingCall

@@ -17,8 +17,7 @@ from twinbus.errors import MissingRightError, error_text
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.session_order import QueueScan, SessionKey, SessionOrder
-from twinbus.pairing.sdk.pooled_sender import Peeker
-from twinbus.pairing.sdk.sender_closer import SenderCloser
+from twinbus.pairing.sdk.pooled_sender import Peeker, SenderCloser
 from twinbus.pairing.sdk.sender_pool import SenderPool
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ class SessionScan:
 
     def _is_back(self, path: str) -> bool:
         """Whether an entity that this pair sends to takes messages now."""
-        entity = self._state.find_entity(path)
+        entity = self._state.watched.find(path)
         return entity is not None and entity.failover.route is Route.PRIMARY
 
     async def _first_scan(self, queue: str) -> None:

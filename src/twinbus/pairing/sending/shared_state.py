@@ -42,8 +42,8 @@ from twinbus.pairing.observing.listeners import Listeners
 from twinbus.pairing.observing.tracing import tracing_now
 from twinbus.pairing.sdk.guards import BacklogLimits
 from twinbus.pairing.sdk.outgoing import MessageIds
+from twinbus.pairing.sdk.pooled_sender import SenderCloser
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
-from twinbus.pairing.sdk.sender_closer import SenderCloser
 from twinbus.pairing.sdk.sender_pool import SenderPool
 from twinbus.pairing.sending.waiting import WaitingCalls
 from twinbus.pairing.sending.watched_entity import WatchedEntities
@@ -51,7 +51,6 @@ from twinbus.pairing.sending.watched_entity import WatchedEntities
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
     from twinbus.pairing.sending.recording import Recorder
-    from twinbus.pairing.sending.watched_entity import WatchedEntity
 
 log = logging.getLogger("twinbus.pairing")
 
@@ -98,6 +97,7 @@ class SharedState:
         self.closed = False
         self._refusal: Callable[[], PairingError | None] = lambda: None
         self.watched = WatchedEntities()
+        """Every entity that has a sender, had one lately, or that a person has commanded."""
         self._backlog_pools: dict[str, SenderPool] = {}
         self._return_timers: dict[str, asyncio.TimerHandle] = {}
         """For each pulled queue, the timer that announces its return."""
@@ -113,17 +113,6 @@ class SharedState:
     def now(self) -> float:
         """The time of the pair's event loop; may be read from any thread."""
         return self.loop.time()
-
-    # Entities
-
-    @property
-    def entities(self) -> list[WatchedEntity]:
-        """Every entity that has a sender, had one lately, or that a person has commanded."""
-        return self.watched.all()
-
-    def find_entity(self, path: str) -> WatchedEntity | None:
-        """The shared state of an entity, whatever the letter case of its path (SPEC 3)."""
-        return self.watched.find(path)
 
     def counts(self, error: BaseException) -> bool:
         """Whether a failure counts towards a failover, by the user's classifier if there is one."""

@@ -48,5 +48,5 @@ async def test_a_forgotten_entity_keeps_its_series_and_the_total_is_right() -> N
     await send_to("b")
     await send_to("c")
     assert stored(collector) == {"a": 3, "b": 1, OTHERS: 4}
-    assert len(state.entities) == 1
+    assert len(state.watched.all()) == 1
     await world.client.close()

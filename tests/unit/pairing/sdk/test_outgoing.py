@@ -16,9 +16,8 @@ from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeo
 from twinbus.errors import PairingError, PartialDivertError
 from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.sdk import outgoing
-from twinbus.pairing.sdk.batches import PairedMessageBatch
 from twinbus.pairing.sdk.guards import encoded_bytes, id_of
-from twinbus.pairing.sdk.outgoing import MessageIds, Outgoing
+from twinbus.pairing.sdk.outgoing import MessageIds, Outgoing, PairedMessageBatch
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import Behaviour, accepts, hangs, refuses
 from twinbus.transfer import to_backlog_message

@@ -29,7 +29,7 @@ async def send_to(world: FakePair, path: str) -> None:
 
 
 def paths(world: FakePair) -> list[str]:
-    return [entity.path for entity in world.client.state.entities]
+    return [entity.path for entity in world.client.state.watched.all()]
 
 
 async def test_reply_queues_are_forgotten_and_their_totals_are_kept() -> None:
