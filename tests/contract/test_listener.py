@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from twinbus.broker import listener as listener_module
+from twinbus.broker.admission import Admission, ConnectionLimits
 from twinbus.broker.listener import AMQP_HEADER, Listener, WireProtocol, recognise
 from twinbus.errors import ListenError
 
@@ -55,9 +56,17 @@ class Echo(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def listening(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Listener]:
+async def listening(
+    host: str = "127.0.0.1", port: int = 0, limits: ConnectionLimits | None = None
+) -> AsyncIterator[Listener]:
     made: list[Echo] = []
-    listener = Listener(host, port, lambda: Echo(b"amqp", made), lambda: Echo(b"http", made))
+    listener = Listener(
+        host,
+        port,
+        lambda: Echo(b"amqp", made),
+        lambda: Echo(b"http", made),
+        admission=Admission(limits),
+    )
     await listener.start()
     try:
         yield listener
@@ -171,6 +180,23 @@ async def test_silent_connections_are_bounded_and_the_longest_silent_goes_first(
         assert await asyncio.wait_for(silent[1][0].read(100), 5) == b"amqp:" + AMQP_HEADER
         for _, writer in silent:
             await end(writer)
+
+
+@pytest.mark.parametrize(
+    "limits", [ConnectionLimits(connections=2), ConnectionLimits(strangers_per_address=2)]
+)
+@pytest.mark.usefixtures("runner")
+async def test_connections_past_a_limit_are_refused_until_others_are_gone(
+    limits: ConnectionLimits, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(limits=limits) as listener:
+        first = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(2)]
+        assert await say(listener.port, AMQP_HEADER) == b""
+        assert "refused a connection from 127.0.0.1: 2 connections" in caplog.text
+        for _, writer in first:
+            await end(writer)
+        answers = [await say(listener.port, AMQP_HEADER) for _ in range(10)]
+        assert answers[-1] == b"amqp:" + AMQP_HEADER
 
 
 @pytest.mark.usefixtures("runner")

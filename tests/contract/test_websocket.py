@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import pytest
 
+from twinbus.broker.admission import Admission, ConnectionLimits
 from twinbus.broker.http import HttpHost
 from twinbus.broker.listener import Listener
 from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTOCOLS
@@ -60,8 +61,9 @@ class Recorder(asyncio.Protocol):
 class Services:
     """As much of a broker as a WebSocket needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ConnectionLimits | None) -> None:
         self.peers: list[Recorder] = []
+        self.admission = Admission(limits)
 
     def peer(self) -> Recorder:
         self.peers.append(Recorder())
@@ -69,8 +71,10 @@ class Services:
 
 
 @asynccontextmanager
-async def broker() -> AsyncIterator[tuple[Services, str, HttpHost]]:
-    services = Services()
+async def broker(
+    limits: ConnectionLimits | None = None,
+) -> AsyncIterator[tuple[Services, str, HttpHost]]:
+    services = Services(limits)
     http = HttpHost(cast("BrokerServer", services))
     listener = Listener("127.0.0.1", 0, services.peer, http)
     await listener.start()
@@ -231,3 +235,26 @@ async def test_closing_the_host_ends_websockets_that_are_still_open() -> None:
             await asyncio.wait_for(http.close(), 5)
             assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
         await asyncio.wait_for(services.peers[0].lost.wait(), 5)
+
+
+async def test_the_bytes_of_a_message_go_on_before_it_is_complete() -> None:
+    async with connected() as (client, peer):
+        # A binary message of 100 MB with a mask of zeros, of which only the start comes.
+        head = b"\x82\xff" + (100_000_000).to_bytes(8) + bytes(4)
+        client._response.connection.transport.write(head + b"echo")  # type: ignore[union-attr]
+        assert await client.receive_bytes() == b"echo"
+        assert peer.received == b"echo"
+        client._response.connection.transport.abort()  # type: ignore[union-attr]
+
+
+async def test_an_http_request_that_dawdles_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    async with broker(ConnectionLimits(open_s=0.2)) as (services, url, _):
+        port = int(url.split(":")[2].partition("/")[0])
+        for start in (b"G", b"GET /health HTTP/1.1\r\nX: ", b"PUT /q HTTP/1.1\r\nHost: x\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start)
+            with suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+        assert caplog.text.count("its request took longer than 0.2 s") == 3
+        assert services.admission.why_not("127.0.0.1") is None

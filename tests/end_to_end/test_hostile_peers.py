@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusMessage
@@ -10,6 +15,7 @@ from azure.servicebus import ServiceBusMessage
 from tests.end_to_end.raw_client import ConnectionLost, RawClient
 from tests.official_sdk import administration, client
 from tests.processes import ServedBroker
+from twinbus.amqp.connection import AMQP_HEADER
 from twinbus.amqp.frames import encode_frame
 from twinbus.amqp.performatives import (
     Attach,
@@ -17,6 +23,7 @@ from twinbus.amqp.performatives import (
     Detach,
     End,
     Flow,
+    Open,
     Performative,
     Source,
     Target,
@@ -89,6 +96,69 @@ async def test_a_second_begin_on_a_session_in_use_leaves_no_consumer_behind(
             (message,) = receiver.receive_messages()
             assert str(message) == "kept"
             receiver.complete_message(message)
+
+
+def test_strangers_are_few_and_cut_off_while_an_honest_client_works(tmp_path: Path) -> None:
+    options = ("--strangers-max", "20", "--open-limit", "1", "--token-limit", "1")
+    with ServedBroker(tmp_path, options=options) as broker:
+        with administration(broker.connection_string()) as admin:
+            admin.create_queue("orders")
+        strangers = [
+            socket.create_connection(("127.0.0.1", broker.port()), PATIENCE_S) for _ in range(40)
+        ]
+        for number, stranger in enumerate(strangers):
+            with suppress(OSError):
+                # Half of them open the connection, all of them then say nothing more.
+                stranger.sendall(b"A" if number % 2 else AMQP_HEADER + opening())
+        for stranger in strangers:
+            with suppress(ConnectionResetError), stranger:
+                while stranger.recv(1 << 16):
+                    pass
+        log = broker.log()
+        assert "20 connections of its address have put no token (--strangers-max)" in log
+        assert "no OPEN came within 1 s (--open-limit)" in log
+        assert "no valid token came within 1 s (--token-limit)" in log
+        with client(broker.connection_string()) as sdk:
+            with sdk.get_queue_sender("orders") as sender:
+                sender.send_messages(ServiceBusMessage("honest"))
+            with sdk.get_queue_receiver("orders", max_wait_time=PATIENCE_S) as receiver:
+                (message,) = receiver.receive_messages()
+                assert str(message) == "honest"
+        assert "Traceback" not in broker.log()
+
+
+def opening() -> bytes:
+    return encode_frame(0, Open(container_id="stranger"))
+
+
+def resident_bytes(broker: ServedBroker) -> int:
+    pages = Path(f"/proc/{broker.process.pid}/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+async def test_the_broker_stops_reading_from_a_client_that_never_reads(
+    broker: ServedBroker,
+) -> None:
+    silent = await RawClient.open(broker.connection_string())
+    wire = silent._transport._socket
+    assert wire is not None
+    wire.pause_reading()
+    # Otherwise the two kernels keep some ten megabytes of answers before the broker has to.
+    wire.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    echo = Flow(
+        next_incoming_id=UInt(0),
+        incoming_window=UInt(1000),
+        next_outgoing_id=UInt(0),
+        outgoing_window=UInt(1000),
+        echo=True,
+    )
+    before_bytes = resident_bytes(broker)
+    # Each of these asks for an answer of the same size.
+    wire.write(encode_frame(0, echo) * 800_000)
+    await asyncio.sleep(5.0)
+    assert wire.get_write_buffer_size() > 0
+    assert resident_bytes(broker) - before_bytes < 16 * 1024 * 1024
+    silent._transport.abort()
 
 
 async def test_an_attach_and_its_detach_in_one_packet_do_no_harm(broker: ServedBroker) -> None:

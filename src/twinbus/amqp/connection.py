@@ -17,6 +17,7 @@ from twinbus.amqp.frames import decode_performative, encode_frame
 from twinbus.amqp.link import LinkSession
 from twinbus.amqp.output import (
     NOT_ALLOWED,
+    RESOURCE_LIMIT,
     SMALLEST_MAX_FRAME_BYTES,
     FrameOutput,
     ProtocolViolation,
@@ -95,6 +96,9 @@ class Connection:
         self._sasl = sasl
         self._hostname = hostname
         self._max_frame_size = max_frame_size
+        self._frame_limit = max_frame_size
+        self._session_limit = CHANNEL_MAX + 1
+        self._link_limit: int | None = None
         self._idle_timeout_ms = idle_timeout_ms
         self._remote_idle_timeout_ms = 0
         self._channel_max = CHANNEL_MAX
@@ -143,7 +147,34 @@ class Connection:
             self._spoke_ms = now_ms
         return data
 
+    # Limits
+
+    def restrict(self, *, frame_bytes: int, sessions: int, links: int) -> None:
+        """Take less than the announced limits from the peer, until `lift_limits`.
+
+        For a peer that has not said who it is. `links` is for each session.
+        """
+        self._frame_limit, self._session_limit, self._link_limit = frame_bytes, sessions, links
+
+    def lift_limits(self) -> None:
+        """Take from the peer all that was announced to it."""
+        self._frame_limit, self._session_limit = self._max_frame_size, CHANNEL_MAX + 1
+        self._link_limit = None
+        for session in self.sessions.values():
+            session.link_limit = None
+
+    def give_up(self, condition: str, description: str) -> list[Event]:
+        """End the connection for that reason, at whatever phase it is; return `Closed`."""
+        events: list[Event] = []
+        if self.phase is not CLOSED:
+            self._fail(condition, description, events)
+        return events
+
     # Time
+
+    def postpone_idle(self, now_ms: int) -> None:
+        """Count the peer as heard: the owner does not read, so its silence says nothing."""
+        self._heard_ms = now_ms
 
     def next_deadline_ms(self) -> int:
         """When to call `run_timers` next; 0: never."""
@@ -203,15 +234,15 @@ class Connection:
                 head = data[position + 4 : position + 4 + self._head_size]
                 shape = self._shapes.get(head)
                 if shape is not None:
-                    after = shape.take_run(data, position, head, self._max_frame_size, events)
+                    after = shape.take_run(data, position, head, self._frame_limit, events)
                     if after > position:
                         position = after
                         continue
             size, offset, kind, channel = _FRAME_START.unpack_from(data, position)
-            if size > self._max_frame_size or size < 8 or offset < 2 or offset * 4 > size:
+            if size > self._frame_limit or size < 8 or offset < 2 or offset * 4 > size:
                 raise ProtocolViolation(
                     f"a frame of {size} bytes (data offset {offset * 4}); "
-                    f"this end takes 8 to {self._max_frame_size}"
+                    f"this end takes 8 to {self._frame_limit}"
                 )
             if end - position < size:
                 break
@@ -325,6 +356,9 @@ class Connection:
         if channel in self._by_remote_channel:
             raise ProtocolViolation(f"a second begin on channel {channel}")
         if begin.remote_channel is None:
+            if len(self.sessions) >= self._session_limit:
+                text = f"more than {self._session_limit} sessions of a client without a token"
+                raise ProtocolViolation(text, RESOURCE_LIMIT)
             session = self._new_session()
             session.take_begin(begin, channel)
             self.output.put(encode_frame(session.channel, session.begin()))
@@ -368,6 +402,7 @@ class Connection:
         if channel > most:
             raise ProtocolViolation(f"more than {most + 1} sessions on one connection")
         session = self.sessions[channel] = Session(self.output, channel)
+        session.link_limit = self._link_limit
         return session
 
     def _fail(self, condition: str, description: str, events: list[Event]) -> None:

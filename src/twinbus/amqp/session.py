@@ -27,7 +27,13 @@ from twinbus.amqp.frames import (
     transfer_fields,
 )
 from twinbus.amqp.link import SERIAL_MASK, Link, LinkState, ReceiverLink, SenderLink
-from twinbus.amqp.output import ERRANT_LINK, HANDLE_IN_USE, FrameOutput, ProtocolViolation
+from twinbus.amqp.output import (
+    ERRANT_LINK,
+    HANDLE_IN_USE,
+    RESOURCE_LIMIT,
+    FrameOutput,
+    ProtocolViolation,
+)
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
@@ -79,6 +85,8 @@ class Session:
         """Links that had more to send while transfers waited for the peer's window."""
         self._next_handle = 0
         self._handle_max = HANDLE_MAX
+        self.link_limit: int | None = None
+        """Most links of the peer, those included that it has not detached; None: as announced."""
         self._free_handles: list[int] = []
         self._unsettled: dict[int, tuple[SenderLink, bytes]] = {}
         self._pending: tuple[bool, int, int, bytes] | None = None
@@ -438,6 +446,10 @@ class Session:
         if handle > HANDLE_MAX:
             raise ProtocolViolation(f"the handle {handle}; the largest is {HANDLE_MAX}")
         link = self._by_remote_handle.get(handle)
+        limit = self.link_limit
+        if link is None and limit is not None and len(self._by_remote_handle) >= limit:
+            text = f"more than {limit} links on one session of a client without a token"
+            raise ProtocolViolation(text, RESOURCE_LIMIT)
         if link is not None and link.state is not LinkState.CLOSED:
             raise ProtocolViolation(f"a second attach with handle {handle}", HANDLE_IN_USE)
 

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from twinbus.broker.admission import ConnectionLimits
 from twinbus.broker.descriptions import (
     AuthorizationRule,
     QueueDescription,
@@ -50,12 +51,14 @@ class EmbeddedBroker:
         token_file: str | Path | None = None,
         require_token: bool = False,
         tls: ssl.SSLContext | None = None,
+        limits: ConnectionLimits | None = None,
         fault_seed: int = 0,
         ledger: str | Path | None = None,
     ) -> None:
         """Namespaces are "name" or "name:port"; without `data` all is kept in memory.
 
         `tls` is a server's context with its certificate: the port then speaks TLS as well.
+        `limits` bounds connections and the time before their first token (docs/security.md).
         `tokens` are accepted as they stand, for tests of token credentials; `token_file` holds
         more of them (`broker.token_file`); `require_token` refuses shared access keys. `ledger` is
         a directory for the broker's own view of what it does (`broker.ledger_view`).
@@ -70,6 +73,7 @@ class EmbeddedBroker:
             token_file=None if token_file is None else Path(token_file),
             require_token=require_token,
             tls=tls,
+            limits=limits,
             fault_seed=fault_seed,
             ledger=ledger,
         )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinbus.broker.admission import Admission, ConnectionLimits
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.http import HttpHost
 from twinbus.broker.ledger_view import open_view_ledger
@@ -96,6 +97,7 @@ class BrokerHost:
         token_file: Path | None = None,
         require_token: bool = False,
         tls: ssl.SSLContext | None = None,
+        limits: ConnectionLimits | None = None,
         fault_seed: int = 0,
         ledger: Path | str | None = None,
     ) -> None:
@@ -123,6 +125,7 @@ class BrokerHost:
         self._token_file = None if token_file is None else TokenFile(token_file)
         self._require_token = require_token
         self._tls = tls
+        self._admission = Admission(limits)
         self._fault_seed = fault_seed
         self._ledger_directory = ledger
         self._ledger: LedgerWriter | None = None
@@ -188,12 +191,15 @@ class BrokerHost:
             self._rules,
             tokens=self._accepted_tokens,
             require_token=self._require_token,
+            admission=self._admission,
             fault_seed=self._fault_seed,
             ledger=self._ledger,
         )
         self._servers[namespace.name] = server
         http = self._https[namespace.name] = HttpHost(server)
-        listener = Listener(self._host, namespace.port, server.peer, http, self._tls)
+        listener = Listener(
+            self._host, namespace.port, server.peer, http, self._tls, self._admission
+        )
         await listener.start()
         self._listeners[namespace.name] = listener
 

@@ -18,7 +18,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from twinbus.broker import websocket as amqp_over_websocket
@@ -26,6 +25,8 @@ from twinbus.broker.admin.api import AdminRequest, respond, respond_faults
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Document
 from twinbus.broker.exposition import CONTENT_TYPE, exposition
+from twinbus.broker.http_connection import AmqpWebSocket, HttpConnection
+from twinbus.broker.refusals import Unauthorized
 from twinbus.broker.server import BrokerServer
 
 BODY_BYTES_MAX = 1024 * 1024
@@ -34,8 +35,8 @@ BODY_BYTES_MAX = 1024 * 1024
 KEEP_ALIVE_S = 75
 """Longer than clients keep an idle connection: they close it, never the broker mid-request."""
 
-WEBSOCKET_MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-"""A client may put many AMQP frames into one message; none comes near this."""
+WEBSOCKET_PIECE_BYTES_MAX = 1024 * 1024
+"""Bytes of a message that came in one read; AMQP goes on piece by piece, without a limit."""
 
 CLOSE_TIMEOUT_S = 2.0
 """How long requests under way may take to finish when the broker stops."""
@@ -53,8 +54,8 @@ class HttpHost:
         self._config = uvicorn.Config(
             application(broker),
             http="h11",
-            ws="wsproto",
-            ws_max_size=WEBSOCKET_MESSAGE_BYTES_MAX,
+            ws=AmqpWebSocket,
+            ws_max_size=WEBSOCKET_PIECE_BYTES_MAX,
             ws_ping_interval=None,  # AMQP has its own idle timeout
             ws_per_message_deflate=False,
             lifespan="off",
@@ -66,11 +67,10 @@ class HttpHost:
         )
         self._config.load()
         self._state = ServerState()
+        self._admission = broker.admission
 
     def __call__(self) -> asyncio.Protocol:
-        protocol = H11Protocol(self._config, self._state, {})
-        protocol.access_log = False
-        return protocol
+        return HttpConnection(self._admission, self._config, self._state, {})
 
     async def close(self) -> None:
         """Let requests under way finish, then close every connection.
@@ -78,7 +78,7 @@ class HttpHost:
         AMQP over WebSocket ends when its AMQP peer does, so close the peers first.
         """
         for connection in list(self._state.connections):
-            if isinstance(connection, H11Protocol):
+            if isinstance(connection, HttpConnection):
                 connection.shutdown()
         if self._state.tasks:
             await asyncio.wait(self._state.tasks, timeout=CLOSE_TIMEOUT_S)
@@ -144,7 +144,8 @@ Answer = Callable[[BrokerServer, AdminRequest], Awaitable[Document]]
 
 async def _carry_out(broker: BrokerServer, request: Request, answer: Answer) -> Response:
     try:
-        body = await _read_body(request)
+        # A stranger's body is not read; its request is refused for want of a token.
+        body = await _read_body(request) if _has_token(broker, request) else b""
     except ClientDisconnect:
         return Response(status_code=400)
     if body is None:
@@ -154,6 +155,14 @@ async def _carry_out(broker: BrokerServer, request: Request, answer: Answer) -> 
     # Clients compare it with their own clock: their tokens and times depend on that.
     date = {"Date": formatdate(usegmt=True)}
     return Response(answered.body, answered.status, date, answered.content_type)
+
+
+def _has_token(broker: BrokerServer, request: Request) -> bool:
+    try:
+        broker.policy.verify(request.headers.get("authorization", ""), broker.now_ms() / 1000)
+    except Unauthorized:
+        return False
+    return True
 
 
 async def _read_body(request: Request) -> bytes | None:

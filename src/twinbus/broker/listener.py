@@ -21,6 +21,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from twinbus.broker.admission import Admission
 from twinbus.broker.tls import Sniffer
 from twinbus.errors import ListenError
 
@@ -74,8 +75,12 @@ class Listener:
         amqp_factory: Callable[[], asyncio.Protocol],
         http_factory: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        """`tls` is the broker's certificate; None: plain text only."""
+        """`tls` is the broker's certificate; None: plain text only.
+
+        A connection counts with `admission` here until its protocol counts it.
+        """
         self.host = host
         self.port = port
         """The requested port (0: any free one); once started, the port in use."""
@@ -86,6 +91,9 @@ class Listener:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tls = tls
+        self._admission = admission or Admission()
+        self._hosts: dict[socket.socket, str] = {}
+        """Where the connections come from that count here."""
         self._securing: set[Sniffer] = set()
         """Connections in a TLS handshake, or silent after it."""
 
@@ -108,7 +116,7 @@ class Listener:
         self._pauses.clear()
         for waiting in list(self._sniffing):
             self._forget(waiting)
-            waiting.close()
+            self._close(waiting)
         for silent in list(self._securing):
             silent.close()
         for handshake in self._handshakes:
@@ -133,12 +141,19 @@ class Listener:
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(BACKLOG):
             try:
-                connection, _ = listening.accept()
+                connection, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 self._accept_failed(listening, error)
                 return
+            why_not = self._admission.why_not(str(address[0]))
+            if why_not is not None:
+                self._say(logging.WARNING, f"refused a connection from {address[0]}: {why_not}")
+                connection.close()
+                continue
+            self._admission.enter(str(address[0]))
+            self._hosts[connection] = str(address[0])
             self._sniff(connection)
 
     def _accept_failed(self, listening: socket.socket, error: OSError) -> None:
@@ -179,7 +194,7 @@ class Listener:
         self._forget(connection)
         if not first:
             # Opened and closed again, as a port check does: nothing to log.
-            connection.close()
+            self._close(connection)
             return
         protocol = recognise(first)
         factory = self._factories.get(protocol)
@@ -203,16 +218,20 @@ class Listener:
         except OSError as error:
             self._say(logging.INFO, f"a connection broke off at once: {error}")
             connection.close()
+        finally:
+            self._uncount(connection)
 
     def _secure(self, connection: socket.socket) -> None:
         if len(self._securing) >= SNIFFING_MAX:
             peer = _peer(connection)
             text = f"closed a connection from {peer}: {SNIFFING_MAX} TLS handshakes are under way"
             self._say(logging.INFO, text)
-            connection.close()
+            self._close(connection)
             return
         sniffer = Sniffer(
-            partial(self._inside, _peer(connection)), SNIFF_LIMIT_S, self._securing.discard
+            partial(self._inside, _peer(connection)),
+            SNIFF_LIMIT_S,
+            partial(self._secured, connection),
         )
         self._securing.add(sniffer)
         self._begin(self._shake_hands(connection, sniffer), self._handshakes)
@@ -228,8 +247,16 @@ class Listener:
             reason = str(error) or type(error).__name__
             text = f"no TLS with {peer}: {reason}; a client must trust the broker's certificate"
             self._say(logging.INFO, text)
-            self._securing.discard(sniffer)
+            self._secured(connection, sniffer)
             connection.close()
+        except asyncio.CancelledError:
+            self._secured(connection, sniffer)
+            raise
+
+    def _secured(self, connection: socket.socket, sniffer: Sniffer) -> None:
+        """Forget a connection whose protocol inside TLS is known, or that ended before."""
+        self._securing.discard(sniffer)
+        self._uncount(connection)
 
     def _inside(self, peer: str, first: bytes) -> asyncio.Protocol | None:
         """The protocol for a client's first bytes inside TLS."""
@@ -260,7 +287,7 @@ class Listener:
                 connection.recv(1 << 16)
             except OSError:
                 pass
-        connection.close()
+        self._close(connection)
 
     def _say(self, level: int, text: str) -> None:
         _log.log(level, "%s:%s: %s", self.host, self.port, text)
@@ -268,7 +295,16 @@ class Listener:
     def _drop(self, connection: socket.socket, why: str) -> None:
         self._say(logging.INFO, f"closed a connection from {_peer(connection)}: {why}")
         self._forget(connection)
+        self._close(connection)
+
+    def _close(self, connection: socket.socket) -> None:
+        self._uncount(connection)
         connection.close()
+
+    def _uncount(self, connection: socket.socket) -> None:
+        host = self._hosts.pop(connection, None)
+        if host is not None:
+            self._admission.leave(host)
 
     def _forget(self, connection: socket.socket) -> None:
         self._loop.remove_reader(connection)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from twinbus.broker.admission import Admission
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
@@ -50,6 +51,7 @@ class BrokerServer:
         *,
         tokens: Callable[[], Iterable[AcceptedToken]] = tuple,
         require_token: bool = False,
+        admission: Admission | None = None,
         fault_seed: int = 0,
         ledger: LedgerWriter | None = None,
     ) -> None:
@@ -63,6 +65,7 @@ class BrokerServer:
         self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
         self.policy = AccessPolicy(rules, self._entity_rules, tokens, require_token=require_token)
         self.track = RefusalTracker(name, self.now_ms)
+        self.admission = admission or Admission()
         self._engine_log = None if ledger is None else EngineLog()
         self.engine_failures = 0
         """Unexpected errors that the engine contained; each is in the log."""
@@ -79,6 +82,7 @@ class BrokerServer:
             loop=self.loop,
             store=store,
             policy=self.policy,
+            admission=self.admission,
             faults=self.faults,
             engine_log=self._engine_log,
             dispatcher=dispatcher,

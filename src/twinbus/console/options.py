@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from twinbus.broker.admission import (
+    CONNECTIONS_MAX,
+    OPEN_LIMIT_S,
+    STRANGERS_MAX,
+    TOKEN_LIMIT_S,
+)
 from twinbus.console.terminal.command import argument, flag, option
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.arithmetic import CountingRule
@@ -164,6 +170,16 @@ class ServeOptions:
         option("FILE", "Certificate chain (PEM). The same port then also speaks TLS."),
     ] = None
     tls_key: Annotated[Path | None, option("FILE", "The certificate's private key (PEM).")] = None
+    connections_max: Annotated[int, option("N", "Most connections in all.")] = CONNECTIONS_MAX
+    strangers_max: Annotated[
+        int, option("N", "Most connections of one address that have put no token.")
+    ] = STRANGERS_MAX
+    open_limit: Annotated[float, option("SECONDS", "Time for a client to open its connection.")] = (
+        OPEN_LIMIT_S
+    )
+    token_limit: Annotated[
+        float, option("SECONDS", "Time for a client to put a valid token after that.")
+    ] = TOKEN_LIMIT_S
     fault_seed: Annotated[int, option("N", "Seed of random faults.")] = 0
     ledger: Annotated[str | None, option("DIR", "Directory for the broker's own ledger.")] = None
     quiet: Annotated[bool, flag("--quiet", "Log errors only, not each connection and refusal.")] = (

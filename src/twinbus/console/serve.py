@@ -9,6 +9,7 @@ import ssl
 import sys
 from pathlib import Path
 
+from twinbus.broker.admission import ConnectionLimits
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt, parse_rule, parse_token
 from twinbus.broker.tls import server_context
 from twinbus.console.options import ServeOptions
@@ -32,6 +33,12 @@ def run(given: ServeOptions) -> int:
         token_file=given.tokens,
         require_token=given.require_token,
         tls=_tls(given.tls_cert, given.tls_key),
+        limits=ConnectionLimits(
+            connections=given.connections_max,
+            strangers_per_address=given.strangers_max,
+            open_s=given.open_limit,
+            token_s=given.token_limit,
+        ),
         fault_seed=given.fault_seed,
         ledger=given.ledger,
     )

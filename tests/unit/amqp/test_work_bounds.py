@@ -51,7 +51,8 @@ def test_a_few_keys_may_hash_alike() -> None:
 
 
 def test_a_large_map_of_texts_and_numbers_is_read() -> None:
-    given = {**{f"key {n}": n for n in range(500)}, **{n: str(n) for n in range(500)}}
+    given: dict[object, object] = {f"key {number}": number for number in range(500)}
+    given |= {number: str(number) for number in range(500)}
     assert decode(encoding.write(given))[0] == given
 
 

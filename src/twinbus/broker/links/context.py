@@ -17,6 +17,7 @@ from typing import Protocol
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Error, Rejected
 from twinbus.amqp.types import Symbol
+from twinbus.broker.admission import Admission
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
@@ -35,6 +36,7 @@ class BrokerContext:
     loop: asyncio.AbstractEventLoop
     store: Store
     policy: AccessPolicy
+    admission: Admission
     faults: FaultPlan
     engine_log: EngineLog | None
     """Present if the broker writes a ledger."""
@@ -57,6 +59,7 @@ class LinkClient(Protocol):
 
     @property
     def takes_more(self) -> bool: ...
+    def trust(self) -> None: ...
     def touch(self) -> None: ...
     def holder(self, link_name: str) -> object | None: ...
     def refuse(self, link: Link, address: str, refusal: Refusal) -> None: ...

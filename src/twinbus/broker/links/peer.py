@@ -29,7 +29,13 @@ from twinbus.amqp.link import Link, LinkSession, LinkState, ReceiverLink, Sender
 from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected, encode_state
 from twinbus.amqp.sasl import ServerSasl
 from twinbus.broker.engine.names import entity_address
+from twinbus.broker.links.back_pressure import (
+    OUTPUT_BYTES_MAX,
+    UNWRITTEN_BYTES_MAX,
+    BackPressure,
+)
 from twinbus.broker.links.context import CBS, MANAGEMENT_SUFFIX, BrokerContext
+from twinbus.broker.links.probation import Probation
 from twinbus.broker.links.receiving import ReceivingLink
 from twinbus.broker.links.requests import ReplyLink, RequestLink
 from twinbus.broker.links.sending import SendingLink
@@ -38,8 +44,8 @@ from twinbus.broker.sas import LISTEN, SEND, ConnectionGrants, covers
 
 log = logging.getLogger("twinbus.broker")
 
-OUTPUT_BYTES_MAX = 1024 * 1024
-"""Bytes rendered for one client and not yet written; a turn's deliveries may exceed it once."""
+CUT_OFF_S = 30.0
+"""A connection that the broker closed is cut off after this, read or not."""
 
 LINGER_S = 2.0
 """How long a connection that the broker closed stays open for the client to read why.
@@ -62,9 +68,10 @@ class Peer(asyncio.Protocol):
         self._owner = owner
         self.grants = ConnectionGrants()
         self.connection = Connection(context.name, server=True, sasl=ServerSasl())
-        self._is_writable = True
-        self._unwritten_bytes = 0
-        """Collected, and waiting for its commit."""
+        self._probation: Probation | None = None
+        """Present from the first byte to the first valid token."""
+        self._pressure = BackPressure()
+        self._host = ""
         self.address = "?"
         self._transport: asyncio.Transport | None = None
         self._doomed = False
@@ -78,18 +85,29 @@ class Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._pressure.made(self._transport)
         peer = transport.get_extra_info("peername")
+        self._host = str(peer[0]) if isinstance(peer, tuple) else ""
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local client"
         self._owner.peers.add(self)
+        context = self._context
+        probation = self._probation = Probation(
+            self.connection, context.admission, self._host, context.loop, self._give_up
+        )
         fault = self._context.faults.decide("connect", "", self._context.now_ms())
         if fault is not None and fault.kind == "hang":
             self._hanging = True
         elif fault is not None:
             self._transport.pause_reading()
             self.later(fault.delay_ms, self._transport.resume_reading)
+            self.later(fault.delay_ms, probation.start_clock)
+        else:
+            probation.start_clock()
 
     def data_received(self, data: bytes) -> None:
         if self._hanging or self._said_close:
+            return
+        if self._probation is not None and not self._probation.takes(len(data)):
             return
         now_ms = self._context.now_ms()
         run: list[DeliveryArrived] = []
@@ -107,12 +125,15 @@ class Peer(asyncio.Protocol):
             self._act(event, now_ms)
         if run:
             self._take_all(run, now_ms)
+        self._pressure.received(len(data))
         self.touch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the client's links; its message locks stay until they expire."""
         self._transport = None
         self._owner.peers.discard(self)
+        self.trust()
+        self._context.admission.leave(self._host, trusted=True)
         for timer in (self._timer, self._expiry):
             if timer is not None:
                 timer.cancel()
@@ -123,10 +144,14 @@ class Peer(asyncio.Protocol):
         log.info("%s: connection from %s closed", self._context.name, self.address)
 
     def pause_writing(self) -> None:
-        self._is_writable = False
+        """Stop reading: each frame of a client that reads no answers would add to them."""
+        self._pressure.is_writable = False
+        self._pressure.apply()
 
     def resume_writing(self) -> None:
-        self._is_writable = True
+        self._pressure.is_writable = True
+        self._pressure.apply()
+        self.connection.postpone_idle(self._context.now_ms())
         self._deliver_again()
 
     def _deliver_again(self) -> None:
@@ -138,9 +163,14 @@ class Peer(asyncio.Protocol):
 
     @property
     def takes_more(self) -> bool:
-        """Whether to render another delivery; credit alone would not bound the memory used."""
-        waiting_bytes = self.connection.output.size_bytes + self._unwritten_bytes
-        return self._is_writable and waiting_bytes < OUTPUT_BYTES_MAX
+        """Whether to render another delivery."""
+        return self._pressure.takes_more(self.connection.output.size_bytes)
+
+    def trust(self) -> None:
+        """Lift the limits of a stranger: the client has put a valid token."""
+        if self._probation is not None:
+            self._probation.end()
+            self._probation = None
 
     def touch(self) -> None:
         """Let the server collect this peer's output at the end of the tick."""
@@ -194,6 +224,7 @@ class Peer(asyncio.Protocol):
 
     def collect_output(self, now_ms: int) -> Callable[[], None] | None:
         """The action for when this tick's changes are on disk: write the output, or abort."""
+        self._pressure.end_turn()
         if self._doomed:
             return self.drop
         data = self.connection.take_output(now_ms)
@@ -202,24 +233,30 @@ class Peer(asyncio.Protocol):
             return None
         if self._timer is None:
             self._arm()
-        self._unwritten_bytes += len(data)
+        pressure = self._pressure
+        pressure.unwritten_bytes += len(data)
+        if pressure.unwritten_bytes >= UNWRITTEN_BYTES_MAX:
+            pressure.apply()
         return lambda: self._write_collected(data, closing)
 
     def _write_collected(self, data: bytes, closing: bool) -> None:
-        was_full = self._unwritten_bytes >= OUTPUT_BYTES_MAX
-        self._unwritten_bytes -= len(data)
+        pressure = self._pressure
+        before_bytes = pressure.unwritten_bytes
+        pressure.unwritten_bytes -= len(data)
         self._write(data, closing)
-        if was_full:
+        if before_bytes >= UNWRITTEN_BYTES_MAX:
+            pressure.apply()
+        if before_bytes >= OUTPUT_BYTES_MAX:
             self._deliver_again()
 
     def pause_reading(self) -> None:
         """Stop reading: too much waits for the disk."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._pressure.waits_for_disk = True
+        self._pressure.apply()
 
     def resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._pressure.waits_for_disk = False
+        self._pressure.apply()
 
     def close(self, condition: str, description: str, *, linger: bool = True) -> None:
         """Close the connection with a reason; output that waits for a commit is dropped."""
@@ -265,11 +302,21 @@ class Peer(asyncio.Protocol):
                     # A link whose opening is delayed must not open on a session that is gone.
                     link.state = LinkState.CLOSED
             case Opened():
+                if self._probation is not None:
+                    self._probation.opened()
                 log.info("%s: connection from %s", self._context.name, self.address)
             case Closed():
                 if event.error is not None:
                     name, why = self._context.name, event.error.description
                     log.warning("%s: connection from %s broke off: %s", name, self.address, why)
+
+    def _give_up(self, condition: str, description: str) -> None:
+        if self._hanging:
+            return
+        now_ms = self._context.now_ms()
+        for event in self.connection.give_up(condition, description):
+            self._act(event, now_ms)
+        self.touch()
 
     def _take_all(self, run: list[DeliveryArrived], now_ms: int) -> None:
         owner = run[0].link.owner
@@ -316,6 +363,8 @@ class Peer(asyncio.Protocol):
             self.refuse(link, address, refusal)
 
     def _open_node(self, link: Link, address: str) -> None:
+        if self._probation is not None and address.lower() != CBS:
+            raise Unauthorized(f"{address!r} needs a token; put one on {CBS} first")
         if isinstance(link, SenderLink):
             link.owner = ReplyLink(link, address)
             link.accept()
@@ -411,6 +460,7 @@ class Peer(asyncio.Protocol):
                 self._transport.write_eof()
             # The client closes the socket when it has read CLOSE; this is for one that does not.
             self._context.loop.call_later(LINGER_S, self._transport.close)
+            self._context.loop.call_later(CUT_OFF_S, self._transport.abort)
         self._said_close = True
 
     def _arm(self) -> None:
@@ -422,6 +472,9 @@ class Peer(asyncio.Protocol):
     def _on_timer(self) -> None:
         self._timer = None
         now_ms = self._context.now_ms()
+        if not self._pressure.may_read:
+            # What the client sends is not read, so nobody can say that it is silent.
+            self.connection.postpone_idle(now_ms)
         for event in self.connection.run_timers(now_ms):
             self._act(event, now_ms)
         self.touch()

@@ -28,9 +28,14 @@ from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal
 from twinbus.broker.sas import SEND
 
 CREDIT = 100
+CBS_REQUEST_BYTES_MAX = 32 * 1024
+"""A request on $cbs: a token of at most 8,192 characters and a few short properties."""
+
 SCHEDULE = "com.microsoft:schedule-message"
 REPLIES_MAX = 1000
-"""Responses kept for a client that gives no credit; beyond that its link is detached."""
+REPLY_BYTES_MAX = 16 * 1024 * 1024
+"""Responses kept for a client that gives no credit; beyond that its link is detached. A single
+response may be larger."""
 
 TAG = b"\0"
 """Responses go out settled, so they need no tag of their own."""
@@ -43,6 +48,7 @@ class ReplyLink:
         self.link = link
         self.address = address.lower()
         self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
 
     @property
     def reply_to(self) -> str:
@@ -53,9 +59,11 @@ class ReplyLink:
     def send(self, response: bytes) -> None:
         """Send a response once the client gives credit for it."""
         self._waiting.append(response)
+        self._waiting_bytes += len(response)
         self.flush()
-        if len(self._waiting) > REPLIES_MAX:
-            text = f"{REPLIES_MAX} responses wait for credit; read them or send fewer requests"
+        count = len(self._waiting)
+        if count > REPLIES_MAX or (count > 1 and self._waiting_bytes > REPLY_BYTES_MAX):
+            text = f"{count} responses wait for credit; read them or send fewer requests"
             self.link.detach("amqp:resource-limit-exceeded", text)
 
     def flush(self) -> None:
@@ -63,7 +71,9 @@ class ReplyLink:
         link = self.link
         # A client that gives credit and no window must not make the session keep its responses.
         while self._waiting and link.credit > 0 and not link.session.blocks(link):
-            link.send(self._waiting.popleft(), TAG, settled=True)
+            response = self._waiting.popleft()
+            self._waiting_bytes -= len(response)
+            link.send(response, TAG, settled=True)
         if link.drain:
             link.drained()
 
@@ -82,7 +92,11 @@ class RequestLink:
 
     def attach(self) -> None:
         """Answer the client's attach and give it credit."""
-        self.link.accept()
+        if self.address == CBS:
+            self.link.limit_bytes = CBS_REQUEST_BYTES_MAX
+            self.link.accept(max_message_size=CBS_REQUEST_BYTES_MAX)
+        else:
+            self.link.accept()
         self.link.grant(CREDIT)
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
@@ -152,6 +166,7 @@ class RequestLink:
         answer = cbs.handle(request, self._context.policy, now_ms / 1000, self._context.track)
         if answer.grant is not None:
             self._client.grants.put(answer.audience, answer.grant)
+            self._client.trust()
         if answer.refusal is not None:
             self._client.log_refusal("a token", answer.refusal)
         return answer.response

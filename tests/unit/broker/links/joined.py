@@ -7,6 +7,7 @@ from typing import cast
 
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Event
+from twinbus.broker.admission import Admission, ConnectionLimits
 from twinbus.broker.sas import ALL_RIGHTS, Grant
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
@@ -22,6 +23,8 @@ class JoinedTransport:
         self.written = b""
         self.is_paused = False
         self.is_closed = False
+        self.ended = asyncio.Event()
+        """Nothing more will be written."""
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -36,7 +39,10 @@ class JoinedTransport:
         return "192.0.2.1", 50_000
 
     def can_write_eof(self) -> bool:
-        return False
+        return True
+
+    def write_eof(self) -> None:
+        self.ended.set()
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -58,6 +64,7 @@ class JoinedClient:
         if trusted:
             everything = Grant(path="", rights=ALL_RIGHTS, expires_at_s=1e12, rule_name="r")
             self.peer.grants.put("all", everything)
+            self.peer.trust()
 
     async def exchange(self, ticks: int = TICKS) -> list[Event]:
         """Carry bytes both ways for some ticks; return what the client saw."""
@@ -72,5 +79,5 @@ class JoinedClient:
         return seen
 
 
-def new_server() -> BrokerServer:
-    return BrokerServer("b", MemoryStore(), [])
+def new_server(limits: ConnectionLimits | None = None) -> BrokerServer:
+    return BrokerServer("b", MemoryStore(), [], admission=Admission(limits))

@@ -10,8 +10,8 @@ from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import DeliveryArrived
 from twinbus.amqp.performatives import Source, Target
 from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.links.back_pressure import OUTPUT_BYTES_MAX
 from twinbus.broker.links.dispatch import TURN
-from twinbus.broker.links.peer import OUTPUT_BYTES_MAX
 from twinbus.broker.sas import ALL_RIGHTS, Grant
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore

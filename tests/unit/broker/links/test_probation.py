@@ -1,0 +1,211 @@
+"""What a client may do before its first valid token is small, and ends at a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.unit.broker.links.joined import JoinedClient, new_server
+from twinbus.amqp.connection import MAX_FRAME_BYTES, ConnectionPhase
+from twinbus.amqp.events import Attached, Closed, Detached, Event
+from twinbus.amqp.performatives import Source, Target
+from twinbus.amqp.session import Session
+from twinbus.broker.admission import ConnectionLimits
+from twinbus.broker.faults import Fault
+from twinbus.broker.links.back_pressure import TURN_BYTES_MAX
+from twinbus.broker.links.probation import (
+    FRAME_BYTES_MAX,
+    LINKS_MAX,
+    RECEIVED_BYTES_MAX,
+    SESSIONS_MAX,
+)
+from twinbus.broker.links.requests import CBS_REQUEST_BYTES_MAX
+from twinbus.broker.server import BrokerServer
+
+PATIENCE_S = 10.0
+
+
+@asynccontextmanager
+async def serving(limits: ConnectionLimits | None = None) -> AsyncIterator[BrokerServer]:
+    server = new_server(limits)
+    yield server
+    await server.close()
+
+
+async def begun(client: JoinedClient) -> Session:
+    await client.exchange()
+    session = client.connection.begin()
+    await client.exchange()
+    return session
+
+
+def attach(session: Session, count: int, address: str = "$cbs") -> None:
+    for number in range(count):
+        target = Target(address="me")
+        session.attach_receiver(f"in-{number}", source=Source(address=address), target=target)
+
+
+def condition(events: list[Event], kind: type[Closed] | type[Detached] = Closed) -> str:
+    """The condition of the one event of that kind."""
+    (ended,) = [event for event in events if isinstance(event, kind)]
+    assert ended.error is not None
+    return str(ended.error.condition)
+
+
+def begin_more(client: JoinedClient, session: Session) -> None:
+    for _ in range(SESSIONS_MAX):
+        client.connection.begin()
+
+
+Greed = Callable[[JoinedClient, Session], None]
+
+TOO_MUCH: dict[str, Greed] = {
+    "sessions": begin_more,
+    "links": lambda _, session: attach(session, LINKS_MAX + 1),
+    "bytes": lambda client, _: client.connection.output.put(
+        # Keep-alives, the cheapest frames there are.
+        b"\x00\x00\x00\x08\x02\x00\x00\x00" * (RECEIVED_BYTES_MAX // 8)
+    ),
+}
+
+
+@pytest.mark.parametrize("greed", TOO_MUCH.values(), ids=TOO_MUCH)
+async def test_a_stranger_that_takes_too_much_is_closed_with_one_line_in_the_log(
+    greed: Greed, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as server:
+        client = JoinedClient(server, trusted=False)
+        session = await begun(client)
+        greed(client, session)
+        assert condition(await client.exchange()) == "amqp:resource-limit-exceeded"
+        lines = [line for line in caplog.messages if "192.0.2.1" in line]
+        assert len(lines) == 1
+        assert "broke off" in lines[0]
+        assert "token" in lines[0]
+
+
+async def test_a_strangers_frame_is_smaller_than_what_was_announced() -> None:
+    async with serving() as server:
+        client = JoinedClient(server, trusted=False)
+        await begun(client)
+        client.connection.output.put((FRAME_BYTES_MAX + 1).to_bytes(4) + b"\x02\x00\x00\x00")
+        assert condition(await client.exchange()) == "amqp:connection:framing-error"
+
+
+@pytest.mark.parametrize("greed", TOO_MUCH.values(), ids=TOO_MUCH)
+async def test_a_client_with_a_token_has_the_announced_limits(greed: Greed) -> None:
+    async with serving() as server:
+        client = JoinedClient(server, trusted=False)
+        session = await begun(client)
+        client.peer.trust()
+        greed(client, session)
+        await client.exchange()
+        # The start of a frame as large as any.
+        client.connection.output.put(MAX_FRAME_BYTES.to_bytes(4) + b"\x02\x00\x00\x00")
+        await client.exchange()
+        assert client.connection.phase is ConnectionPhase.OPEN
+
+
+async def test_a_request_on_cbs_is_small() -> None:
+    async with serving() as server:
+        client = JoinedClient(server, trusted=False)
+        session = await begun(client)
+        link = session.attach_sender(
+            "o", source=Source(address="me"), target=Target(address="$cbs")
+        )
+        await client.exchange()
+        assert link.max_message_size == CBS_REQUEST_BYTES_MAX
+        client.connection.output.max_frame_size = FRAME_BYTES_MAX
+        link.send(bytes(CBS_REQUEST_BYTES_MAX + 1), b"t")
+        assert condition(await client.exchange(), Detached) == "amqp:link:message-size-exceeded"
+
+
+async def test_management_is_closed_to_strangers() -> None:
+    async with serving() as server:
+        client = JoinedClient(server, trusted=False)
+        session = await begun(client)
+        attach(session, 1, "orders/$management")
+        assert condition(await client.exchange(), Detached) == "amqp:unauthorized-access"
+        client.peer.trust()
+        attach(session, 1, "orders/$management")
+        assert [type(event) for event in await client.exchange()] == [Attached]
+
+
+async def closed_at(client: JoinedClient) -> str:
+    """Wait for the end; return what the broker says of it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            for event in await client.exchange():
+                if isinstance(event, Closed):
+                    assert event.error is not None
+                    return str(event.error.description)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_client_that_never_opens_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(ConnectionLimits(open_s=0.05)) as server:
+        caplog.set_level(logging.WARNING)
+        client = JoinedClient(server, trusted=False)
+        client.peer.data_received(b"A")
+        async with asyncio.timeout(PATIENCE_S):
+            await client.transport.ended.wait()
+        assert "no OPEN came within 0.05 s (--open-limit)" in caplog.text
+
+
+async def test_a_client_that_puts_no_token_is_cut_off() -> None:
+    async with serving(ConnectionLimits(token_s=0.05)) as server:
+        client = JoinedClient(server, trusted=False)
+        assert await closed_at(client) == "no valid token came within 0.05 s (--token-limit)"
+
+
+async def test_a_client_with_a_token_may_stay() -> None:
+    async with serving(ConnectionLimits(open_s=0.05, token_s=0.05)) as server:
+        client = JoinedClient(server)
+        await client.exchange()
+        await asyncio.sleep(0.2)
+        await client.exchange()
+        assert client.connection.phase is ConnectionPhase.OPEN
+
+
+async def test_a_broker_that_hangs_by_a_fault_keeps_strangers_waiting() -> None:
+    async with serving(ConnectionLimits(open_s=0.05)) as server:
+        server.faults.add(Fault(kind="hang"))
+        client = JoinedClient(server, trusted=False)
+        await asyncio.sleep(0.2)
+        assert not client.peer._said_close
+
+
+async def test_a_stranger_that_is_gone_counts_no_more() -> None:
+    async with serving(ConnectionLimits(strangers_per_address=1)) as server:
+        client = JoinedClient(server, trusted=False)
+        assert server.admission.why_not("192.0.2.1") is not None
+        client.peer.connection_lost(None)
+        assert server.admission.why_not("192.0.2.1") is None
+
+
+async def test_nothing_is_read_from_a_client_that_does_not_read() -> None:
+    async with serving() as server:
+        client = JoinedClient(server)
+        await begun(client)
+        client.peer.pause_writing()
+        assert client.transport.is_paused
+        # The disk catches up; the client still does not read.
+        client.peer.pause_reading()
+        client.peer.resume_reading()
+        assert client.transport.is_paused
+        client.peer.resume_writing()
+        assert not client.transport.is_paused
+
+
+async def test_a_client_that_sends_without_end_leaves_a_turn_to_the_others() -> None:
+    async with serving() as server:
+        client = JoinedClient(server)
+        await begun(client)
+        client.peer.data_received(b"\x00\x00\x00\x08\x02\x00\x00\x00" * (TURN_BYTES_MAX // 8))
+        assert client.transport.is_paused
+        await client.exchange()
+        assert not client.transport.is_paused
