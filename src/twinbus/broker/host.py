@@ -121,6 +121,7 @@ class BrokerHost:
         self._host = host
         self._key = key
         self._rules = (root, *rules)
+        self._is_key_known = any(rule.primary_key == DEFAULT_KEY for rule in self._rules)
         self._tokens = tuple(tokens)
         self._token_file = None if token_file is None else TokenFile(token_file)
         self._require_token = require_token
@@ -196,7 +197,7 @@ class BrokerHost:
             ledger=self._ledger,
         )
         self._servers[namespace.name] = server
-        http = self._https[namespace.name] = HttpHost(server)
+        http = self._https[namespace.name] = HttpHost(server, local_only=self._is_key_known)
         listener = Listener(
             self._host, namespace.port, server.peer, http, self._tls, self._admission
         )

@@ -7,17 +7,19 @@ listener has accepted the connection already and uvicorn's own server would want
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketClose
 from uvicorn.server import ServerState
 
 from twinbus.broker import websocket as amqp_over_websocket
@@ -26,8 +28,11 @@ from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Document
 from twinbus.broker.exposition import CONTENT_TYPE, exposition
 from twinbus.broker.http_connection import AmqpWebSocket, HttpConnection
+from twinbus.broker.origins import foreign_origin
 from twinbus.broker.refusals import Unauthorized
 from twinbus.broker.server import BrokerServer
+
+_log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 1024 * 1024
 """A description with all its rules takes a few kilobytes."""
@@ -41,18 +46,20 @@ WEBSOCKET_PIECE_BYTES_MAX = 1024 * 1024
 CLOSE_TIMEOUT_S = 2.0
 """How long requests under way may take to finish when the broker stops."""
 
+_POLICY_VIOLATION = 1008
 _EVERY_METHOD = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
 
 
 class HttpHost:
     """Makes a protocol for each HTTP connection of one namespace, and ends them all on close."""
 
-    def __init__(self, broker: BrokerServer) -> None:
+    def __init__(self, broker: BrokerServer, *, local_only: bool = False) -> None:
+        """`local_only`: serve no page of another site, because everybody knows the key."""
         # Access log and log configuration are process-wide switches of uvicorn. A program that
         # embeds the broker may run uvicorn for itself, so they stay as they are; the protocols'
         # own switch is used instead.
         self._config = uvicorn.Config(
-            application(broker),
+            _LocalPages(application(broker)) if local_only else application(broker),
             http="h11",
             ws=AmqpWebSocket,
             ws_max_size=WEBSOCKET_PIECE_BYTES_MAX,
@@ -84,6 +91,26 @@ class HttpHost:
             await asyncio.wait(self._state.tasks, timeout=CLOSE_TIMEOUT_S)
         for connection in list(self._state.connections):
             connection.shutdown()
+
+
+class _LocalPages:
+    """Refuses requests of pages that do not come from this machine; `/health` is for all."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        why_not = foreign_origin(Headers(scope=scope))
+        if why_not is None or scope["path"] == "/health":
+            await self._app(scope, receive, send)
+            return
+        client = scope.get("client") or ("?",)
+        _log.warning("refused %s of %s: %s", scope["path"], client[0], why_not)
+        if scope["type"] == "websocket":
+            await WebSocketClose(_POLICY_VIOLATION, why_not)(scope, receive, send)
+        else:
+            refused = Response(render_error(403, why_not), 403, media_type=ERROR_CONTENT_TYPE)
+            await refused(scope, receive, send)
 
 
 def application(broker: BrokerServer) -> Starlette:
