@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,10 +133,17 @@ class BrokerHost:
         self._servers: dict[str, BrokerServer] = {}
         self._https: dict[str, HttpHost] = {}
         self._listeners: dict[str, Listener] = {}
+        self.on_gone: Callable[[], None] = lambda: None
+        """Called when the store of a namespace is gone, if set before the start."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(namespace.name for namespace in self._namespaces)
+
+    @property
+    def gone(self) -> str | None:
+        """Why the store of a namespace is gone; None: all are there."""
+        return next((server.gone for server in self._servers.values() if server.gone), None)
 
     async def start(self) -> None:
         """Open every store and every port; on any failure nothing stays open."""
@@ -195,6 +202,7 @@ class BrokerHost:
             admission=self._admission,
             fault_seed=self._fault_seed,
             ledger=self._ledger,
+            on_gone=self.on_gone,
         )
         self._servers[namespace.name] = server
         http = self._https[namespace.name] = HttpHost(server, local_only=self._is_key_known)

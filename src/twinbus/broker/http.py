@@ -116,7 +116,13 @@ class _LocalPages:
 def application(broker: BrokerServer) -> Starlette:
 
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "namespace": broker.namespace.name})
+        broker.check_store()
+        full = None if broker.gone else broker.store.low_on_space()
+        status = "gone" if broker.gone else "full" if full else "ok"
+        answer = {"status": status, "namespace": broker.namespace.name}
+        if why := broker.gone or full:
+            answer["detail"] = why
+        return JSONResponse(answer, 503 if broker.gone else 200)
 
     async def metrics(_: Request) -> Response:
         return Response(exposition(broker), headers={"Content-Type": CONTENT_TYPE})
@@ -170,6 +176,9 @@ Answer = Callable[[BrokerServer, AdminRequest], Awaitable[Document]]
 
 
 async def _carry_out(broker: BrokerServer, request: Request, answer: Answer) -> Response:
+    broker.check_store()
+    if broker.gone is not None:
+        return Response(render_error(503, broker.gone), 503, media_type=ERROR_CONTENT_TYPE)
     try:
         # A stranger's body is not read; its request is refused for want of a token.
         body = await _read_body(request) if _has_token(broker, request) else b""

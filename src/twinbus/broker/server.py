@@ -36,6 +36,8 @@ log = logging.getLogger("twinbus.broker")
 PENDING_BYTES_MAX = 32 * 1024 * 1024
 """Bytes that may wait for the disk before the broker stops reading from its clients."""
 
+STORE_CHECK_S = 1.0
+
 UNKNOWN = "not checked yet"
 
 TIMER_FLOOR_S = 0.001
@@ -54,8 +56,14 @@ class BrokerServer:
         admission: Admission | None = None,
         fault_seed: int = 0,
         ledger: LedgerWriter | None = None,
+        on_gone: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_gone` is called once if the store is gone: the broker then serves nothing more."""
         self.name = name
+        self.gone: str | None = None
+        """Why the store is gone; None: it is there."""
+        self._on_gone = on_gone
+        self._checked_at_s = 0.0
         self.view = None if ledger is None else BrokerView(ledger, name)
         self.store = store
         self.loop = asyncio.get_running_loop()
@@ -110,7 +118,10 @@ class BrokerServer:
         return time.time_ns() // 1_000_000
 
     def peer(self) -> Peer:
-        return Peer(self._context, self)
+        peer = Peer(self._context, self)
+        if self.gone is not None:
+            peer.drop()
+        return peer
 
     def collect(self, peer: Peer) -> None:
         self._to_collect[peer] = None
@@ -121,6 +132,16 @@ class BrokerServer:
         if not self._tick_scheduled:
             self._tick_scheduled = True
             self.loop.call_soon(self._tick)
+
+    def check_store(self) -> None:
+        """Cut off every client if the store is gone; looks at the disk once a second at most."""
+        now_s = self.loop.time()
+        if self.gone is not None or now_s - self._checked_at_s < STORE_CHECK_S:
+            return
+        self._checked_at_s = now_s
+        lost = self.store.lost()
+        if lost is not None:
+            self._lose(lost)
 
     def require_space(self) -> None:
         """Raise `QuotaExceeded` while the disk is nearly full: even removals need some space."""
@@ -147,6 +168,9 @@ class BrokerServer:
 
     def _tick(self) -> None:
         self._tick_scheduled = False
+        self.check_store()
+        if self.gone is not None:
+            return
         self._no_space = UNKNOWN
         now_ms = self.now_ms()
         self._context.dispatcher.run(now_ms)
@@ -238,22 +262,38 @@ class BrokerServer:
 
         No client saw them: acknowledgements wait for commits.
         """
+        lost = self.store.lost()
+        if lost is not None:
+            self._lose(lost)
+            return
         log.error("%s: %s; clients are cut off, nothing acknowledged is lost", self.name, error)
-        for peer in list(self.peers):
-            peer.abandon_links()
-            peer.close(
-                "amqp:resource-limit-exceeded",
-                f"what is not acknowledged may not be stored: {error}",
-            )
+        self._cut_off(
+            "amqp:resource-limit-exceeded", f"what is not acknowledged may not be stored: {error}"
+        )
         if self._engine_log is not None:
             # Its operations were never stored.
             self._engine_log.take()
-        self._to_collect.clear()
         self._read_again()
         self._context.dispatcher = Dispatcher(self.wake)
         try:
             self._context.namespace = self._restore(self._context.dispatcher)
-        except StoreError:
-            log.exception("%s: cannot go on; free some space and start it again", self.name)
-            raise
+        except StoreError as unreadable:
+            self._lose(str(unreadable))
+            return
         self._arm_timer()
+
+    def _lose(self, why: str) -> None:
+        """Serve nothing more: what clients would be told could not be kept."""
+        self.gone = why
+        log.error("%s: the store is gone: %s; clients are cut off", self.name, why)
+        self.commit.stop(StoreError(why))
+        if self._timer is not None:
+            self._timer.cancel()
+        self._cut_off("amqp:connection:forced", f"the broker has lost its store: {why}")
+        self._on_gone()
+
+    def _cut_off(self, condition: str, description: str) -> None:
+        for peer in list(self.peers):
+            peer.abandon_links()
+            peer.close(condition, description)
+        self._to_collect.clear()

@@ -13,7 +13,7 @@ from twinbus.broker.admission import ConnectionLimits
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt, parse_rule, parse_token
 from twinbus.broker.tls import server_context
 from twinbus.console.options import ServeOptions
-from twinbus.errors import BrokerStartError
+from twinbus.errors import BrokerStartError, StoreError
 from twinbus.loops import run_alone
 
 
@@ -67,11 +67,15 @@ async def _serve(broker: BrokerHost, data: Path | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    broker.on_gone = stopping.set
     await broker.start()
     for name in broker.names:
         print(f"{name}  {broker.connection_string(name)}", flush=True)
     storage = f"kept in {data}" if data else "kept in memory only"
     print(f"ready; messages are {storage}; stop with Ctrl-C", flush=True)
     await stopping.wait()
+    gone = broker.gone
     await broker.close()
+    if gone is not None:
+        raise StoreError(f"the store is gone: {gone}; put it back, or start with another one")
     print("stopped", flush=True)

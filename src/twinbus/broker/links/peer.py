@@ -94,6 +94,9 @@ class Peer(asyncio.Protocol):
         probation = self._probation = Probation(
             self.connection, context.admission, self._host, context.loop, self._give_up
         )
+        if self._hanging:
+            self._transport.abort()
+            return
         fault = self._context.faults.decide("connect", "", self._context.now_ms())
         if fault is not None and fault.kind == "hang":
             self._hanging = True

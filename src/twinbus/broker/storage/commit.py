@@ -33,7 +33,7 @@ class GroupCommit:
     ) -> None:
         self.on_failure = on_failure
         """Called when a batch could not be written and everything waiting was dropped. It restores
-        from `store.recover()`; if it returns, commits continue, else never."""
+        from `store.recover()`; when it returns, commits continue, unless it has called `stop`."""
         self.commits = 0
         self.failures = 0
         """Batches that are on disk, and batches that could not be written."""
@@ -43,6 +43,7 @@ class GroupCommit:
         self._in_flight: tuple[Batch, list[Callable[[], None]]] | None = None
         self._flush_is_due = False
         self._failure: Exception | None = None
+        self._is_stopped = False
         self._is_closed = False
         self._promises: set[asyncio.Future[None]] = set()
         self._work: SimpleQueue[Batch | None] = SimpleQueue()
@@ -84,6 +85,11 @@ class GroupCommit:
 
         self.after_commit(resolve)
         await promise
+
+    def stop(self, failure: Exception) -> None:
+        """Store no more and run nothing that waits, because of `failure`."""
+        self._is_stopped = True
+        self._give_up(failure)
 
     async def close(self) -> None:
         """Commit what was noted, run what waits for it, end the writer. May be called twice.
@@ -140,6 +146,8 @@ class GroupCommit:
             return
         batch, waiting = self._in_flight
         self._in_flight = None
+        if self._is_stopped:
+            return
         if self._outcome is not None:
             self._fail(self._outcome)
             return
@@ -150,16 +158,20 @@ class GroupCommit:
         self.schedule()
 
     def _fail(self, failure: Exception) -> None:
-        self._failure = failure
         self.failures += 1
-        self._waiting = []
+        self._give_up(failure)
         self._store.discard()
+        if self.on_failure is not None:
+            self.on_failure(failure)
+            if not self._is_stopped:
+                self._failure = None
+
+    def _give_up(self, failure: Exception) -> None:
+        self._failure = failure
+        self._waiting = []
         for promise in list(self._promises):
             if not promise.done():
                 promise.set_exception(failure)
-        if self.on_failure is not None:
-            self.on_failure(failure)
-            self._failure = None
 
     def _run(self, waiting: list[Callable[[], None]]) -> None:
         for fn in waiting:

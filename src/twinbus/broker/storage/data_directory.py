@@ -12,6 +12,7 @@ from pathlib import Path
 from twinbus.errors import StoreError, StoreFull
 
 LOCK_FILE = "twinbus.lock"
+DATA_FILE = "data.mdb"
 
 LOW_SPACE_BYTES = 64 * 1024 * 1024
 """Below this no more messages should come in. Taking messages out needs room too, for a changed
@@ -34,6 +35,7 @@ class DataDirectory:
         self._unseen_bytes = 0
         """Bytes written since the last check."""
         self._reason: str | None = None
+        self._data_inode: int | None = None
         try:
             make_directories(path)
             self._lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -78,9 +80,25 @@ class DataDirectory:
         room = disk.f_bavail * disk.f_frsize
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if limit != resource.RLIM_INFINITY:
-            data = self.path / "data.mdb"
+            data = self.path / DATA_FILE
             room = min(room, limit - (data.stat().st_size if data.exists() else 0))
         return max(room, 0)
+
+    def lost(self) -> str | None:
+        """Why what is written here cannot be found by the next start; None: it can.
+
+        A file that was removed or replaced still takes writes from the process that has it open.
+        """
+        try:
+            lock = (self.path / LOCK_FILE).stat()
+            data_inode = (self.path / DATA_FILE).stat().st_ino
+        except OSError as error:
+            return f"{self.path}: the data files are gone ({error.strerror})"
+        if self._data_inode is None:
+            self._data_inode = data_inode
+        if not os.path.samestat(lock, os.fstat(self._lock_fd)) or data_inode != self._data_inode:
+            return f"{self.path}: the data files were replaced while the broker had them open"
+        return None
 
     def is_nearly_full(self) -> bool:
         """Whether space is low now; false if the disk does not report it."""

@@ -25,7 +25,12 @@ import lmdb
 
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.storage import records
-from twinbus.broker.storage.data_directory import DataDirectory, out_of_room, sync_directory
+from twinbus.broker.storage.data_directory import (
+    DATA_FILE,
+    DataDirectory,
+    out_of_room,
+    sync_directory,
+)
 from twinbus.broker.storage.record_journal import RecordJournal
 from twinbus.broker.storage.store import Batch, Store
 from twinbus.errors import StoreError, StoreFull
@@ -42,8 +47,6 @@ never be enlarged, which LMDB cannot do beside a read."""
 
 MAP_SIZE_MIN_BYTES = 2**30
 """Where a platform or a limit gives less address space, the store tries half, down to this."""
-
-_DATA_FILE = "data.mdb"
 
 _DAMAGE = (
     lmdb.InvalidError,
@@ -123,8 +126,11 @@ class LmdbStore(RecordJournal, Store):
 
     def write(self, batch: Batch) -> None:
         with self._writing:
+            environment = self._opened()
+            if lost := self._directory.lost():
+                raise StoreError(lost)
             try:
-                with self._opened().begin(write=True) as transaction:
+                with environment.begin(write=True) as transaction:
                     _apply(transaction, batch)
             except lmdb.Error as error:
                 raise translated(self._directory, error) from error
@@ -159,6 +165,9 @@ class LmdbStore(RecordJournal, Store):
 
     def low_on_space(self) -> str | None:
         return self._directory.low_on_space()
+
+    def lost(self) -> str | None:
+        return self._directory.lost()
 
     def close(self) -> None:
         _OPEN.discard(self)
@@ -227,7 +236,7 @@ def _check_length(path: Path, environment: lmdb.Environment) -> None:
 
     A sound file may be short too: LMDB does not write pages that a transaction took and gave back.
     """
-    length, needed = (path / _DATA_FILE).stat().st_size, needed_bytes(environment)
+    length, needed = (path / DATA_FILE).stat().st_size, needed_bytes(environment)
     if length >= needed or not sys.executable:
         return
     map_size = environment.info()["map_size"]
@@ -235,7 +244,7 @@ def _check_length(path: Path, environment: lmdb.Environment) -> None:
     done = subprocess.run(walk, capture_output=True, check=False)  # noqa: S603 - our own text
     if done.returncode:
         raise StoreError(
-            f"{path / _DATA_FILE} is damaged: it has {length} bytes where its index names {needed}."
+            f"{path / DATA_FILE} is damaged: it has {length} bytes where its index names {needed}."
             " Put back a copy of the directory, or move it away to start empty"
         )
     lengthen(path, needed)
@@ -248,7 +257,7 @@ def needed_bytes(environment: lmdb.Environment) -> int:
 
 def lengthen(path: Path, length: int) -> None:
     """Make a sound file as long as its pages, so that no start has to walk it."""
-    data = path / _DATA_FILE
+    data = path / DATA_FILE
     if data.stat().st_size < length:
         os.truncate(data, length)
 
@@ -287,7 +296,7 @@ def translated(directory: DataDirectory, error: lmdb.Error) -> StoreError:
         return StoreFull(f"{path}: the disk is full ({error}): make room")
     if isinstance(error, _DAMAGE):
         return StoreError(
-            f"{path / _DATA_FILE} is damaged or not a store ({error}). Put back a copy of the"
+            f"{path / DATA_FILE} is damaged or not a store ({error}). Put back a copy of the"
             " directory, or move it away to start empty"
         )
     return StoreError(f"{path}: {error}")

@@ -61,6 +61,9 @@ class Store(Journal, Protocol):
     def low_on_space(self) -> str | None:
         """Why no more should be stored, in one line; None while there is space."""
 
+    def lost(self) -> str | None:
+        """Why a restart would not find what is stored, in one line; None if it would."""
+
     def close(self) -> None:
         """Close the disk. Uncommitted changes are lost. May be called twice."""
 
@@ -149,6 +152,9 @@ class MemoryStore(Store):
         """Nothing to drop: every change is kept."""
 
     def low_on_space(self) -> str | None:
+        return None
+
+    def lost(self) -> str | None:
         return None
 
     def close(self) -> None:
