@@ -254,7 +254,8 @@ class RawClient:
         for future in list(self._waiting):
             if not future.done():
                 future.set_exception(self.lost)
-        for link in list(self.session.links.values()):
+        sessions = self._connection.sessions.values()
+        for link in [link for session in sessions for link in session.links.values()]:
             if isinstance(link.owner, RawReceiver):
                 link.owner.ended()
             elif isinstance(link.owner, RawSender):

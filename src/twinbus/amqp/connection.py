@@ -36,7 +36,7 @@ from twinbus.amqp.performatives import (
     Transfer,
 )
 from twinbus.amqp.sasl import SASL_FRAME, ClientSasl, SaslFailed, ServerSasl
-from twinbus.amqp.session import Session
+from twinbus.amqp.session import HANDLE_MAX, Session
 from twinbus.amqp.transfer_shapes import SHAPES_MAX, TransferShape
 from twinbus.amqp.types import DecodeError, Symbol, UInt, UShort
 
@@ -84,6 +84,7 @@ class Connection:
         hostname: str | None = None,
         max_frame_size: int = MAX_FRAME_BYTES,
         idle_timeout_ms: int = IDLE_TIMEOUT_MS,
+        handle_max: int = HANDLE_MAX,
     ) -> None:
         self.container_id = container_id
         self.phase = ConnectionPhase.HEADER
@@ -100,6 +101,7 @@ class Connection:
         self._session_limit = CHANNEL_MAX + 1
         self._link_limit: int | None = None
         self._idle_timeout_ms = idle_timeout_ms
+        self._handle_max = handle_max
         self._remote_idle_timeout_ms = 0
         self._channel_max = CHANNEL_MAX
         self._heard_ms = 0
@@ -401,7 +403,7 @@ class Connection:
         channel = next(n for n in range(most + 2) if n not in self.sessions)
         if channel > most:
             raise ProtocolViolation(f"more than {most + 1} sessions on one connection")
-        session = self.sessions[channel] = Session(self.output, channel)
+        session = self.sessions[channel] = Session(self.output, channel, self._handle_max)
         session.link_limit = self._link_limit
         return session
 

@@ -65,7 +65,7 @@ OPEN = LinkState.OPEN
 
 
 class Session:
-    def __init__(self, output: FrameOutput, channel: int) -> None:
+    def __init__(self, output: FrameOutput, channel: int, handle_max: int = HANDLE_MAX) -> None:
         self._output = output
         self.channel = channel
         self.remote_channel: int | None = None
@@ -84,7 +84,7 @@ class Session:
         self._window_waiters: dict[SenderLink, None] = {}
         """Links that had more to send while transfers waited for the peer's window."""
         self._next_handle = 0
-        self._handle_max = HANDLE_MAX
+        self._own_handle_max = self._handle_max = handle_max
         self.link_limit: int | None = None
         """Most links of the peer, those included that it has not detached; None: as announced."""
         self._free_handles: list[int] = []
@@ -279,7 +279,7 @@ class Session:
         self._next_incoming_id = begin.next_outgoing_id or 0
         self._remote_incoming_window = begin.incoming_window or 0
         if begin.handle_max is not None:
-            self._handle_max = min(HANDLE_MAX, begin.handle_max)
+            self._handle_max = min(self._own_handle_max, begin.handle_max)
 
     def begin(self) -> Begin:
         return Begin(
@@ -287,7 +287,7 @@ class Session:
             next_outgoing_id=UInt(self._next_outgoing_id),
             incoming_window=UInt(INCOMING_WINDOW),
             outgoing_window=UInt(OUTGOING_WINDOW),
-            handle_max=UInt(HANDLE_MAX),
+            handle_max=UInt(self._own_handle_max),
         )
 
     def take(self, performative: object, payload: bytes, events: list[Event]) -> None:
@@ -443,8 +443,10 @@ class Session:
 
     def _require_free(self, handle: int) -> None:
         """Raise if the peer may not attach with `handle`; a link that we closed frees its own."""
-        if handle > HANDLE_MAX:
-            raise ProtocolViolation(f"the handle {handle}; the largest is {HANDLE_MAX}")
+        if handle > self._own_handle_max:
+            raise ProtocolViolation(
+                f"a link with handle {handle}; this session's handle-max is {self._own_handle_max}"
+            )
         link = self._by_remote_handle.get(handle)
         limit = self.link_limit
         if link is None and limit is not None and len(self._by_remote_handle) >= limit:

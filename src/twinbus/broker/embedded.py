@@ -28,6 +28,7 @@ from twinbus.broker.descriptions import (
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import Fault
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt
+from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.sas import AcceptedToken
 from twinbus.errors import BrokerStartError
 
@@ -54,6 +55,7 @@ class EmbeddedBroker:
         limits: ConnectionLimits | None = None,
         fault_seed: int = 0,
         ledger: str | Path | None = None,
+        profile: ServiceProfile = LAPTOP,
     ) -> None:
         """Namespaces are "name" or "name:port"; without `data` all is kept in memory.
 
@@ -61,7 +63,8 @@ class EmbeddedBroker:
         `limits` bounds connections and the time before their first token (docs/security.md).
         `tokens` are accepted as they stand, for tests of token credentials; `token_file` holds
         more of them (`broker.token_file`); `require_token` refuses shared access keys. `ledger` is
-        a directory for the broker's own view of what it does (`broker.ledger_view`).
+        a directory for the broker's own view of what it does (`broker.ledger_view`). `profile` has
+        the limits of the namespaces, such as `AZURE_STANDARD` of `broker.profile`.
         """
         self._host = BrokerHost(
             [NamespaceAt.parse(text) for text in namespaces or ("twinbus",)],
@@ -76,6 +79,7 @@ class EmbeddedBroker:
             limits=limits,
             fault_seed=fault_seed,
             ledger=ledger,
+            profile=profile,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -42,12 +42,14 @@ def _lines(broker: BrokerServer) -> Iterator[str]:
     for entity, (_, size_bytes) in held.items():
         yield _sample("bytes", size_bytes, namespace.name, entity=entity)
     failed, missed = broker.engine_failures, broker.ledger_unrecorded
+    busy = None if broker.credits is None else broker.credits.throttled
     for name, kind, words, value in (
         ("connections", "gauge", "AMQP connections open now", len(broker.peers)),
         ("commits_total", "counter", "Group commits that are on disk", commit.commits),
         ("commit_failures_total", "counter", "Commits that failed", commit.failures),
         ("engine_failures_total", "counter", "Unexpected errors that the engine contained", failed),
         ("pending_bytes", "gauge", "Bytes that wait for the disk", commit.pending_bytes),
+        ("throttled_total", "counter", "Requests answered server-busy for lack of credits", busy),
         ("ledger_unrecorded_total", "counter", "Records that the ledger could not take", missed),
     ):
         if value is None:

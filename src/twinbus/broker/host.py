@@ -13,6 +13,7 @@ from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.http import HttpHost
 from twinbus.broker.ledger_view import open_view_ledger
 from twinbus.broker.listener import Listener
+from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.sas import ALL_RIGHTS, AcceptedToken
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.lmdb_store import LmdbStore
@@ -100,6 +101,7 @@ class BrokerHost:
         limits: ConnectionLimits | None = None,
         fault_seed: int = 0,
         ledger: Path | str | None = None,
+        profile: ServiceProfile = LAPTOP,
     ) -> None:
         names = [namespace.name.lower() for namespace in namespaces]
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -129,6 +131,7 @@ class BrokerHost:
         self._admission = Admission(limits)
         self._fault_seed = fault_seed
         self._ledger_directory = ledger
+        self._profile = profile
         self._ledger: LedgerWriter | None = None
         self._servers: dict[str, BrokerServer] = {}
         self._https: dict[str, HttpHost] = {}
@@ -203,6 +206,7 @@ class BrokerHost:
             fault_seed=self._fault_seed,
             ledger=self._ledger,
             on_gone=self.on_gone,
+            profile=self._profile,
         )
         self._servers[namespace.name] = server
         http = self._https[namespace.name] = HttpHost(server, local_only=self._is_key_known)

@@ -16,13 +16,16 @@ from functools import partial
 
 from twinbus.broker.admission import Admission
 from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.engine.credits import CreditAccount
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.ledger_view import BrokerView
 from twinbus.broker.links.context import BrokerContext, LockTokens
 from twinbus.broker.links.dispatch import Dispatcher
+from twinbus.broker.links.idleness import IdleLinks, LinkIdle
 from twinbus.broker.links.peer import Peer
+from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, Refusal
 from twinbus.broker.sas import AcceptedToken, AccessPolicy
 from twinbus.broker.storage.commit import GroupCommit
@@ -43,6 +46,9 @@ UNKNOWN = "not checked yet"
 TIMER_FLOOR_S = 0.001
 """Timers fire at most this often; deadlines are whole milliseconds."""
 
+SWEEPS_PER_IDLE_TIME = 10
+"""So an idle link is detached at most a tenth of the idle time late."""
+
 
 class BrokerServer:
     def __init__(
@@ -57,6 +63,7 @@ class BrokerServer:
         fault_seed: int = 0,
         ledger: LedgerWriter | None = None,
         on_gone: Callable[[], None] = lambda: None,
+        profile: ServiceProfile = LAPTOP,
     ) -> None:
         """`on_gone` is called once if the store is gone: the broker then serves nothing more."""
         self.name = name
@@ -64,6 +71,11 @@ class BrokerServer:
         """Why the store is gone; None: it is there."""
         self._on_gone = on_gone
         self._checked_at_s = 0.0
+        self.profile = profile
+        per_s = profile.credits_per_s
+        self.credits = None if per_s is None else CreditAccount(per_s)
+        self.changing: set[str] = set()
+        """Paths whose creation is under way (`ServiceProfile.creation_s`)."""
         self.view = None if ledger is None else BrokerView(ledger, name)
         self.store = store
         self.loop = asyncio.get_running_loop()
@@ -99,7 +111,13 @@ class BrokerServer:
             wake=self.wake,
             require_space=self.require_space,
             track=self.track,
+            profile=profile,
+            credits=self.credits,
         )
+        idle_s = profile.link_idle_s
+        self._sweeping: asyncio.TimerHandle | None = None
+        if idle_s is not None:
+            self._sweep_idle_links(IdleLinks(idle_s), idle_s)
         self._arm_timer()
         if self.view is not None:
             self.view.opened()
@@ -152,8 +170,9 @@ class BrokerServer:
 
     async def close(self) -> None:
         """Commit what is pending, close the connections, close the store."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._sweeping):
+            if timer is not None:
+                timer.cancel()
         self._record_operations()
         try:
             await self.commit.close()
@@ -222,6 +241,14 @@ class BrokerServer:
         self.wake()
         self.namespace.run_timers(self.now_ms())
 
+    def _sweep_idle_links(self, idle_links: IdleLinks, idle_s: float) -> None:
+        links = {link: peer for peer in self.peers for link in peer.entity_links()}
+        for link in idle_links.sweep(links, self.now_ms()):
+            links[link].detach(link, LinkIdle(link, idle_s))
+        self._sweeping = self.loop.call_later(
+            idle_s / SWEEPS_PER_IDLE_TIME, self._sweep_idle_links, idle_links, idle_s
+        )
+
     # The engine
 
     def _restore(self, dispatcher: Dispatcher) -> BrokerNamespace:
@@ -234,6 +261,7 @@ class BrokerServer:
             in_use=self._in_use,
             engine_log=self._engine_log,
             failed=self._on_engine_failure,
+            profile=self.profile,
         )
         namespace.restore(self.store.recover())
         return namespace

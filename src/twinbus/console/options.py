@@ -180,6 +180,14 @@ class ServeOptions:
     token_limit: Annotated[
         float, option("SECONDS", "Time for a client to put a valid token after that.")
     ] = TOKEN_LIMIT_S
+    like: Annotated[
+        str | None,
+        option("TIER", "Limits and throttling of azure-standard or azure-premium."),
+    ] = None
+    idle_detach: Annotated[
+        str | None,
+        option("TIME", "Detach a link that is idle for this long; 10min with --like."),
+    ] = None
     fault_seed: Annotated[int, option("N", "Seed of random faults.")] = 0
     ledger: Annotated[str | None, option("DIR", "Directory for the broker's own ledger.")] = None
     quiet: Annotated[bool, flag("--quiet", "Log errors only, not each connection and refusal.")] = (

@@ -7,12 +7,15 @@ import logging
 import signal
 import ssl
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from twinbus.broker.admission import ConnectionLimits
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt, parse_rule, parse_token
+from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
 from twinbus.broker.tls import server_context
 from twinbus.console.options import ServeOptions
+from twinbus.console.terminal.times import seconds_of
 from twinbus.errors import BrokerStartError, StoreError
 from twinbus.loops import run_alone
 
@@ -41,6 +44,7 @@ def run(given: ServeOptions) -> int:
         ),
         fault_seed=given.fault_seed,
         ledger=given.ledger,
+        profile=_profile(given.like, given.idle_detach),
     )
     logging.basicConfig(
         stream=sys.stderr,
@@ -50,6 +54,15 @@ def run(given: ServeOptions) -> int:
     )
     run_alone(_serve(broker, given.data))
     return 0
+
+
+def _profile(like: str | None, idle_detach: str | None) -> ServiceProfile:
+    profile = PROFILES.get(like or LAPTOP.name)
+    if profile is None:
+        raise BrokerStartError(f"--like {like!r} is unknown; give {', '.join(PROFILES)}")
+    if idle_detach is None:
+        return profile
+    return replace(profile, link_idle_s=seconds_of(idle_detach, "--idle-detach", least=1))
 
 
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

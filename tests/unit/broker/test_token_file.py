@@ -21,7 +21,7 @@ other   eyJ.tri  Send          never
 
 def test_a_line_names_a_token_its_rights_and_its_expiry() -> None:
     app, admin, other = parse_tokens(TEXT, "tokens")
-    assert (app.name, app.text, app.rights) == ("app", "eyJ.one", {"Send", "Listen"})
+    assert (app.name, app.text, app.rights) == ("app", "eyJ.one", frozenset({"Send", "Listen"}))
     assert app.expires_at_s == admin.expires_at_s == 1_700_000_000.0
     assert admin.rights == {"Manage"}
     assert other.expires_at_s == NEVER_S

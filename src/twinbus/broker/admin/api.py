@@ -6,6 +6,7 @@ a request means is in `admin_entities`; this shell knows the token, the disk and
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from urllib.parse import unquote
 from twinbus.broker.admin.addresses import Address, parse_address, parse_page
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Administration, Document
+from twinbus.broker.engine.credits import ADMINISTRATION_COST
 from twinbus.broker.faults import fault_from_json, fault_to_json
 from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, Refusal, Unauthorized
 from twinbus.broker.sas import MANAGE, SEND, Grant
@@ -22,6 +24,8 @@ from twinbus.broker.server import BrokerServer
 from twinbus.errors import StoreError
 
 _log = logging.getLogger(__name__)
+
+CREATED = 201
 
 SUPPLEMENTARY_HEADERS = (
     "servicebussupplementaryauthorization",
@@ -41,6 +45,11 @@ class AdminRequest:
     body: bytes = b""
 
 
+class ConflictingOperation(Refusal):
+    condition, status = "com.microsoft:entity-already-exists", 409
+    is_tracked = True
+
+
 class MethodNotAllowed(Refusal):
     condition, status = "amqp:not-allowed", 405
 
@@ -49,14 +58,40 @@ async def respond(broker: BrokerServer, request: AdminRequest) -> Document:
     try:
         address = parse_address(request.raw_path)
         grant = _require_manage(broker, request, address.path)
-        document = _carry_out(broker, request, address, grant)
-        if request.method != "GET":
-            broker.wake()
-            await broker.commit.durable()
+        if broker.credits is not None:
+            broker.credits.require(ADMINISTRATION_COST, broker.now_ms())
+        if request.method == "GET":
+            document = _carry_out(broker, request, address, grant)
+        else:
+            document = await _change(broker, request, address, grant)
     except Refusal as refusal:
         return _refused(broker, request, refusal)
     except StoreError as error:
         return _refused(broker, request, Refusal(f"the change was not stored: {error}"))
+    return document
+
+
+async def _change(
+    broker: BrokerServer, request: AdminRequest, address: Address, grant: Grant
+) -> Document:
+    """Carry out a change; answered when it is on disk and its entity had the time it takes."""
+    path, creation_s = address.path.lower(), broker.profile.creation_s
+    if path in broker.changing:
+        raise ConflictingOperation(
+            "SubCode=40901. Another conflicting operation is in progress. To know more visit"
+            " https://aka.ms/sbResourceMgrExceptions."
+        )
+    document = _carry_out(broker, request, address, grant)
+    broker.wake()
+    if document.status != CREATED or not creation_s:
+        await broker.commit.durable()
+        return document
+    broker.changing.add(path)
+    try:
+        await broker.commit.durable()
+        await asyncio.sleep(creation_s)
+    finally:
+        broker.changing.discard(path)
     return document
 
 

@@ -116,7 +116,7 @@ class RuntimeInfo:
 _D = TypeVar("_D", QueueDescription, TopicDescription, SubscriptionDescription)
 
 
-def read_settings(element: Element, present: _D, now_ms: int) -> _D:
+def read_settings(element: Element, present: _D, now_ms: int, *, is_premium: bool = False) -> _D:
     """The settings that an element asks for; `present` has the settings before."""
     wanted: dict[str, Any] = {}
     for name in _ORDERS[type(present)]:
@@ -131,7 +131,8 @@ def read_settings(element: Element, present: _D, now_ms: int) -> _D:
         else:
             wanted[field] = _read_value(kind, found.text or "", name)
     settings = replace(present, **wanted)
-    _refuse_other_tiers(settings)
+    if not is_premium:
+        _refuse_other_tiers(settings)
     return settings
 
 
@@ -160,12 +161,12 @@ def write_entity(description: Description, runtime: RuntimeInfo, authority: str)
     return described(type(description).__name__, settings + facts + _write_runtime(runtime))
 
 
-def write_namespace(name: str, times: RuntimeInfo) -> str:
-    """The NamespaceInfo element: a Standard namespace, whose limits the broker keeps to."""
+def write_namespace(name: str, sku: str, times: RuntimeInfo) -> str:
+    """The NamespaceInfo element; `sku` is the tier."""
     return described(
         "NamespaceInfo",
         tag("CreatedTime", render_time(times.created_at_ms))
-        + tag("MessagingSKU", "Standard")
+        + tag("MessagingSKU", sku)
         + tag("ModifiedTime", render_time(times.updated_at_ms))
         + tag("Name", name)
         + tag("NamespaceType", "Messaging"),

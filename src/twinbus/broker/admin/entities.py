@@ -132,16 +132,20 @@ class Administration:
 
     def _put_entity(self, address: Address, element: Element, update: bool) -> None:
         namespace, path = self.namespace, address.entity
+        message_kb = namespace.profile.message_kb
+        read = partial(read_settings, is_premium=namespace.profile.sku == "Premium")
         match local_name(element):
             case "QueueDescription":
-                queue = _settings(namespace.get_queue(path)) if update else QueueDescription()
-                wanted = read_settings(element, queue, self.now_ms)
+                queue = _settings(namespace.get_queue(path)) if update else None
+                queue = queue or QueueDescription(max_message_size_kb=message_kb)
+                wanted = read(element, queue, self.now_ms)
                 self._check_forwarding(path, queue, wanted)
                 change = namespace.update_queue if update else namespace.create_queue
                 change(path, wanted, self.now_ms)
             case "TopicDescription":
-                topic = namespace.get_topic(path).description if update else TopicDescription()
-                settings = read_settings(element, topic, self.now_ms)
+                topic = namespace.get_topic(path).description if update else None
+                topic = topic or TopicDescription(max_message_size_kb=message_kb)
+                settings = read(element, topic, self.now_ms)
                 alter = namespace.update_topic if update else namespace.create_topic
                 alter(path, settings, self.now_ms)
             case other:
@@ -245,9 +249,8 @@ class Administration:
 
     def _namespace(self) -> Document:
         name, times = self.namespace.name, self._namespace_times()
-        entry = self._render(
-            name, Address(AdminNode.NAMESPACE), times, write_namespace(name, times)
-        )
+        element = write_namespace(name, self.namespace.profile.sku, times)
+        entry = self._render(name, Address(AdminNode.NAMESPACE), times, element)
         return Document(200, entry.encode())
 
     def _namespace_times(self) -> RuntimeInfo:

@@ -24,6 +24,8 @@ class Directory:
         """Queues, topics and subscriptions by address."""
         self._parts: dict[str, Queue] = {}
         """Dead-letter queues by address."""
+        self.entity_count = 0
+        """Queues and topics."""
 
     def require_free(self, path: str) -> None:
         """Raise unless a new entity can have the path."""
@@ -37,11 +39,13 @@ class Directory:
     def add(self, entity: Entity) -> None:
         """List a new entity, and its dead-letter queue with it."""
         self._entities[address_key(entity.path)] = entity
+        self.entity_count += not isinstance(entity, Subscription)
         if isinstance(entity, Queue) and entity.dead_letter is not None:
             self._parts[address_key(entity.dead_letter.path)] = entity.dead_letter
 
     def remove(self, entity: Entity) -> None:
         del self._entities[address_key(entity.path)]
+        self.entity_count -= not isinstance(entity, Subscription)
         if isinstance(entity, Queue) and entity.dead_letter is not None:
             del self._parts[address_key(entity.dead_letter.path)]
             self._parts.pop(address_key(transfer_dead_letter_path(entity.path)), None)

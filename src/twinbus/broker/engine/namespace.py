@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 from twinbus.broker.descriptions import (
     DEFAULT_RULE,
     FOREVER_MS,
+    CorrelationFilter,
     Description,
     QueueDescription,
     RuleDescription,
+    SqlFilter,
     SubscriptionDescription,
     TopicDescription,
     check_change,
@@ -32,7 +34,8 @@ from twinbus.broker.engine.topic import Subscription, Topic
 from twinbus.broker.filters.rules import validate
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
-from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed
+from twinbus.broker.profile import LAPTOP, ServiceProfile
+from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed, QuotaExceeded
 
 E = TypeVar("E", bound=Entity)
 
@@ -53,8 +56,10 @@ class BrokerNamespace:
         in_use: Callable[[str], bool] | None = None,
         engine_log: EngineLog | None = None,
         failed: Failed | None = None,
+        profile: ServiceProfile = LAPTOP,
     ) -> None:
         self.name = name
+        self.profile = profile
         self._journal = journal
         self._deleted = deleted
         self._in_use = in_use
@@ -139,6 +144,7 @@ class BrokerNamespace:
     def create_queue(self, path: str, description: QueueDescription, now_ms: int) -> Queue:
         check_path("queue", path)
         self._check_new(path, description)
+        self._check_entity_count()
         first_id = self._new_ids(2)
         queue = self._factory.queue(path, first_id, description, first_id + 1)
         self._establish(queue, now_ms)
@@ -147,6 +153,7 @@ class BrokerNamespace:
     def create_topic(self, path: str, description: TopicDescription, now_ms: int) -> Topic:
         check_path("topic", path)
         self._check_new(path, description)
+        self._check_entity_count()
         topic = self._factory.topic(path, self._new_ids(1), description)
         self._establish(topic, now_ms)
         return topic
@@ -166,6 +173,10 @@ class BrokerNamespace:
         self._check_new(subscription_path(owner.path, name), description)
         first = rule or RuleDescription(name=DEFAULT_RULE, created_at_ms=now_ms)
         _check_rule(first)
+        _check_count(
+            "subscriptions", owner, len(owner.subscriptions), self.profile.subscriptions_max
+        )
+        self._check_filter_count(owner, first)
         first_id = self._new_ids(2)
         subscription = self._factory.subscription(owner, name, first_id, description, first_id + 1)
         subscription.rules[first.name.lower()] = first
@@ -188,6 +199,7 @@ class BrokerNamespace:
 
     def _update(self, entity: E, description: Any, now_ms: int) -> E:
         check_settings(entity.path, description)
+        self.profile.check_settings(entity.path, description)
         check_change(entity.path, entity.description, description)
         entity.update(description, now_ms)
         self._write(entity)
@@ -241,6 +253,7 @@ class BrokerNamespace:
             raise EntityAlreadyExists(
                 f"the subscription {owner.path!r} has a rule {rule.name!r} already; delete it first"
             )
+        self._check_filter_count(self.get_topic(topic), rule)
         self._put_rule(owner, rule, now_ms)
 
     def update_rule(
@@ -347,7 +360,35 @@ class BrokerNamespace:
 
     def _check_new(self, path: str, description: Description) -> None:
         check_settings(path, description)
+        self.profile.check_settings(path, description)
         self._directory.require_free(path)
+
+    def _check_entity_count(self) -> None:
+        limit = self.profile.entities_max
+        if limit is not None and self._directory.entity_count >= limit:
+            raise QuotaExceeded(
+                f"the namespace {self.name!r} has {limit} queues and topics, which is the limit of "
+                f"{self.profile.name}; delete some"
+            )
+
+    def _check_filter_count(self, topic: Topic, rule: RuleDescription) -> None:
+        limits = {
+            SqlFilter: self.profile.sql_filters_max,
+            CorrelationFilter: self.profile.correlation_filters_max,
+        }
+        kind = type(rule.filter)
+        limit = limits.get(kind)
+        if limit is not None:
+            owners = topic.subscriptions.values()
+            same = (type(each.filter) is kind for owner in owners for each in owner.rules.values())
+            _check_count(f"rules with a {kind.__name__}", topic, sum(same), limit)
+
+
+def _check_count(what: str, topic: Topic, count: int, limit: int | None) -> None:
+    if limit is not None and count >= limit:
+        raise QuotaExceeded(
+            f"the topic {topic.path!r} has {limit} {what}, which is the limit; delete some"
+        )
 
 
 def _check_rule(rule: RuleDescription) -> None:

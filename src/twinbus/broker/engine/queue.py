@@ -80,6 +80,9 @@ class Queue:
         self._journal = context.journal
         self._apply(description)
 
+    filter_count = 0
+    """A topic has filters; each evaluation costs a credit."""
+
     def __repr__(self) -> str:
         return f"<queue {self.path!r}: {self.active_count} active, {self.locked_count} locked>"
 

@@ -149,6 +149,11 @@ class Topic:
         return f"<topic {self.path!r}, {len(self.subscriptions)} subscriptions>"
 
     @property
+    def filter_count(self) -> int:
+        """Filters that are evaluated for each message."""
+        return sum(len(each.rules) for each in self.subscriptions.values())
+
+    @property
     def max_message_bytes(self) -> int:
         return self.schedule.max_message_bytes
 

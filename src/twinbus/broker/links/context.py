@@ -18,10 +18,12 @@ from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Error, Rejected
 from twinbus.amqp.types import Symbol
 from twinbus.broker.admission import Admission
+from twinbus.broker.engine.credits import CreditAccount
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.dispatch import Dispatcher
+from twinbus.broker.profile import ServiceProfile
 from twinbus.broker.refusals import Refusal
 from twinbus.broker.sas import AccessPolicy, ConnectionGrants
 from twinbus.broker.storage.store import Store
@@ -50,6 +52,9 @@ class BrokerContext:
     """Raises `QuotaExceeded` while the disk is nearly full."""
     track: Callable[[Refusal], None]
     """Adds a TrackingId to a refusal's text, where it has none."""
+    profile: ServiceProfile
+    credits: CreditAccount | None
+    """Present if the profile limits operations per second."""
 
 
 class LinkClient(Protocol):

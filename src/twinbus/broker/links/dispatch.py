@@ -51,6 +51,10 @@ class Dispatcher:
     def wait_for_session(self, link: Consumer) -> None:
         self._waiting.setdefault(link.queue, deque()).append(link)
 
+    def receiver_count(self, queue: Queue) -> int:
+        """Open receivers of a queue, and those that wait for a session."""
+        return len(self._consumers.get(queue, ())) + len(self._waiting.get(queue, ()))
+
     def remove(self, link: Consumer) -> None:
         for table in (self._consumers, self._waiting):
             links = table.get(link.queue)

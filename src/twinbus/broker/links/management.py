@@ -61,10 +61,21 @@ def handle(request: Sections, context: ManagementContext, now_ms: int) -> bytes:
             raise UnknownOperation(
                 f"The operation {wanted.operation!r} is unknown; known are {', '.join(OPERATIONS)}."
             )
-        return success(request_id, operation(wanted, context, now_ms))
+        if context.credits is None:
+            return success(request_id, operation(wanted, context, now_ms))
+        context.credits.require(1, now_ms)
+        body = operation(wanted, context, now_ms)
+        # A request with several messages costs a credit for each.
+        context.credits.spend(max(0, _message_count(body) - 1), now_ms)
+        return success(request_id, body)
     except Refusal as refusal:
         context.track(refusal)
         return failure(request_id, refusal)
+
+
+def _message_count(body: Body) -> int:
+    """Messages that a response returns, or that its request scheduled."""
+    return max(len((body or {}).get(key, ())) for key in ("messages", "sequence-numbers"))
 
 
 def _peek(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:

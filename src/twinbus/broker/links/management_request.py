@@ -20,6 +20,7 @@ from twinbus.amqp.message import (
     encode_message,
 )
 from twinbus.amqp.types import DecodeError, Int, Symbol
+from twinbus.broker.engine.credits import CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.topic import Topic
@@ -57,6 +58,8 @@ class ManagementContext:
     new_message_id: Callable[[], str]
     track: Callable[[Refusal], None] = lambda _refusal: None
     """Adds a TrackingId to the text of a refusal."""
+    credits: CreditAccount | None = None
+    """Present if the namespace limits operations per second."""
 
     def queue(self) -> Queue:
         """The queue, subscription or dead-letter queue at the address, if the client may listen."""

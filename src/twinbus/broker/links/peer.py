@@ -39,7 +39,13 @@ from twinbus.broker.links.probation import Probation
 from twinbus.broker.links.receiving import ReceivingLink
 from twinbus.broker.links.requests import ReplyLink, RequestLink
 from twinbus.broker.links.sending import SendingLink
-from twinbus.broker.refusals import LinkExpired, Refusal, Unauthorized
+from twinbus.broker.refusals import (
+    LinkExpired,
+    QuotaExceeded,
+    Refusal,
+    ServerBusy,
+    Unauthorized,
+)
 from twinbus.broker.sas import LISTEN, SEND, ConnectionGrants, covers
 
 log = logging.getLogger("twinbus.broker")
@@ -67,7 +73,13 @@ class Peer(asyncio.Protocol):
         self._context = context
         self._owner = owner
         self.grants = ConnectionGrants()
-        self.connection = Connection(context.name, server=True, sasl=ServerSasl())
+        self.connection = Connection(
+            context.name,
+            server=True,
+            sasl=ServerSasl(),
+            idle_timeout_ms=context.profile.connection_idle_ms,
+            handle_max=context.profile.handle_max,
+        )
         self._probation: Probation | None = None
         """Present from the first byte to the first valid token."""
         self._pressure = BackPressure()
@@ -202,7 +214,9 @@ class Peer(asyncio.Protocol):
         """Log why the client is refused; gives the refusal its TrackingId."""
         self._context.track(refusal)
         why = f"{refusal.description} ({refusal.condition})"
-        log.warning("%s: refused %s for %s: %s", self._context.name, what, self.address, why)
+        # A throttled client tries again and again; /metrics counts its requests.
+        level = logging.DEBUG if isinstance(refusal, ServerBusy) else logging.WARNING
+        log.log(level, "%s: refused %s for %s: %s", self._context.name, what, self.address, why)
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Call `action` after a delay, if the connection is still open."""
@@ -274,6 +288,12 @@ class Peer(asyncio.Protocol):
                 link.owner.stop_waiting()
             link.owner = None
 
+    def entity_links(self) -> list[Link]:
+        """Open links that send to an entity or receive from one."""
+        kinds = (SendingLink, ReceivingLink)
+        links = (link for link in self._links() if isinstance(link.owner, kinds))
+        return [link for link in links if link.state is LinkState.OPEN]
+
     def _links(self) -> list[Link]:
         sessions = self.connection.sessions.values()
         return [link for session in sessions for link in session.links.values()]
@@ -305,9 +325,7 @@ class Peer(asyncio.Protocol):
                     # A link whose opening is delayed must not open on a session that is gone.
                     link.state = LinkState.CLOSED
             case Opened():
-                if self._probation is not None:
-                    self._probation.opened()
-                log.info("%s: connection from %s", self._context.name, self.address)
+                self._opened()
             case Closed():
                 if event.error is not None:
                     name, why = self._context.name, event.error.description
@@ -321,9 +339,27 @@ class Peer(asyncio.Protocol):
             self._act(event, now_ms)
         self.touch()
 
+    def _opened(self) -> None:
+        if self._probation is not None:
+            self._probation.opened()
+        limit = self._context.profile.connections_max
+        if limit is None or len(self._owner.peers) <= limit:
+            log.info("%s: connection from %s", self._context.name, self.address)
+            return
+        refusal = QuotaExceeded(
+            f"ConnectionsQuotaExceeded for namespace: {self._context.name}. It has {limit} "
+            "connections, which is the limit; close some."
+        )
+        self.log_refusal("a connection", refusal)
+        self.connection.close(refusal.condition, refusal.description)
+        # It gets the answer and nothing else; the client closes the socket when it has read it.
+        self._hanging = True
+        self.later(int(LINGER_S * 1000), self.drop)
+
     def _take_all(self, run: list[DeliveryArrived], now_ms: int) -> None:
         owner = run[0].link.owner
-        if type(owner) is SendingLink and not self._context.faults:
+        context = self._context
+        if type(owner) is SendingLink and not context.faults and context.credits is None:
             owner.take_all(run, now_ms)
             return
         for event in run:
@@ -379,6 +415,11 @@ class Peer(asyncio.Protocol):
     def _open_receiving(self, link: SenderLink, address: str, now_ms: int) -> None:
         granted_until_ms = self.grants.require(address, LISTEN, now_ms)
         queue = self._context.namespace.receive_source(address)
+        limit = self._context.profile.receivers_max
+        if limit is not None and self._context.dispatcher.receiver_count(queue) >= limit:
+            raise QuotaExceeded(
+                f"{queue.path!r} has {limit} concurrent receives, which is the limit; close some."
+            )
         receiving = ReceivingLink(self._context, self, link, queue, address, granted_until_ms)
         link.owner = receiving
         receiving.attach(now_ms)

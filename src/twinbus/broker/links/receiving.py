@@ -12,6 +12,7 @@ from twinbus.amqp.link import SETTLED, LinkState, SenderLink
 from twinbus.amqp.performatives import Modified, Rejected, Released, Source, encode_state
 from twinbus.amqp.types import Described, Symbol
 from twinbus.broker.descriptions import EPOCH_TICKS, TICKS_PER_MS
+from twinbus.broker.engine.credits import CreditAccount
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.links.context import BrokerContext, LinkClient, rejected
@@ -56,6 +57,8 @@ class ReceivingLink:
         self.settles = link.snd_settle_mode != SETTLED
         """False for receive-and-delete."""
         self._wait: asyncio.TimerHandle | None = None
+        self._is_throttled = False
+        """A timer will continue the deliveries when the namespace has credits again."""
 
     def attach(self, now_ms: int) -> None:
         """Answer the client's attach, at once or when a session is free; raises a `Refusal`."""
@@ -105,11 +108,30 @@ class ReceivingLink:
             return 0
         takes_more = self._client.takes_more and not link.session.blocks(link)
         limit = min(limit, link.credit) if takes_more else 0
+        account = self._context.credits
+        if account is not None:
+            limit = self._affordable(account, limit, now_ms)
         sent = self._deliver(limit, now_ms) if limit > 0 else 0
+        if account is not None:
+            account.spend(sent, now_ms)
         if link.drain and (link.credit == 0 or sent < limit):
             link.drained()
             self._client.touch()
         return sent
+
+    def _affordable(self, account: CreditAccount, limit: int, now_ms: int) -> int:
+        """How many messages the namespace's credits allow; the rest goes on in the next second."""
+        left = int(account.left(now_ms))
+        if left >= limit:
+            return limit
+        if not self._is_throttled:
+            self._is_throttled = True
+            self._client.later(account.wait_ms(now_ms), self._resume)
+        return max(0, left)
+
+    def _resume(self) -> None:
+        self._is_throttled = False
+        self._context.dispatcher.ready(self.queue)
 
     def granted_until_ms(self, now_ms: int) -> int:
         """When the right to receive ends; raises `Unauthorized` if it has ended."""

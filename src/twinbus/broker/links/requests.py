@@ -153,6 +153,7 @@ class RequestLink:
             payload=broker.store.payload,
             new_message_id=new_message_id,
             track=broker.track,
+            credits=broker.credits,
         )
         return management.handle(request, context, now_ms)
 

@@ -21,9 +21,6 @@ from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, Refusal
 from twinbus.broker.sas import SEND
 
-CREDIT = 1000
-"""Deliveries a client may have in flight; renewed when half is used."""
-
 FRAMING_ALLOWANCE = 64 * 1024
 """A batch's envelope and sections may take this much beyond the entity's message limit."""
 
@@ -44,6 +41,7 @@ class SendingLink:
         self.entity = entity
         self.address = address
         self._granted_until_ms = granted_until_ms
+        self._credit = context.profile.sender_credit
 
     def attach(self) -> None:
         """Answer the client's attach and give it credit."""
@@ -51,7 +49,7 @@ class SendingLink:
         self.link.limit_bytes = limit + FRAMING_ALLOWANCE
         self.link.rejects_oversize = True
         self.link.accept(max_message_size=limit)
-        self.link.grant(CREDIT)
+        self.link.grant(self._credit)
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
         """Store a delivery and accept or reject it; the answer waits for the commit."""
@@ -63,7 +61,10 @@ class SendingLink:
         self._store(event, now_ms)
 
     def take_all(self, events: list[DeliveryArrived], now_ms: int) -> None:
-        """Store deliveries that came together; a faster `take` for when no fault is active."""
+        """Store deliveries that came together.
+
+        A faster `take` for when no fault is active and sends are not counted against credits.
+        """
         settle, send = self.link.session.settle, self._context.namespace.send
         first = last = -1  # Accepted and not yet settled, always consecutive.
         try:
@@ -135,6 +136,9 @@ class SendingLink:
         try:
             self._require(now_ms)
             batch = self._parse(event)
+            if self._context.credits is not None:
+                cost = len(batch) * (1 + self.entity.filter_count)
+                self._context.credits.require(cost, now_ms)
             self._context.namespace.send(self.entity, batch, now_ms)
         except Refusal as refusal:
             state = self._refused(event, refusal, now_ms)
@@ -165,8 +169,8 @@ class SendingLink:
         return [parse(part, new_message_id) for part in parts]
 
     def _top_up(self) -> None:
-        if self.link.credit < CREDIT // 2:
-            self.link.grant(CREDIT)
+        if self.link.credit < self._credit // 2:
+            self.link.grant(self._credit)
 
     def _perform_fault(self, fault: Fault, event: DeliveryArrived, now_ms: int) -> bool:
         """Perform a fault; true if the delivery is still to be stored."""
