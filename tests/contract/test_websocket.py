@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 import pytest
 
-from twinbus.broker.admission import Admission, ConnectionLimits
+from twinbus.broker.access.admission import Admission, ConnectionLimits
 from twinbus.broker.http import HttpHost
 from twinbus.broker.listener import Listener
 from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTOCOLS

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from twinbus.broker.admission import ConnectionLimits
+from twinbus.broker.access.admission import ConnectionLimits
 from twinbus.broker.descriptions import (
     AuthorizationRule,
     QueueDescription,
@@ -62,7 +62,7 @@ class EmbeddedBroker:
         `tls` is a server's context with its certificate: the port then speaks TLS as well.
         `limits` bounds connections and the time before their first token (docs/security.md).
         `tokens` are accepted as they stand, for tests of token credentials; `token_file` holds
-        more of them (`broker.token_file`); `require_token` refuses shared access keys. `ledger` is
+        more of them (`broker.access.token_file`); `require_token` refuses shared access keys. `ledger` is
         a directory for the broker's own view of what it does (`broker.ledger_view`). `profile` has
         the limits of the namespaces, such as `AZURE_STANDARD` of `broker.profile`.
         """

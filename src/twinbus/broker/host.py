@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinbus.broker.admission import Admission, ConnectionLimits
+from twinbus.broker.access.admission import Admission, ConnectionLimits
+from twinbus.broker.access.token_file import TokenFile
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.http import HttpHost
 from twinbus.broker.ledger_view import open_view_ledger
@@ -18,7 +19,6 @@ from twinbus.broker.sas import ALL_RIGHTS, AcceptedToken
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import MemoryStore, Store
-from twinbus.broker.token_file import TokenFile
 from twinbus.errors import BrokerStartError
 from twinbus.ledger import LedgerWriter
 from twinbus.namespace.address import is_loopback

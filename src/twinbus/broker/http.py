@@ -23,12 +23,12 @@ from starlette.websockets import WebSocket, WebSocketClose
 from uvicorn.server import ServerState
 
 from twinbus.broker import websocket as amqp_over_websocket
+from twinbus.broker.access.origins import foreign_origin
 from twinbus.broker.admin.api import AdminRequest, respond, respond_faults
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Document
 from twinbus.broker.exposition import CONTENT_TYPE, exposition
 from twinbus.broker.http_connection import AmqpWebSocket, HttpConnection
-from twinbus.broker.origins import foreign_origin
 from twinbus.broker.refusals import Unauthorized
 from twinbus.broker.server import BrokerServer
 

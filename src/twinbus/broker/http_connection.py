@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from wsproto.events import BytesMessage, TextMessage
 
-from twinbus.broker.admission import Admission
+from twinbus.broker.access.admission import Admission
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from twinbus.broker.admission import Admission
+from twinbus.broker.access.admission import Admission
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.engine.credits import CreditAccount
 from twinbus.broker.engine.engine_log import EngineLog

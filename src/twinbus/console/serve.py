@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from twinbus.broker.admission import ConnectionLimits
+from twinbus.broker.access.admission import ConnectionLimits
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt, parse_rule, parse_token
 from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
 from twinbus.broker.tls import server_context

@@ -17,7 +17,7 @@ from typing import Protocol
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Error, Rejected
 from twinbus.amqp.types import Symbol
-from twinbus.broker.admission import Admission
+from twinbus.broker.access.admission import Admission
 from twinbus.broker.engine.credits import CreditAccount
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace

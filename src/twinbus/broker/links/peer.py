@@ -25,8 +25,7 @@ from twinbus.amqp.events import (
     Event,
     Opened,
 )
-from twinbus.amqp.link import Link, LinkSession, LinkState, ReceiverLink, SenderLink
-from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected, encode_state
+from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.sasl import ServerSasl
 from twinbus.broker.engine.names import entity_address
 from twinbus.broker.links.back_pressure import (
@@ -35,10 +34,12 @@ from twinbus.broker.links.back_pressure import (
     BackPressure,
 )
 from twinbus.broker.links.context import CBS, MANAGEMENT_SUFFIX, BrokerContext
+from twinbus.broker.links.expiry_timer import ExpiryTimer
 from twinbus.broker.links.probation import Probation
 from twinbus.broker.links.receiving import ReceivingLink
 from twinbus.broker.links.requests import ReplyLink, RequestLink
 from twinbus.broker.links.sending import SendingLink
+from twinbus.broker.links.settling import settle
 from twinbus.broker.refusals import (
     LinkExpired,
     QuotaExceeded,
@@ -90,8 +91,7 @@ class Peer(asyncio.Protocol):
         self._hanging = False
         self._said_close = False
         self._timer: asyncio.TimerHandle | None = None
-        self._expiry: asyncio.TimerHandle | None = None
-        self._expiry_at_ms = 0
+        self._expiry = ExpiryTimer(context, self._end_expired)
 
     # asyncio.Protocol
 
@@ -149,9 +149,9 @@ class Peer(asyncio.Protocol):
         self._owner.peers.discard(self)
         self.trust()
         self._context.admission.leave(self._host, trusted=True)
-        for timer in (self._timer, self._expiry):
-            if timer is not None:
-                timer.cancel()
+        self._expiry.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         now_ms = self._context.now_ms()
         for link in self._links():
             self._close_owner(link, now_ms)
@@ -309,7 +309,7 @@ class Peer(asyncio.Protocol):
         match event:
             case Disposed():
                 if event.by_receiver:
-                    self._settle(event, now_ms)
+                    settle(event, now_ms)
             case CreditChanged():
                 self._on_credit(event.link)
             case Attached():
@@ -423,7 +423,7 @@ class Peer(asyncio.Protocol):
         receiving = ReceivingLink(self._context, self, link, queue, address, granted_until_ms)
         link.owner = receiving
         receiving.attach(now_ms)
-        self._watch_expiry(granted_until_ms)
+        self._expiry.watch(granted_until_ms)
 
     def _open_sending(self, link: ReceiverLink, address: str, now_ms: int) -> None:
         granted_until_ms = self.grants.require(address, SEND, now_ms)
@@ -431,7 +431,7 @@ class Peer(asyncio.Protocol):
         sending = SendingLink(self._context, self, link, entity, address, granted_until_ms)
         link.owner = sending
         sending.attach()
-        self._watch_expiry(granted_until_ms)
+        self._expiry.watch(granted_until_ms)
 
     def _on_credit(self, link: SenderLink) -> None:
         owner = link.owner
@@ -441,47 +441,6 @@ class Peer(asyncio.Protocol):
                 link.drained()
         elif isinstance(owner, ReplyLink):
             owner.flush()
-
-    def _settle(self, event: Disposed, now_ms: int) -> None:
-        if event.state is None and not event.settled:
-            return
-        session = event.session
-        answer = encode_state(_echo(event.state))
-        taken = session.take_unsettled(event.first, event.last)
-        if type(event.state) is Accepted and not event.settled:
-            taken = self._complete_all(session, taken, answer, now_ms)
-        for delivery_id, link, lock_token in taken:
-            owner = link.owner
-            if not isinstance(owner, ReceivingLink):
-                continue
-            failure = owner.settle(lock_token, event.state, now_ms)
-            if not event.settled:
-                session.settle(delivery_id, delivery_id, failure or answer, as_receiver=False)
-        # One answer for each disposition, as wide as that: the SDK waits for a frame of its own
-        # for each of many completes at once, 0.2 s where one frame answers them all.
-        session.flush()
-
-    def _complete_all(
-        self,
-        session: LinkSession,
-        taken: list[tuple[int, SenderLink, bytes]],
-        answer: bytes,
-        now_ms: int,
-    ) -> list[tuple[int, SenderLink, bytes]]:
-        """Complete the deliveries of one link at once; return those to be settled one by one.
-
-        That is all of them if they came by several links or one of them cannot be completed.
-        """
-        if len(taken) < 2 or len({link for _, link, _ in taken}) > 1:
-            return taken
-        first, last = taken[0][0], taken[-1][0]
-        owner = taken[0][1].owner
-        if not isinstance(owner, ReceivingLink) or last - first != len(taken) - 1:
-            return taken
-        if not owner.complete_all([token for _, _, token in taken], now_ms):
-            return taken
-        session.settle(first, last, answer, as_receiver=False)
-        return []
 
     def _close_owner(self, link: Link, now_ms: int) -> None:
         owner, link.owner = link.owner, None
@@ -517,41 +476,21 @@ class Peer(asyncio.Protocol):
         self._timer = None
         now_ms = self._context.now_ms()
         if not self._pressure.may_read:
-            # What the client sends is not read, so nobody can say that it is silent.
+            # What the client sends is not read, so the broker cannot say that it is silent.
             self.connection.postpone_idle(now_ms)
         for event in self.connection.run_timers(now_ms):
             self._act(event, now_ms)
         self.touch()
         self._arm()
 
-    def _watch_expiry(self, until_ms: int) -> None:
-        """Check the links when a token ends; one that has none by then is detached."""
-        if self._expiry is not None:
-            if self._expiry_at_ms <= until_ms:
-                return
-            self._expiry.cancel()
-        self._expiry_at_ms = until_ms
-        wait_s = max(0.0, (until_ms - self._context.now_ms()) / 1000)
-        self._expiry = self._context.loop.call_later(wait_s, self._end_expired)
-
     def _end_expired(self) -> None:
-        self._expiry = None
+        """Detach the links that have no token any more."""
         now_ms = self._context.now_ms()
         for link in self._links():
             owner = link.owner
             if not isinstance(owner, (SendingLink, ReceivingLink)):
                 continue
             try:
-                self._watch_expiry(owner.granted_until_ms(now_ms))
+                self._expiry.watch(owner.granted_until_ms(now_ms))
             except Unauthorized as refusal:
                 self.detach(link, LinkExpired(link.name, refusal))
-
-
-def _echo(state: object) -> DeliveryState:
-    """The state that confirms a client's own: a rejection is echoed without its error.
-
-    The SDKs read a rejection that carries an error as a failure of the settlement (AMQP.md 2.6).
-    """
-    if isinstance(state, Rejected):
-        return Rejected()
-    return state if isinstance(state, DeliveryState) else Accepted()

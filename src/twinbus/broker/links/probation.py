@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from twinbus.amqp.connection import Connection
-from twinbus.broker.admission import Admission
+from twinbus.broker.access.admission import Admission
 
 FRAME_BYTES_MAX = 32 * 1024
 SESSIONS_MAX = 16

@@ -7,7 +7,7 @@ from typing import cast
 
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Event
-from twinbus.broker.admission import Admission, ConnectionLimits
+from twinbus.broker.access.admission import Admission, ConnectionLimits
 from twinbus.broker.sas import ALL_RIGHTS, Grant
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore

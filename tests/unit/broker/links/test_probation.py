@@ -14,7 +14,7 @@ from twinbus.amqp.connection import MAX_FRAME_BYTES, ConnectionPhase
 from twinbus.amqp.events import Attached, Closed, Detached, Event
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.session import Session
-from twinbus.broker.admission import ConnectionLimits
+from twinbus.broker.access.admission import ConnectionLimits
 from twinbus.broker.faults import Fault
 from twinbus.broker.links.back_pressure import TURN_BYTES_MAX
 from twinbus.broker.links.probation import (

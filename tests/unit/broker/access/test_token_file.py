@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from twinbus.broker.access.token_file import TokenFile, parse_tokens
 from twinbus.broker.sas import NEVER_S
-from twinbus.broker.token_file import TokenFile, parse_tokens
 from twinbus.errors import BrokerStartError
 
 TEXT = """

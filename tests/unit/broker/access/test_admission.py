@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.broker.admission import Admission, ConnectionLimits
+from twinbus.broker.access.admission import Admission, ConnectionLimits
 from twinbus.errors import BrokerStartError
 
 
