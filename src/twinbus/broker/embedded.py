@@ -62,9 +62,9 @@ class EmbeddedBroker:
         `tls` is a server's context with its certificate: the port then speaks TLS as well.
         `limits` bounds connections and the time before their first token (docs/security.md).
         `tokens` are accepted as they stand, for tests of token credentials; `token_file` holds
-        more of them (`broker.access.token_file`); `require_token` refuses shared access keys. `ledger` is
-        a directory for the broker's own view of what it does (`broker.ledger_view`). `profile` has
-        the limits of the namespaces, such as `AZURE_STANDARD` of `broker.profile`.
+        more of them (`broker.access.token_file`); `require_token` refuses shared access keys.
+        `ledger` is a directory for the broker's own view of what it does (`broker.ledger_view`).
+        `profile` has the limits of the namespaces, such as `AZURE_STANDARD` of `broker.profile`.
         """
         self._host = BrokerHost(
             [NamespaceAt.parse(text) for text in namespaces or ("twinbus",)],

@@ -43,6 +43,9 @@ NAMESPACE_ID = 0
 """Entity id of the namespace's own record, which keeps the last id assigned. No id is used twice:
 the store may still hold records of a deleted entity."""
 
+RULES_MAX = 2_000
+"""Rules of one subscription, as many as Azure evaluates SQL filters of one topic."""
+
 
 class BrokerNamespace:
     def __init__(
@@ -252,6 +255,11 @@ class BrokerNamespace:
         if rule.name.lower() in owner.rules:
             raise EntityAlreadyExists(
                 f"the subscription {owner.path!r} has a rule {rule.name!r} already; delete it first"
+            )
+        if len(owner.rules) >= RULES_MAX:
+            raise QuotaExceeded(
+                f"the subscription {owner.path!r} has {RULES_MAX} rules, the most it can have;"
+                " delete some, or spread them over several subscriptions"
             )
         self._check_filter_count(self.get_topic(topic), rule)
         self._put_rule(owner, rule, now_ms)

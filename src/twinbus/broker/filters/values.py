@@ -33,6 +33,12 @@ INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 TEXT_LENGTH_MAX = 65_536
 """Characters that a concatenation may reach: more would not fit into a message's properties."""
 
+PATTERN_LENGTH_MAX = 1024
+"""Characters of a LIKE pattern: as many as an expression may have, for one from a property too."""
+
+WILDCARD_WORK_MAX = 2**22
+"""Comparisons to find a piece with wildcards: some ten milliseconds. Other pieces need few."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -294,44 +300,79 @@ def like_pattern(pattern: str, escape: str) -> Callable[[str], bool]:
     """A matcher for one LIKE pattern; `FilterError` if pattern or escape is malformed.
 
     The pattern is cut at its percent signs and the pieces are found from left to right, each as
-    early as it can be: no backtracking, so no pattern is slow.
+    early as it can be: no backtracking.
     """
-    cut = _cut(pattern, escape)
-    head, *rest = [re.compile("".join(items), re.DOTALL) for items in cut]
+    if len(pattern) > PATTERN_LENGTH_MAX:
+        raise FilterError(
+            f"A LIKE pattern has {len(pattern)} characters, at most {PATTERN_LENGTH_MAX}."
+        )
+    head, *rest = [_Piece(items) for items in _cut(pattern, escape)]
     if not rest:
-        return lambda text: head.fullmatch(text) is not None
+        return lambda text: len(text) == head.length and head.is_at(text, 0)
     *middle, tail = rest
-    # Each item of a piece takes one character.
-    tail_length = len(cut[-1])
 
     def matches(text: str) -> bool:
-        found = head.match(text)
-        for piece in middle:
-            if found is None:
-                return False
-            found = piece.search(text, found.end())
-        if found is None:
+        if not head.is_at(text, 0):
             return False
-        start = len(text) - tail_length
-        return start >= found.end() and tail.fullmatch(text, start) is not None
+        end = head.length
+        for piece in middle:
+            end = piece.end_after(text, end)
+            if end < 0:
+                return False
+        start = len(text) - tail.length
+        return start >= end and tail.is_at(text, start)
 
     return matches
 
 
-def _cut(pattern: str, escape: str) -> list[list[str]]:
-    """The pieces between the pattern's percent signs, each a list of one-character regexes."""
+class _Piece:
+    """Characters of a pattern that stand side by side; each takes one character of the text."""
+
+    __slots__ = ("_regex", "_text", "length")
+
+    def __init__(self, items: list[str | None]) -> None:
+        """None stands for any character."""
+        self.length = len(items)
+        self._text = "".join(item or "_" for item in items)
+        self._regex = None
+        if None in items:
+            source = "".join("." if item is None else re.escape(item) for item in items)
+            self._regex = re.compile(source, re.DOTALL)
+
+    def is_at(self, text: str, start: int) -> bool:
+        if self._regex is None:
+            return text.startswith(self._text, start)
+        return self._regex.match(text, start) is not None
+
+    def end_after(self, text: str, start: int) -> int:
+        """Where the piece ends when it is found at `start` or later; -1: nowhere."""
+        if self._regex is None:
+            # Linear, whatever the piece: CPython searches a long text for it in two ways.
+            found = text.find(self._text, start)
+            return found + self.length if found >= 0 else -1
+        if len(text) * self.length > WILDCARD_WORK_MAX:
+            raise FilterError(
+                f"LIKE would compare {self.length} characters with wildcards at each of"
+                f" {len(text)} places; shorten the pattern or the text."
+            )
+        match = self._regex.search(text, start)
+        return match.end() if match is not None else -1
+
+
+def _cut(pattern: str, escape: str) -> list[list[str | None]]:
+    """The pieces between the pattern's percent signs; None stands for an underscore."""
     if len(escape) > 1:
         raise FilterError(f"ESCAPE takes one character, not {escape!r}.")
-    pieces: list[list[str]] = [[]]
+    pieces: list[list[str | None]] = [[]]
     characters = iter(pattern)
     for character in characters:
         if escape and character == escape:
             literal = next(characters, None)
             if literal is None:
                 raise FilterError(f"The LIKE pattern {pattern!r} ends in its escape character.")
-            pieces[-1].append(re.escape(literal))
+            pieces[-1].append(literal)
         elif character == "%":
             pieces.append([])
         else:
-            pieces[-1].append("." if character == "_" else re.escape(character))
+            pieces[-1].append(None if character == "_" else character)
     return pieces

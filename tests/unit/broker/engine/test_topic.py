@@ -16,6 +16,7 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.broker.engine import namespace as namespace_module
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.engine.topic import Subscription, Topic
@@ -344,3 +345,18 @@ class TestForwarding:
             source.enqueue(incoming(message_id="1"), 0)
         assert (ids(source), ids(target)) == ([], ["1"])
         assert ids(world.restarted().namespace.get_queue("source")) == []
+
+
+def test_a_subscription_has_as_many_rules_as_in_azure_and_no_more(
+    news: News, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert namespace_module.RULES_MAX == 2_000
+    monkeypatch.setattr(namespace_module, "RULES_MAX", 3)
+    news.subscribe("all")
+    for name in ("first", "second"):
+        news.namespace.create_rule("news", "all", RuleDescription(name=name), 0)
+    with pytest.raises(QuotaExceeded, match="has 3 rules, the most it can have"):
+        news.namespace.create_rule("news", "all", RuleDescription(name="third"), 0)
+    news.namespace.update_rule("news", "all", RuleDescription(name="second"), 0)
+    news.namespace.delete_rule("news", "all", "first", 0)
+    news.namespace.create_rule("news", "all", RuleDescription(name="third"), 0)

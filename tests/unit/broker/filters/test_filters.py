@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -172,6 +174,30 @@ def test_like_escapes_its_wildcards() -> None:
 def test_a_hostile_like_pattern_is_not_slow() -> None:
     # A backtracking matcher would need longer than the universe has existed.
     assert not takes(f"d LIKE '{'%a' * 400}%b'", message({"d": "a" * 30_000}))
+
+
+WORK_S_PER_KIB = 0.005
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["%" + "a" * 1000 + "b%", "%" + "a" * 30_000 + "b%", "%" + "a_" * 500 + "b%", "a" * 60_000],
+    ids=["a long piece", "longer than an expression", "with wildcards", "no percent sign"],
+)
+def test_a_hostile_like_pattern_from_a_property_is_not_slow(pattern: str) -> None:
+    hostile = message({"d": "a" * 60_000, "p": pattern})
+    size_kib = (60_000 + len(pattern)) / 1024
+    began = time.process_time()
+    with suppress(FilterError):
+        assert not takes("d LIKE p", hostile)
+    assert time.process_time() - began < WORK_S_PER_KIB * size_kib
+
+
+def test_like_refuses_work_without_bound_and_says_why() -> None:
+    with pytest.raises(FilterError, match="1500 characters, at most 1024"):
+        takes("d LIKE p", message({"d": "a", "p": "a" * 1500}))
+    with pytest.raises(FilterError, match="1000 characters with wildcards at each of 60000"):
+        takes("d LIKE p", message({"d": "a" * 60_000, "p": "%" + "a_" * 500 + "%"}))
 
 
 def test_parameters_are_named_with_and_without_at_and_keep_their_types() -> None:
