@@ -255,7 +255,7 @@ class Administration:
 
     def _namespace_times(self) -> RuntimeInfo:
         """The times of the entities: the broker does not store when a namespace was created."""
-        entities = [*self.namespace.queues(), *self.namespace.topics()]
+        entities: list[Queue | Topic] = [*self.namespace.queues(), *self.namespace.topics()]
         return RuntimeInfo(
             created_at_ms=min((each.created_at_ms for each in entities), default=self.now_ms),
             updated_at_ms=max((each.updated_at_ms for each in entities), default=self.now_ms),
