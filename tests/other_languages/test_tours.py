@@ -1,0 +1,161 @@
+"""The official SDKs of other languages against `twinbus serve`, with TLS and without.
+
+Each tour is a small program that prints one JSON line per step; each step is a test of its own.
+docs/other-languages.md says what the SDKs can do and what they cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.contract.certificates import write_authority, write_server_files
+from tests.other_languages.toolchains import CannotBuild, built
+from tests.processes import ServedBroker
+
+# The first test of a tour builds and runs it, with an empty cache on a machine that does more.
+pytestmark = pytest.mark.timeout(900)
+
+TOUR_LIMIT_S = 240.0
+"""A tour takes 5 to 20 seconds; this is an end of patience."""
+
+TRANSPORTS = ("plain", "tls")
+
+COMMON = (
+    "namespace properties",
+    "queue administration",
+    "topic administration",
+    "administration errors",
+    "runtime counts",
+    "send and receive",
+    "message properties",
+    "batch",
+    "abandon",
+    "dead letter",
+    "defer",
+    "receive and delete",
+    "renew message lock",
+    "peek",
+    "schedule and cancel",
+    "scheduled message arrives",
+    "topic with filters",
+    "session in order",
+    "session state and lock",
+    "next session",
+    "missing entity",
+    "message too large",
+    "wrong key",
+    "websocket",
+)
+OWN = {
+    "go": ("list sessions", "code of a missing entity"),
+    "java": ("processor", "session processor", "rules over AMQP", "transaction is refused"),
+    "javascript": ("processor", "rules over AMQP", "session of a missing entity"),
+}
+
+LEFT_OUT = {("java", "plain"): {"websocket"}}
+"""Steps that an SDK has no means for, on any broker."""
+
+GRANTED = "Azure refuses the token for a missing entity (404); the broker refuses the link"
+CANNOT = {
+    ("go", "code of a missing entity"): f"{GRANTED}, for which the SDK has no code",
+    ("javascript", "session of a missing entity"): f"{GRANTED}, which the SDK takes for locked",
+}
+"""What does not work, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a tour printed."""
+
+    errors: dict[str, str]
+    """By step, in the tour's order; empty for a step that succeeded."""
+    status: int
+    stderr: str
+    broker_log: str
+
+
+Tours = Callable[[str, str], Result]
+
+
+@pytest.fixture(scope="session")
+def tours(tmp_path_factory: pytest.TempPathFactory) -> Tours:
+    """Runs the tour of a language over a transport, once."""
+
+    @cache
+    def run(language: str, transport: str) -> Result:
+        return toured(language, tmp_path_factory.mktemp(f"{language}-{transport}"), transport)
+
+    return run
+
+
+def toured(language: str, directory: Path, transport: str) -> Result:
+    try:
+        program = built(language)
+    except CannotBuild as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    options: tuple[str, ...] = ()
+    authority = None
+    if transport == "tls":
+        chain, key = write_server_files(directory)
+        options = ("--tls-cert", str(chain), "--tls-key", str(key))
+        authority = write_authority(directory)
+    with ServedBroker(directory, "contoso", options=options, ephemeral=True) as broker:
+        text = broker.connection_string()
+        if transport == "tls":
+            text = text.replace("UseDevelopmentEmulator=true;", "")
+        done = program.run(text, authority, TOUR_LIMIT_S)
+        log = broker.log()
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    errors = {line["step"]: line.get("error", "") for line in lines}
+    return Result(errors, done.returncode, done.stderr, log)
+
+
+def steps_of(language: str, transport: str) -> list[str]:
+    left_out = LEFT_OUT.get((language, transport), set())
+    return [step for step in COMMON + OWN[language] if step not in left_out]
+
+
+def marked(language: str, transport: str, step: str | None = None) -> object:
+    """The parameters of one test; the tests of a language stay in one process."""
+    marks: list[pytest.MarkDecorator] = [pytest.mark.xdist_group(f"{language} tour")]
+    if reason := CANNOT.get((language, step or "")):
+        marks.append(pytest.mark.xfail(reason=reason, raises=AssertionError))
+    values = (language, transport) if step is None else (language, transport, step)
+    return pytest.param(*values, marks=marks, id="-".join(values))
+
+
+@pytest.mark.parametrize(
+    ("language", "transport"),
+    [marked(language, transport) for language in OWN for transport in TRANSPORTS],
+)
+def test_a_tour_ends_well_and_leaves_no_step_out(
+    tours: Tours, language: str, transport: str
+) -> None:
+    result = tours(language, transport)
+    assert result.status == 0, result.stderr
+    assert sorted(result.errors) == sorted(steps_of(language, transport))
+    assert "Traceback" not in result.broker_log
+
+
+@pytest.mark.parametrize(
+    ("language", "transport", "step"),
+    [
+        marked(language, transport, step)
+        for language in OWN
+        for transport in TRANSPORTS
+        for step in steps_of(language, transport)
+    ],
+)
+def test_a_step_of_a_tour(tours: Tours, language: str, transport: str, step: str) -> None:
+    result = tours(language, transport)
+    error = result.errors.get(step, f"the tour did not reach this step:\n{result.stderr}")
+    assert not error, error
