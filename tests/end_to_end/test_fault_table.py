@@ -5,6 +5,8 @@ The table is in `fault_table`, each row a test here and a line of docs/failures.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.end_to_end import fault_table
@@ -38,6 +40,22 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> FaultWorld:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
 def test_callers_see_what_the_table_says(world: FaultWorld, row: Row) -> None:
+    check(world, row)
+
+
+@pytest.mark.parametrize(
+    "is_short", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["short", "whole"]
+)
+def test_callers_see_the_same_under_the_limits_of_azure(tmp_path: Path, is_short: bool) -> None:
+    world = run_faults(tmp_path, "--like", "azure-standard", is_short=is_short)
+    rows = [row for row in ROWS if row.key in world.outcomes]
+    assert len(rows) >= 15
+    assert is_short or len(rows) == len(ROWS)
+    for row in rows:
+        check(world, row)
+
+
+def check(world: FaultWorld, row: Row) -> None:
     outcome = world.outcomes[row.key]
     assert (outcome.sees, outcome.state) == (row.sees, row.state), repr(outcome.error)
     assert places(outcome.stored) in row.stored
