@@ -194,6 +194,34 @@ async def test_a_signature_that_expires_under_way_is_no_outage_and_a_new_one_men
     assert bodies(received) == ["in time", "again"]
 
 
+@pytest.mark.parametrize("is_diverted", [False, True])
+async def test_links_that_idle_past_the_end_of_their_token_get_a_new_one_and_no_caller_notices(
+    broker: EmbeddedBroker, is_diverted: bool
+) -> None:
+    """The SDK renews a token only while its link is used, in the last tenth of the token's life."""
+    credential = Fetching(life_s=3)
+    primary, secondary = (over_tls(broker, name, credential) for name in ("contoso", "contoso-dr"))
+    async with (
+        pair_namespaces(primary, secondary, one_queue(failover_interval=60.0)) as pair,
+        pair.get_queue_sender("orders") as sender,
+    ):
+        if is_diverted:
+            pair.force_failover("orders")
+        for _ in range(2):
+            # Several links, and each of them expires.
+            await asyncio.gather(
+                *(sender.send_messages(ServiceBusMessage("x"), timeout=60) for _ in range(6))
+            )
+            await asyncio.sleep(credential.life_s + 1)
+        await sender.send_messages(ServiceBusMessage("x"), timeout=60)
+        state = pair.status().entities["orders"]
+        assert (state.state, state.diverted) == (
+            ("failed over", 13) if is_diverted else ("healthy", 0)
+        )
+    name, queue = ("contoso-dr", BACKLOG[0]) if is_diverted else ("contoso", "orders")
+    assert len(await drain(broker.connection_string(name), queue, 13)) == 13
+
+
 @pytest.mark.parametrize(
     ("error", "counts"),
     [

@@ -326,7 +326,7 @@ class SendCall:
                         return self._back_off(queue, now)
                 self._queue_retries += 1
                 return self._try_again(now)
-        if meaning is FailureMeaning.BUSY:
+        if meaning in (FailureMeaning.BUSY, FailureMeaning.STALE):
             return self._back_off(queue, now)
         if not meaning.pulls_queue:
             self._tried.add(queue)

@@ -26,6 +26,7 @@ class FailureMeaning(Enum):
     DISABLED = "is disabled"
     QUOTA = "is full"
     MESSAGE = "refuses this message or this call"
+    STALE = "was not asked: the token of the link has expired, and a new link gets a new one"
     OTHER = "nothing"
 
     @property
@@ -36,7 +37,7 @@ class FailureMeaning(Enum):
     @property
     def retried(self) -> bool:
         """Whether waiting may help. All other errors go to the caller at once."""
-        return self in (UNREACHABLE, BUSY)
+        return self in (UNREACHABLE, BUSY, STALE)
 
     @property
     def pulls_queue(self) -> bool:
@@ -49,7 +50,7 @@ class FailureMeaning(Enum):
         return self in (NOT_FOUND, DISABLED)
 
 
-UNREACHABLE, BUSY, UNAUTHORIZED, NOT_FOUND, DISABLED, QUOTA, MESSAGE, OTHER = FailureMeaning
+UNREACHABLE, BUSY, UNAUTHORIZED, NOT_FOUND, DISABLED, QUOTA, MESSAGE, STALE, OTHER = FailureMeaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,11 @@ JUDGED_BY_CONDITION = frozenset({"ServiceBusError", "ServiceBusConnectionError"}
 """The plain error, and the one into which the SDK turns every fault of a connection, also of one
 that the service closed because of a configuration error, which must not count."""
 
-TOKEN_REFUSALS = frozenset({"TokenAuthFailure", "TokenExpired"})
+EXPIRED_HERE = "TokenExpired"
+"""What the SDK raises by its own clock when a link was idle past the end of its token: it renews
+tokens only while a link is used, in the last tenth of their life."""
+
+TOKEN_REFUSALS = frozenset({"TokenAuthFailure", EXPIRED_HERE})
 """Errors that the SDK wraps when the namespace refused its token. The wrapper does not show it:
 with a `custom_endpoint_address` it is a ServiceBusConnectionError, as for a broken connection."""
 
@@ -211,6 +216,8 @@ def meaning_of(error: BaseException) -> FailureMeaning:
     """What a failed attempt says about its entity."""
     for _ in range(WRAPPED_DEPTH_MAX):
         wrapped = getattr(error, "inner_exception", None)
+        if type(wrapped).__name__ == EXPIRED_HERE:
+            return STALE
         if type(wrapped).__name__ in TOKEN_REFUSALS:
             status = getattr(wrapped, "status_code", None)
             is_fault = isinstance(status, int) and status >= SERVER_FAULTS

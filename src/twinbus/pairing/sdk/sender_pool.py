@@ -301,6 +301,8 @@ class SenderPool:
         if meaning is FailureMeaning.UNREACHABLE and not is_cut_short:
             self._share_failure(pooled, error)
             self.invalidate()
+        elif meaning is FailureMeaning.STALE:
+            self.invalidate()
         elif timed_out and not is_cancelled and not is_cut_short:
             self._share_failure(pooled, TimeoutError())
         if meaning in REUSABLE_AFTER and pooled.is_open:

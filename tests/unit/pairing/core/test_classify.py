@@ -229,7 +229,7 @@ def test_exceptions_that_wrap_each_other_for_ever_end() -> None:
 def test_what_follows_from_each_meaning(meaning: FailureMeaning) -> None:
     word = meaning.name
     assert meaning.counts is (word == "UNREACHABLE")
-    assert meaning.retried is (word in {"UNREACHABLE", "BUSY"})
+    assert meaning.retried is (word in {"UNREACHABLE", "BUSY", "STALE"})
     assert meaning.unusable is (word in {"NOT_FOUND", "DISABLED"})
     assert meaning.pulls_queue is (word in {"UNREACHABLE", "NOT_FOUND", "DISABLED", "QUOTA"})
 
@@ -258,7 +258,7 @@ def refused(status: int, description: bytes | None) -> Exception:
         (refused(500, b"internal"), FailureMeaning.UNREACHABLE),
         (
             pyamqp.TokenExpired(condition=pyamqp.ErrorCondition.InternalError, description="ended"),
-            FailureMeaning.UNAUTHORIZED,
+            FailureMeaning.STALE,
         ),
     ],
 )
