@@ -170,8 +170,10 @@ def until(condition: Callable[[], bool]) -> None:
     "ignore:The 'proxy_auth' parameter:DeprecationWarning",
 )
 def test_a_tour_with_tokens_that_expire_and_are_renewed(desk: Desk) -> None:
-    sides = ("--primary", desk.text("contoso"), "--secondary", desk.text("contoso-dr"))
-    sides += ("--label", "contoso", "--credential", desk.environment["TWINBUS_CREDENTIAL"])
+    sides = (
+        "--primary", desk.text("contoso"), "--secondary", desk.text("contoso-dr"),
+        "--label", "contoso", "--credential", desk.environment["TWINBUS_CREDENTIAL"],
+    )  # fmt: skip
     asyncio.run(desk.create("contoso", "orders"))
 
     # A pair whose tokens expire while it sends.
