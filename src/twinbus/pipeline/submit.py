@@ -3,7 +3,8 @@
     spark-submit --master URL "$(python -m twinbus.pipeline.submit --where)" update LEDGER
 
     drain      move the messages of backlog queues home; TWINBUS_PRIMARY and TWINBUS_SECONDARY
-               hold the connection strings, because others can see a command line
+               hold connection strings, because others can see a command line, or sb://HOST texts
+               whose credential is in them or in TWINBUS_CREDENTIAL
     update     add the ledger's files that were closed since the last update to the tables
     follow     keep updating until stopped
     rebuild    make the tables again from the ledger's files
@@ -38,6 +39,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
+    from twinbus.namespace.access import NamespaceAccess
     from twinbus.syphon.host import DrainProgress
 
 PROGRESS_INTERVAL_S: Final = 5.0
@@ -108,15 +110,9 @@ def _drain(asked: argparse.Namespace) -> int:
     from twinbus.pipeline.drain.rate_text import parse_drain_rate
     from twinbus.pipeline.spark.session import LOCAL_MASTER, spark_session
 
-    primary, secondary = (
-        os.environ.get(f"TWINBUS_{side}", "") for side in ("PRIMARY", "SECONDARY")
-    )
-    if not (primary and secondary):
-        raise WrongArguments(
-            "put the connection strings into TWINBUS_PRIMARY and TWINBUS_SECONDARY"
-        )
     if not asked.queues:
         raise WrongArguments("name at least one backlog queue")
+    primary, secondary = _side("PRIMARY"), _side("SECONDARY")
     try:
         rate_per_s = None if asked.rate is None else parse_drain_rate(asked.rate, "--rate")
     except QuantityError as error:
@@ -156,6 +152,23 @@ def _drain(asked: argparse.Namespace) -> int:
         # Stopped before the queues were empty: a scheduler must not take it for drained.
         return STOPPED
     return ATTENTION if statistics is not None and statistics.dead_lettered else 0
+
+
+def _side(role: str) -> NamespaceAccess:
+    """Return a side of the pair, as the environment has it."""
+    from twinbus.namespace.access import NamespaceAccess
+
+    text = os.environ.get(f"TWINBUS_{role}", "")
+    if not text:
+        raise WrongArguments(
+            "put the connection strings into TWINBUS_PRIMARY and TWINBUS_SECONDARY"
+        )
+    names = ("credential", "transport", "proxy", "endpoint")
+    given = {name: os.environ.get(f"TWINBUS_{name.upper()}", "") for name in names}
+    try:
+        return NamespaceAccess.parse(text, **given)
+    except ValueError as error:
+        raise WrongArguments(f"TWINBUS_{role}: {error}") from None
 
 
 def _parser() -> argparse.ArgumentParser:

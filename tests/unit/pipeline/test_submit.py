@@ -23,8 +23,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def no_session(**_: object) -> Iterator[None]:
         yield
 
-    def no_drain(*_: object, **options: Any) -> SimpleNamespace:
-        found.update(options)
+    def no_drain(*given: object, **options: Any) -> SimpleNamespace:
+        found.update(options, sides=given[1:3])
         return SimpleNamespace(statistics=lambda: None)
 
     stand_ins = {
@@ -33,8 +33,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"twinbus.pipeline.{name}", module)
-    monkeypatch.setenv("TWINBUS_PRIMARY", "Endpoint=sb://one/")
-    monkeypatch.setenv("TWINBUS_SECONDARY", "Endpoint=sb://two/")
+    monkeypatch.setenv(
+        "TWINBUS_PRIMARY", "Endpoint=sb://one/;SharedAccessKeyName=a;SharedAccessKey=b"
+    )
+    monkeypatch.setenv("TWINBUS_SECONDARY", "sb://two?credential=managed-identity")
     return found
 
 
@@ -43,6 +45,22 @@ def test_strict_keeps_the_order_within_sessions(asked: dict[str, Any]) -> None:
     assert asked["options"].session_order == "relaxed"
     assert submit.main(["drain", "some/queue", "--strict"]) == 0
     assert asked["options"].session_order == "strict"
+
+
+def test_the_sides_and_the_way_to_them_come_from_the_environment(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TWINBUS_TRANSPORT", "websocket")
+    monkeypatch.setenv("TWINBUS_CREDENTIAL", "default")
+    assert submit.main(["drain", "some/queue"]) == 0
+    primary, secondary = asked["sides"]
+    assert (primary.host, primary.credential, primary.transport) == ("one", "", "websocket")
+    assert (secondary.host, secondary.credential) == ("two", "managed-identity")
+    monkeypatch.setenv("TWINBUS_SECONDARY", "sb://two?credential=s3cret.1")
+    assert submit.main(["drain", "some/queue"]) == submit.WRONG_USE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("twinbus: TWINBUS_SECONDARY: a credential is default")
+    assert "s3cret" not in line
 
 
 def test_a_rate_is_read_as_the_console_reads_it(

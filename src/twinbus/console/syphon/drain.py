@@ -13,7 +13,7 @@ from twinbus.console.options import require_shared_places
 from twinbus.console.syphon import text as syphon_text
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, show
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.control.protocol import Verb
 from twinbus.control.server import ControlServer
 from twinbus.control.verbs import steering_verbs
@@ -127,9 +127,6 @@ def drain_on_spark(
     from twinbus.pipeline.drain.drain import drain
     from twinbus.pipeline.spark.session import LOCAL_MASTER, spark_session
 
-    sides = [side.connection_string for side in (request.primary, request.secondary)]
-    if None in sides:
-        raise WrongUse("--engine spark needs connection strings: tasks sign in with them")
     require_shared_places(master, request.ledger, shared=shared)
     queues = asyncio.run(_served_queues(request))
     asyncio.run(request.have_lease_queue())
@@ -140,8 +137,8 @@ def drain_on_spark(
         try:
             run = drain(
                 spark,
-                str(sides[0]),
-                str(sides[1]),
+                request.primary,
+                request.secondary,
                 queues,
                 ledger_directory=request.ledger,
                 on_progress=display,

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.types import StringType, StructField, StructType
 
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import Endpoint
 from twinbus.options import LEDGER_VARIABLE, SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverListener
 from twinbus.pipeline.drain.progress import DrainBacklog, DrainRun
+from twinbus.pipeline.drain.shipped_side import open_side, shipped_side
 from twinbus.pipeline.drain.task import SEPARATOR, DrainTask
 from twinbus.pipeline.drain.task_ledger import require_place
 from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob
@@ -95,8 +95,9 @@ def drain(
 
     Returns when active, locked, scheduled and deferred messages are 0; with `continuous` it goes on
     until `stop` is set or Ctrl-C. Either way what is in flight is settled first. `primary` and
-    `secondary` are connection strings, or have one. `ledger_directory` is a directory that all
-    executors reach, or a URL, by default that of the options; without one nothing is counted.
+    `secondary` are connection strings, `sb://HOST?credential=SOURCE` texts, Namespaces made of such
+    a text, or functions that return a Namespace in a task. `ledger_directory` is a directory that
+    all executors reach, or a URL, by default that of the options; without it nothing is counted.
     `tasks` is how many tasks share the queues, by default as many as can run at
     once. `on_progress` is called now and then with what is left. `lease`: a queue is pumped only
     by a task that holds its lease; None: if the order is strict. `rate_per_s` bounds all tasks
@@ -117,8 +118,8 @@ def drain(
     _require_rate(rate_per_s)
     served = None if only is None else destination_keys(only)
     task = DrainTask(
-        primary=_text_of("primary", primary),
-        secondary=_text_of("secondary", secondary),
+        primary=shipped_side("primary", primary),
+        secondary=shipped_side("secondary", secondary),
         # A callable need not survive the way to the executors, and the syphon does not ask it.
         options=replace(options, classify=None, ledger=""),
         run=f"spark-{uuid.uuid4().hex[:12]}",
@@ -131,7 +132,7 @@ def drain(
         turn_s=_turn_s(options) if continuous else None,
     )
     unique = list(dict.fromkeys(queues))
-    backlog = DrainBacklog(Endpoint.parse(task.secondary), unique, on_progress, served)
+    backlog = DrainBacklog(open_side(task.secondary), unique, on_progress, served)
     if backlog.queues:
         ship_package(spark.sparkContext)
         _Drain(spark, task, backlog, tasks, stop or threading.Event()).run()
@@ -305,20 +306,6 @@ def _require_rate(rate_per_s: float | None) -> None:
         require_rate(LOWEST_PER_S if rate_per_s is None else rate_per_s)
     except ValueError as error:
         raise SyphonError(str(error)) from error
-
-
-def _text_of(side: str, given: object) -> str:
-    text = given if isinstance(given, str) else getattr(given, "connection_string", None)
-    if not isinstance(text, str):
-        raise SyphonError(
-            f"the {side} needs a connection string: tasks sign in by themselves, on other machines;"
-            f" got {type(given).__name__}"
-        )
-    try:
-        Endpoint.parse(text)
-    except ValueError as error:
-        raise SyphonError(f"the {side}: {error}") from error
-    return text
 
 
 @contextlib.contextmanager

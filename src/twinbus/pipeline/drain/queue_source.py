@@ -2,8 +2,11 @@
 
     from twinbus.pipeline.drain.queue_source import register
     register(spark)
-    source = spark.read.format("servicebus").options(connection_string=text, queue="orders")
-    messages = source.load()
+    text = "sb://contoso.servicebus.windows.net?credential=managed-identity"
+    messages = spark.read.format("servicebus").options(namespace=text, queue="orders").load()
+
+`connection_string` in place of `namespace` takes a connection string. Spark may show options in
+plans and logs, so prefer a text that names a credential source.
 
 One of these options says what is read:
 
@@ -28,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.pipeline.drain.shipped_side import open_side, shipped_side
 from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.pipeline.tables.schemas import schema
 from twinbus.syphon.connection.amqp_json import as_json, as_time
@@ -115,13 +118,11 @@ class PeekReader(DataSourceReader):
     """Reads the queues that the options name; it travels to the tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        text = options.get("connection_string")
+        name = "namespace" if options.get("namespace") else "connection_string"
+        text = options.get(name)
         if not text:
-            raise SyphonError("servicebus needs the option connection_string")
-        try:
-            self._endpoint = Endpoint.parse(text)
-        except ValueError as error:
-            raise SyphonError(f"the option connection_string: {error}") from None
+            raise SyphonError("servicebus needs the option connection_string or namespace")
+        self._side = shipped_side(f"option {name}", text)
         given = {name: options.get(name) for name in ("queue", "dead_letter", "backlog")}
         said = {name: value for name, value in given.items() if value}
         if len(said) != 1:
@@ -139,7 +140,7 @@ class PeekReader(DataSourceReader):
         queues = [self._what]
         if self._kind == "backlog":
             label = None if self._what == EVERY_LABEL else self._what
-            queues = asyncio.run(list_backlog_queues(self._endpoint, label))
+            queues = asyncio.run(list_backlog_queues(open_side(self._side), label))
         return [QueuePartition(queue, self._dead_letters) for queue in queues]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
@@ -155,7 +156,7 @@ class PeekReader(DataSourceReader):
                 runner.run(rows.aclose())
 
     async def _rows(self, partition: QueuePartition) -> AsyncGenerator[tuple[Any, ...], None]:
-        async with open_connection(self._endpoint) as line:
+        async with open_connection(open_side(self._side)) as line:
             found = peek(line, partition.queue, dead_letters=partition.dead_letters)
             async with aclosing(found) as messages:
                 async for message in messages:

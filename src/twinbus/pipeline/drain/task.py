@@ -1,6 +1,7 @@
 """What runs in the executors: one task, which drains a group of backlog queues with the relay.
 
-It needs pyarrow, which Spark has, and this package, which the driver ships; not the SDK.
+It needs pyarrow, which Spark has, and this package, which the driver ships; not the SDK. WebSocket
+needs aiohttp there, and a credential of azure-identity needs that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from twinbus.ledger import process_name
 from twinbus.loops import run_alone
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverAddress, DriverLink
+from twinbus.pipeline.drain.shipped_side import ShippedSide, open_side
 from twinbus.pipeline.drain.task_ledger import task_ledger
 from twinbus.syphon.core.pacing.pace import Rate
 from twinbus.syphon.core.pump import IntakeLimits
@@ -35,8 +37,8 @@ TELL_S: Final = 1.0
 class DrainTask:
     """What a task needs; it travels to the executors as it is, so it holds nothing but values."""
 
-    primary: str = field(repr=False)
-    secondary: str = field(repr=False)
+    primary: ShippedSide = field(repr=False)
+    secondary: ShippedSide = field(repr=False)
     options: SendAvailabilityOptions = field(default_factory=SendAvailabilityOptions)
     run: str = "drain"
     """Of the drain it belongs to; its ledger files begin with that."""
@@ -95,15 +97,17 @@ class DrainTask:
         def told(progress: DrainProgress) -> None:
             tether.tell(progress.problems)
 
+        primary, secondary = open_side(self.primary), open_side(self.secondary)
         await drain_here(
-            self.primary, self.secondary, queues, ledger=ledger, on_progress=told, **self._bounds()
+            primary, secondary, queues, ledger=ledger, on_progress=told, **self._bounds()
         )
 
     async def _for_a_turn(
         self, queues: Sequence[str], ledger: RelayLedger, tether: DriverLink
     ) -> None:
         assert self.turn_s is not None
-        host = SyphonHost(self.primary, self.secondary, queues, ledger=ledger, **self._bounds())
+        primary, secondary = open_side(self.primary), open_side(self.secondary)
+        host = SyphonHost(primary, secondary, queues, ledger=ledger, **self._bounds())
         ends = time.monotonic() + self.turn_s
         await host.start()
         try:
