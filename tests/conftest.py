@@ -30,6 +30,7 @@ SPARK_PROGRAMS = (
     "tests/spark/test_cluster.py",
     "tests/spark/test_submit.py",
     "tests/spark/test_drain_kill.py",
+    "tests/spark/test_drain_tokens.py",
     "tests/spark/test_stream_kill.py",
     "tests/end_to_end/test_drill.py",
 )
