@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -92,8 +93,9 @@ WAYS: dict[str, Callable[[EmbeddedBroker, str], Namespace]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_each_way_serves_senders_administration_and_syphon(
-    broker: EmbeddedBroker, proxy: TunnelProxy, way: str
+    broker: EmbeddedBroker, proxy: TunnelProxy, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG)
     primary, secondary = (WAYS[way](broker, name) for name in NAMES)
     options = quick(
         backlog_queue_count=1, attempt_timeout=15.0, enable_syphon=True, syphon_poll=1.0
@@ -112,6 +114,9 @@ async def test_each_way_serves_senders_administration_and_syphon(
     assert (await counts_of(endpoint, BACKLOG[0])).waiting == 0
     through = {request.split()[1].rpartition(":")[0] for request in proxy.requests[began:]}
     assert through == ({"contoso.invalid", "contoso-dr.invalid"} if "proxy" in way else set())
+    assert "s3cret" in TOKEN + LOGIN
+    assert "s3cret" not in caplog.text
+    assert "twinbus" in {record.name.partition(".")[0] for record in caplog.records}
 
 
 async def test_a_large_backlog_passes_a_websocket_in_both_directions(
