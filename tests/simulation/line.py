@@ -46,6 +46,7 @@ from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefuse
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+    from twinbus.ledger.requests import BilledRequests
     from twinbus.namespace.endpoint import Endpoint
 
 __all__ = ["SimLine", "sim_line"]
@@ -69,7 +70,13 @@ class SimLine:
     """One signed-in connection, as a `NamespaceConnection` of the syphon is to a relay."""
 
     def __init__(
-        self, world: World, endpoint: Endpoint, on_event: Callable[[Event], None], **_: Any
+        self,
+        world: World,
+        endpoint: Endpoint,
+        on_event: Callable[[Event], None],
+        *,
+        requests: BilledRequests | None = None,
+        **_: Any,
     ) -> None:
         process = PROCESS.get()
         assert process is not None
@@ -82,6 +89,8 @@ class SimLine:
         self.session = SimSession(self)
         self._on_event = on_event
         self._authorized: set[str] = set()
+        self._requests = requests
+        self.flows = 0
         world.lines.append(self)
 
     async def open(self) -> None:
@@ -112,8 +121,25 @@ class SimLine:
         def work() -> dict[str, Any]:
             return self._answer(path, operation, body, link_name)
 
-        answer: dict[str, Any] = await self._ask(work)
+        error, is_known = None, True
+        answer: dict[str, Any] = {}
+        try:
+            answer = await self._ask(work)
+        except (RequestRefused, ConnectionLost) as caught:
+            error, is_known = str(caught), isinstance(caught, RequestRefused)
+            raise
+        finally:
+            if self._requests is not None and not answer.get("messages"):
+                self._requests.made(path, operation, error, is_known=is_known)
         return answer
+
+    def echo(self) -> None:
+        """Ask for a sign of life."""
+
+        def heard() -> None:
+            self.flows += 1
+
+        self.wire.to_namespace(lambda: self.wire.to_client(heard))
 
     def flush(self) -> None:
         """What a link does is on the wire at once."""
@@ -162,6 +188,7 @@ class SimLine:
         self, path: str, operation: str, body: dict[str, Any], link_name: str
     ) -> dict[str, Any]:
         """What the entity's `$management` node does."""
+        self.namespace.requests[operation] += 1
         queue, now_ms = self.namespace.engine.receive_source(path), self.namespace.now_ms()
         match operation:
             case "renew-lock":
@@ -345,6 +372,7 @@ class SimSession:
             consumer = Consumer(queue, deliver, partial(self._detach, link))
             session_id = (source.filter or {}).get(SESSION_FILTER)
             if session_id is not None:
+                namespace.requests["accept-session"] += 1
                 queue.sessions.accept(str(session_id), consumer, namespace.now_ms())
         except Refusal as refusal:
             self._detach(link, refusal)

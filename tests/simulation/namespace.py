@@ -7,7 +7,7 @@ was told of; what had not arrived is as if never sent. A crash frees all locks a
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -93,6 +93,8 @@ class SimNamespace:
         self._performed = performed
         self._numbers = count(1)
         self._consumers: dict[Queue, deque[Consumer]] = {}
+        self.requests: Counter[str] = Counter()
+        """Its own count of the requests that a service bills and that move no message."""
         self._ready: dict[Queue, None] = {}
         self._waiting: list[tuple[Wire, Callable[[], None]]] = []
         self._watchers: dict[str, list[Callable[[], None]]] = {}
@@ -256,6 +258,8 @@ class SimNamespace:
 
     def granted(self, consumer: Consumer, credit: int) -> None:
         """A link may be sent so many messages from now on."""
+        if credit and consumer.credit and not consumer.queue.messages:
+            self.requests["receive"] += 1  # A receive that found nothing ends, and the next begins.
         consumer.credit = credit
         self._ready[consumer.queue] = None
 

@@ -312,6 +312,13 @@ class SimAdministration:
 
         return await self._ask(create)
 
+    def _counted(self, operation: Callable[[], Any]) -> Callable[[], Any]:
+        def work() -> Any:
+            self._namespace.requests["administration"] += 1
+            return operation()
+
+        return work
+
     def _all(self) -> list[Any]:
         return [self._get(queue.path) for queue in self._namespace.engine.queues()]
 
@@ -339,7 +346,7 @@ class SimAdministration:
         caller = _Caller(self._world, self._process, self._namespace.name)
         try:
             await caller.wire.open()
-            return await caller.ask(operation)
+            return await caller.ask(self._counted(operation))
         except WireRefused as error:
             raise ServiceRequestError(str(error)) from error
         except ConnectionError as error:

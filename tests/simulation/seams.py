@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from uuid import UUID
 
+from azure.core.exceptions import AzureError, HttpResponseError
+
 import twinbus.pair
 import twinbus.pairing.lifecycle.administration
 import twinbus.pairing.sdk.outgoing
@@ -79,6 +81,15 @@ def tied_to(world: World) -> Iterator[None]:
     def administration(namespace: Any) -> Any:
         return SimAdministration(world, namespace.label)
 
+    async def described_lock_s(endpoint: Any, path: str, requests: Any) -> float | None:
+        try:
+            found = await SimAdministration(world, endpoint.label).get_queue(path)
+        except AzureError as error:
+            requests.made(path, "get", str(error), is_known=isinstance(error, HttpResponseError))
+            return None
+        requests.made(path, "get")
+        return float(found.lock_duration.total_seconds())
+
     names: list[tuple[Any, str, Any]] = [
         (twinbus.pair, "PairedClient", world.client_class),
         (twinbus.pair, "open_recorder", recorder),
@@ -98,6 +109,7 @@ def tied_to(world: World) -> Iterator[None]:
         lease = importlib.import_module("twinbus.syphon.relay.lease")
         names += [(lease, "NamespaceConnection", sim_line(world)), (lease, "time", time)]
         names.append((lease, "random", rng))
+        names.append((lease, "described_lock_s", described_lock_s))
     patches = [patch.object(*name) for name in names]
     log = logging.getLogger("twinbus")
     level, propagates = log.level, log.propagate

@@ -15,9 +15,16 @@ from tests.simulation.faults import create_backlog
 from tests.simulation.machine import Process, SimLoop
 from tests.simulation.seams import tied_to
 from tests.simulation.world import World
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.cost.arithmetic import (
+    deferred_search_operations,
+    idle_syphon_operations,
+    lease_operations,
+)
 from twinbus.ledger import LedgerWriter, read
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.pair import Pair
+from twinbus.pairing.core.backlog import LEASE_LOCK_S, backlog_paths, lease_path
 from twinbus.syphon.host import SyphonHost
 
 HOUR_S = 3_600.0
@@ -80,3 +87,54 @@ def test_a_link_closed_for_idleness_is_one_more_operation_and_no_failure(tmp_pat
     found = operations_of_an_idle_syphon(tmp_path, 2, 900.0, 1, detached_at_s=2_000.0)
     # In each queue two polls, the attach in the middle of the third, and one poll after it.
     assert found["backlog_receive"] == 2 * (2 + 1 + 1)
+
+
+def operations_of_an_idle_pair(directory: Path, hours: float) -> tuple[Counter[str], Counter[str]]:
+    """Run a pair that sends nothing, and its syphon with leases, as programs of one process.
+
+    Return the ledger by cause, and what the namespaces counted.
+    """
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, SimLoop)
+        world = World(1, loop)
+        create_backlog(world.secondary, backlog_paths("primary", 10), 60.0)
+        locked = QueueDescription(lock_duration_ms=int(LEASE_LOCK_S * 1000), requires_session=True)
+        world.secondary.engine.create_queue(lease_path("primary"), locked, 0)
+        with LedgerWriter(directory) as ledger:
+            world.ledger = ledger  # type: ignore[assignment]
+            with tied_to(world):
+                runner.run(_idle_pair(world, hours))
+    causes = Counter(str(record["cause"]) for record in read(directory))
+    return causes, world.primary.requests + world.secondary.requests
+
+
+async def _idle_pair(world: World, hours: float) -> None:
+    async def application() -> None:
+        sides = world.side("primary"), world.side("secondary")
+        pair = Pair(*sides, SendAvailabilityOptions(backlog_queue_count=10))
+        await pair.start()
+        host = SyphonHost(*sides, backlog_paths("primary", 10), None, world.ledger, lease=True)
+        await host.start()
+        await asyncio.sleep(hours * HOUR_S + START_S)
+        assert all(not host.problems(relay) for relay in host.relays)
+        await host.close()
+        await pair.close()
+
+    await Process(world.loop, "application", 1).spawn(application())
+
+
+def test_an_idle_pair_with_leases_costs_what_the_estimate_says(tmp_path: Path) -> None:
+    causes, counted = operations_of_an_idle_pair(tmp_path, 1)
+    leases = lease_operations(queue_count=10, period_s=HOUR_S)
+    polls = idle_syphon_operations(queue_count=10, poll_s=900.0, period_s=HOUR_S)
+    searches = deferred_search_operations(queue_count=10, period_s=HOUR_S)
+    assert (causes["lease"], causes["poll"], causes["syphon"]) == (leases, polls, searches)
+    recorded, estimated = causes.total(), leases + polls + searches
+    assert recorded == pytest.approx(estimated, rel=0.01)
+    assert recorded == counted.total(), (causes, counted)
+
+
+def test_the_leases_of_ten_queues_cost_a_tenth_of_what_they_did() -> None:
+    day_s = 24 * HOUR_S
+    assert lease_operations(queue_count=10, period_s=day_s) <= 115_200 / 10

@@ -83,6 +83,8 @@ class Session:
         self._blocked: deque[bytes] = deque()
         self._window_waiters: dict[SenderLink, None] = {}
         """Links that had more to send while transfers waited for the peer's window."""
+        self.flows = 0
+        """FLOW frames that came."""
         self._next_handle = 0
         self._own_handle_max = self._handle_max = handle_max
         self.link_limit: int | None = None
@@ -204,8 +206,9 @@ class Session:
         delivery_count: int | None = None,
         link_credit: int | None = None,
         drain: bool = False,
+        echo: bool = False,
     ) -> None:
-        """Write a FLOW; without a handle it is about the session alone."""
+        """Write a FLOW; without a handle it is about the session alone. `echo`: ask for one."""
         self._incoming_window = INCOMING_WINDOW
         flow = Flow(
             next_incoming_id=UInt(self._next_incoming_id) if self.begun else None,
@@ -216,7 +219,7 @@ class Session:
             delivery_count=None if delivery_count is None else UInt(delivery_count),
             link_credit=None if link_credit is None else UInt(link_credit),
             drain=drain,
-            echo=False,
+            echo=echo,
         )
         self._output.put(encode_frame(self.channel, flow))
 
@@ -401,6 +404,7 @@ class Session:
         events.append(Disposed(self, disposition.role, first, last, settled, state))
 
     def _on_flow(self, flow: Flow, payload: bytes, events: list[Event]) -> None:
+        self.flows += 1
         base = flow.next_incoming_id if flow.next_incoming_id is not None else 0
         window = (base + (flow.incoming_window or 0) - self._next_outgoing_id) & SERIAL_MASK
         self._remote_incoming_window = window if window < HALF_SERIAL else 0

@@ -6,6 +6,9 @@
     a message by the backlog   four stages: send to the backlog, receive from it, send to the
                                primary, receive there; with settlement counted, six
     any other message          two stages: send, receive; with settlement counted, three
+    a syphon, idle or not      one search for deferred messages in each queue every hour, one for
+                               new queues every 15 minutes
+    a lease                    one renewal every 80 s; a standby tries to get each every 25 s
     a missing backlog queue    each client searches for it: one listing, and one call to create each
                                queue that is missing; while none is missing there is no search
 
@@ -37,6 +40,13 @@ SEARCH_LONGEST_S: Final = 300.0
 SEARCH_SLOW_DOWN: Final = 60.0
 SEARCH_JITTER: Final = 0.2
 """The waits between two searches, as `pairing.core.search_schedule` has them."""
+
+
+DEFERRED_SEARCH_S: Final = 3_600
+QUEUE_SEARCH_S: Final = 900
+LEASE_RENEW_S: Final = 80
+LEASE_STANDBY_S: Final = 25
+"""Times between the requests of a syphon that moves nothing, as `twinbus.syphon` has them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +83,28 @@ def idle_syphon_operations(
     """Return the receives of an idle syphon in `period_s`: one for each queue and poll."""
     assert poll_s > 0, f"a poll of {poll_s} s"
     return queue_count * int(period_s // poll_s)
+
+
+def lease_operations(
+    *, queue_count: int, standby_count: int = 0, period_s: float | Fraction
+) -> int:
+    """Return the requests for leases in `period_s`, the start included.
+
+    The holder and each standby read the lock duration once. The holder accepts a session for each
+    queue and renews it; each standby tries to accept it.
+    """
+    held = 1 + queue_count * (1 + int(period_s // LEASE_RENEW_S))
+    return held + standby_count * (1 + queue_count * (1 + int(period_s // LEASE_STANDBY_S)))
+
+
+def deferred_search_operations(*, queue_count: int, period_s: float | Fraction) -> int:
+    """Return the searches for deferred messages in `period_s`, the first one included."""
+    return queue_count * (1 + int(period_s // DEFERRED_SEARCH_S))
+
+
+def queue_search_operations(*, syphon_count: int = 1, period_s: float | Fraction) -> int:
+    """Return how often syphons list the backlog queues in `period_s`, the first time included."""
+    return syphon_count * (1 + int(period_s // QUEUE_SEARCH_S))
 
 
 def search_count(period_s: float | Fraction) -> int:

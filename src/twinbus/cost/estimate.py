@@ -3,9 +3,12 @@
     application   each message: send and receive; for a moved message only the last receive
     failover      each moved message: send to the backlog
     ping          every client pings every entity once an interval while an outage lasts
-    syphon        each moved message: receive from the backlog, send to the primary
+    syphon        each moved message: receive from the backlog, send to the primary; and the
+                  searches for deferred messages
     poll          the receives of an idle syphon: 10 queues are 40 an hour, 28,800 in 30 days
-    administration  the searches for backlog queues that are missing all month; none by default
+    lease         the leases of the syphon and its standbys; none by default
+    administration  the syphon's searches for new queues, and those of the clients for backlog
+                  queues that are missing all month; of the latter none by default
 
 A moved message went through the backlog. Its four stages are charged to the same causes as in the
 ledger. All counts are whole and exact for the month; fractions are rounded once, at the start.
@@ -20,11 +23,16 @@ from fractions import Fraction
 from typing import Any, Final
 
 from twinbus.cost.arithmetic import (
+    LEASE_RENEW_S,
+    LEASE_STANDBY_S,
     CountingRule,
+    deferred_search_operations,
     idle_syphon_operations,
+    lease_operations,
     message_units,
     moved_message_units,
     ping_operations,
+    queue_search_operations,
     search_count,
     search_operations,
     units,
@@ -62,6 +70,7 @@ CREDITS_PER_S: Final = 1_000
 SYPHON_CONNECTIONS: Final = 2
 """Connections of the syphon for each backlog queue: one to each namespace."""
 
+STANDBYS_MAX: Final = 100
 COUNT_MAX: Final = 100_000
 """Maximum entities or clients: ten Standard namespaces full of queues."""
 
@@ -77,6 +86,10 @@ class Workload:
     queues: int = 10
     missing_queues: int = 0
     """Backlog queues that are not in use all month, for which every client searches."""
+    lease: bool = False
+    """Whether the syphon holds a lease of each backlog queue."""
+    standbys: int = 0
+    """Further syphons that wait for the leases."""
     ping_interval_s: Fraction = Fraction(60)
     poll_s: Fraction = Fraction(900)
     outages_per_year: Fraction = Fraction(2)
@@ -104,6 +117,10 @@ class Workload:
                 f"missing-queues must be from 0 to {self.queues}, the queues there should be;"
                 f" got {self.missing_queues}"
             )
+        if not 0 <= self.standbys <= STANDBYS_MAX:
+            raise QuantityError(f"standbys must be from 0 to {STANDBYS_MAX}; got {self.standbys}")
+        if self.standbys and not self.lease:
+            raise QuantityError("standbys wait for leases: say --lease too")
         if self.outages_per_year * self.outage_s > 12 * MONTH_S:
             raise QuantityError(
                 f"outages, {float(self.outages_per_year):g} a year of {float(self.outage_s):g} s,"
@@ -256,14 +273,26 @@ def _counted(work: Workload, messages: int, moved: int) -> Iterator[CauseCost]:
     )
     pings_a_month = _whole(pings * work.outages_per_month)
     yield CauseCost("ping", pings_a_month, pings_a_month)
-    yield CauseCost("syphon", moved * (2 + settled), moved * (2 * one + settled), moved * size)
+    looks = deferred_search_operations(queue_count=work.queues, period_s=MONTH_S)
+    yield CauseCost(
+        "syphon",
+        moved * (2 + settled) + looks,
+        moved * (2 * one + settled) + looks,
+        moved * size,
+    )
     polls = idle_syphon_operations(queue_count=work.queues, poll_s=work.poll_s, period_s=MONTH_S)
     yield CauseCost("poll", polls, polls)
-    if work.missing_queues:
-        searches = search_operations(
-            missing_count=work.missing_queues, client_count=work.clients, period_s=MONTH_S
+    if work.lease:
+        leases = lease_operations(
+            queue_count=work.queues, standby_count=work.standbys, period_s=MONTH_S
         )
-        yield CauseCost("administration", searches, searches)
+        yield CauseCost("lease", leases, leases)
+    searches = queue_search_operations(
+        syphon_count=1 + work.standbys, period_s=MONTH_S
+    ) + search_operations(
+        missing_count=work.missing_queues, client_count=work.clients, period_s=MONTH_S
+    )
+    yield CauseCost("administration", searches, searches)
 
 
 def _priced(causes: Iterator[CauseCost], work: Workload, prices: PriceBook) -> Iterator[CauseCost]:
@@ -299,6 +328,15 @@ def _assumed(work: Workload) -> Iterator[str]:
         f"an idle syphon receives once in {float(work.poll_s):g} s and queue, outage or not;"
         " what Azure counts on an idle AMQP link is not published"
     )
+    yield (
+        "the syphon is a program that runs all month: it searches each queue for deferred messages"
+        " every hour, and lists the queues every 15 min"
+    )
+    if work.lease:
+        yield (
+            f"a lease is renewed every {LEASE_RENEW_S} s, and each standby tries to get it every"
+            f" {LEASE_STANDBY_S} s; one operation each, which Azure does not publish"
+        )
     if work.missing_queues:
         yield (
             f"{work.missing_queues} backlog queues are missing all month: each client lists the"

@@ -29,7 +29,9 @@ OPERATIONS: Final = frozenset(
 `expire`, a message that ran out of time, which only a broker sees. A reader that does not know an
 operation passes over it: a new one is no new version."""
 
-CAUSES: Final = frozenset("application failover ping syphon poll administration consumer".split())
+CAUSES: Final = frozenset(
+    "application failover ping syphon poll lease administration consumer".split()
+)
 """Who wanted it: the bill is split by these."""
 
 OUTCOMES: Final = frozenset({"ok", "failed", "unknown"})

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from twinbus.errors import SyphonError
 from twinbus.ledger import NullLedger
+from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
@@ -129,9 +130,10 @@ class SyphonHost:
         outages = Outages()
         self.primary = endpoint_of(primary)
         self.secondary = endpoint_of(secondary)
+        self.ledger = ledger or NullLedger()
         self.leases: Leases | None = None
         if is_strict if lease is None else lease:
-            self.leases = Leases(self.secondary, queues, self._lease_changed)
+            self.leases = Leases(self.secondary, queues, self._lease_changed, self.ledger)
         self.relays = [
             Relay(
                 self.primary,
@@ -142,7 +144,7 @@ class SyphonHost:
                     undeliverable_grace_s=options.undeliverable_grace_s,
                     poll_s=options.syphon_poll_s,
                 ),
-                ledger=ledger or NullLedger(),
+                ledger=self.ledger,
                 remaining_ttl=options.ttl_policy == "remaining",
                 on_delivered=on_delivered,
                 lease=None if self.leases is None else partial(self.leases.holds, queue),
@@ -279,7 +281,8 @@ async def drain(
     if only is None and options is not None:
         only = options.syphon_only
     if only is not None:
-        found = await _count_matching(endpoint_of(secondary), queues, destination_keys(only))
+        with recording_to(ledger):
+            found = await _count_matching(endpoint_of(secondary), queues, destination_keys(only))
         queues = [queue for queue, count in found.items() if count]
     host = SyphonHost(
         primary,
@@ -319,12 +322,13 @@ async def drain_host(
 ) -> DrainStats:
     """Run a host until its queues are empty, then close it; otherwise as `drain`."""
     began = time.monotonic()
-    await _total(host.secondary, host.relays)
-    await host.start()
-    try:
-        await _until_empty(host, idle_s, on_progress)
-    finally:
-        await host.close()
+    with recording_to(host.ledger):
+        await _total(host.secondary, host.relays)
+        await host.start()
+        try:
+            await _until_empty(host, idle_s, on_progress)
+        finally:
+            await host.close()
     pumps = [relay.pump for relay in host.relays]
     return DrainStats(
         forwarded=sum(pump.forwarded for pump in pumps),

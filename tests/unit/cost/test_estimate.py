@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.cost import CountingRule, ServiceTier, standard
-from twinbus.cost.arithmetic import message_units, moved_message_units, search_count
+from twinbus.console.syphon.run import FIND_AGAIN_S
+from twinbus.cost import CountingRule, ServiceTier, arithmetic, standard
+from twinbus.cost.arithmetic import (
+    deferred_search_operations,
+    message_units,
+    moved_message_units,
+    search_count,
+)
 from twinbus.cost.estimate import CostEstimate, Workload, estimate
 from twinbus.cost.quantities import QuantityError
+from twinbus.syphon.core.deferred import VALID_S
+from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, RENEW_SHARE, STANDBY_SHARE
 
 KB = 1024
 SETTLED = CountingRule(count_settlement=True)
@@ -46,16 +54,19 @@ def test_a_small_application_stays_free_and_the_polls_cross_the_free_13_million(
         "failover": (9_000, 9_000, Decimal(0)),
         # 10 entities, 5 clients, 60 minutes.
         "ping": (3_000, 3_000, Decimal(0)),
-        "syphon": (18_000, 18_000, Decimal(0)),
-        # The month has 13,009,800: 9,800 past the free ones at 0.80 a million.
-        "poll": (28_800, 28_800, Decimal("0.00784")),
+        # 9,000 received and sent, and 10 queues searched for deferred messages 721 times.
+        "syphon": (25_210, 25_210, Decimal(0)),
+        # With the polls the month has 13,017,010: 17,010 past the free ones at 0.80 a million.
+        "poll": (28_800, 28_800, Decimal("0.013608")),
+        # The queues are listed at the start, and 2,880 times.
+        "administration": (2_881, 2_881, Decimal("0.0023048")),
     }
-    assert found.units == 13_009_800
+    assert found.units == 13_019_891
     assert found.bill.line("base charge").amount == Decimal("9.67752")
     # 5 x 10 connections, 5 x 10 more in the outage, 20 of the syphon: all free.
     assert found.bill.line("connections").quantity == 120
-    assert found.bill.total == Decimal("9.68536")
-    assert found.added == Decimal("0.00784")
+    assert found.bill.total == Decimal("9.6934328")
+    assert found.added == Decimal("0.0159128")
 
 
 def test_large_messages_with_settlement_cross_100_million() -> None:
@@ -76,10 +87,11 @@ def test_large_messages_with_settlement_cross_100_million() -> None:
         "application": (62_188_800, 103_641_600, Decimal("71.4208")),
         "failover": (19_200, 38_400, Decimal("0.0192")),
         "ping": (40, 40, Decimal("0.00002")),
-        "syphon": (57_600, 96_000, Decimal("0.048")),
+        "syphon": (64_810, 103_210, Decimal("0.051605")),
         "poll": (28_800, 28_800, Decimal("0.0144")),
+        "administration": (2_881, 2_881, Decimal("0.0014405")),
     }
-    assert found.bill.line("operations").amount == Decimal("71.50242")
+    assert found.bill.line("operations").amount == Decimal("71.5074655")
     # Every message out of the primary, and the moved ones out of the secondary too.
     assert found.bill.line("egress").quantity == (20_736_000 + 19_200) * 96 * KB
     assert found.bill.not_priced == ("egress",)
@@ -93,21 +105,23 @@ def test_a_large_application_in_the_last_tier() -> None:
         ("application", 2_591_800_000),
         ("failover", 200_000),
         ("ping", 5_333),
-        ("syphon", 400_000),
+        ("syphon", 407_210),
         ("poll", 28_800),
+        ("administration", 2_881),
     ]
     # 69.60 + 1,200 + 91.8 M at 0.20; the others at 0.20 too.
     assert [cause.amount for cause in found.causes] == [
         Decimal("1287.96"),
         Decimal("0.04"),
         Decimal("0.0010666"),
-        Decimal("0.08"),
+        Decimal("0.081442"),
         Decimal("0.00576"),
+        Decimal("0.0005762"),
     ]
     # 800 connections, 200 more in the outage, 20 of the syphon: 20 past the free thousand.
     assert found.bill.line("connections").amount == Decimal("0.60")
     # Against 2,592 M operations and 800 connections without a pair.
-    assert found.added == Decimal("0.6868266")
+    assert found.added == Decimal("0.6888448")
     # 2 x 720 h at 0.9275, and 1,296 M x 2,048 bytes at 0.09 a GB.
     assert found.geo_replication.total == Decimal("1335.60") + Decimal("238.87872")
 
@@ -144,27 +158,47 @@ def test_premium_pays_hours_and_the_pair_a_second_namespace() -> None:
 
 def test_basic_pays_every_operation() -> None:
     found = made(Workload(rate_per_s=Fraction(10), size_bytes=KB, tier=ServiceTier.BASIC))
-    # 25,920,000 messages, 4,000 moved (four operations instead of two), 7 pings, 28,800 polls.
-    assert found.units == 51_840_000 + 8_000 + 7 + 28_800
-    assert found.bill.line("operations").amount == Decimal("2.59384035")
+    # 25,920,000 messages, 4,000 moved (four operations instead of two), 7 pings, 28,800 polls,
+    # 7,210 searches for deferred messages, 2,881 for new queues.
+    assert found.units == 51_840_000 + 8_000 + 7 + 28_800 + 7_210 + 2_881
+    assert found.bill.line("operations").amount == Decimal("2.5943449")
     assert any("no duplicate detection" in line for line in found.warnings)
 
 
-def test_no_outage_leaves_the_polls_alone() -> None:
+def test_no_outage_leaves_the_requests_of_an_idle_syphon() -> None:
     found = made(Workload(rate_per_s=Fraction(1), size_bytes=0, outages_per_year=Fraction(0)))
     assert found.moved == 0
-    assert [cause.units for cause in found.causes] == [5_184_000, 0, 0, 0, 28_800]
+    assert [cause.units for cause in found.causes] == [5_184_000, 0, 0, 7_210, 28_800, 2_881]
 
 
 def test_a_queue_that_stays_missing_costs_what_its_searches_cost() -> None:
     found = made(Workload(rate_per_s=Fraction(1), size_bytes=0, clients=20, missing_queues=2))
     # 20 clients, each time a listing and two queues to create.
     searches = search_count(30 * 86_400)
-    assert by_cause(found)["administration"][0] == 20 * searches * 3
+    assert by_cause(found)["administration"][0] == 20 * searches * 3 + 2_881
     assert any(f"{searches:,} times at most" in line for line in found.assumptions)
     healthy = made(Workload(rate_per_s=Fraction(1), size_bytes=0, clients=20))
-    assert "administration" not in by_cause(healthy)
+    assert by_cause(healthy)["administration"][0] == 2_881
     assert any("no client searches" in line for line in healthy.assumptions)
+
+
+def test_leases_cost_their_renewals_and_the_attempts_of_standbys() -> None:
+    found = made(Workload(rate_per_s=Fraction(1), size_bytes=0, lease=True))
+    # The lock duration is read once, 10 sessions are accepted, and renewed every 80 s.
+    assert by_cause(found)["lease"][0] == 1 + 10 * (1 + 32_400)
+    pair = made(Workload(rate_per_s=Fraction(1), size_bytes=0, lease=True, standbys=1))
+    # The standby tries to get each every 25 s, and lists the queues too.
+    assert by_cause(pair)["lease"][0] == 2 + 10 * (1 + 32_400) + 10 * (1 + 103_680)
+    assert by_cause(pair)["administration"][0] == 2 * 2_881
+    with pytest.raises(QuantityError, match="say --lease too"):
+        Workload(rate_per_s=Fraction(1), size_bytes=0, standbys=1)
+
+
+def test_the_times_of_an_idle_syphon_are_those_of_the_syphon() -> None:
+    assert arithmetic.LEASE_RENEW_S == LEASE_LOCK_S * RENEW_SHARE
+    assert arithmetic.LEASE_STANDBY_S == LEASE_LOCK_S * STANDBY_SHARE
+    assert arithmetic.DEFERRED_SEARCH_S == VALID_S
+    assert arithmetic.QUEUE_SEARCH_S == FIND_AGAIN_S
 
 
 def test_a_rate_that_one_namespace_does_not_take_is_pointed_out() -> None:
@@ -231,6 +265,7 @@ def test_causes_add_up_to_the_stages_and_to_the_bill(
     )
     found = made(work)
     units = {cause.cause: cause.units for cause in found.causes}
+    units["syphon"] -= deferred_search_operations(queue_count=10, period_s=30 * 86_400)
     assert units["application"] + units["failover"] + units["syphon"] == (
         (found.messages - found.moved) * message_units(size, rule)
         + found.moved * moved_message_units(size, rule)

@@ -52,6 +52,8 @@ def _workload(given: EstimateOptions) -> Workload:
             clients=given.clients,
             queues=given.queues,
             missing_queues=given.missing_queues,
+            lease=given.lease,
+            standbys=given.standbys,
             ping_interval_s=parse_duration(
                 given.ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
             ),

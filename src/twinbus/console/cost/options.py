@@ -32,6 +32,10 @@ class EstimateOptions(WorkloadOptions):
     missing_queues: Annotated[
         int, option("N", "Backlog queues that clients search for all month.")
     ] = 0
+    lease: Annotated[
+        bool, flag("--lease", "The syphon holds leases, as with `syphon run --lease`.")
+    ] = False
+    standbys: Annotated[int, option("N", "Further syphons that wait for the leases.")] = 0
     ping_interval: Annotated[str, option("TIME", "The option ping_primary_interval.")] = "60s"
     outages: Annotated[str, option("FREQUENCY", "How often the primary is down.")] = "2/year"
     outage_length: Annotated[str, option("TIME", "Length of one outage.")] = "40min"

@@ -15,6 +15,7 @@ CAUSES: Final = {
     "ping": "pings",
     "syphon": "syphon: receive, forward, complete",
     "poll": "syphon: polls that found nothing",
+    "lease": "syphon: leases",
     "administration": "administration",
     "consumer": "receivers: receive, complete",
 }

@@ -16,8 +16,11 @@ MARK: Final = "x-servicebus-transfer"
 """The middle of every backlog queue's path, as the retired .NET library named them."""
 
 LEASE_MARK: Final = "x-twinbus-lease"
-LEASE_LOCK_S: Final = 30.0
-"""Lock duration of the lease queue: how long a pump that died blocks others."""
+LEASE_LOCK_S: Final = 200.0
+"""Lock duration of the lease queue: for so long a syphon whose machine died blocks others."""
+
+OLD_LEASE_LOCK_S: Final = 30.0
+"""The same as earlier versions created it; its renewals cost seven times as much."""
 
 FOREVER_MS: Final = 922_337_203_685_477
 """The largest duration Service Bus knows (10,675,199 days): never."""

@@ -30,7 +30,14 @@ from azure.core.exceptions import (
 from twinbus.errors import MissingRightError
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.signatures import expiry_of, utc_text
-from twinbus.pairing.core.backlog import LEASE_LOCK_S, WANTED, BacklogDescription, Drift, drift_of
+from twinbus.pairing.core.backlog import (
+    LEASE_LOCK_S,
+    OLD_LEASE_LOCK_S,
+    WANTED,
+    BacklogDescription,
+    Drift,
+    drift_of,
+)
 from twinbus.pairing.core.classify import refused_token
 
 if TYPE_CHECKING:
@@ -129,9 +136,15 @@ class BacklogAdministration:
         return await self._call(path, lambda: self._client.get_queue_runtime_properties(path))
 
     async def ensure_lease_queue(self, path: str) -> None:
-        """Create the queue on whose sessions leases are held, unless it exists (SPEC 6)."""
+        """Create the queue on whose sessions leases are held, unless it exists (SPEC 6).
+
+        One that an earlier version created gets the longer lock of today.
+        """
         try:
-            await self._call(path, lambda: self._client.get_queue(path))
+            found = await self._call(path, lambda: self._client.get_queue(path))
+            if found.lock_duration == timedelta(seconds=OLD_LEASE_LOCK_S):
+                found.lock_duration = timedelta(seconds=LEASE_LOCK_S)
+                await self._call(path, lambda: self._client.update_queue(found))
         except ResourceNotFoundError:
             with contextlib.suppress(ResourceExistsError):
                 await self._call(path, lambda: _create_for_leases(self._client, path))

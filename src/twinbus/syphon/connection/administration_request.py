@@ -7,7 +7,9 @@ import http.client
 import ssl
 import time
 from typing import Final
+from urllib.parse import unquote
 
+from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.address import bracketed
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
@@ -16,6 +18,9 @@ API_VERSION: Final = "2021-05"
 
 ANSWER_S: Final = 10.0
 """Time limit of a request, and of getting the token for it."""
+
+
+OK: Final = 200
 
 
 class NotAnswered(Exception):
@@ -36,9 +41,19 @@ async def token_for(endpoint: Endpoint, path: str) -> NamespaceToken:
 
 
 def get(
-    endpoint: Endpoint, path: str, token: NamespaceToken, *, query: str = "", bytes_max: int
+    endpoint: Endpoint,
+    path: str,
+    token: NamespaceToken,
+    *,
+    query: str = "",
+    bytes_max: int,
+    requests: BilledRequests | None = None,
 ) -> tuple[int, str]:
-    """Return status and text of the resource at `path`, a quoted path; blocks."""
+    """Return status and text of the resource at `path`, a quoted path; blocks.
+
+    `requests` records it, as it is billed; None: as a command's.
+    """
+    requests = requests or BilledRequests(endpoint.label)
     connection = http_connection(endpoint)
     try:
         headers = {"Authorization": token.header, **host_header(endpoint)}
@@ -48,11 +63,13 @@ def get(
         if response.length:
             # The answer is shorter than announced; a part of it could be misread.
             raise NotAnswered("the connection was closed in the middle of the answer")
-    except (OSError, UnicodeError, http.client.HTTPException) as error:
+    except (NotAnswered, OSError, UnicodeError, http.client.HTTPException) as error:
         # UnicodeError: an invalid host name, such as contoso..example.
+        requests.made(unquote(path), "get", str(error), is_known=False)
         raise NotAnswered(str(error)) from error
     finally:
         connection.close()
+    requests.made(unquote(path), "get", None if status == OK else f"status {status}")
     return status, text
 
 

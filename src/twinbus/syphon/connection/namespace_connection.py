@@ -26,6 +26,7 @@ from twinbus.amqp.output import ProtocolViolation
 from twinbus.amqp.sasl import ClientSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
+from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.address import bracketed
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
@@ -50,6 +51,7 @@ TOKEN_AGAIN_S: Final = 30.0
 """Pause after a failed renewal; several attempts fit into the rest of a token's life."""
 
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
+RECEIVE: Final = "receive-by-sequence-number"
 LIMIT: Final = "amqp:resource-limit-exceeded"
 
 _numbers = itertools.count(1)
@@ -66,12 +68,17 @@ class NamespaceConnection:
         on_deliveries: Callable[[list[DeliveryArrived]], None] | None = None,
         answer_s: float = ANSWER_S,
         token_life_share: float = TOKEN_RENEW_AFTER,
+        requests: BilledRequests | None = None,
     ) -> None:
-        """`on_deliveries`, if given, gets the deliveries of one read at once, not `on_event`."""
+        """`on_deliveries`, if given, gets the deliveries of one read at once, not `on_event`.
+
+        `requests` records what is billed; None: as a command's.
+        """
         self.endpoint = endpoint
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.session: Session
         """The first session. An owner of few links needs no other."""
+        self._requests = requests or BilledRequests(endpoint.label)
         self._on_event = on_event
         self._on_deliveries = on_deliveries
         self._answer_s = answer_s
@@ -185,7 +192,29 @@ class NamespaceConnection:
         headers = {"operation": f"com.microsoft:{operation}", "type": "entity-mgmt"}
         if link_name is not None:
             headers["associated-link-name"] = link_name
-        return await self._request(f"{path}/$management", headers, body)
+        try:
+            answer = await self._request(f"{path}/$management", headers, body)
+        except RequestRefused as refusal:
+            error = refusal.condition or f"status {refusal.status}"
+            self._requests.made(path, operation, error)
+            raise
+        except ConnectionLost as error:
+            self._requests.made(path, operation, str(error), is_known=False)
+            raise
+        if operation != RECEIVE or not answer.get("messages"):
+            # Messages that are received have records of their own.
+            self._requests.made(path, operation)
+        return answer
+
+    @property
+    def flows(self) -> int:
+        """How many FLOW frames came on the first session."""
+        return self.session.flows
+
+    def echo(self) -> None:
+        """Ask the peer for a FLOW, as a sign of life; it is not billed."""
+        self.session.write_flow(echo=True)
+        self.flush()
 
     def flush(self) -> None:
         """Write the frames that the owner added to the session."""

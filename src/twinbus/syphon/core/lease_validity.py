@@ -2,7 +2,8 @@
 
 The lease holder owns a session lock on `<label>/x-twinbus-lease`. The lock ends by the clock of the
 service. The holder counts from the time of its *request*, on its own clock, and stops well before
-the end.
+the end. It also stops when it has not heard from the service for a while: the service frees a
+session whose connection it has lost, long before the lock ends.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ from typing import Final, NamedTuple
 
 LEASE_MARK: Final = "x-twinbus-lease"
 
-LEASE_LOCK_S: Final = 30.0
-"""Lock duration of the lease queue as it is created: how long a pump that died blocks others. The
-rest of a longer lock is not used."""
+LEASE_LOCK_S: Final = 200.0
+"""Lock duration of the lease queue as it is created: each renewal is billed, so the lock is long.
+The holder's machine may die without closing its connection. Then another syphon takes over when
+the lock has ended and it tries again: within 5 minutes."""
+
+LOCK_ASSUMED_S: Final = 30.0
+"""The longest lock that is relied on while the lock duration of the lease queue is not known.
+Compared with our clock, the end of a lock can be wrong by the difference of the clocks."""
 
 LOCK_LEAST_S: Final = 5.0
 """The shortest lock that Service Bus grants; assumed for one that is shorter by our clock, because
@@ -23,8 +29,17 @@ KEPT_SHARE: Final = 0.8
 """Share of the lock duration for which the lease is valid; the rest allows for clock drift and for
 messages on the wire."""
 
-RENEW_SHARE: Final = 0.25
+RENEW_SHARE: Final = 0.4
 """Share of the lock duration between two renewals; a failed one can be tried again twice."""
+
+STANDBY_SHARE: Final = 0.125
+"""Share of the lock duration between two attempts to get a lease that another syphon holds."""
+
+SILENCE_S: Final = 24.0
+"""How long a lease is valid after the last sign of life of the service, whatever its lock."""
+
+PROOF_S: Final = 6.0
+"""Time between two signs of life that the holder asks for; they are not billed."""
 
 
 class LeaseAddress(NamedTuple):
@@ -38,6 +53,26 @@ def lease_address(backlog_queue: str) -> LeaseAddress:
     """Return session 3 of `contoso/x-twinbus-lease` for `contoso/x-servicebus-transfer/3`."""
     label, _, index = [*backlog_queue.rsplit("/", 2), "", ""][:3]
     return LeaseAddress(f"{label}/{LEASE_MARK}", index or "0")
+
+
+def relied_on_s(by_clock_s: float, described_s: float | None) -> float:
+    """Return the lock duration to rely on.
+
+    `by_clock_s` is the time to the end of the lock by our clock. `described_s` is the lock duration
+    in the description of the lease queue, which depends on no clock; None: not known.
+    """
+    if described_s is not None:
+        return described_s
+    return min(max(by_clock_s, LOCK_LEAST_S), LOCK_ASSUMED_S)
+
+
+def handover_s(lock_s: float) -> float:
+    """Return how long a standby waits after it got a lease that another syphon had.
+
+    The service may have ended the link of the former holder while that was cut off. The former
+    holder notices it after this time at the latest.
+    """
+    return min(SILENCE_S, KEPT_SHARE * lock_s)
 
 
 class LeaseValidity:
@@ -55,7 +90,6 @@ class LeaseValidity:
 
     def granted(self, asked_at: float, lock_s: float) -> None:
         """Extend the lease: the service granted a lock of `lock_s`, requested at `asked_at`."""
-        lock_s = min(max(lock_s, LOCK_LEAST_S), LEASE_LOCK_S)
         self.ends_at = max(self.ends_at, asked_at + lock_s * KEPT_SHARE)
         self.renew_at = asked_at + lock_s * RENEW_SHARE
 

@@ -1,7 +1,7 @@
 """Writes the operations of a relay to the ledger.
 
-One record for each message received, forwarded and completed, for the bill and the audit (SPEC 8);
-one for each empty poll, request and renewal.
+One record for each message received, forwarded and settled, for the bill and the audit (SPEC 8),
+and one for each empty poll. The connection records its requests (`twinbus.ledger.requests`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,15 @@ class Bookkeeper:
                 self._record_many("backlog_receive", shared, now_ms, _rows(some))
 
     def polled(self) -> None:
-        self._at_source("backlog_receive", cause="poll", outcome="ok")
+        """Record a poll that found nothing."""
+        self._record(
+            "backlog_receive",
+            cause="poll",
+            namespace=self._secondary,
+            side="secondary",
+            backlog_queue=self._queue,
+            outcome="ok",
+        )
 
     def forwarded(self, messages: list[BacklogMessage], now: float, now_ms: int) -> None:
         if self._keeps:
@@ -102,14 +110,6 @@ class Bookkeeper:
             shared = self._shared(path, self._secondary, "secondary", error)
             self._record_many("complete", shared, None, _rows(some))
 
-    def renewed(self, error: str | None = None) -> None:
-        outcome = "ok" if error is None else "failed"
-        self._at_source("renew", cause="syphon", outcome=outcome, error=error)
-
-    def managed(self) -> None:
-        """Record a peek, or a settlement by lock token."""
-        self._at_source("manage", cause="syphon", outcome="ok")
-
     def _shared(self, path: str, namespace: str, side: str, error: str | None = None) -> Shared:
         return (
             ("cause", "syphon"),
@@ -133,19 +133,6 @@ class Bookkeeper:
                 "latency_us": latency_us,
             }
             self._record(operation, at_ms=at_ms, **fields)
-
-    def _at_source(
-        self, operation: str, *, cause: str, outcome: str, error: str | None = None
-    ) -> None:
-        self._record(
-            operation,
-            cause=cause,
-            namespace=self._secondary,
-            side="secondary",
-            backlog_queue=self._queue,
-            outcome=outcome,
-            error=error,
-        )
 
 
 def _by_path(messages: list[BacklogMessage]) -> Iterable[tuple[str, list[BacklogMessage]]]:

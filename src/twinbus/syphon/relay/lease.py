@@ -6,7 +6,9 @@
 
 One connection for all leases, one link for each: it holds the lock of a named session, which needs
 no messages. If the link or the connection is lost, the lease is lost at once: the service gives the
-session to the next receiver.
+session to the next receiver. The service can lose the connection before this process notices it.
+So the holder asks for signs of life (a flow with echo, which is not billed), and no lease is valid
+without one.
 """
 
 from __future__ import annotations
@@ -15,15 +17,20 @@ import asyncio
 import itertools
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
+from urllib.parse import quote
 
 from twinbus.amqp.events import Attached, Detached, Event
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.types import Symbol
+from twinbus.ledger.requests import ACCEPT_SESSION, BilledRequests, RequestLedger
 from twinbus.namespace.endpoint import Endpoint
+from twinbus.syphon.connection.administration_request import NotAnswered, get
 from twinbus.syphon.connection.namespace_connection import (
     ANSWER_S,
     ConnectionLost,
@@ -31,16 +38,24 @@ from twinbus.syphon.connection.namespace_connection import (
     RequestRefused,
 )
 from twinbus.syphon.core.lease_validity import (
-    LEASE_LOCK_S,
+    LOCK_ASSUMED_S,
+    PROOF_S,
+    SILENCE_S,
+    STANDBY_SHARE,
     LeaseAddress,
     LeaseValidity,
+    handover_s,
     lease_address,
+    relied_on_s,
 )
 
 log = logging.getLogger("twinbus.syphon")
 
 RETRY_S: Final = 1.0
-"""Mean pause between two attempts to acquire a lease; it varies by half of it."""
+"""Mean pause after a lost lease or connection; it varies by half of it."""
+
+DESCRIPTION_BYTES_MAX: Final = 1 << 20
+_LOCK_DURATION: Final = re.compile(r"<LockDuration>PT(?:(\d+)M)?(?:([\d.]+)S)?</LockDuration>")
 
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
@@ -49,6 +64,7 @@ NOT_FOUND: Final = "amqp:not-found"
 WAITING: Final = "another syphon has the lease"
 GIVEN_BACK: Final = "it was given back"
 TICKS_PER_S: Final = 10_000_000
+OK: Final = 200
 EPOCH_TICKS: Final = 621_355_968_000_000_000
 """The unix epoch in .NET ticks since the year 1."""
 
@@ -62,9 +78,18 @@ class _Lease:
         self.queue = queue
         self.address: LeaseAddress = lease_address(queue)
         self.validity = LeaseValidity()
-        self.lock_s = LEASE_LOCK_S
-        """Lock duration; a renewal extends the lock by as much."""
+        self.lock_s = LOCK_ASSUMED_S
+        """Lock duration as the accept showed it on our clock; a renewal extends it by as much."""
+        self.granted_at = 0.0
+        """When the present lock was requested."""
+        self.announce_at = 0.0
+        """When the queue may be pumped, once the lease is granted."""
         self.is_announced = False
+        self.is_taken = False
+        """Another syphon had it at an attempt since this one could pump."""
+        self.proven_at = float("inf")
+        """The last sign of life while this syphon had it; inf: this is the first attempt."""
+        self.link_name = ""
         self.answer: asyncio.Future[ReceiverLink] | None = None
         self.ended: asyncio.Future[str] | None = None
         self.problem = "it was not requested yet"
@@ -78,9 +103,19 @@ class Leases:
         endpoint: Endpoint,
         queues: Iterable[str],
         on_change: Callable[[str, bool], None],
+        ledger: RequestLedger | None = None,
     ) -> None:
         """`on_change` is called with a backlog queue and whether it may be pumped now."""
         self._endpoint = endpoint
+        self._requests = BilledRequests(
+            endpoint.label, cause="lease", side="secondary", ledger=ledger
+        )
+        self._lock_s: dict[str, float] = {}
+        """By lease queue, the lock duration in its description, if it could be read."""
+        self._proven_at = float("-inf")
+        """When the last sign of life was asked for that came."""
+        self._got_one = asyncio.Event()
+        """Set when a lease is acquired that another syphon had: others may be free too."""
         self._leases = {queue: _Lease(queue) for queue in queues}
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
@@ -98,7 +133,10 @@ class Leases:
 
     def holds(self, queue: str) -> bool:
         """Return whether this process may pump the queue now."""
-        return self._leases[queue].validity.holds(time.monotonic())
+        now, lease = time.monotonic(), self._leases[queue]
+        if not lease.is_announced or now >= self._proven_at + SILENCE_S:
+            return False
+        return lease.validity.holds(now)
 
     def problem(self, queue: str) -> str | None:
         """Return why the lease is not held; None: it is held."""
@@ -106,10 +144,18 @@ class Leases:
 
     async def _keep(self) -> None:
         while True:
-            connection = NamespaceConnection(self._endpoint, self._on_event)
+            connection = NamespaceConnection(
+                self._endpoint, self._on_event, requests=self._requests
+            )
             try:
+                asked_at = time.monotonic()
                 await connection.open()
+                self._proven_at = asked_at
+                self._lock_s.clear()
                 async with asyncio.TaskGroup() as group:
+                    for path in {lease.address.queue for lease in self._leases.values()}:
+                        group.create_task(self._read_lock(path))
+                    group.create_task(self._prove(connection))
                     for lease in self._leases.values():
                         group.create_task(self._keep_one(connection, lease))
             except* ConnectionLost as errors:
@@ -135,7 +181,7 @@ class Leases:
             try:
                 await connection.authorize(lease.address.queue)
                 link = await self._acquire(connection, lease)
-                reason = await self._renew_for_ever(connection, lease, link)
+                reason = await self._renew_for_ever(connection, lease)
             except RequestRefused as refusal:
                 reason = str(refusal)
             finally:
@@ -143,7 +189,54 @@ class Leases:
                     link.detach()
                     connection.flush()
             self._lose(lease, reason)
-            await asyncio.sleep(RETRY_S * (0.5 + random.random()))  # noqa: S311
+            mean_s = RETRY_S
+            if lease.is_taken:
+                mean_s = STANDBY_SHARE * self._lock_s.get(lease.address.queue, LOCK_ASSUMED_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(mean_s * (0.5 + random.random())):  # noqa: S311
+                    await self._got_one.wait()
+
+    async def _read_lock(self, path: str) -> None:
+        """Read the lock duration of the lease queue, for the leases that are held on it."""
+        lock_s = await described_lock_s(self._endpoint, path, self._requests)
+        if lock_s is None:
+            return
+        self._lock_s[path] = lock_s
+        for lease in self._leases.values():
+            if lease.address.queue == path and lease.validity.holds(time.monotonic()):
+                lease.validity.granted(lease.granted_at, lock_s)
+
+    async def _prove(self, connection: NamespaceConnection) -> None:
+        """Keep the proof fresh that the service still serves this connection."""
+        while True:
+            asked_at, flows = time.monotonic(), connection.flows
+            held = [lease for lease in self._leases.values() if lease.validity.holds(asked_at)]
+            if held:
+                connection.echo()
+            await asyncio.wait({connection.lost}, timeout=PROOF_S)
+            if connection.lost.done():
+                raise ConnectionLost(connection.lost.result())
+            is_alive = not held or connection.flows != flows
+            if not is_alive:
+                # A service may ignore an echo. It does not ignore a request, which is billed.
+                asked_at = time.monotonic()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._proven_at + SILENCE_S - asked_at):
+                        with suppress(RequestRefused):
+                            await self._renew(connection, held[0])
+                        is_alive = True
+            if is_alive:
+                self._proven_at = asked_at
+            elif time.monotonic() >= self._proven_at + SILENCE_S:
+                raise ConnectionLost(f"{self._endpoint.label} was silent for {SILENCE_S:g} s")
+
+    async def _renew(self, connection: NamespaceConnection, lease: _Lease) -> None:
+        await connection.request(
+            lease.address.queue,
+            "renew-session-lock",
+            {"session-id": lease.address.session},
+            link_name=lease.link_name,
+        )
 
     async def _acquire(self, connection: NamespaceConnection, lease: _Lease) -> ReceiverLink:
         """Return the link that holds the session lock; RequestRefused says why it cannot be had."""
@@ -152,6 +245,7 @@ class Leases:
         loop = asyncio.get_running_loop()
         lease.answer, lease.ended = loop.create_future(), loop.create_future()
         name = f"{lease.address.queue}-{lease.address.session}-{next(_link_numbers)}"
+        lease.link_name = name
         asked_at = time.monotonic()
         link = connection.session.attach_receiver(
             name,
@@ -165,24 +259,44 @@ class Leases:
         answers: set[asyncio.Future[object]] = {lease.answer, lease.ended, connection.lost}  # type: ignore[arg-type]
         await asyncio.wait(answers, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
         if lease.answer.done():
-            lease.lock_s = _lock_s(lease.answer.result())
-            lease.validity.granted(asked_at, lease.lock_s)
-            self._report_held(lease)
+            self._requests.made(lease.address.queue, ACCEPT_SESSION)
+            lease.lock_s = _by_our_clock_s(lease.answer.result())
+            wait_s = handover_s(self._grant(lease, asked_at))
+            if lease.is_taken:
+                got_one, self._got_one = self._got_one, asyncio.Event()
+                got_one.set()
+            elif asked_at <= lease.proven_at + wait_s:
+                # At the first attempt, or if no standby can have begun to pump since.
+                wait_s = 0.0
+            lease.announce_at = time.monotonic() + wait_s
             return link
+        text = lease.ended.result() if lease.ended.done() else "the attach was not answered"
+        # That another syphon has it is an answer like that of a receive which finds nothing.
+        is_taken, is_known = text.startswith(WAITING), lease.ended.done()
+        lease.is_taken = lease.is_taken or is_taken
+        error = None if is_taken else text
+        self._requests.made(lease.address.queue, ACCEPT_SESSION, error, is_known=is_known)
         if connection.lost.done():
             raise ConnectionLost(connection.lost.result())
         link.detach()
-        text = lease.ended.result() if lease.ended.done() else "the attach was not answered"
         raise RequestRefused(text, 0, "")
 
-    async def _renew_for_ever(
-        self, connection: NamespaceConnection, lease: _Lease, link: ReceiverLink
-    ) -> str:
+    def _grant(self, lease: _Lease, asked_at: float) -> float:
+        """Extend a lease whose lock was requested at `asked_at`; return the lock duration."""
+        lease.granted_at = asked_at
+        lock_s = relied_on_s(lease.lock_s, self._lock_s.get(lease.address.queue))
+        lease.validity.granted(asked_at, lock_s)
+        return lock_s
+
+    async def _renew_for_ever(self, connection: NamespaceConnection, lease: _Lease) -> str:
         """Renew the lease until it ends; return why it ended."""
         ended, validity = lease.ended, lease.validity
         assert ended is not None
         while True:
-            wait_s = max(0.0, validity.renew_at - time.monotonic())
+            due_at = validity.renew_at
+            if not lease.is_announced:
+                due_at = min(due_at, lease.announce_at)
+            wait_s = max(0.0, due_at - time.monotonic())
             either: set[asyncio.Future[str]] = {ended, connection.lost}
             await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             if connection.lost.done():
@@ -190,17 +304,16 @@ class Leases:
             if ended.done():
                 return ended.result()
             asked_at = time.monotonic()
+            if not lease.is_announced and asked_at >= lease.announce_at:
+                self._report_held(lease)
+            if asked_at < validity.renew_at:
+                continue  # It was announced, or its lock is longer than was known.
             remaining_s = validity.ends_at - asked_at
             if remaining_s <= 0:
                 return "it was not renewed in time"
             try:
                 async with asyncio.timeout(remaining_s):
-                    await connection.request(
-                        lease.address.queue,
-                        "renew-session-lock",
-                        {"session-id": lease.address.session},
-                        link_name=link.name,
-                    )
+                    await self._renew(connection, lease)
             except TimeoutError:
                 return "it was not renewed in time"
             except RequestRefused as refusal:
@@ -211,7 +324,7 @@ class Leases:
                 # A lapsed lease is lost even if the service renewed the lock: the pump was stopped.
                 if not validity.holds(time.monotonic()):
                     return "it was not renewed in time"
-                validity.granted(asked_at, lease.lock_s)
+                self._grant(lease, asked_at)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Attached):
@@ -231,7 +344,7 @@ class Leases:
                     self._lose(lease, text)
 
     def _report_held(self, lease: _Lease) -> None:
-        lease.is_announced = True
+        lease.is_announced, lease.is_taken = True, False
         log.info("%s: leased, as session %s of %s", lease.queue, lease.address[1], lease.address[0])
         self._on_change(lease.queue, True)
 
@@ -243,16 +356,43 @@ class Leases:
             level = logging.INFO if is_usual else logging.WARNING
             log.log(level, "%s: the lease is not held: %s", lease.queue, reason)
         lease.problem = reason
-        if lease.is_announced:
+        if not lease.is_announced:
+            lease.proven_at = min(lease.proven_at, self._proven_at)
+        else:
             lease.is_announced = False
+            lease.proven_at = self._proven_at
             self._on_change(lease.queue, False)
 
 
-def _lock_s(link: ReceiverLink) -> float:
+async def described_lock_s(endpoint: Endpoint, path: str, requests: BilledRequests) -> float | None:
+    """Return the lock duration of a queue by its description; None if it cannot be read.
+
+    Reading it needs the Manage right.
+    """
+    try:
+        try:
+            token = await endpoint.token(path, time.time())
+        except Exception as error:
+            # A credential may raise anything.
+            raise NotAnswered(f"{endpoint.tokens.who} gives no token: {error}") from error
+        status, text = await asyncio.to_thread(
+            get, endpoint, quote(path), token, bytes_max=DESCRIPTION_BYTES_MAX, requests=requests
+        )
+    except NotAnswered as error:
+        log.info("%s: the lock duration of %s is not known: %s", endpoint.label, path, error)
+        return None
+    found = _LOCK_DURATION.search(text) if status == OK else None
+    if found is None:
+        log.info("%s: the lock duration of %s is not known: %d", endpoint.label, path, status)
+        return None
+    return (60.0 * int(found[1] or 0) + float(found[2] or 0)) or None
+
+
+def _by_our_clock_s(link: ReceiverLink) -> float:
     """Return the remaining duration of the lock that an attach granted, by our clock."""
     ticks = link.properties.get(LOCKED_UNTIL)
     if not isinstance(ticks, int):
-        return LEASE_LOCK_S
+        return LOCK_ASSUMED_S
     return (ticks - EPOCH_TICKS) / TICKS_PER_S - time.time()
 
 

@@ -29,6 +29,7 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
+from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.syphon.connection.namespace_connection import (
     ANSWER_S,
@@ -96,6 +97,9 @@ class Relay:
         """An internal error of the syphon; the backlog keeps what was not moved."""
         self._primary_endpoint, self._secondary_endpoint = primary, secondary
         self._books = Bookkeeper(ledger, primary.label, secondary.label, queue)
+        self._billed = BilledRequests(
+            secondary.label, cause="syphon", side="secondary", ledger=ledger
+        )
         self._unpacker = Unpacker(remaining_ttl=remaining_ttl)
         self._on_delivered = on_delivered
         self._lease = lease
@@ -240,7 +244,10 @@ class Relay:
 
     async def _serve_secondary(self) -> str:
         connection = NamespaceConnection(
-            self._secondary_endpoint, self._on_secondary, on_deliveries=self._on_deliveries
+            self._secondary_endpoint,
+            self._on_secondary,
+            on_deliveries=self._on_deliveries,
+            requests=self._billed,
         )
         try:
             await connection.open()

@@ -79,7 +79,6 @@ class RequestTasks:
         """
         if self.connection is None:
             return
-        self._books.managed()
         requests = QueueRequests(self.connection, self._queue)
         named = dict(zip(DEAD_LETTER_ARGUMENTS, arguments, strict=False))
         result = await requests.settle(messages, status, named)
@@ -99,7 +98,6 @@ class RequestTasks:
         if self.connection is None:
             return
         result = await QueueRequests(self.connection, self._queue).renew(messages)
-        self._books.renewed(None if result.refusal is None else _error(result.refusal))
         if result.refusal is not None:
             # The locks are still valid, and the pump asks again before they end.
             log.warning("%s: %d not renewed: %s", self._queue, len(result.rest), result.refusal)
@@ -140,7 +138,6 @@ class RequestTasks:
     async def _peek(self, start: int, report: Callable[..., list[Action]]) -> None:
         if self.connection is None:
             return
-        self._books.managed()
         page, failed = [], False
         try:
             requests = QueueRequests(self.connection, self._queue)
@@ -154,7 +151,6 @@ class RequestTasks:
         """Search for deferred messages by peeking."""
         if self.connection is None:
             return
-        self._books.managed()
         try:
             requests = QueueRequests(self.connection, self._queue)
             found, is_all = await requests.find_deferred(

@@ -1,0 +1,91 @@
+"""Records the requests that Azure bills where they are made, so that none is missed (SPEC 8).
+
+    with recording_to(ledger): ...           requests of this block and of the tasks it starts
+    BilledRequests(namespace).made(...)      called by the code that sends a request
+
+A request to the `$management` node of an entity, to the administration API, or for the lock of a
+session is one record. Messages that are sent, received and settled have records of their own. A
+token put to `$cbs` is not billed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Final, Protocol
+
+from twinbus.ledger.record import LedgerError
+from twinbus.ledger.writer import NullLedger, open_ledger
+
+LEDGER_VARIABLE: Final = "TWINBUS_LEDGER"
+
+ACCEPT_SESSION: Final = "accept-session"
+
+_KINDS: Final = {
+    "renew-lock": ("renew", "syphon"),
+    "renew-session-lock": ("renew", "lease"),
+    ACCEPT_SESSION: ("manage", "lease"),
+}
+"""Operation and cause of requests that have a cause of their own."""
+
+
+class RequestLedger(Protocol):
+    """A LedgerWriter, or one that keeps nothing."""
+
+    def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
+        """Write one record."""
+
+
+_ledger: ContextVar[RequestLedger | None] = ContextVar("twinbus_ledger", default=None)
+
+
+@contextlib.contextmanager
+def recording_to(ledger: RequestLedger | None) -> Iterator[None]:
+    """Record the requests of this block, and of its tasks and threads; None: as outside of it."""
+    token = _ledger.set(ledger or _ledger.get())
+    try:
+        yield
+    finally:
+        _ledger.reset(token)
+
+
+class BilledRequests:
+    """The records of requests to one namespace."""
+
+    def __init__(
+        self,
+        namespace: str,
+        *,
+        cause: str = "administration",
+        side: str | None = None,
+        ledger: RequestLedger | None = None,
+    ) -> None:
+        """`ledger`: None for that of `recording_to`, or else of `$TWINBUS_LEDGER`."""
+        self._ledger = ledger or _ledger.get() or _of_environment()
+        self._fields: dict[str, Any] = {"namespace": namespace, "side": side}
+        self._cause = cause
+
+    def made(
+        self, path: str | None, request: str, error: str | None = None, *, is_known: bool = True
+    ) -> None:
+        """Record one request. `error`: why it failed; `is_known`: it was answered."""
+        operation, cause = _KINDS.get(request, ("manage", self._cause))
+        outcome = "ok" if error is None else "failed" if is_known else "unknown"
+        self._ledger.record(
+            operation, cause=cause, backlog_queue=path, outcome=outcome, error=error, **self._fields
+        )
+
+
+def _of_environment() -> RequestLedger:
+    return _opened(os.environ.get(LEDGER_VARIABLE, ""))
+
+
+@cache
+def _opened(directory: str) -> RequestLedger:
+    # A URL names the ledger of Spark jobs: a process cannot write to it.
+    with contextlib.suppress(LedgerError):
+        return open_ledger(directory)
+    return NullLedger()

@@ -1,0 +1,166 @@
+"""Two syphons and one set of leases, through partitions, silence, resets, crashes and kills.
+
+Leases and their validity are the real ones; the broker's engine grants the locks. It frees the
+locks of a connection that it has lost, long before they end and before the client knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from tests.simulation.faults import create_backlog
+from tests.simulation.machine import Process, SimLoop
+from tests.simulation.seams import tied_to
+from tests.simulation.world import World
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.ledger import NullLedger
+from twinbus.namespace.endpoint import endpoint_of
+from twinbus.pairing.core.backlog import LEASE_LOCK_S, backlog_paths, lease_path
+from twinbus.syphon.relay.lease import Leases
+
+QUEUES = backlog_paths("primary", 3)
+STEP_S = 0.1
+TROUBLE_S = 1_800.0
+TAKEOVER_S = 300.0
+"""The longest time until a lease whose holder is gone has another one, as documented."""
+
+
+class Rivals:
+    """Two programs that want the same leases, and what was seen of them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.leases: dict[str, Leases] = {}
+        self.processes: dict[str, Process] = {}
+        self.both: list[tuple[float, str]] = []
+        """When two held one lease."""
+        self.had: set[tuple[str, str]] = set()
+
+    async def start(self, name: str) -> None:
+        self.processes[name] = Process(self.world.loop, name, len(self.processes))
+
+        async def run() -> None:
+            side = endpoint_of(self.world.side("secondary"))
+            self.leases[name] = Leases(side, QUEUES, lambda *_: None, NullLedger())
+            self.leases[name].start()
+
+        await self.processes[name].spawn(run())
+
+    async def kill(self, name: str) -> None:
+        del self.leases[name]
+        await self.processes[name].kill()
+
+    def look(self) -> None:
+        for queue in QUEUES:
+            holders = [name for name, leases in self.leases.items() if leases.holds(queue)]
+            self.had.update((name, queue) for name in holders)
+            if len(holders) > 1:
+                self.both.append((self.world.loop.time(), queue))
+
+    async def watch(self, seconds: float) -> None:
+        ends = self.world.loop.time() + seconds
+        while self.world.loop.time() < ends:
+            self.look()
+            await asyncio.sleep(STEP_S)
+
+    @property
+    def is_each_held(self) -> bool:
+        return all(any(each.holds(queue) for each in self.leases.values()) for queue in QUEUES)
+
+    async def until_each_is_held(self) -> float:
+        """Wait until each lease has a holder; how long that took."""
+        began = self.world.loop.time()
+        while not self.is_each_held:
+            assert self.world.loop.time() < began + 2 * TAKEOVER_S, "a lease has no holder"
+            await self.watch(1.0)
+        return self.world.loop.time() - began
+
+
+async def storm(rivals: Rivals, rng: Random) -> None:
+    """Have things happen to the paths, the namespace and the programs for a while."""
+    world = rivals.world
+    ends = world.loop.time() + TROUBLE_S
+    while world.loop.time() < ends:
+        name = rng.choice(["one", "two"])
+        weather = world.network.weather(name, "secondary")
+        match rng.choice(["partition", "cut off", "flaky", "detach", "kill", "calm"]):
+            case "partition":
+                weather.blocked_until = world.loop.time() + rng.uniform(1.0, 300.0)
+            case "cut off":
+                weather.blocked_until = world.loop.time() + rng.uniform(30.0, 300.0)
+                await rivals.watch(rng.uniform(0.0, 20.0))
+                world.detach_sources()
+            case "flaky":
+                weather.flaky = rng.uniform(0.0, 0.5)
+            case "detach":
+                world.detach_sources()
+            case "kill":
+                await rivals.kill(name)
+                await rivals.watch(rng.uniform(0.0, 60.0))
+                await rivals.start(name)
+            case "calm":
+                weather.flaky = weather.blocked_until = 0.0
+        await rivals.watch(rng.uniform(0.0, 120.0))
+    world.network.calm()
+
+
+def run_rivals(seed: int) -> tuple[Rivals, float]:
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, SimLoop)
+        world = World(seed, loop)
+        create_backlog(world.secondary, QUEUES, 60.0)
+        locked = QueueDescription(lock_duration_ms=int(LEASE_LOCK_S * 1000), requires_session=True)
+        world.secondary.engine.create_queue(lease_path("primary"), locked, 0)
+        rivals = Rivals(world)
+
+        async def main() -> float:
+            await rivals.start("one")
+            await rivals.watch(5.0)
+            await rivals.start("two")
+            await storm(rivals, Random(seed))
+            took_s = await rivals.until_each_is_held()
+            for name in list(rivals.leases):
+                await rivals.kill(name)
+            return took_s
+
+        with tied_to(world):
+            return rivals, runner.run(main())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_syphons_never_both_hold_a_lease(seed: int) -> None:
+    rivals, took_s = run_rivals(seed)
+    assert rivals.both == []
+    assert {name for name, _ in rivals.had} == {"one", "two"}, "the leases changed hands"
+    assert took_s <= TAKEOVER_S
+
+
+def test_a_standby_takes_all_leases_over_within_70_s_of_a_kill() -> None:
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, SimLoop)
+        world = World(1, loop)
+        locked = QueueDescription(lock_duration_ms=int(LEASE_LOCK_S * 1000), requires_session=True)
+        world.secondary.engine.create_queue(lease_path("primary"), locked, 0)
+        rivals = Rivals(world)
+
+        async def main() -> float:
+            await rivals.start("one")
+            await rivals.until_each_is_held()
+            await rivals.start("two")
+            await rivals.watch(100.0)
+            attempts = world.secondary.requests["accept-session"]
+            # One for each lease and holder, and each of the standby's every 12 to 38 s.
+            assert attempts <= 3 + 3 * (1 + 100 // 12)
+            await rivals.kill("one")
+            took_s = await rivals.until_each_is_held()
+            await rivals.kill("two")
+            return took_s
+
+        with tied_to(world):
+            assert runner.run(main()) <= 70.0
+    assert rivals.both == []

@@ -1,0 +1,172 @@
+"""A lease needs signs of life of the service: by a connection that a test makes up."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from twinbus.amqp.events import Attached
+from twinbus.amqp.link import ReceiverLink
+from twinbus.namespace.endpoint import endpoint_of
+from twinbus.syphon.connection.request_node import ConnectionLost
+from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, SILENCE_S
+from twinbus.syphon.relay import lease
+from twinbus.syphon.relay.lease import Leases
+from twinbus.testing import run_virtual
+
+QUEUE = "contoso/x-servicebus-transfer/0"
+PLACE = endpoint_of("Endpoint=sb://second;SharedAccessKeyName=a;SharedAccessKey=b")
+
+
+class Records:
+    """A ledger that counts."""
+
+    def __init__(self) -> None:
+        self.kinds: list[tuple[str, object, object]] = []
+
+    def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
+        self.kinds.append((operation, fields["cause"], fields["outcome"]))
+
+
+class Service:
+    """The service at the other end of every connection, and what it answers."""
+
+    def __init__(self) -> None:
+        self.answers_echoes = True
+        self.answers_requests = True
+        self.renewals = 0
+
+
+class Line:
+    """A connection to it."""
+
+    def __init__(self, service: Service, on_event: Any, requests: Any) -> None:
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.flows = 0
+        self.session = self
+        self._service, self._on_event, self._requests = service, on_event, requests
+
+    async def open(self) -> None:
+        if not self._service.answers_requests:
+            raise ConnectionLost("no answer")
+
+    async def authorize(self, _: str) -> None:
+        """Every token is good."""
+
+    def attach_receiver(self, name: str, *, source: Any, target: Any) -> ReceiverLink:
+        link = ReceiverLink(self, name, 0)  # type: ignore[arg-type]
+        link.source = source
+        asyncio.get_running_loop().call_soon(self._on_event, Attached(link))
+        return link
+
+    def echo(self) -> None:
+        self.flows += self._service.answers_echoes
+
+    async def request(self, path: str, operation: str, *_: object, **__: object) -> None:
+        if not self._service.answers_requests:
+            await asyncio.sleep(15.0)
+            raise ConnectionLost("no answer")
+        self._service.renewals += 1
+        self._requests.made(path, operation)
+
+    def flush(self) -> None:
+        """Everything is on the wire at once."""
+
+    write = forget = lambda *_: None
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    found = Service()
+
+    def connection(_: object, on_event: Any, *, requests: Any) -> Line:
+        return Line(found, on_event, requests)
+
+    async def described(*_: object) -> float:
+        return LEASE_LOCK_S
+
+    clock = SimpleNamespace(
+        monotonic=lambda: asyncio.get_running_loop().time(),
+        time=lambda: asyncio.get_running_loop().time(),
+    )
+    monkeypatch.setattr(lease, "NamespaceConnection", connection)
+    monkeypatch.setattr(lease, "described_lock_s", described)
+    monkeypatch.setattr(lease, "time", clock)
+    return found
+
+
+def leases_of(ledger: Records) -> Leases:
+    return Leases(PLACE, [QUEUE], lambda *_: None, ledger)
+
+
+def test_a_held_lease_costs_its_renewals_and_nothing_for_its_signs_of_life(
+    service: Service,
+) -> None:
+    ledger = Records()
+
+    async def hold() -> None:
+        leases = leases_of(ledger)
+        leases.start()
+        await asyncio.sleep(3_590.0)
+        assert leases.holds(QUEUE)
+        await leases.close()
+
+    run_virtual(hold())
+    assert ledger.kinds == [("manage", "lease", "ok"), *[("renew", "lease", "ok")] * 44]
+
+
+def test_a_service_that_ignores_echoes_is_asked_by_requests_and_the_lease_stays(
+    service: Service,
+) -> None:
+    service.answers_echoes = False
+
+    async def hold() -> None:
+        leases = leases_of(Records())
+        leases.start()
+        for _ in range(600):
+            await asyncio.sleep(1.0)
+            assert leases.holds(QUEUE)
+        await leases.close()
+
+    run_virtual(hold())
+    assert service.renewals > 600 / SILENCE_S
+
+
+def test_a_lease_ends_with_the_silence_of_the_service_long_before_its_lock(
+    service: Service,
+) -> None:
+    async def hold() -> None:
+        changes: list[bool] = []
+        leases = Leases(PLACE, [QUEUE], lambda _, is_held: changes.append(is_held), Records())
+        leases.start()
+        await asyncio.sleep(100.0)
+        service.answers_echoes = service.answers_requests = False
+        await asyncio.sleep(SILENCE_S)
+        assert not leases.holds(QUEUE)
+        assert changes == [True, False]
+        await leases.close()
+
+    run_virtual(hold())
+
+
+def test_a_process_that_was_suspended_does_not_hold_its_lease_when_it_wakes_up(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hold() -> None:
+        leases = leases_of(Records())
+        leases.start()
+        await asyncio.sleep(100.0)
+        assert leases.holds(QUEUE)
+        # The clock has moved on, and no timer has run yet.
+        late = asyncio.get_running_loop().time() + SILENCE_S
+        monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=lambda: late))
+        assert not leases.holds(QUEUE)
+        await leases.close()
+
+    run_virtual(hold())
