@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Final
 
-from twinbus.errors import PairClosedError, PairFaultedError, PairingError
+from twinbus.errors import PairClosedError, PairFaultedError, PairingError, error_text
 from twinbus.timers import TimerFired
 
 FOLLOW_S: Final = 5.0
@@ -128,7 +128,8 @@ class PairSides:
                     self._error = error
                 if self._states[side] is SideState.OPEN and side is Side.PRIMARY:
                     self._faulted = side
-                return self._end(side, SideState.FAULTED, _one_line(error), now)
+                reason = " ".join(error_text(error).split()).removesuffix(":")
+                return self._end(side, SideState.FAULTED, reason, now)
             case ClosePair():
                 if self._states[Side.PRIMARY] is SideState.OPEN:
                     self._is_pair_closed = True
@@ -186,8 +187,3 @@ class PairSides:
         )
         self._faulted = ended.other
         return self._end(ended.other, SideState.FAULTED, reason, now)
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

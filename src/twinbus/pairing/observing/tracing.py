@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -51,27 +51,16 @@ class Tracing:
             "server.port": primary.port,
         }
 
-    @contextmanager
-    def send(self, entity: WatchedEntity, count: int) -> Iterator[Span]:
+    def send(self, entity: WatchedEntity, count: int) -> AbstractContextManager[Span]:
         """The span of one call of `send_messages`, current while the block runs."""
-        from opentelemetry.trace import SpanKind
+        more = {"messaging.batch.message_count": count} if count > 1 else {}
+        return self._span("send", entity.path, **more)
 
-        attributes = self._attributes("send", entity.path)
-        if count > 1:
-            attributes["messaging.batch.message_count"] = count
-        with self._span(f"send {entity.path}", SpanKind.CLIENT, attributes) as span:
-            yield span
-
-    @contextmanager
-    def ping(self, entity: WatchedEntity) -> Iterator[None]:
+    def ping(self, entity: WatchedEntity) -> AbstractContextManager[Span]:
         """The span of one ping, in a trace of its own: no call of the application caused it."""
         from opentelemetry.context import Context
-        from opentelemetry.trace import SpanKind
 
-        attributes = self._attributes("ping", entity.path)
-        name = f"ping {entity.path}"
-        with self._span(name, SpanKind.CLIENT, attributes, Context()):
-            yield
+        return self._span("ping", entity.path, Context())
 
     def failed(self, path: str, error: BaseException, *, diverting: bool) -> None:
         """Add an event for a failed attempt of the call in progress; more may follow."""
@@ -94,26 +83,24 @@ class Tracing:
         context = self._current().get_span_context()
         return f"{context.trace_id:032x}" if context.is_valid else None
 
-    def _attributes(self, operation: str, path: str) -> dict[str, Any]:
-        return {
+    @contextmanager
+    def _span(self, operation: str, path: str, context: Any = None, **more: Any) -> Iterator[Span]:
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        attributes = {
             **self._common,
             "messaging.operation.name": operation,
             "messaging.operation.type": "send",
             "messaging.destination.name": path,
+            **more,
         }
-
-    @contextmanager
-    def _span(
-        self, name: str, kind: Any, attributes: dict[str, Any], context: Any = None
-    ) -> Iterator[Span]:
         with self._tracer.start_as_current_span(
-            name, context, kind, attributes, record_exception=False, set_status_on_exception=False
-        ) as span:
+            f"{operation} {path}", context, SpanKind.CLIENT, attributes,
+            record_exception=False, set_status_on_exception=False,
+        ) as span:  # fmt: skip
             try:
                 yield span
             except BaseException as error:
-                from opentelemetry.trace import Status, StatusCode
-
                 span.set_attribute("error.type", type(error).__name__)
                 span.set_status(Status(StatusCode.ERROR, _first_line(error)))
                 raise

@@ -53,7 +53,7 @@ class PooledSender(Watch):
         """Whether a call has waited for the link to open."""
         self.is_finishing = False
         """Whether the pool waits for the opening in the background."""
-        self.cleanup = SdkCleanup(sdk)
+        self.cleanup = SdkCleanup(sdk, _open_quickly)
         self.reader: Any = None
         """The stream that the SDK reads the connection from, once it is open."""
         self.limit_bytes: int | None = None
@@ -66,7 +66,6 @@ class PooledSender(Watch):
         In a task of its own: cancelled while it opens, the SDK first closes what it has opened,
         with a peer that may hang, and a caller must not wait for that.
         """
-        open_quickly(self.sdk)
         self.opening_since, self.opening_until = now, now + limit_s
         self.opening = asyncio.create_task(self._attach())
         self.opening.add_done_callback(_retrieve_error)
@@ -125,29 +124,18 @@ def _retrieve_error(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def open_quickly(sdk: Any) -> None:
-    """Have the sender open its link without naps, now and whenever it opens it again.
+def _open_quickly(handler: Any) -> None:
+    """Have a handler of the SDK open its link without naps.
 
     While a link opens, the SDK reads one frame and then sleeps for 50 ms, nine times: 0.45 s of the
     half second that opening takes with a peer nearby. `client_ready_async` waits for a frame
     itself, so it is called again until the link is ready, and the SDK's own loop finds it ready at
-    the first call. The methods are private: where one is missing, the SDK opens in its own way.
+    the first call. The method is private: where it is missing, the SDK opens in its own way.
     """
-    create = getattr(sdk, "_create_handler", None)
-    if create is None:
+    ready: Callable[[], Awaitable[bool]] | None = getattr(handler, "client_ready_async", None)
+    if ready is None:
         return
 
-    def create_handler(auth: Any) -> None:
-        create(auth)
-        handler = sdk._handler
-        ready = getattr(handler, "client_ready_async", None)
-        if ready is not None:
-            handler.client_ready_async = _until_ready(handler, ready)
-
-    sdk._create_handler = create_handler
-
-
-def _until_ready(handler: Any, ready: Callable[[], Awaitable[bool]]) -> Callable[[], Any]:
     async def until_ready() -> bool:
         is_ready = await ready()
         while not is_ready:
@@ -157,7 +145,7 @@ def _until_ready(handler: Any, ready: Callable[[], Awaitable[bool]]) -> Callable
         vars(handler).pop("client_ready_async", None)
         return True
 
-    return until_ready
+    handler.client_ready_async = until_ready
 
 
 class Peeker:

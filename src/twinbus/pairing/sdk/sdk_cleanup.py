@@ -26,8 +26,10 @@ class SdkCleanup:
     where a later version has others, it finds nothing, and the SDK's own `close` must do.
     """
 
-    def __init__(self, sdk: object) -> None:
+    def __init__(self, sdk: object, on_made: Callable[[Any], None] | None = None) -> None:
+        """`on_made` is called with each handler that the sender makes, before it opens."""
         self._sdk = sdk
+        self._on_made = on_made
         self._handlers: list[object] = []
         self._transports: list[object] = []
         self._writers: list[object] = []
@@ -45,7 +47,10 @@ class SdkCleanup:
 
         def made(*args: object) -> None:
             make(*args)
-            self._collect_before_close(getattr(self._sdk, "_handler", None))
+            handler = getattr(self._sdk, "_handler", None)
+            self._collect_before_close(handler)
+            if self._on_made is not None:
+                self._on_made(handler)
 
         setattr(self._sdk, "_create_handler", made)  # noqa: B010
 

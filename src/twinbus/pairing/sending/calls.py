@@ -243,20 +243,19 @@ class PairedCall:
         match step.ending:
             case CallEnding.BACKLOG:
                 error: BaseException = self.unavailable()
-                error.__cause__ = step.error
             case CallEnding.UNUSABLE:
                 error = EntityUnusableError(
                     f"{path} cannot be used: the primary answers {self.entity.failover.reason};"
                     " repair the entity, a ping will find it"
                 )
-                error.__cause__ = step.error
             case CallEnding.TIMED_OUT:
                 error = OperationTimeoutError(
                     message=f"{path}: the timeout ended before an attempt could be made"
                 )
             case _:
                 assert step.error is not None
-                error = step.error
+                return step.error
+        error.__cause__ = step.error
         return error
 
 
