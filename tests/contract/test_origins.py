@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from twinbus.broker.embedded import EmbeddedBroker
-from twinbus.broker.websocket import SUBPROTOCOL
+from twinbus.broker.websocket import SUBPROTOCOLS
 
 pytestmark = pytest.mark.contract
 
@@ -35,7 +35,7 @@ async def dial(broker: EmbeddedBroker, headers: dict[str, str]) -> bytes:
     url = f"ws://127.0.0.1:{broker.port()}{PATH}"
     async with (
         aiohttp.ClientSession() as session,
-        session.ws_connect(url, protocols=[SUBPROTOCOL], headers=headers) as client,
+        session.ws_connect(url, protocols=[SUBPROTOCOLS[0]], headers=headers) as client,
     ):
         await client.send_bytes(b"AMQP\x00\x01\x00\x00")
         return await client.receive_bytes()

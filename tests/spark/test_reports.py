@@ -308,10 +308,13 @@ def test_both_views_beside_each_other(spark: SparkSession, tmp_path: Path) -> No
 
 
 def test_views_whose_sums_differ_do_not_agree(spark: SparkSession, tmp_path: Path) -> None:
-    told = {"entity": "orders", "outcome": "ok", "cause": "consumer"}
-    by_client = [{"message_id": "a"}]
-    by_broker = [{"message_id": "a", "view": "broker"}, {"message_id": None, "view": "broker"}]
-    lines = [encode("p", BEGAN_MS, "receive", told | one) for one in (*by_client, *by_broker)]
+    told: dict[str, str | None] = {"entity": "orders", "outcome": "ok", "cause": "consumer"}
+    ends: list[dict[str, str | None]] = [
+        {"message_id": "a"},
+        {"message_id": "a", "view": "broker"},
+        {"message_id": None, "view": "broker"},
+    ]
+    lines = [encode("p", BEGAN_MS, "receive", told | one) for one in ends]
     (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
     both = BatchTables(spark, tmp_path)
     report = reconciliation_report(both, ReportRequest())

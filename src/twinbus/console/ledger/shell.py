@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -20,9 +20,10 @@ from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR
 from twinbus.errors import TwinbusError
 
 if TYPE_CHECKING:
-    import click
-
     from twinbus.console.ledger.options import PlaceOptions
+
+RootCommand = Any
+"""The command `twinbus` of typer, whose version decides about its type."""
 
 REPORTS: Final = ("conservation", "availability", "charges", "reconciliation", "all")
 TASKS: Final = ("status", "update", "rebuild", "compact", "retain")
@@ -36,7 +37,7 @@ HELP: Final = (
 )
 
 
-def run(root: click.Command, given: PlaceOptions) -> int:
+def run(root: RootCommand, given: PlaceOptions) -> int:
     """Run the lines of the terminal or of a pipe; return the exit status of the last one."""
     require_spark()
     status = 0
@@ -74,7 +75,7 @@ def _lines() -> Iterator[str]:
             print()
 
 
-def _perform(root: click.Command, given: PlaceOptions, words: Sequence[str]) -> int:
+def _perform(root: RootCommand, given: PlaceOptions, words: Sequence[str]) -> int:
     """Run one command; its error is a line and does not end the shell."""
     command, *options = words
     if command == "help":
