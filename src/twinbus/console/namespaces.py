@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
-from typing import Any, Final, ParamSpec
+from typing import Any, Final, ParamSpec, cast
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
@@ -18,6 +18,7 @@ from azure.servicebus.exceptions import ServiceBusError
 from twinbus.console.terminal.output import STOPPED
 from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.ledger import NullLedger
+from twinbus.ledger.requests import BilledRequests, current_ledger
 from twinbus.loops import fast_loop
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
@@ -27,7 +28,7 @@ from twinbus.pairing.lifecycle.administration import (
     SecondaryUnreachable,
     first_line,
 )
-from twinbus.pairing.sending.recording import Recorder
+from twinbus.pairing.sending.recording import PairLedger, Recorder
 
 P = ParamSpec("P")
 
@@ -47,7 +48,7 @@ async def administration(
 ) -> AsyncIterator[ServiceBusAdministrationClient]:
     """Yield the administration client of a namespace; `explained` translates its errors."""
     with explained(namespace, doing, "Manage"):
-        async with administration_client(namespace) as client:
+        async with administration_client(namespace, BilledRequests(namespace.label)) as client:
             yield client
 
 
@@ -56,7 +57,9 @@ async def creating(
     primary: Namespace, secondary: Namespace, doing: str, otherwise: str = ""
 ) -> AsyncIterator[BacklogAdministration]:
     """Yield what creates queues of a pair; `doing` and `otherwise` are for the error texts."""
-    recorder = Recorder(NullLedger(), primary, secondary, is_on=False)
+    # The calls need no more of a ledger than `record`.
+    ledger = cast("PairLedger", current_ledger())
+    recorder = Recorder(ledger, primary, secondary, is_on=not isinstance(ledger, NullLedger))
     try:
         async with BacklogAdministration(secondary, recorder, timeout_s=CALL_S) as calls:
             yield calls

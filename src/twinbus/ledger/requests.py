@@ -64,7 +64,7 @@ class BilledRequests:
         ledger: RequestLedger | None = None,
     ) -> None:
         """`ledger`: None for that of `recording_to`, or else of `$TWINBUS_LEDGER`."""
-        self._ledger = ledger or _ledger.get() or _of_environment()
+        self._ledger = ledger or current_ledger()
         self._fields: dict[str, Any] = {"namespace": namespace, "side": side}
         self._cause = cause
 
@@ -79,8 +79,9 @@ class BilledRequests:
         )
 
 
-def _of_environment() -> RequestLedger:
-    return _opened(os.environ.get(LEDGER_VARIABLE, ""))
+def current_ledger() -> RequestLedger:
+    """Return the ledger of `recording_to`; outside of it that of `$TWINBUS_LEDGER`, if any."""
+    return _ledger.get() or _opened(os.environ.get(LEDGER_VARIABLE, ""))
 
 
 @cache

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import aiohttp
 from azure.core.credentials import AccessToken
+from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
@@ -21,16 +22,25 @@ from twinbus.namespace.address import bracketed
 from twinbus.namespace.endpoint import endpoint_of
 
 if TYPE_CHECKING:
+    from twinbus.ledger.requests import BilledRequests
     from twinbus.namespace.namespace import Namespace
+
+REFUSED: Final = 400
+"""The first HTTP status of a request that is not carried out."""
 
 SILENCE_S: Final = 30.0
 """A pair bounds its calls itself, more tightly. The SDK's own bound is 5 minutes, in which a person
 at a command line has long given up."""
 
 
-def administration_client(namespace: Namespace) -> ServiceBusAdministrationClient:
-    """A client of the namespace's administration, to be entered and left; without retries."""
-    options: dict[str, Any] = {"retry_total": 0, "transport": _Transport(namespace)}
+def administration_client(
+    namespace: Namespace, requests: BilledRequests | None = None
+) -> ServiceBusAdministrationClient:
+    """A client of the namespace's administration, to be entered and left; without retries.
+
+    `requests` records what is billed; None: the caller does.
+    """
+    options: dict[str, Any] = {"retry_total": 0, "transport": _Transport(namespace, requests)}
     credential: Any = namespace.token_credential
     if namespace.signature is not None:
         credential = _InHeader()
@@ -48,10 +58,11 @@ def administration_client(namespace: Namespace) -> ServiceBusAdministrationClien
 class _Transport(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-core
     """The SDK's transport as the namespace wants it."""
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: Namespace, requests: BilledRequests | None) -> None:
         super().__init__(connection_timeout=SILENCE_S, read_timeout=SILENCE_S)
         self.session: aiohttp.ClientSession | None
         self._namespace = namespace
+        self._requests = requests
 
     async def open(self) -> None:
         """Open a session that trusts whom the namespace trusts."""
@@ -80,7 +91,17 @@ class _Transport(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-co
             request.url = urlunsplit(parts._replace(netloc=f"{bracketed(host)}:{port}"))
         if route.proxy is not None:
             config |= {"proxy": route.proxy.url, "proxy_headers": route.proxy.headers}
-        return await super().send(request, **config)
+        if self._requests is None:
+            return await super().send(request, **config)
+        path = unquote(urlsplit(request.url).path).strip("/")
+        try:
+            answer = await super().send(request, **config)
+        except AzureError as error:
+            self._requests.made(path, request.method, str(error), is_known=False)
+            raise
+        status = int(answer.status_code)
+        self._requests.made(path, request.method, f"status {status}" if status >= REFUSED else None)
+        return answer
 
 
 class _InHeader:

@@ -106,7 +106,7 @@ def all_reports(
     prices: PricesOption = None,
     settlement: SettlementOption = "free",
 ) -> int:
-    """Show all four reports: Spark starts and reads the ledger once."""
+    """Show the four reports, with one start of Spark."""
     from twinbus.console.cost.price_books import book_of
     from twinbus.console.report import commands
 

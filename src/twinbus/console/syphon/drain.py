@@ -19,6 +19,7 @@ from twinbus.control.server import ControlServer
 from twinbus.control.verbs import steering_verbs
 from twinbus.errors import SyphonError
 from twinbus.ledger import open_ledger
+from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
 from twinbus.syphon.connection.peeking import list_backlog_queues
@@ -86,11 +87,11 @@ class DrainDisplay:
 @runs_to_its_end
 async def drain_here(request: SyphonRequest, timeout_s: float | None, output: Output) -> int:
     """Drain in this process and print the result; return the exit status."""
-    queues = await _served_queues(request)
-    await request.have_lease_queue()
     display = DrainDisplay(sys.stderr, is_quiet=output is Output.JSON)
-    began = time.monotonic()
-    with open_ledger(request.ledger) as ledger:
+    with open_ledger(request.ledger) as ledger, recording_to(ledger):
+        queues = await _served_queues(request)
+        await request.have_lease_queue()
+        began = time.monotonic()
         host = request.host(queues, ledger, request.make_rate())
         verbs = {
             "status": Verb(lambda: request.status(host, display.waiting, display.per_s)),

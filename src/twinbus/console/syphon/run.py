@@ -18,6 +18,7 @@ from twinbus.control.server import ControlServer
 from twinbus.control.verbs import steering_verbs
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
+from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
@@ -43,7 +44,7 @@ async def run(request: SyphonRequest, count: int | None, output: Output) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with open_ledger(request.ledger) as ledger:
+    with open_ledger(request.ledger) as ledger, recording_to(ledger):
         await SyphonProgram(request, ledger, count, output).run(stop)
     return 0
 
