@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusMessage
 
 import twinbus.broker.http
 import twinbus.broker.links.management
 from tests.contract.pairs import until
-from tests.official_sdk import administration
+from tests.official_sdk import administration, client
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.engine.sessions import Sessions
 from twinbus.console import namespaces as commands
@@ -26,7 +27,8 @@ from twinbus.syphon.connection.counts import counts_of
 from twinbus.syphon.connection.peeking import list_backlog_queues
 from twinbus.syphon.core.dead_letters import DeadLetterFilter
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.replaying import dead_letters
+from twinbus.syphon.replaying import dead_letters, replay
+from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.contract
 
@@ -86,8 +88,8 @@ async def test_the_ledger_has_the_requests_that_the_broker_counts(
         ] == []
         async with commands.administration(
             Namespace.from_connection_string(texts[1]), "reading"
-        ) as client:
-            await client.get_queue(BACKLOG[0])
+        ) as admin:
+            await admin.get_queue(BACKLOG[0])
         # Long enough that the locks were renewed, and that the standby has tried again.
         await asyncio.sleep(LOCK_S)
         await asyncio.gather(holder.close(), standby.close())
@@ -99,3 +101,24 @@ async def test_the_ledger_has_the_requests_that_the_broker_counts(
     renewals = [record for record in records if record["operation"] == "renew"]
     assert len(renewals) >= 2
     assert {record["cause"] for record in renewals} == {"lease"}
+
+
+async def test_a_replay_is_in_the_ledger(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    text = broker.connection_string("contoso-dr")
+    with client(text) as sdk:
+        with sdk.get_queue_sender(BACKLOG[0]) as sender:
+            sender.send_messages(to_backlog_message(ServiceBusMessage("x"), "orders"))
+        with sdk.get_queue_receiver(BACKLOG[0]) as receiver:
+            [message] = receiver.receive_messages(max_wait_time=30)
+            receiver.dead_letter_message(message, reason="test")
+    with LedgerWriter(tmp_path) as ledger, recording_to(ledger):
+        result = await replay(endpoint_of(text), BACKLOG[:1], DeadLetterFilter())
+    assert len(result.replayed) == 1
+    places = Counter((record["cause"], record["backlog_queue"]) for record in read(tmp_path))
+    letters = f"{BACKLOG[0]}/$DeadLetterQueue"
+    # Two pages of dead letters, the letter that is received, its copy, and a peek at the end.
+    assert places == {
+        ("administration", letters): 2,
+        ("syphon", letters): 1,
+        ("syphon", BACKLOG[0]): 2,
+    }

@@ -28,6 +28,7 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.amqp.types import AmqpError, Int
 from twinbus.errors import SyphonError
+from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.syphon.connection.namespace_connection import (
     ANSWER_S,
@@ -116,7 +117,8 @@ class _QueueReplay:
         """Letters whose copy the backlog queue refused, and why."""
         self._queue = queue
         self._pending = pending
-        self._connection = NamespaceConnection(endpoint, self._on_event)
+        self._billed = BilledRequests(endpoint.label, cause="syphon")
+        self._connection = NamespaceConnection(endpoint, self._on_event, requests=self._billed)
         self._arrived: asyncio.Queue[DeliveryArrived] = asyncio.Queue()
         self._answers: dict[tuple[bool, int], asyncio.Future[object]] = {}
         """Pending answers: for a copy (True) or a letter's settlement (False), by delivery id."""
@@ -189,6 +191,7 @@ class _QueueReplay:
             await self._wait_for(self._has_credit.wait(), "the backlog queue gave no credit")
         sent = copies.send(copy, delivery.tag)
         refusal = await self._refused((True, sent), "the copy was not answered")
+        self._billed.made(self._queue, "send", refusal)
         if refusal is not None:
             return f"the copy was refused: {refusal}"
         # Only now: until the copy is accepted, the letter stays in the dead-letter queue.
@@ -250,6 +253,7 @@ class _QueueReplay:
     def _on_event(self, event: Event) -> None:
         match event:
             case DeliveryArrived():
+                self._billed.made(f"{self._queue}/{DEAD_LETTERS}", "receive")
                 self._arrived.put_nowait(event)
             case Disposed():
                 if event.by_receiver:
