@@ -152,9 +152,7 @@ class Peer(asyncio.Protocol):
         self._expiry.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        now_ms = self._context.now_ms()
-        for link in self._links():
-            self._close_owner(link, now_ms)
+        self._close_owners(self._context.now_ms())
         self._context.wake()
         log.info("%s: connection from %s closed", self._context.name, self.address)
 
@@ -281,6 +279,11 @@ class Peer(asyncio.Protocol):
         self.connection.close(condition, description)
         self._write(self.connection.take_output(self._context.now_ms()), True, linger)
 
+    def expel(self, condition: str, description: str) -> None:
+        """Close the links, then the connection with a reason."""
+        self._close_owners(self._context.now_ms())
+        self.close(condition, description)
+
     def abandon_links(self) -> None:
         """Detach every link from its entity: the engine is being replaced."""
         for link in self._links():
@@ -327,6 +330,8 @@ class Peer(asyncio.Protocol):
             case Opened():
                 self._opened()
             case Closed():
+                # Nothing can be delivered any more, even if the client has not hung up yet.
+                self._close_owners(now_ms)
                 if event.error is not None:
                     name, why = self._context.name, event.error.description
                     log.warning("%s: connection from %s broke off: %s", name, self.address, why)
@@ -441,6 +446,10 @@ class Peer(asyncio.Protocol):
                 link.drained()
         elif isinstance(owner, ReplyLink):
             owner.flush()
+
+    def _close_owners(self, now_ms: int) -> None:
+        for link in self._links():
+            self._close_owner(link, now_ms)
 
     def _close_owner(self, link: Link, now_ms: int) -> None:
         owner, link.owner = link.owner, None

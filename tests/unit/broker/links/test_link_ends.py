@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.unit.broker.fakes import incoming
 from tests.unit.broker.links.joined import JoinedClient, new_server
 from twinbus.amqp.performatives import Source, Target
 from twinbus.broker.descriptions import QueueDescription
@@ -25,4 +26,25 @@ async def test_a_link_that_a_fault_delays_does_not_open_after_its_session_has_en
     await client.exchange()
     await asyncio.sleep(0.1)
     assert opening.owner is None
+    await server.close()
+
+
+async def test_nothing_is_delivered_to_a_connection_that_broke_the_protocol() -> None:
+    """The client may take its time to hang up; receive-and-delete would lose what comes then."""
+    server = new_server()
+    queue = server.namespace.create_queue("q", QueueDescription(), server.now_ms())
+    client = JoinedClient(server)
+    await client.exchange()
+    session = client.connection.begin()
+    await client.exchange()
+    source, target = Source(address="q"), Target(address="me")
+    link = session.attach_receiver("in", source=source, target=target, settled=True)
+    await client.exchange()
+    link.grant(10)
+    await client.exchange()
+    client.connection.output.put(b"\xff" * 8)
+    await client.exchange()
+    queue.enqueue(incoming(), server.now_ms())
+    await client.exchange()
+    assert len(queue.messages) == 1
     await server.close()
