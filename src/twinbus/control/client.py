@@ -22,7 +22,13 @@ from twinbus.control.protocol import (
     encode_request,
     parse_answer,
 )
-from twinbus.control.run_directory import VARIABLE, socket_directories_of, sockets_in
+from twinbus.control.run_directory import (
+    VARIABLE,
+    RunDirectoryUnusable,
+    require_own,
+    socket_directories_of,
+    sockets_in,
+)
 from twinbus.errors import ControlError
 
 ANSWER_S: Final = 5.0
@@ -61,14 +67,23 @@ class SilentHost:
 def find() -> tuple[list[RunningHost], list[SilentHost]]:
     """Return the hosts of this user on this machine, and the sockets that do not answer.
 
-    Sockets that killed processes left are removed.
+    Sockets that killed processes left are removed. A directory in which another user could put a
+    socket is not used: a program there could answer for a host of this user.
     """
-    paths = [path for directory in _directories() for path in sockets_in(directory)]
+    unsafe: list[SilentHost] = []
+    paths: list[Path] = []
+    for place in socket_directories_of(os.environ):
+        try:
+            if place.path.exists() or place.path.is_symlink():
+                require_own(place)
+            paths += sockets_in(place.path)
+        except RunDirectoryUnusable as error:
+            unsafe.append(SilentHost(place.path, str(error)))
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         found = list(pool.map(_probe, paths))
     hosts = [one for one in found if isinstance(one, RunningHost)]
     hosts.sort(key=lambda host: (host.card.name, host.card.pid, host.path.name))
-    return hosts, [one for one in found if isinstance(one, SilentHost)]
+    return hosts, unsafe + [one for one in found if isinstance(one, SilentHost)]
 
 
 def socket_directories() -> str:

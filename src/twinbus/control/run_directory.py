@@ -66,6 +66,15 @@ def prepare(place: SocketDirectory) -> None:
     directory = place.path
     try:
         directory.mkdir(mode=0o700, parents=place.is_configured, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryUnusable(f"{directory}: {error.strerror}") from error
+    require_own(place)
+
+
+def require_own(place: SocketDirectory) -> None:
+    """RunDirectoryUnusable unless the directory is this user's and nobody else can write to it."""
+    directory = place.path
+    try:
         # A default name is predictable: another user may have put a link there.
         found = directory.stat() if place.is_configured else directory.lstat()
     except OSError as error:

@@ -317,3 +317,39 @@ def test_a_child_of_a_fork_neither_serves_nor_removes_the_socket(
         assert path.exists()
         assert find() == ([], [])
         assert not path.exists()
+
+
+async def test_a_command_asks_no_socket_in_a_directory_that_others_can_write_to(
+    run_directory: Path,
+) -> None:
+    """A program of another user could stand there and answer for a host of this user."""
+    running = server()
+    await running.start()
+    try:
+        hosts, silent = await asyncio.to_thread(find)
+        assert (len(hosts), silent) == (1, [])
+        run_directory.chmod(0o777)
+        hosts, silent = await asyncio.to_thread(find)
+        assert hosts == []
+        assert [one.path for one in silent] == [run_directory]
+        assert "writable by other users" in silent[0].why
+    finally:
+        await running.close()
+
+
+async def test_a_command_does_not_follow_a_link_at_the_predictable_place(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = server()
+    await running.start()
+    place = run_directory.parent / f"twinbus-{os.getuid()}"
+    place.symlink_to(run_directory)
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(run_directory.parent))
+    try:
+        hosts, silent = await asyncio.to_thread(find)
+        assert hosts == []
+        assert "is not a directory" in silent[0].why
+    finally:
+        await running.close()
