@@ -96,8 +96,10 @@ class RawClient:
         """Why the broker detached open links, one entry each."""
 
     @classmethod
-    async def open(cls, connection_string: str, token: str | None = None) -> Self:
-        """A connection with a token: the given one, else one with all rights of the string."""
+    async def open(
+        cls, connection_string: str, path: str = "", *, token: str | None = None
+    ) -> Self:
+        """A connection with a token: the given one, or one for `path` by the string's rule."""
         client = cls()
         endpoint = connection_string.partition(";")[0].removeprefix("Endpoint=sb://")
         host, _, port = endpoint.rstrip("/").rpartition(":")
@@ -110,7 +112,7 @@ class RawClient:
             client.session = client._connection.begin()
             client.flush()
             await client._begun
-            await client.put_token(token or sas_token(connection_string))
+            await client.put_token(token or sas_token(connection_string, path))
         except Refused:
             await client.close()
             raise

@@ -46,11 +46,11 @@ async def test_signatures_are_refused_and_tokens_of_the_file_taken_as_it_changes
         ):
             admin.create_queue("more")
         with pytest.raises(Refused, match="ExpiredToken: The token is expired"):
-            await RawClient.open(text, "gone")
+            await RawClient.open(text, token="gone")
         with pytest.raises(Refused, match="not accepted"):
-            await RawClient.open(text, "eyJ.two")
+            await RawClient.open(text, token="eyJ.two")
         write(path, "app eyJ.two Send never")
-        connection = await RawClient.open(text, "eyJ.two")
+        connection = await RawClient.open(text, token="eyJ.two")
         sender = await connection.sender("orders")
         await sender.room()
         await sender.send(message("1"))

@@ -28,8 +28,8 @@ class AuthorizationRule:
     """A shared access rule: each of its keys grants `rights`."""
 
     key_name: str
-    primary_key: str
-    secondary_key: str = ""
+    primary_key: str = field(repr=False)
+    secondary_key: str = field(default="", repr=False)
     rights: frozenset[str] = frozenset()
     """Of "Manage", "Send", "Listen"."""
     created_at_ms: int = 0

@@ -27,6 +27,8 @@ DEFAULT_RULE_NAME = "RootManageSharedAccessKey"
 DEFAULT_KEY = "SAS_KEY_VALUE"
 """What every Service Bus emulator uses. Known to all, so it is good on loopback only."""
 
+HIDDEN_KEY = "(your key)"
+
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]|[A-Za-z]")
 PORT_MAX = 65_535
 
@@ -182,6 +184,11 @@ class BrokerHost:
 
     def port(self, name: str | None = None) -> int:
         return self._listeners[name or self.names[0]].port
+
+    def printable_connection_string(self, name: str | None = None) -> str:
+        """The connection string for a terminal: a key of one's own is a secret."""
+        text = self.connection_string(name)
+        return text if self._key == DEFAULT_KEY else text.replace(self._key, HIDDEN_KEY)
 
     def connection_string(self, name: str | None = None, *, tls: bool = False) -> str:
         """What to give to a Service Bus client, with the right to manage.

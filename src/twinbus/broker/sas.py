@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import quote_plus, unquote, unquote_plus, urlsplit
 
@@ -67,6 +67,8 @@ class Grant:
     rights: frozenset[str]
     expires_at_s: float
     rule_name: str
+    signed_with: str = field(default="", repr=False)
+    """The key of the rule that signed the token; empty: the token is not a signature."""
 
     def allows(self, address: str, right: str) -> bool:
         """Whether `right` is granted on the node at `address` ("orders", "orders/$management")."""
@@ -100,6 +102,9 @@ class ConnectionGrants:
                     return int(grant.expires_at_s * 1000)
                 lapsed = f" The token of rule {grant.rule_name!r} for it has expired."
         raise Unauthorized.lacking(right, address, lapsed)
+
+    def __iter__(self) -> Iterator[Grant]:
+        return iter(self._by_audience.values())
 
 
 def covers(granted_path: str, address: str) -> bool:
@@ -149,7 +154,7 @@ class AccessPolicy:
                 f"{path or 'an entity'!r}; check SharedAccessKeyName."
             )
         signature = _signature(fields["sig"])
-        rule = next((rule for rule in candidates if _signed_by(rule, fields, signature)), None)
+        rule = next((rule for rule in candidates if _signing_key(rule, fields, signature)), None)
         if rule is None:
             raise Unauthorized(
                 f"{INVALID_SIGNATURE} The signature does not match a key of the shared access "
@@ -158,7 +163,22 @@ class AccessPolicy:
             )
         _require_unexpired(f"of rule {name!r}", expires_at_s, now_s)
         rights = ALL_RIGHTS if MANAGE in rule.rights else rule.rights
-        return Grant(path=path, rights=rights, expires_at_s=expires_at_s, rule_name=rule.key_name)
+        return Grant(
+            path=path,
+            rights=rights,
+            expires_at_s=expires_at_s,
+            rule_name=rule.key_name,
+            signed_with=_signing_key(rule, fields, signature),
+        )
+
+    def still_holds(self, grant: Grant) -> bool:
+        """Whether the rule of a grant still has the key that signed its token, and its rights."""
+        return not grant.signed_with or any(
+            rule.key_name == grant.rule_name
+            and grant.signed_with in (rule.primary_key, rule.secondary_key)
+            and (MANAGE in rule.rights or grant.rights <= rule.rights)
+            for rule in self._in_reach(grant.path)
+        )
 
     def _accepted(self, token: str, now_s: float) -> Grant | None:
         """The grant of a token that is accepted as it stands; None: it is none of those."""
@@ -262,15 +282,16 @@ def _signature(encoded: str) -> bytes:
         raise Unauthorized("The token's signature (sig) is not base64.") from None
 
 
-def _signed_by(rule: AuthorizationRule, fields: dict[str, str], signature: bytes) -> bool:
+def _signing_key(rule: AuthorizationRule, fields: dict[str, str], signature: bytes) -> str:
+    """The key of the rule that made the signature; empty: none did."""
     # The signed text is the audience as encoded by the signer. That is what stands in the token,
     # except where a library re-encoded it on the way (other letter case of the %-escapes).
     resources = {fields["sr"], quote_plus(unquote_plus(fields["sr"]))}
-    matched = False
+    matched = ""
     for key in (rule.primary_key, rule.secondary_key):
         for resource in resources:
             if key and hmac.compare_digest(
                 signature_digest(key, resource, fields["se"]), signature
             ):
-                matched = True
+                matched = key
     return matched

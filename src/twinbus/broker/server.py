@@ -83,7 +83,7 @@ class BrokerServer:
         # Faults that strike by chance must strike the same way again, given the seed.
         self.faults = FaultPlan(random.Random(fault_seed).random)  # noqa: S311
         self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
-        self.policy = AccessPolicy(rules, self._entity_rules, tokens, require_token=require_token)
+        self.policy = AccessPolicy(rules, self.entity_rules, tokens, require_token=require_token)
         self.track = RefusalTracker(name, self.now_ms)
         self.admission = admission or Admission()
         self._engine_log = None if ledger is None else EngineLog()
@@ -160,6 +160,16 @@ class BrokerServer:
         lost = self.store.lost()
         if lost is not None:
             self._lose(lost)
+
+    def recheck_grants(self) -> None:
+        """Close connections that came in by a key or a right that a rule no longer has."""
+        for peer in list(self.peers):
+            for grant in peer.grants:
+                if not self.policy.still_holds(grant):
+                    text = f"the rule {grant.rule_name!r} was changed; put a token of its new key"
+                    peer.expel("amqp:unauthorized-access", text)
+                    log.warning("%s: closed %s: %s", self.name, peer.address, text)
+                    break
 
     def require_space(self) -> None:
         """Raise `QuotaExceeded` while the disk is nearly full: even removals need some space."""
@@ -278,7 +288,7 @@ class BrokerServer:
     def _in_use(self, path: str) -> bool:
         return any(peer.links_on(path) for peer in self.peers)
 
-    def _entity_rules(self, path: str) -> Iterable[AuthorizationRule]:
+    def entity_rules(self, path: str) -> Iterable[AuthorizationRule]:
         try:
             description = self.namespace.resolve(path).description
         except Refusal:

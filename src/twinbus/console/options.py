@@ -129,9 +129,9 @@ SharedOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ServeOptions:
-    """The options of `twinbus serve`."""
+    """The options of `twinbus serve`; without a repr, which would show its secrets."""
 
     namespaces: Annotated[
         list[str],
@@ -146,7 +146,15 @@ class ServeOptions:
     ] = None
     rule: Annotated[
         list[str] | None,
-        option("RULE", "A further rule, NAME:KEY:Send,Listen. Repeatable."),
+        option(
+            "RULE",
+            "A further rule, NAME:KEY:Send,Listen. Repeatable.",
+            envvar="TWINBUS_RULES",
+        ),
+    ] = None
+    key_file: Annotated[Path | None, option("FILE", "File with the key, instead of --key.")] = None
+    rule_file: Annotated[
+        Path | None, option("FILE", "File with a rule on each line, besides --rule.")
     ] = None
     token: Annotated[
         list[str] | None,

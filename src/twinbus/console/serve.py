@@ -30,8 +30,8 @@ def run(given: ServeOptions) -> int:
         [NamespaceAt.parse(text) for text in given.namespaces],
         data=given.data,
         host=given.host,
-        key=given.key or DEFAULT_KEY,
-        rules=[parse_rule(text) for text in given.rule or ()],
+        key=_key(given.key, given.key_file),
+        rules=[parse_rule(text) for text in [*(given.rule or ()), *_lines(given.rule_file)]],
         tokens=[parse_token(text) for text in given.token or ()],
         token_file=given.tokens,
         require_token=given.require_token,
@@ -65,6 +65,28 @@ def _profile(like: str | None, idle_detach: str | None) -> ServiceProfile:
     return replace(profile, link_idle_s=seconds_of(idle_detach, "--idle-detach", least=1))
 
 
+def _key(key: str | None, file: Path | None) -> str:
+    if key is not None and file is not None:
+        raise BrokerStartError("the key is given twice; give --key (TWINBUS_KEY) or --key-file")
+    if file is None:
+        return key or DEFAULT_KEY
+    lines = _lines(file)
+    if len(lines) != 1:
+        raise BrokerStartError(f"{file} has {len(lines)} lines; give the key on one line")
+    return lines[0]
+
+
+def _lines(file: Path | None) -> list[str]:
+    """The lines of a file of secrets, without empty ones and comments."""
+    if file is None:
+        return []
+    try:
+        lines = [line.strip() for line in file.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BrokerStartError(f"{file} cannot be read: {error}") from error
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     if certificate is None and key is None:
         return None
@@ -83,7 +105,7 @@ async def _serve(broker: BrokerHost, data: Path | None) -> None:
     broker.on_gone = stopping.set
     await broker.start()
     for name in broker.names:
-        print(f"{name}  {broker.connection_string(name)}", flush=True)
+        print(f"{name}  {broker.printable_connection_string(name)}", flush=True)
     storage = f"kept in {data}" if data else "kept in memory only"
     print(f"ready; messages are {storage}; stop with Ctrl-C", flush=True)
     await stopping.wait()

@@ -58,6 +58,7 @@ def test_a_token_of_the_sdk_grants_its_audience_and_all_rights_of_manage() -> No
         rights=frozenset({"Manage", "Send", "Listen"}),
         expires_at_s=float(LATER_S),
         rule_name=ROOT.key_name,
+        signed_with="SAS_KEY_VALUE",
     )
 
 

@@ -81,7 +81,10 @@ async def _change(
             "SubCode=40901. Another conflicting operation is in progress. To know more visit"
             " https://aka.ms/sbResourceMgrExceptions."
         )
+    rules = broker.entity_rules(address.path)
     document = _carry_out(broker, request, address, grant)
+    if rules != broker.entity_rules(address.path):
+        broker.recheck_grants()
     broker.wake()
     if document.status != CREATED or not creation_s:
         await broker.commit.durable()

@@ -191,7 +191,12 @@ def _read_value(kind: SettingType, text: str, name: str) -> object:
 
 def entity_path(address: str) -> str:
     """The path in an address such as sb://host/orders; a plain path stays as it is."""
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        raise ArgumentInvalid(
+            f"{address[:200]!r} is no address of an entity; expected one like sb://host/orders"
+        ) from None
     path = unquote(parts.path) if parts.netloc else address
     return path.strip("/")
 

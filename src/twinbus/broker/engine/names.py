@@ -64,7 +64,10 @@ def transfer_dead_letter_path(path: str) -> str:
 def entity_address(address: str) -> str:
     """The path of an AMQP address: `amqps://host:5672/orders`, `/orders` and `orders` are one."""
     if "://" in address:
-        address = unquote(urlsplit(address).path)
+        try:
+            address = unquote(urlsplit(address).path)
+        except ValueError:
+            return address  # Not an address at all, such as amqps://[x; no entity is found by it.
     return address.strip("/")
 
 

@@ -347,19 +347,15 @@ class Peer(asyncio.Protocol):
     def _opened(self) -> None:
         if self._probation is not None:
             self._probation.opened()
-        limit = self._context.profile.connections_max
+        name, limit = self._context.name, self._context.profile.connections_max
         if limit is None or len(self._owner.peers) <= limit:
-            log.info("%s: connection from %s", self._context.name, self.address)
+            log.info("%s: connection from %s", name, self.address)
             return
         refusal = QuotaExceeded(
-            f"ConnectionsQuotaExceeded for namespace: {self._context.name}. It has {limit} "
-            "connections, which is the limit; close some."
+            f"ConnectionsQuotaExceeded for namespace: {name}. It has {limit} connections, which is "
+            "the limit; close some."
         )
-        self.log_refusal("a connection", refusal)
-        self.connection.close(refusal.condition, refusal.description)
-        # It gets the answer and nothing else; the client closes the socket when it has read it.
-        self._hanging = True
-        self.later(int(LINGER_S * 1000), self.drop)
+        self._give_up(refusal.condition, refusal.description)
 
     def _take_all(self, run: list[DeliveryArrived], now_ms: int) -> None:
         owner = run[0].link.owner
