@@ -52,6 +52,8 @@ class EmbeddedBroker:
         token_file: str | Path | None = None,
         require_token: bool = False,
         tls: ssl.SSLContext | None = None,
+        require_tls: bool | None = None,
+        metrics_token: str | None = None,
         limits: ConnectionLimits | None = None,
         fault_seed: int = 0,
         ledger: str | Path | None = None,
@@ -59,7 +61,9 @@ class EmbeddedBroker:
     ) -> None:
         """Namespaces are "name" or "name:port"; without `data` all is kept in memory.
 
-        `tls` is a server's context with its certificate: the port then speaks TLS as well.
+        `tls` is a server's context with its certificate: the port then speaks TLS as well, and
+        only TLS if `require_tls` or, unless it is False, if `host` is beyond loopback.
+        `metrics_token` is the bearer token for `/metrics`, which is closed beyond loopback.
         `limits` bounds connections and the time before their first token (docs/security.md).
         `tokens` are accepted as they stand, for tests of token credentials; `token_file` holds
         more of them (`broker.access.token_file`); `require_token` refuses shared access keys.
@@ -76,6 +80,8 @@ class EmbeddedBroker:
             token_file=None if token_file is None else Path(token_file),
             require_token=require_token,
             tls=tls,
+            require_tls=require_tls,
+            metrics_token=metrics_token,
             limits=limits,
             fault_seed=fault_seed,
             ledger=ledger,

@@ -11,7 +11,7 @@ from pathlib import Path
 from twinbus.broker.access.admission import Admission, ConnectionLimits
 from twinbus.broker.access.token_file import TokenFile
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.http import HttpHost
+from twinbus.broker.http import HttpHost, MetricsAccess
 from twinbus.broker.ledger_view import open_view_ledger
 from twinbus.broker.listener import Listener
 from twinbus.broker.profile import LAPTOP, ServiceProfile
@@ -100,11 +100,17 @@ class BrokerHost:
         token_file: Path | None = None,
         require_token: bool = False,
         tls: ssl.SSLContext | None = None,
+        require_tls: bool | None = None,
+        metrics_token: str | None = None,
         limits: ConnectionLimits | None = None,
         fault_seed: int = 0,
         ledger: Path | str | None = None,
         profile: ServiceProfile = LAPTOP,
     ) -> None:
+        """`require_tls` refuses plain text; None: beyond loopback, if there is a certificate.
+
+        `metrics_token` is what `/metrics` asks for; None: open on loopback, closed beyond it.
+        """
         names = [namespace.name.lower() for namespace in namespaces]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -119,6 +125,11 @@ class BrokerHost:
                 f"the default key is known to everyone, so {host!r} would be open to the network; "
                 "give a key of your own (--key), or listen on localhost"
             )
+        if require_tls and tls is None:
+            raise BrokerStartError(
+                "--require-tls needs a certificate; give --tls-cert FILE and --tls-key FILE"
+            )
+        is_local = is_loopback(host.lower())
         root = AuthorizationRule(key_name=DEFAULT_RULE_NAME, primary_key=key, rights=ALL_RIGHTS)
         self._namespaces = tuple(namespaces)
         self._data = data
@@ -130,6 +141,10 @@ class BrokerHost:
         self._token_file = None if token_file is None else TokenFile(token_file)
         self._require_token = require_token
         self._tls = tls
+        self._require_tls = (
+            require_tls if require_tls is not None else tls is not None and not is_local
+        )
+        self._metrics = MetricsAccess(metrics_token, is_open=is_local)
         self._admission = Admission(limits)
         self._fault_seed = fault_seed
         self._ledger_directory = ledger
@@ -187,7 +202,7 @@ class BrokerHost:
 
     def printable_connection_string(self, name: str | None = None) -> str:
         """The connection string for a terminal: a key of one's own is a secret."""
-        text = self.connection_string(name)
+        text = self.connection_string(name, tls=self._require_tls)
         return text if self._key == DEFAULT_KEY else text.replace(self._key, HIDDEN_KEY)
 
     def connection_string(self, name: str | None = None, *, tls: bool = False) -> str:
@@ -216,9 +231,17 @@ class BrokerHost:
             profile=self._profile,
         )
         self._servers[namespace.name] = server
-        http = self._https[namespace.name] = HttpHost(server, local_only=self._is_key_known)
+        http = self._https[namespace.name] = HttpHost(
+            server, local_only=self._is_key_known, metrics=self._metrics
+        )
         listener = Listener(
-            self._host, namespace.port, server.peer, http, self._tls, self._admission
+            self._host,
+            namespace.port,
+            server.peer,
+            http,
+            self._tls,
+            self._admission,
+            require_tls=self._require_tls,
         )
         await listener.start()
         self._listeners[namespace.name] = listener

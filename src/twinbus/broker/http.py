@@ -7,6 +7,7 @@ listener has accepted the connection already and uvicorn's own server would want
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
@@ -53,13 +54,20 @@ _EVERY_METHOD = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
 class HttpHost:
     """Makes a protocol for each HTTP connection of one namespace, and ends them all on close."""
 
-    def __init__(self, broker: BrokerServer, *, local_only: bool = False) -> None:
+    def __init__(
+        self,
+        broker: BrokerServer,
+        *,
+        local_only: bool = False,
+        metrics: MetricsAccess | None = None,
+    ) -> None:
         """`local_only`: serve no page of another site, because everybody knows the key."""
+        app = application(broker, metrics or MetricsAccess(None, is_open=True))
         # Access log and log configuration are process-wide switches of uvicorn. A program that
         # embeds the broker may run uvicorn for itself, so they stay as they are; the protocols'
         # own switch is used instead.
         self._config = uvicorn.Config(
-            _LocalPages(application(broker)) if local_only else application(broker),
+            _LocalPages(app) if local_only else app,
             http="h11",
             ws=AmqpWebSocket,
             ws_max_size=WEBSOCKET_PIECE_BYTES_MAX,
@@ -93,6 +101,28 @@ class HttpHost:
             connection.shutdown()
 
 
+class MetricsAccess:
+    """Who may read `/metrics`, which shows the names of entities."""
+
+    def __init__(self, token: str | None, *, is_open: bool) -> None:
+        """Whoever has `token`; without one all if `is_open`, else nobody."""
+        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._is_open = is_open
+
+    def refusal(self, authorization: str) -> Response | None:
+        """The answer to a request that may not read; None: it may."""
+        if self._expected is None:
+            if self._is_open:
+                return None
+            why = "metrics are closed beyond loopback; start the broker with --metrics-token-file"
+            return Response(f"{why}\n", 403, media_type="text/plain")
+        if hmac.compare_digest(self._expected, authorization.encode()):
+            return None
+        headers = {"WWW-Authenticate": "Bearer"}
+        why = "metrics need the bearer token of --metrics-token-file"
+        return Response(f"{why}\n", 401, headers, media_type="text/plain")
+
+
 class _LocalPages:
     """Refuses requests of pages that do not come from this machine; `/health` is for all."""
 
@@ -113,7 +143,7 @@ class _LocalPages:
             await refused(scope, receive, send)
 
 
-def application(broker: BrokerServer) -> Starlette:
+def application(broker: BrokerServer, access: MetricsAccess) -> Starlette:
 
     async def health(_: Request) -> Response:
         broker.check_store()
@@ -124,7 +154,10 @@ def application(broker: BrokerServer) -> Starlette:
             answer["detail"] = why
         return JSONResponse(answer, 503 if broker.gone else 200)
 
-    async def metrics(_: Request) -> Response:
+    async def metrics(request: Request) -> Response:
+        refusal = access.refusal(request.headers.get("authorization", ""))
+        if refusal is not None:
+            return refusal
         return Response(exposition(broker), headers={"Content-Type": CONTENT_TYPE})
 
     async def faults(request: Request) -> Response:

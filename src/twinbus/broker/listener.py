@@ -39,6 +39,13 @@ ACCEPT_RETRY_S = 1.0
 """Pause after the process ran out of file descriptors: accepting at once would only spin."""
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
+TLS_HEADER = b"AMQP\x02\x01\x00\x00"
+"""AMQP 1.0 part 5.2: the answer of a server that takes TLS only."""
+
+TLS_ONLY = (
+    b"HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain\r\nContent-Length: 23\r\n"
+    b"Connection: close\r\n\r\nThis port is for https\n"
+)
 HTTP_VERBS = (b"GET ", b"PUT ", b"POST ", b"DELETE ", b"HEAD ", b"OPTIONS ", b"PATCH ")
 TLS_HANDSHAKE = 0x16
 PEEK_BYTES = 8
@@ -76,8 +83,10 @@ class Listener:
         http_factory: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None = None,
         admission: Admission | None = None,
+        *,
+        require_tls: bool = False,
     ) -> None:
-        """`tls` is the broker's certificate; None: plain text only.
+        """`tls` is the broker's certificate; None: plain text only. `require_tls`: TLS only.
 
         A connection counts with `admission` here until its protocol counts it.
         """
@@ -91,6 +100,7 @@ class Listener:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tls = tls
+        self._require_tls = require_tls
         self._admission = admission or Admission()
         self._hosts: dict[socket.socket, str] = {}
         """Where the connections come from that count here."""
@@ -200,7 +210,7 @@ class Listener:
         factory = self._factories.get(protocol)
         if protocol is WireProtocol.TLS and self._tls is not None:
             self._secure(connection)
-        elif factory is None:
+        elif factory is None or self._require_tls:
             self._refuse(connection, protocol, first)
         else:
             self._begin(self._hand_over(connection, factory), self._handovers)
@@ -274,19 +284,17 @@ class Listener:
                 f"closed a TLS connection from {_peer(connection)}: this port has no certificate "
                 "and speaks plain text; put UseDevelopmentEmulator=true into the connection string",
             )
+        elif protocol in self._factories:
+            text = f"closed a connection from {_peer(connection)} without TLS; --no-require-tls"
+            self._say(logging.WARNING, f"{text} lets plain text in")
+            _answer(connection, TLS_HEADER if protocol is WireProtocol.AMQP else TLS_ONLY)
         else:
             self._say(
                 logging.WARNING,
                 f"closed a connection from {_peer(connection)} that speaks neither AMQP nor HTTP: "
                 f"it began with {first!r}",
             )
-            try:
-                connection.send(AMQP_HEADER)
-                # Reading what was sent keeps close from resetting the connection before the answer.
-                connection.shutdown(socket.SHUT_WR)
-                connection.recv(1 << 16)
-            except OSError:
-                pass
+            _answer(connection, AMQP_HEADER)
         self._close(connection)
 
     def _say(self, level: int, text: str) -> None:
@@ -309,6 +317,16 @@ class Listener:
     def _forget(self, connection: socket.socket) -> None:
         self._loop.remove_reader(connection)
         self._sniffing.pop(connection).cancel()
+
+
+def _answer(connection: socket.socket, data: bytes) -> None:
+    try:
+        connection.send(data)
+        # Reading what was sent keeps close from resetting the connection before the answer.
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1 << 16)
+    except OSError:
+        pass
 
 
 def _bind(

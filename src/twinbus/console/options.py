@@ -178,6 +178,17 @@ class ServeOptions:
         option("FILE", "Certificate chain (PEM). The same port then also speaks TLS."),
     ] = None
     tls_key: Annotated[Path | None, option("FILE", "The certificate's private key (PEM).")] = None
+    require_tls: Annotated[
+        bool | None,
+        flag(
+            "--require-tls/--no-require-tls",
+            "Refuse plain text. The default beyond loopback with --tls-cert.",
+        ),
+    ] = None
+    metrics_token_file: Annotated[
+        Path | None,
+        option("FILE", "File with the bearer token for /metrics, which is closed beyond loopback."),
+    ] = None
     connections_max: Annotated[int, option("N", "Most connections in all.")] = CONNECTIONS_MAX
     strangers_max: Annotated[
         int, option("N", "Most connections of one address that have put no token.")

@@ -36,6 +36,8 @@ def run(given: ServeOptions) -> int:
         token_file=given.tokens,
         require_token=given.require_token,
         tls=_tls(given.tls_cert, given.tls_key),
+        require_tls=given.require_tls,
+        metrics_token=_secret(given.metrics_token_file),
         limits=ConnectionLimits(
             connections=given.connections_max,
             strangers_per_address=given.strangers_max,
@@ -68,11 +70,16 @@ def _profile(like: str | None, idle_detach: str | None) -> ServiceProfile:
 def _key(key: str | None, file: Path | None) -> str:
     if key is not None and file is not None:
         raise BrokerStartError("the key is given twice; give --key (TWINBUS_KEY) or --key-file")
+    return _secret(file) or key or DEFAULT_KEY
+
+
+def _secret(file: Path | None) -> str | None:
+    """The one line of a file with one secret."""
     if file is None:
-        return key or DEFAULT_KEY
+        return None
     lines = _lines(file)
     if len(lines) != 1:
-        raise BrokerStartError(f"{file} has {len(lines)} lines; give the key on one line")
+        raise BrokerStartError(f"{file} has {len(lines)} lines; give the secret on one line")
     return lines[0]
 
 
