@@ -55,11 +55,8 @@ CUT_OFF_S = 30.0
 """A connection that the broker closed is cut off after this, read or not."""
 
 LINGER_S = 2.0
-"""How long a connection that the broker closed stays open for the client to read why.
-
-A socket that is closed while the client still sends is reset, and a reset can destroy the CLOSE
-frame before the client has read it.
-"""
+"""How long a connection that the broker closed stays open for the client to read why. A socket that
+is closed while the client still sends is reset, which can destroy the CLOSE frame on its way."""
 
 
 class PeerOwner(Protocol):
