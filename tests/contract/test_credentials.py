@@ -52,9 +52,13 @@ BACKLOG = backlog_paths("contoso", 1)
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
-    token = AcceptedToken(name="app", text=TOKEN, rights=frozenset({"Manage"}))
+    tokens = [AcceptedToken(name="app", text=TOKEN, rights=frozenset({"Manage"}))]
+    tokens += [
+        AcceptedToken(name=right, text=f"{TOKEN}-{right}", rights=frozenset({right}))
+        for right in RIGHTS
+    ]
     with EmbeddedBroker(
-        "contoso", "contoso-dr", tls=server_context(), tokens=[token], rules=RULES
+        "contoso", "contoso-dr", tls=server_context(), tokens=tokens, rules=RULES
     ) as embedded:
         embedded.create_queue("orders")
         yield embedded
@@ -72,8 +76,9 @@ def one_queue(**changes: Any) -> SendAvailabilityOptions:
 class Fetching:
     """A TokenCredential whose answers a test decides."""
 
-    def __init__(self, life_s: float = 3_600) -> None:
+    def __init__(self, life_s: float = 3_600, text: str = TOKEN) -> None:
         self.life_s = life_s
+        self.text = text
         self.asked = 0
         self.error: Exception | None = None
 
@@ -81,13 +86,13 @@ class Fetching:
         self.asked += 1
         if self.error is not None:
             raise self.error
-        return AccessToken(TOKEN, int(time.time() + self.life_s))
+        return AccessToken(self.text, int(time.time() + self.life_s))
 
 
 class FetchingSync(Fetching):
     def get_token(self, *scopes: str, **_: Any) -> AccessToken:  # type: ignore[override]
         self.asked += 1
-        return AccessToken(TOKEN, int(time.time() + self.life_s))
+        return AccessToken(self.text, int(time.time() + self.life_s))
 
 
 def place(broker: EmbeddedBroker, name: str, *, tls: bool = True) -> str:
@@ -279,7 +284,16 @@ async def test_the_syphon_puts_a_new_token_before_the_old_one_ends_and_tries_aga
 # Rights, one at a time
 
 
-def with_right(broker: EmbeddedBroker, name: str, right: str) -> Namespace:
+@pytest.fixture(params=["key", "token"])
+def by(request: pytest.FixtureRequest) -> str:
+    """How a right is proved: by the key of a rule, or by a bearer token."""
+    proof: str = request.param
+    return proof
+
+
+def with_right(broker: EmbeddedBroker, name: str, right: str, by: str) -> Namespace:
+    if by == "token":
+        return over_tls(broker, name, Fetching(text=f"{TOKEN}-{right}"))
     return by_string(broker, name, f"SharedAccessKeyName={right};SharedAccessKey={right}-key")
 
 
@@ -301,9 +315,9 @@ def backlog(broker: EmbeddedBroker) -> None:
 
 @pytest.mark.parametrize("right", RIGHTS)
 async def test_the_primary_needs_send_alone_and_its_lack_is_named_by_the_send_not_by_pairing(
-    broker: EmbeddedBroker, right: str
+    broker: EmbeddedBroker, right: str, by: str
 ) -> None:
-    primary = with_right(broker, "contoso", right)
+    primary = with_right(broker, "contoso", right, by)
     secondary = by_string(broker, "contoso-dr", KEY_PARTS)
     async with (
         pair_namespaces(primary, secondary, one_queue()) as pair,
@@ -323,12 +337,12 @@ async def test_the_primary_needs_send_alone_and_its_lack_is_named_by_the_send_no
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.usefixtures("backlog")
 async def test_the_secondary_needs_manage_to_create_and_send_alone_where_others_created(
-    broker: EmbeddedBroker, right: str, create: bool
+    broker: EmbeddedBroker, right: str, create: bool, by: str
 ) -> None:
     missing = {True: {"Send", "Listen"}, False: {"Listen"}}[create]
 
     primary = by_string(broker, "contoso", KEY_PARTS)
-    secondary = with_right(broker, "contoso-dr", right)
+    secondary = with_right(broker, "contoso-dr", right, by)
     options = one_queue(create_backlog_queues=create)
     if right in missing:
         needed = "Manage" if create else "Send"
@@ -353,15 +367,15 @@ async def test_the_secondary_needs_manage_to_create_and_send_alone_where_others_
 )
 @pytest.mark.usefixtures("backlog")
 async def test_a_syphon_needs_listen_on_the_secondary_and_send_on_the_primary(
-    broker: EmbeddedBroker, primary_right: str, secondary_right: str, missing: str | None
+    broker: EmbeddedBroker, primary_right: str, secondary_right: str, missing: str | None, by: str
 ) -> None:
     async with rooted(broker) as pair:
         pair.force_failover("orders")
         async with pair.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("moved"))
     host = SyphonHost(
-        with_right(broker, "contoso", primary_right),
-        with_right(broker, "contoso-dr", secondary_right),
+        with_right(broker, "contoso", primary_right, by),
+        with_right(broker, "contoso-dr", secondary_right, by),
         BACKLOG,
     )
     await host.start()
