@@ -121,14 +121,16 @@ def token_desk(*, through_proxy: bool) -> Iterator[Desk]:
     directory = Path(tempfile.mkdtemp(prefix="tb-"))
     chain, key = write_server_files(directory)
     tokens = directory / "tokens"
-    options = ("--tls-cert", str(chain), "--tls-key", str(key), "--tokens", str(tokens))
+    options = (
+        "--tls-cert", str(chain), "--tls-key", str(key), "--tokens", str(tokens), "--require-token",
+        # With the default key a broker answers to the names of its own machine only.
+        "--key", "nobody-uses-it",
+    )  # fmt: skip
     proxy = TunnelProxy({f"{name}.invalid": "localhost" for name in NAMES}, login="me:s3cret")
     with (
         IdentityEndpoint(tokens, life_s=LONG_S) as identity,
         proxy if through_proxy else nullcontext(),
-        ServedBroker(
-            directory, *NAMES, ephemeral=True, options=(*options, "--require-token")
-        ) as served,
+        ServedBroker(directory, *NAMES, ephemeral=True, options=options) as served,
     ):
         environment = {
             **identity.environment,
