@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from random import Random, SystemRandom
 
 import pytest
 
+from tests.simulation.machine import SimLoop
 from tests.simulation.mutations import PLANTED, PLANTED_IN_STRICT, forward_twice
 from tests.simulation.night.mutations import NIGHT_BUGS
 from tests.simulation.night.plan import NIGHTS, draw_world
@@ -117,6 +119,27 @@ def test_every_kind_of_night_comes_clean_and_with_other_faults_within_three_hund
     # The primary of the last one is healthy: random faults would hit it.
     assert mixed == {"", *NIGHTS} - {"a healthy primary"}
     assert any(burst.calls == 200 for plan in plans for burst in plan.bursts)
+
+
+def test_a_timer_that_is_early_and_set_again_does_not_stop_time() -> None:
+    async def wait() -> int:
+        loop = asyncio.get_running_loop()
+        until, over, runs = loop.time() + 1e-10, asyncio.Event(), 0
+
+        def due() -> None:
+            nonlocal runs
+            runs += 1
+            if loop.time() >= until or runs > 100:
+                over.set()
+            else:
+                loop.call_at(until, due)
+
+        loop.call_at(until, due)
+        await over.wait()
+        return runs
+
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        assert runner.run(wait()) == 1
 
 
 def test_a_seed_tells_the_same_story_twice() -> None:
