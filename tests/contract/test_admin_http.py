@@ -35,6 +35,7 @@ from twinbus.broker.admin.api import AdminRequest, respond
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.links.context import LockTokens
+from twinbus.broker.profile import LAPTOP
 from twinbus.broker.sas import AccessPolicy
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
@@ -261,6 +262,10 @@ def test_a_change_that_the_disk_did_not_take_is_not_confirmed() -> None:
         now_ms=lambda: 1_700_000_000_000,
         wake=lambda: None,
         track=lambda _refusal: None,
+        credits=None,
+        profile=LAPTOP,
+        changing=set(),
+        entity_rules=lambda _path: (),
     )
     request = AdminRequest(
         method="PUT",
