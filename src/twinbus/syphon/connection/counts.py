@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -17,6 +18,12 @@ from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.administration_request import NotAnswered, get, token_for
 
 ANSWER_BYTES_MAX: Final = 1024 * 1024
+
+BUSY: Final = (429, 503)
+"""Statuses of a namespace that throttles: a drain uses up the credits that counting needs too."""
+
+BUSY_WAITS_S: Final = (2.0, 2.0, 4.0)
+"""Azure asks to wait 2 seconds."""
 
 _COUNT: Final = re.compile(r"<(?:\w+:)?(\w*MessageCount)>(\d+)<")
 
@@ -54,11 +61,16 @@ async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
 
 
 def _ask(endpoint: Endpoint, queue: str, token: NamespaceToken) -> QueueCounts:
-    try:
-        status, text = get(endpoint, quote(queue), token, bytes_max=ANSWER_BYTES_MAX)
-    except NotAnswered as error:
-        raise CountsUnavailable(f"{endpoint.label} does not answer: {error}") from error
-    return _read(endpoint, queue, status, text)
+    waits_s = iter(BUSY_WAITS_S)
+    while True:
+        try:
+            status, text = get(endpoint, quote(queue), token, bytes_max=ANSWER_BYTES_MAX)
+        except NotAnswered as error:
+            raise CountsUnavailable(f"{endpoint.label} does not answer: {error}") from error
+        wait_s = next(waits_s, None) if status in BUSY else None
+        if wait_s is None:
+            return _read(endpoint, queue, status, text)
+        time.sleep(wait_s)
 
 
 def _read(endpoint: Endpoint, queue: str, status: int, text: str) -> QueueCounts:

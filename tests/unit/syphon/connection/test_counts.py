@@ -8,6 +8,7 @@ import pytest
 
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
+from twinbus.syphon.connection import counts as counts_module
 from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
 
 COUNTS = (
@@ -16,11 +17,18 @@ COUNTS = (
 )
 
 
-async def asked_of_one_that_answers(status: str, body: bytes, announced: int) -> QueueCounts:
-    """What comes of one request, answered so and then hung up."""
+async def asked_of_one_that_answers(
+    status: str, body: bytes, announced: int, busy: int = 0
+) -> QueueCounts:
+    """What comes of requests of which so many are throttled, and the next answered so."""
+    refused = iter(range(busy))
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
+        if next(refused, None) is not None:
+            writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
         writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {announced}\r\n\r\n".encode() + body)
         await writer.drain()
         writer.close()
@@ -48,3 +56,13 @@ def test_an_answer_without_counts_says_that_the_queue_is_not_there() -> None:
 def test_an_answer_that_is_cut_off_says_nothing_of_the_queue(came: int) -> None:
     with pytest.raises(CountsUnavailable, match="closed in the middle"):
         asyncio.run(asked_of_one_that_answers("200 OK", COUNTS[:came], len(COUNTS)))
+
+
+def test_a_namespace_that_throttles_is_asked_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(counts_module, "BUSY_WAITS_S", (0.0, 0.0))
+    found = asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS), busy=2))
+    assert found.total == 5
+    with pytest.raises(CountsUnavailable, match="answers 503 for the counts of orders"):
+        asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS), busy=3))
