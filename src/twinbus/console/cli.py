@@ -79,6 +79,9 @@ def drill(
     ] = "2s",
     ping_interval: Annotated[str, option("TIME", "Time between pings, 1s to 30min.")] = "1s",
     queues: Annotated[int, option("N", "Backlog queues in the secondary.", min=1, max=100)] = 4,
+    like: Annotated[
+        str | None, option("TIER", "Limits of azure-standard or azure-premium, as of serve.")
+    ] = None,
     report: Annotated[Path, option("DIR", "Directory for report.html and drill.json.")] = Path(
         "drill-report"
     ),
@@ -99,6 +102,7 @@ def drill(
             ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
         ),
         backlog_queues=queues,
+        like=like,
     )
     return run(plan, report, output)
 

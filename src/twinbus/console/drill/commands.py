@@ -35,7 +35,7 @@ async def run(plan: DrillPlan, directory: Path, output: Output) -> int:
     _make_directory(directory)
     _log_to(directory / "drill.log")
     # However the drill ends, no process and no file of its world is left.
-    with World() as world, SparkThread() as spark, DrillScreen() as screen:
+    with World(plan.like) as world, SparkThread() as spark, DrillScreen() as screen:
         drill = Drill(plan, world, spark, screen, os.environ.get(PUMP_VARIABLE))
         try:
             result = await drill.run()

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from azure.core.exceptions import HttpResponseError
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
@@ -23,6 +24,11 @@ WAIT_S: Final = 0.5
 """How long a receiver waits for a message before it asks whether any are left."""
 STALL_S: Final = 20.0
 """After this time without a message the receivers stop; the report names what is left."""
+
+BUSY: Final = 503
+BUSY_WAIT_S: Final = 2.0
+"""What Azure asks a throttled client to wait."""
+BUSY_TRIES: Final = 10
 
 
 class Consumers:
@@ -89,6 +95,17 @@ class Consumers:
             )
 
     async def _left(self, entity: Entity) -> int:
+        for _ in range(BUSY_TRIES):
+            try:
+                return await self._waiting(entity)
+            except HttpResponseError as error:
+                if error.status_code != BUSY:
+                    raise
+            # The receivers use up the credits of a namespace that has the limits of Azure.
+            await asyncio.sleep(BUSY_WAIT_S)
+        return await self._waiting(entity)
+
+    async def _waiting(self, entity: Entity) -> int:
         admin, path = self._admin, entity.path
         if entity.is_topic:
             found = await admin.get_subscription_runtime_properties(path, SUBSCRIPTION)

@@ -35,6 +35,8 @@ class DrillPlan:
     failover_interval_s: float = 2.0
     ping_interval_s: float = 1.0
     backlog_queues: int = 4
+    like: str | None = None
+    """Whose limits the namespaces have (`twinbus serve --like`)."""
 
     @property
     def traffic_s(self) -> float:

@@ -243,6 +243,7 @@ def _run(result: DrillResult) -> Iterator[str]:
         f"twinbus drill --messages {plan.messages} --senders {plan.senders}"
         f" --outage {plan.outage_s:g} --failover-interval {plan.failover_interval_s:g}"
         f" --ping-interval {plan.ping_interval_s:g} --queues {plan.backlog_queues}"
+        + (f" --like {plan.like}" if plan.like else "")
     )
     took = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in result.took_s.items())
     records = result.report.conservation.scope.records

@@ -63,12 +63,12 @@ ENTITIES: Final = (
 class NamespaceProcess:
     """`twinbus serve` for one namespace; started again it has the same port and the same data."""
 
-    def __init__(self, name: str, directory: Path, views: Path) -> None:
+    def __init__(self, name: str, directory: Path, views: Path, like: str | None = None) -> None:
         self.name = name
         self.connection_string = ""
         self._directory = directory
         self._log = directory / "stderr.log"
-        self._views = views
+        self._options = ["--ledger", str(views), *(["--like", like] if like else [])]
         self.port = 0
         self._process: subprocess.Popen[str] | None = None
 
@@ -82,7 +82,7 @@ class NamespaceProcess:
         self._directory.mkdir(parents=True, exist_ok=True)
         place = f"{self.name}:{self.port}"
         command = ["serve", place, "--data", str(self._directory / "data"), "--quiet"]
-        command += ["--ledger", str(self._views)]
+        command += self._options
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 [sys.executable, "-c", _ENTRY, *command],
@@ -143,14 +143,16 @@ class NamespaceProcess:
 class World:
     """Both namespaces and the directory in which everything of the drill is; a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, like: str | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="twinbus-drill-"))
         self.ledger = self.directory / "ledger"
         self.views = self.directory / "views"
         """What the brokers themselves recorded. The drill does not need it: it proves that nothing
         is lost from what its clients know, as a user of Azure has to."""
-        self.primary = NamespaceProcess(PRIMARY, self.directory / "primary", self.views)
-        self.secondary = NamespaceProcess(SECONDARY, self.directory / "secondary", self.views)
+        self.primary, self.secondary = (
+            NamespaceProcess(name, self.directory / side, self.views, like)
+            for side, name in (("primary", PRIMARY), ("secondary", SECONDARY))
+        )
 
     def __enter__(self) -> Self:
         return self
