@@ -66,8 +66,8 @@ async def test_open_links_are_detached_when_their_token_expires_unless_it_was_re
     write(path, f"app one Send,Listen {expires}", "new two Send,Listen never")
     with EmbeddedBroker("contoso", token_file=path, require_token=True) as broker:
         broker.create_queue("orders")
-        idle = await RawClient.open(broker.connection_string(), "one")
-        renewed = await RawClient.open(broker.connection_string(), "one")
+        idle = await RawClient.open(broker.connection_string(), token="one")
+        renewed = await RawClient.open(broker.connection_string(), token="one")
         kept = await renewed.sender("orders")
         await renewed.put_token("two")
         await idle.sender("orders")
