@@ -21,6 +21,7 @@ ANSWER_S: Final = 10.0
 
 
 OK: Final = 200
+UNAUTHORIZED: Final = 401
 
 
 class NotAnswered(Exception):
@@ -54,6 +55,7 @@ def get(
     `requests` records it, as it is billed; None: as a command's.
     """
     requests = requests or BilledRequests(endpoint.label)
+    was_valid = time.time() < token.expires_at_s
     connection = http_connection(endpoint)
     try:
         headers = {"Authorization": token.header, **host_header(endpoint)}
@@ -70,6 +72,9 @@ def get(
     finally:
         connection.close()
     requests.made(unquote(path), "get", None if status == OK else f"status {status}")
+    if status == UNAUTHORIZED and was_valid and time.time() >= token.expires_at_s:
+        # It says nothing of the rights: the next request has a new token.
+        raise NotAnswered("the token expired while the request was under way")
     return status, text
 
 

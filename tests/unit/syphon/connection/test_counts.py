@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
+from twinbus.syphon.connection import administration_request
 from twinbus.syphon.connection import counts as counts_module
 from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
 
@@ -17,8 +19,12 @@ COUNTS = (
 )
 
 
+KEY = "SharedAccessKeyName=r;SharedAccessKey=k"
+SIGNATURE = "SharedAccessSignature=SharedAccessSignature sr=x&sig=x&se=1000&skn=r"
+
+
 async def asked_of_one_that_answers(
-    status: str, body: bytes, announced: int, busy: int = 0
+    status: str, body: bytes, announced: int, credential: str = KEY, *, busy: int = 0
 ) -> QueueCounts:
     """What comes of requests of which so many are throttled, and the next answered so."""
     refused = iter(range(busy))
@@ -35,10 +41,7 @@ async def asked_of_one_that_answers(
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        text = (
-            f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=r;SharedAccessKey=k;"
-            "UseDevelopmentEmulator=true;"
-        )
+        text = f"Endpoint=sb://127.0.0.1:{port};{credential};UseDevelopmentEmulator=true;"
         return await counts_of(endpoint_of(text), "orders")
 
 
@@ -66,3 +69,25 @@ def test_a_namespace_that_throttles_is_asked_again_for_a_while(
     assert found.total == 5
     with pytest.raises(CountsUnavailable, match="answers 503 for the counts of orders"):
         asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS), busy=3))
+
+
+@pytest.mark.parametrize(
+    ("sent_at", "answered_at", "error"),
+    [
+        (999.0, 1_001.0, (CountsUnavailable, "the token expired while the request was under way")),
+        (1_001.0, 1_002.0, (SyphonError, "needs the Manage right")),
+        (998.0, 999.0, (SyphonError, "needs the Manage right")),
+    ],
+)
+def test_a_token_that_expires_under_way_says_nothing_of_the_rights(
+    monkeypatch: pytest.MonkeyPatch,
+    sent_at: float,
+    answered_at: float,
+    error: tuple[type[Exception], str],
+) -> None:
+    # When the token is fetched, when the request is sent, when it is answered.
+    times = iter((sent_at, sent_at, answered_at))
+    clock = SimpleNamespace(time=lambda: next(times))
+    monkeypatch.setattr(administration_request, "time", clock)
+    with pytest.raises(error[0], match=error[1]):
+        asyncio.run(asked_of_one_that_answers("401 Unauthorized", b"", 0, SIGNATURE))
