@@ -17,8 +17,6 @@ from urllib.parse import parse_qs, urlsplit
 
 RESOURCE = "https://servicebus.azure.net"
 SECRET = "header-s3cret"
-KEPT_S = 60
-"""How long an expired token stays in the file, so that the broker knows that it has expired."""
 
 
 class IdentityEndpoint:
@@ -87,9 +85,9 @@ class IdentityEndpoint:
 
     def _write(self) -> None:
         """Replace the file at once; the broker reads it again."""
-        since = time.time() - KEPT_S
-        known = [one for one in self.issued if one[1] >= since]
-        lines = [f"app-{n} {token} Manage {expires}" for n, (token, expires) in enumerate(known)]
+        issued = enumerate(self.issued)
+        # Expired ones too: the broker shall know that they have expired.
+        lines = [f"app-{n} {token} Manage {expires}" for n, (token, expires) in issued]
         new = self._file.with_suffix(".new")
         new.write_text("\n".join(["# tokens of the identity endpoint", *lines, ""]))
         new.replace(self._file)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.end_to_end.token_desk import QUEUE, SHORT_S, token_desk
 
-COUNT, RATE_PER_S = 60, 4
+COUNT, RATE_PER_S = 80, 4
 
 
 @pytest.mark.filterwarnings(
