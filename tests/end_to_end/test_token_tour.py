@@ -14,7 +14,8 @@ import pytest
 
 from tests.end_to_end.token_desk import LONG_S, QUEUE, SHORT_S, Desk, token_desk, until
 
-pytestmark = pytest.mark.end_to_end
+# It starts a dozen processes and waits for tokens to expire: over a minute on an idle machine.
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(params=["direct", "proxy"])
