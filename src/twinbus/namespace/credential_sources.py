@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -91,7 +92,7 @@ def open_credential(source: str) -> Any:
     if kind == ENVIRONMENT:
         return StoredToken(f"the variable {rest}", lambda: _variable(rest))
     try:
-        from azure import identity
+        identity = import_module("azure.identity")
     except ImportError:
         raise CredentialError(
             f"the credential {kind} needs azure-identity: pip install 'twinbus[identity]'"
