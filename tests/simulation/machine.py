@@ -34,7 +34,9 @@ class SimLoop(VirtualLoop):
         super().__init__(now=0.0)
         self.set_task_factory(_owned)  # type: ignore[arg-type]  # any keywords, in typeshed not
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_at(  # type: ignore[override]  # typeshed ties the arguments to the callback
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         """Set a timer.
 
         asyncio runs a timer up to a nanosecond early, and a program that finds it too early sets it
