@@ -193,6 +193,7 @@ class Wire:
 
     def _send(self, direction: str, action: Action) -> None:
         if self._silent[direction]:
+            self.hit("a fault had silenced the connection")
             return
         now, weather, rng = self._loop.time(), self.weather, self._rng
         delay_s = self._delay_s()

@@ -65,6 +65,8 @@ class Intake:
         self._link_window = limits.messages - self._fetch_window
         self._fetched = 0
         self._remembered: dict[tuple[int, int], None] = {}
+        self._highest = 0
+        """The highest sequence number that was delivered: a lower one may be delivered again."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -92,6 +94,10 @@ class Intake:
         if is_long:  # No call of min(): this runs for every message.
             message.lock_s = self._lock_most_s
         message.renew_at = now + message.lock_s * RENEW_AFTER
+        if message.sequence_number > self._highest:
+            self._highest = message.sequence_number
+        else:
+            self._remember_accepted(message)
         return message.size_bytes > expected
 
     def forget(self, message: BacklogMessage) -> bool:
@@ -161,6 +167,16 @@ class Intake:
             self._live[message.lock_token] = message
 
     # Memory
+
+    def _remember_accepted(self, message: BacklogMessage) -> None:
+        """Remember an earlier delivery of this message that the primary has.
+
+        Its lock ended while its completion was on a slow way, and nothing has said so yet.
+        """
+        for other in self._live.values():
+            if other.accepted and other.identity == message.identity:
+                self.remember(other)
+                return
 
     def remember(self, message: BacklogMessage) -> None:
         """Remember a message that the primary has and that the queue will deliver again."""

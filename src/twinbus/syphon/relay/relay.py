@@ -466,7 +466,9 @@ class Relay:
 
     def _wait(self, action: actions.WaitUntil) -> None:
         loop = asyncio.get_running_loop()
-        self._wake_timer = loop.call_later(action.until - _now(), self.notify, self.pump.rate_due)
+        # At least 1 ms: a loop rounds, and a timer that is early is set again.
+        wait_s = max(action.until - _now(), 0.001)
+        self._wake_timer = loop.call_later(wait_s, self.notify, self.pump.rate_due)
 
     def _reconnect(self, action: actions.Reconnect) -> None:
         connection = self._primary if action.side == "primary" else self._secondary

@@ -393,6 +393,18 @@ def test_a_message_delivered_again_before_its_completion_is_known_to_have_failed
     assert world.in_primary == [1]
 
 
+def test_a_message_delivered_again_while_its_completion_is_on_its_way() -> None:
+    world = opened(count=1)
+    world.accept()
+    # The answer takes longer than the lock; the connection stays.
+    world.expire(1)
+    world.deliver()
+    assert world.sent == []
+    world.confirm(2)
+    assert world.states() == {1: "gone"}
+    assert world.in_primary == [1]
+
+
 def test_locks_are_renewed_before_they_end_while_a_message_is_being_sent() -> None:
     world = opened(count=2, limits=IntakeLimits(messages=40, answer_s=1_000))
     world.tick(LOCK_S / 2 - 0.1)
