@@ -93,12 +93,15 @@ async def test_w2_a_divert_whose_answer_is_lost_goes_to_another_queue_too(world:
 
 
 async def test_w3_a_forward_whose_answer_is_lost_is_made_again(world: World) -> None:
+    found: dict[str, list[str]] = {}
     async with world.pair() as pair:
+        # One after the other: a lost connection repeats all that is on it, and both may be.
         for entity in ENTITIES:
             pair.force_failover(entity)
             await send_one(pair, entity)
             world.lose_an_answer("contoso", entity)
-    assert await world.brought_home() == TWICE_UNLESS_DETECTED
+            found[entity] = (await world.brought_home())[entity]
+    assert found == TWICE_UNLESS_DETECTED
 
 
 async def test_w4_what_was_diverted_arrives_after_what_was_sent_later(world: World) -> None:

@@ -57,7 +57,7 @@ WORDS = {
     "disabled": "is SendDisabled; set it to Active first",
     "full": "takes at most 1048576; receive some of its messages first",
     "throttled": "more than it may take",
-    "unheard": "Send on 'unheard' is not granted",
+    "unheard": "'Send' claim(s) are required",
     "unknown": "No shared access rule is named 'mover'",
     MISSING: "missing",
 }
