@@ -85,9 +85,10 @@ def test_a_connection_string_that_is_none_is_not_repeated(ledger: Path) -> None:
 
 
 def test_a_run_ends_with_what_is_known_and_its_status(ledger: Path) -> None:
+    # In the shell, which runs the command as the command line does.
     ended = run_twinbus(
-        "report", "reconciliation", str(ledger), "--tables", "none", "--output", "json",
-        timeout_s=240,
+        "ledger", "shell", str(ledger), "--tables", "none", timeout_s=280,
+        text="reconciliation --output json",
     )  # fmt: skip
     assert ended.returncode == UNKNOWN, ended
     document = json.loads(ended.stdout)
@@ -97,6 +98,7 @@ def test_a_run_ends_with_what_is_known_and_its_status(ledger: Path) -> None:
     assert not (ledger / "_tables").exists()
 
 
+@pytest.mark.soak
 def test_several_reports_with_one_spark(ledger: Path) -> None:
     # An error of a line does not end the shell; the status is that of the last line.
     lines = ["nonsense", "charges --bogus", "all --output json --peek none --tables none"]

@@ -18,7 +18,7 @@ from tests.end_to_end.token_desk import LONG_S, QUEUE, SHORT_S, Desk, token_desk
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(params=["direct", "proxy"])
+@pytest.fixture(params=[pytest.param("direct", marks=pytest.mark.soak), "proxy"])
 def desk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     with token_desk(through_proxy=request.param == "proxy") as made:
         for name, value in made.environment.items():

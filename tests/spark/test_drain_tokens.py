@@ -11,6 +11,7 @@ from tests.end_to_end.token_desk import QUEUE, SHORT_S, token_desk
 COUNT, RATE_PER_S = 80, 4
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings(
     # The SDK's own calls, for the login of a proxy.
