@@ -21,9 +21,9 @@ VARIABLE = "BAD_PUMP_FILE"
 class DroppingPump(Pump):
     """Completes one message that it never sent."""
 
-    def received(self, message: BacklogMessage, now: float) -> list[Action]:
-        actions = super().received(message, now)
-        return completed_unsent(self, message, actions, now) if is_first() else actions
+    def received(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        actions = super().received(messages, now)
+        return completed_unsent(self, messages[:1], actions, now) if is_first() else actions
 
 
 class HastyPump(Pump):
@@ -31,10 +31,10 @@ class HastyPump(Pump):
 
     hasty = False
 
-    def received(self, message: BacklogMessage, now: float) -> list[Action]:
-        actions = super().received(message, now)
+    def received(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        actions = super().received(messages, now)
         self.hasty = self.hasty or is_first()
-        return completed_unsent(self, message, actions, now) if self.hasty else actions
+        return completed_unsent(self, messages, actions, now) if self.hasty else actions
 
     def settled(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         actions = super().settled(messages, now)
@@ -44,14 +44,14 @@ class HastyPump(Pump):
 
 
 def completed_unsent(
-    pump: Pump, message: BacklogMessage, actions: list[Action], now: float
+    pump: Pump, messages: list[BacklogMessage], actions: list[Action], now: float
 ) -> list[Action]:
-    """The pump's actions as if the primary had accepted a message that was never sent to it."""
+    """The pump's actions as if the primary had accepted messages that were never sent to it."""
     if VARIABLE in os.environ:
         with open(os.environ[VARIABLE], "a", encoding="ascii") as file:
-            file.write(f"{message.message_id}\n")
-    kept = [a for a in actions if not (isinstance(a, Forward) and a.message is message)]
-    return kept + pump.accepted([message], now)
+            file.writelines(f"{message.message_id}\n" for message in messages)
+    kept = [a for a in actions if not (isinstance(a, Forward) and a.message in messages)]
+    return kept + pump.accepted(messages, now)
 
 
 def is_first() -> bool:
@@ -77,11 +77,10 @@ class PlantedPump(Pump):
         super().__init__(**settings)
         self._given_back: set[str] = set()
 
-    def received(self, message: BacklogMessage, now: float) -> list[Action]:
-        actions = super().received(message, now)
-        if message.message_id == self.DROPPED:
-            return completed_unsent(self, message, actions, now)
-        return actions
+    def received(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        actions = super().received(messages, now)
+        dropped = [message for message in messages if message.message_id == self.DROPPED]
+        return completed_unsent(self, dropped, actions, now) if dropped else actions
 
     def accepted(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         twice = [p for p in messages if p.message_id in self.TWICE - self._given_back]

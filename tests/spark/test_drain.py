@@ -103,12 +103,13 @@ def test_a_spark_job_empties_every_queue_and_its_tasks_write_the_ledger(
 class DroppingPump(Pump):
     """Completes one message that it never sent."""
 
-    def received(self, message: BacklogMessage, now: float) -> list[Action]:
-        actions = super().received(message, now)
-        if message.message_id != "1-7":
+    def received(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        actions = super().received(messages, now)
+        dropped = [message for message in messages if message.message_id == "1-7"]
+        if not dropped:
             return actions
-        kept = [a for a in actions if not (isinstance(a, Forward) and a.message is message)]
-        return kept + self.accepted([message], now)
+        kept = [a for a in actions if not (isinstance(a, Forward) and a.message in dropped)]
+        return kept + self.accepted(dropped, now)
 
 
 def test_a_faulty_pump_can_be_planted_by_name(

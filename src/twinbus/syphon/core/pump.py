@@ -245,40 +245,42 @@ class Pump:
 
     # The backlog queue
 
-    def received(self, message: BacklogMessage, now: float) -> list[Action]:
-        """Send a message that came from the backlog queue, or let it wait."""
-        order, destinations = self._order, self._destinations
-        if order is not None:
-            order.lanes.delivered(message.sequence_number)
-        is_unexpectedly_large = self._intake.add(message, now)
+    def received(self, messages: list[BacklogMessage], now: float) -> list[Action]:
+        """Send the messages that one read brought from the backlog queue, or let them wait."""
+        intake, destinations, waiting = self._intake, self._destinations, self._waiting
+        look_ahead, order = self._receiving.look_ahead, self._order
         self._poll_at = now + self._poll_s
         self._deferred.message_arrived(now)
-        if not message.is_deferred:
-            self._receiving.look_ahead.delivered(message.sequence_number, now)
-        if message.fault is not None and destinations.is_selected(message.path):
-            actions = self._settlements.dead_letter(message, *message.fault, now)
-        elif self._intake.recall(message):
-            message.accepted = True
-            actions = self._settlements.complete([message], now)
-        else:
+        actions: list[Action] = []
+        served: dict[str, Destination] = {}
+        is_unexpectedly_large = False
+        for message in messages:
+            if order is not None:
+                order.lanes.delivered(message.sequence_number)
+            if intake.add(message, now):
+                is_unexpectedly_large = True
+            if look_ahead.target is not None and not message.is_deferred:
+                look_ahead.delivered(message.sequence_number, now)
+            if message.fault is not None and destinations.is_selected(message.path):
+                actions += self._settlements.dead_letter(message, *message.fault, now)
+                continue
+            if intake.recall(message):
+                message.accepted = True
+                actions += self._settlements.complete([message], now)
+                continue
             destination = destinations.by_key.get(message.destination)
             if destination is None:
                 destination = destinations.add(message.path)
             if destination.is_selected:
-                self._waiting.add(message, destination)
+                waiting.add(message, destination)
             else:
                 destination.waiting.append(message)
-            actions = self._sending.serve(destination, now)
-            if is_unexpectedly_large:
-                actions += self._receiving.grant(now)
-        return actions if order is None else actions + order.advance(now)
-
-    def received_all(self, messages: list[BacklogMessage], now: float) -> list[Action]:
-        """Take the messages that one read brought from the backlog queue."""
-        actions: list[Action] = []
-        for message in messages:
-            actions += self.received(message, now)
-        return actions
+            served[message.destination] = destination
+        for destination in served.values():
+            actions += self._sending.serve(destination, now)
+        if is_unexpectedly_large:
+            actions += self._receiving.grant(now)
+        return self._advanced(actions, now)
 
     def settled(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Forget these: the backlog queue confirmed what was decided about them."""

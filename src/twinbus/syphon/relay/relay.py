@@ -342,7 +342,7 @@ class Relay:
             deliveries[event.delivery_id] = message
             messages.append(message)
         self._books.received(messages, now_ms)
-        self._perform(self.pump.received_all(messages, _now()))
+        self._perform(self.pump.received(messages, _now()))
 
     def _on_settled(self, event: Disposed) -> None:
         """Tell the pump that the backlog queue settled a range of deliveries, or refused to."""

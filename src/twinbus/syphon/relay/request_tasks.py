@@ -120,11 +120,11 @@ class RequestTasks:
             text = "%s: deferred messages %s cannot be received now"
             log.warning(text, self._queue, refused[:5])
         now_ms = time.time_ns() // 1_000_000
-        for payload, lock_token in received:
-            message = self._unpack(payload, lock_token, now_ms)
+        messages = [self._unpack(payload, token, now_ms) for payload, token in received]
+        for message in messages:
             message.is_deferred = True
-            self._books.received([message], now_ms)
-            self._perform(self._pump.received(message, time.monotonic()))
+        self._books.received(messages, now_ms)
+        self._perform(self._pump.received(messages, time.monotonic()))
         self._perform(self._pump.fetched(numbers, time.monotonic(), failed=bool(refused)))
 
     async def peek_for_order(self, start: int) -> None:

@@ -162,12 +162,11 @@ class World:
     def deliver(self, count: int = 1) -> int:
         """The queue delivers what is ready, as far as credit goes; how many."""
         ready = [stored for stored in self.queue.values() if stored.state == "active"]
-        delivered = 0
-        for stored in ready[: min(count, self.credit)]:
-            self.credit -= 1
-            delivered += 1
-            self.perform(self.pump.received(self._lock(stored), self.now))
-        return delivered
+        delivered = [self._lock(stored) for stored in ready[: min(count, self.credit)]]
+        self.credit -= len(delivered)
+        if delivered:
+            self.perform(self.pump.received(delivered, self.now))
+        return len(delivered)
 
     def answer_fetch(self) -> None:
         numbers = self.fetches.pop(0)
@@ -175,10 +174,10 @@ class World:
         if any(stored.state != "deferred" for stored in found):
             self.perform(self.pump.fetched(numbers, self.now, failed=True))
             return
-        for stored in found:
-            message = self._lock(stored)
+        messages = [self._lock(stored) for stored in found]
+        for stored, message in zip(found, messages, strict=True):
             message.is_deferred = stored.was_deferred = True
-            self.perform(self.pump.received(message, self.now))
+        self.perform(self.pump.received(messages, self.now))
         self.perform(self.pump.fetched(numbers, self.now))
 
     def answer_look(self) -> None:
