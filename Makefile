@@ -39,7 +39,7 @@ drill: $(STAMP) ## kill the primary and watch nothing get lost
 # The types are checked beside the tests, which wait more than they work; told when these are over.
 test: lint ## lint, types and all tests
 	@$(BIN)/mypy --no-error-summary > $(VENV)/.types 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS); tests=$$?; \
+	$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS); tests=$$?; \
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
 simulate: $(STAMP) ## replay one simulated world; SEED=123

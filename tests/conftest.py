@@ -39,6 +39,9 @@ SPARK_PROGRAMS = (
 SPARK_TESTS = "tests/spark/"
 """These share one session."""
 
+TOURS = "tests/other_languages/"
+"""One after the other: each builds a program, and three builds at once would starve the rest."""
+
 SHARING = ("contract", "end_to_end")
 """Marks of tests that share a broker with the others of their file."""
 
@@ -74,11 +77,24 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together what shares a broker or a Spark session; first, so that xdist sees it."""
+    """Keep together what shares a broker or a Spark session; first, so that xdist sees it.
+
+    The longest chains come first: what starts last would run alone at the end.
+    """
+    chains: dict[str, list[pytest.Item]] = {"spark programs": [], "spark": [], "tours": []}
+    others: list[pytest.Item] = []
     for item in items:
         if item.nodeid.startswith(SPARK_PROGRAMS):
-            item.add_marker(pytest.mark.xdist_group("spark programs"))
+            chains["spark programs"].append(item)
         elif item.nodeid.startswith(SPARK_TESTS):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-        elif any(item.get_closest_marker(mark) for mark in SHARING):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+            chains["spark"].append(item)
+        elif item.nodeid.startswith(TOURS):
+            chains["tours"].append(item)
+        else:
+            others.append(item)
+            if any(item.get_closest_marker(mark) for mark in SHARING):
+                item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    for name, chain in chains.items():
+        for item in chain:
+            item.add_marker(pytest.mark.xdist_group(name))
+    items[:] = [item for chain in chains.values() for item in chain] + others

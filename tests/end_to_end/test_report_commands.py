@@ -87,7 +87,7 @@ def test_a_connection_string_that_is_none_is_not_repeated(ledger: Path) -> None:
 def test_a_run_ends_with_what_is_known_and_its_status(ledger: Path) -> None:
     # In the shell, which runs the command as the command line does.
     ended = run_twinbus(
-        "ledger", "shell", str(ledger), "--tables", "none", timeout_s=280,
+        "ledger", "shell", str(ledger), "--tables", "none", timeout_s=500,
         text="reconciliation --output json",
     )  # fmt: skip
     assert ended.returncode == UNKNOWN, ended
@@ -102,7 +102,7 @@ def test_a_run_ends_with_what_is_known_and_its_status(ledger: Path) -> None:
 def test_several_reports_with_one_spark(ledger: Path) -> None:
     # An error of a line does not end the shell; the status is that of the last line.
     lines = ["nonsense", "charges --bogus", "all --output json --peek none --tables none"]
-    ended = run_twinbus("ledger", "shell", str(ledger), timeout_s=280, text="\n".join(lines))
+    ended = run_twinbus("ledger", "shell", str(ledger), timeout_s=500, text="\n".join(lines))
     assert ended.returncode == BAD, ended
     assert "no command nonsense" in ended.stderr
     assert "No such option: --bogus" in ended.stderr

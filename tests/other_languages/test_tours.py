@@ -133,8 +133,8 @@ def steps_of(language: str, transport: str) -> list[str]:
 
 
 def marked(language: str, transport: str, step: str | None = None) -> object:
-    """The parameters of one test; the tests of a language stay in one process."""
-    marks: list[pytest.MarkDecorator] = [pytest.mark.xdist_group(f"{language} tour")]
+    """The parameters of one test."""
+    marks: list[pytest.MarkDecorator] = []
     if reason := CANNOT.get((language, step or "")):
         marks.append(pytest.mark.xfail(reason=reason, raises=AssertionError))
     values = (language, transport) if step is None else (language, transport, step)

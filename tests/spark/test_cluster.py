@@ -43,7 +43,7 @@ def test_a_cluster_of_two_executors_keeps_the_tables(tmp_path: Path) -> None:
         env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
@@ -126,7 +126,7 @@ def test_a_worker_that_does_not_share_the_directory_is_noticed(tmp_path: Path) -
                 },
                 capture_output=True,
                 text=True,
-                timeout=280,
+                timeout=500,
                 check=False,
             )
 

@@ -44,7 +44,7 @@ MASTER = "local-cluster[2,1,1024]"
 LIMIT = 100
 """Messages in flight for a queue: what a kill may duplicate of it."""
 MESSAGES = 20_000
-KILLS = 3
+KILLS = 1
 SOAK_KILLS = int(os.environ.get("TWINBUS_KILL_ROUNDS", "20"))
 SOAK_KILLS_EACH = 4
 """In one drain of the soak: Spark gives a task up that failed so often, and another job begins."""

@@ -69,7 +69,7 @@ def test_a_start_that_fails_is_one_line_with_the_jvms_reason(tmp_path: Path) -> 
         [sys.executable, "-c", REFUSED],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=True,
         cwd=tmp_path,
     )
@@ -83,7 +83,7 @@ def test_a_jvm_that_is_killed_is_one_line_and_another_can_start(tmp_path: Path) 
         [sys.executable, "-c", KILLED],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=True,
         cwd=tmp_path,
     )

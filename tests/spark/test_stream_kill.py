@@ -36,7 +36,7 @@ def run(ledger: Path, moment: int) -> tuple[int, str]:
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
         start_new_session=True,
     )

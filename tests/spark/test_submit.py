@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.spark.drain_world import KINDS, QUEUES, duplicates, world
 from twinbus.ledger import read
 from twinbus.pipeline import submit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import SparkSession
 
 EACH = 100
 SERVED = KINDS[:3]
@@ -65,24 +57,6 @@ def test_spark_submit_runs_the_drain_and_prints_what_the_ledger_says(tmp_path: P
     sent_at = [r["at_ms"] for r in read(tmp_path / "ledger") if r["operation"] == "forward"]
     assert max(sent_at) - min(sent_at) > count / RATE * 1000 / 2, "nothing kept the rate"
     assert "SharedAccessKey" not in ran.stderr + ran.stdout
-
-
-def test_a_batch_that_is_told_to_end_is_not_taken_for_drained(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with world(tmp_path) as namespaces:
-        namespaces.fill("s", EACH)
-        monkeypatch.setenv("TWINBUS_PRIMARY", namespaces.primary)
-        monkeypatch.setenv("TWINBUS_SECONDARY", namespaces.secondary)
-
-        @contextlib.contextmanager
-        def told(stop: threading.Event) -> Iterator[None]:
-            stop.set()
-            yield
-
-        monkeypatch.setattr(submit, "_stopped_by_sigterm", told)
-        assert submit.main(["drain", *QUEUES]) == submit.STOPPED
-        assert namespaces.waiting() > 0
 
 
 def script() -> str:

@@ -17,6 +17,9 @@ from tests.unit import layout_rules as rules
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# In one process: they share the parsed files.
+pytestmark = pytest.mark.xdist_group("layout")
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 TREES = (SOURCE, ROOT / "tests", ROOT / "bench", ROOT / ".ci")

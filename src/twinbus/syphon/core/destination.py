@@ -131,9 +131,7 @@ class Destination:
         return max(0, min(len(self.waiting), self.credit, self.window - len(self.sent)))
 
     def size_problem(self, message: BacklogMessage) -> str:
-        """Return why the link refuses a message for its size; empty: it does not."""
-        if not 0 < self.limit_bytes < len(message.wire):
-            return ""
+        """Return what to say of a message that is larger than the link accepts."""
         return f"the message has {len(message.wire)} bytes; {self.path} accepts {self.limit_bytes}"
 
     def is_given_up(self, grace_s: float, now: float) -> bool:

@@ -81,24 +81,25 @@ class Intake:
         """Add a received message; return whether it is larger than the credit allowed for."""
         assert message.lock_token not in self._live, message
         self._live[message.lock_token] = message
-        self.size_bytes += message.size_bytes
         # Decays, so that one large message does not narrow the window for ever.
-        expected = self._largest_bytes
-        self._largest_bytes = max(1, message.size_bytes, expected - (expected >> 6))
+        # No calls of max() and min() here: this runs for every message.
+        size, expected = message.size_bytes, self._largest_bytes
+        decayed = expected - (expected >> 6)
+        self._largest_bytes = size if size > decayed else decayed or 1
         if message.is_deferred:
             self._fetched += 1
         elif self.credit:
             self.credit -= 1
         message.received_at = now
-        is_long = message.lock_s > self._lock_most_s
-        if is_long:  # No call of min(): this runs for every message.
+        if message.lock_s > self._lock_most_s:
             message.lock_s = self._lock_most_s
         message.renew_at = now + message.lock_s * RENEW_AFTER
         if message.sequence_number > self._highest:
             self._highest = message.sequence_number
         else:
             self._remember_accepted(message)
-        return message.size_bytes > expected
+        self.size_bytes += size
+        return size > expected
 
     def forget(self, message: BacklogMessage) -> bool:
         """Remove a message that is settled or lost; return whether it was here."""

@@ -64,7 +64,8 @@ class SendControl:
                 destination.attach_at = now
                 actions.append(OpenDestination(destination.path))
             return actions
-        sent, pace = destination.sent, self._receiving.pace
+        sent, limit_bytes = destination.sent, destination.limit_bytes
+        pace = self._receiving.pace
         if pace is not None and pace.governor.is_open:
             pace = None
         most = ANY_NUMBER if pace is None else _allowed_by(pace, destination, now)
@@ -73,7 +74,8 @@ class SendControl:
                 break
             most -= 1
             message = destination.next_waiting()
-            if too_large := destination.size_problem(message):
+            if 0 < limit_bytes < len(message.wire):
+                too_large = destination.size_problem(message)
                 actions += self._settlements.dead_letter(message, TOO_LARGE_REASON, too_large, now)
                 continue
             destination.credit -= 1
