@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from twinbus.errors import (
         AliasTypeError,
         AliasValueError,
+        BacklogFormatError,
         BacklogGuardError,
         BacklogMessageTooLargeError,
         BacklogUnavailableError,
@@ -61,6 +62,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "AliasTypeError",
     "AliasValueError",
+    "BacklogFormatError",
     "BacklogGuardError",
     "BacklogMessageTooLargeError",
     "BacklogQueueFound",
@@ -107,8 +109,9 @@ __all__ = [
 _NAMES = {
     "twinbus.broker.embedded": "EmbeddedBroker",
     "twinbus.errors": """
-        AliasTypeError AliasValueError BacklogGuardError BacklogMessageTooLargeError
-        BacklogUnavailableError BrokerError BrokerStartError EntityUnusableError
+        AliasTypeError AliasValueError BacklogFormatError BacklogGuardError
+        BacklogMessageTooLargeError BacklogUnavailableError BrokerError BrokerStartError
+        EntityUnusableError
         InvalidDestinationError ListenError MissingDestinationError MissingRightError
         NamespaceInUseError PairClosedError PairFaultedError PairingError PartialDivertError
         ReservedPropertyError SameNamespaceError ScheduleUnavailableError ScheduleUnknownError

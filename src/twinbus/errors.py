@@ -28,6 +28,7 @@
           +-- InvalidDestinationError      its destination is no queue or topic
           +-- AliasTypeError               one of its aliases has an unknown type
           +-- AliasValueError              one of its aliases has a value that cannot be restored
+          +-- BacklogFormatError           a later version of Twinbus put it there
 
 A broker's refusal of one request (entity not found, lock lost, quota) is not listed here: it goes
 over the wire, and the client gets the exception of the SDK it uses.
@@ -245,6 +246,12 @@ class AliasValueError(TransferError):
     """An alias has a value that no message can carry; the text names the alias and its limits."""
 
     reason = "AliasValueInvalid"
+
+
+class BacklogFormatError(TransferError):
+    """A later version of Twinbus diverted the message; upgrade the syphon, then replay it."""
+
+    reason = "BacklogFormatUnknown"
 
 
 def error_text(error: BaseException) -> str:

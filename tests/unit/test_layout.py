@@ -30,6 +30,7 @@ IMPORT_LIMIT_MS = 150
 PUBLIC_NAMES = [
     "AliasTypeError",
     "AliasValueError",
+    "BacklogFormatError",
     "BacklogGuardError",
     "BacklogMessageTooLargeError",
     "BacklogQueueFound",

@@ -1,9 +1,10 @@
 """The aliases: under which names, and as what types, a backlog message keeps what was cleared.
 
 Names and types are those of the retired .NET library (SPEC 4), so that queues which it left behind
-can be drained. Three names are ours: a marker that the partition key was the session id (without
+can be drained. Four names are ours: a marker that the partition key was the session id (without
 it a message that had the key would look like one that had not), the message id where the copy in
-the backlog has an id of its own, and the count of a dead letter's replays.
+the backlog has an id of its own, the count of a dead letter's replays, and the format of a message
+that only a later version can restore.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from uuid import UUID
 
 from twinbus.amqp.encoding import encode, string
 from twinbus.amqp.types import Described, Symbol, Timestamp, ULong
-from twinbus.errors import AliasTypeError, AliasValueError, MissingDestinationError
+from twinbus.errors import (
+    AliasTypeError,
+    AliasValueError,
+    BacklogFormatError,
+    MissingDestinationError,
+)
 from twinbus.transfer.entity_names import require_entity_name
 
 SESSION_ID: Final = "x-ms-sessionid"
@@ -25,10 +31,18 @@ PATH: Final = "x-ms-path"
 PARTITION_KEY_MARKER: Final = "x-twinbus-partitionkey"
 MESSAGE_ID: Final = "x-twinbus-messageid"
 REPLAYS: Final = "x-twinbus-replays"
+FORMAT: Final = "x-twinbus-format"
+
+FORMAT_MAX: Final = 1
+"""The highest format that this version restores. It is the format of a message without the alias;
+this version writes no other. A later version gives a message that needs more a higher one."""
 
 RESERVED_NAMES: Final = frozenset(
-    {SESSION_ID, TIME_TO_LIVE, SCHEDULED_TIME, PATH, PARTITION_KEY_MARKER, MESSAGE_ID, REPLAYS}
-)
+    {
+        SESSION_ID, TIME_TO_LIVE, SCHEDULED_TIME, PATH, PARTITION_KEY_MARKER, MESSAGE_ID, REPLAYS,
+        FORMAT,
+    }
+)  # fmt: skip
 """Application properties that no message may have on its way into the backlog."""
 
 RESERVED_KEYS: Final = RESERVED_NAMES | {name.encode() for name in RESERVED_NAMES}
@@ -107,6 +121,7 @@ class Aliases:
     @classmethod
     def read(cls, properties: Mapping[str, object]) -> Aliases:
         """The aliases among application properties; TransferError if they make no sense."""
+        _require_known_format(properties.get(FORMAT))
         path = properties.get(PATH)
         if path is None or path == "":
             raise MissingDestinationError(
@@ -175,6 +190,18 @@ def read_message_id(value: object) -> MessageId | None:
             f"{MESSAGE_ID} has {len(value)} characters; the limit is {MESSAGE_ID_MAX}"
         )
     return str(value) if isinstance(value, str) else value
+
+
+def _require_known_format(value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _unreadable(FORMAT, value, "a number")
+    if value > FORMAT_MAX:
+        raise BacklogFormatError(
+            f"the message has the backlog format {value} of a later version of Twinbus; this"
+            f" version restores format {FORMAT_MAX}: upgrade what runs the syphon, then replay it"
+        )
 
 
 def _text(name: str, value: object) -> str:
