@@ -26,6 +26,7 @@ from twinbus.console.terminal.table import size
 from twinbus.errors import CredentialError, MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import parse_backlog_path
+from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.lifecycle.administration import first_line
 
 ATTEMPT_S: Final = 10.0
@@ -44,7 +45,9 @@ async def check_credential(pair: ExaminedPair, role: str) -> Finding:
             client.get_queue_sender(f"twinbus-doctor-{uuid4().hex}") as sender,
         ):
             await sender.create_message_batch()
-    except ServiceBusAuthenticationError:
+    except ServiceBusAuthenticationError as error:
+        if meaning_of(error) is FailureMeaning.NOT_FOUND:
+            return Finding(check, Level.OK, "accepted")
         if namespace.token_credential is not None and namespace.signature is None:
             text, do = "refused: the token", "check the identity and that its token is not expired"
             return Finding(check, Level.FAIL, text, do)
@@ -144,7 +147,7 @@ async def _right(
     except MissingRightError:
         return Finding(check, level, f"missing on {path}", missing)
     except UnreachableError as error:
-        if isinstance(error.__cause__, MessagingEntityNotFoundError):
+        if error.__cause__ and meaning_of(error.__cause__) is FailureMeaning.NOT_FOUND:
             is_backlog = parse_backlog_path(path) is not None
             do = "have an administrator run `twinbus backlog create`" if is_backlog else "create it"
             return Finding(check, Level.FAIL, f"{path} is not there", do)

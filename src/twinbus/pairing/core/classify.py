@@ -178,6 +178,9 @@ texts of its credentials' errors."""
 ENTRA_REFUSAL = "aadsts"
 """Every refusal of Microsoft Entra has a code that begins so: then the token service answered."""
 
+MISSING_STATUS = 404
+"""Azure's answer to a token for an entity that does not exist, where the token has rights."""
+
 SERVER_FAULTS = 500
 """A status from here on is an internal error of the namespace, not a bad token."""
 
@@ -219,9 +222,7 @@ def meaning_of(error: BaseException) -> FailureMeaning:
         if type(wrapped).__name__ == EXPIRED_HERE:
             return STALE
         if type(wrapped).__name__ in TOKEN_REFUSALS:
-            status = getattr(wrapped, "status_code", None)
-            is_fault = isinstance(status, int) and status >= SERVER_FAULTS
-            return UNREACHABLE if is_fault else UNAUTHORIZED
+            return _meaning_of_refused_token(getattr(wrapped, "status_code", None))
         name = _known_name(error)
         meaning = TABLE[name].meaning
         if name == CREDENTIAL_FAILURE and _wraps_network_failure(error):
@@ -236,6 +237,12 @@ def meaning_of(error: BaseException) -> FailureMeaning:
             return meaning
         error = wrapped
     return OTHER
+
+
+def _meaning_of_refused_token(status: object) -> FailureMeaning:
+    if status == MISSING_STATUS:
+        return NOT_FOUND
+    return UNREACHABLE if isinstance(status, int) and status >= SERVER_FAULTS else UNAUTHORIZED
 
 
 def refusing_setting(error: BaseException, queue: str) -> str | None:
@@ -280,7 +287,9 @@ def refused_token(error: BaseException) -> str | None:
         return None
     said = getattr(inside, "status_description", None) or getattr(inside, "description", None)
     text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said or "refused")
-    return f"the token was not accepted: {' '.join(text.split())}"
+    text = " ".join(text.split())
+    is_missing = getattr(inside, "status_code", None) == MISSING_STATUS
+    return text if is_missing else f"the token was not accepted: {text}"
 
 
 def _meaning_with_condition(name: str, condition: str) -> FailureMeaning:

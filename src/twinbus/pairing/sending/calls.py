@@ -11,7 +11,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusAuthenticationError
+from azure.servicebus.exceptions import (
+    MessagingEntityNotFoundError,
+    OperationTimeoutError,
+    ServiceBusAuthenticationError,
+)
 
 from twinbus.errors import EntityUnusableError, PairingError, error_text
 from twinbus.pairing.core.attempts import (
@@ -27,7 +31,7 @@ from twinbus.pairing.core.attempts import (
     WaitForSecondary,
 )
 from twinbus.pairing.core.backlog import KeptChoice
-from twinbus.pairing.core.classify import meaning_of, refused_token
+from twinbus.pairing.core.classify import FailureMeaning, meaning_of, refused_token
 from twinbus.pairing.core.failover import SendFailed
 from twinbus.pairing.sdk.pooled_sender import PooledSender
 from twinbus.pairing.sdk.sender_pool import (
@@ -262,12 +266,15 @@ class PairedCall:
 def translated(error: Exception, path: str, timeout_s: float) -> Exception:
     """The error as the SDK would raise it: our own timeout, and a token that was refused.
 
-    Every other error is returned as it is.
+    Azure refuses the token for an entity that does not exist; the SDK takes that for a bad
+    credential. Every other error is returned as it is.
     """
     refused = refused_token(error)
     if refused is not None:
+        is_missing = meaning_of(error) is FailureMeaning.NOT_FOUND
+        kind = MessagingEntityNotFoundError if is_missing else ServiceBusAuthenticationError
         inner: Exception = getattr(error, "inner_exception", error)
-        return ServiceBusAuthenticationError(message=f"{path}: {refused}", error=inner)
+        return kind(message=f"{path}: {refused}", error=inner)
     if type(error) is OpeningCutShort:
         text = f"the link to {path} did not open within {timeout_s:g} s; it goes on opening"
     elif isinstance(error, CutShort):

@@ -30,6 +30,9 @@ CREDIT: Final = 100
 
 OK, ACCEPTED, NO_CONTENT = 200, 202, 204
 
+MISSING_STATUS: Final = 404
+"""What `$cbs` answers to a token for an entity that does not exist, without a condition."""
+
 _numbers = itertools.count(1)
 
 

@@ -37,6 +37,7 @@ from twinbus.syphon.connection.namespace_connection import (
     NamespaceConnection,
     RequestRefused,
 )
+from twinbus.syphon.connection.request_node import MISSING_STATUS
 from twinbus.syphon.core.lease_validity import (
     LOCK_ASSUMED_S,
     PROOF_S,
@@ -183,7 +184,8 @@ class Leases:
                 link = await self._acquire(connection, lease)
                 reason = await self._renew_for_ever(connection, lease)
             except RequestRefused as refusal:
-                reason = str(refusal)
+                condition = NOT_FOUND if refusal.status == MISSING_STATUS else ""
+                reason = _reason_text(self._endpoint, lease.address, condition, str(refusal))
             finally:
                 if link is not None:
                     link.detach()

@@ -10,7 +10,11 @@ from typing import Final
 from twinbus.amqp.link import LinkSession, SenderLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
+from twinbus.syphon.connection.request_node import (
+    MISSING_STATUS,
+    ConnectionLost,
+    RequestRefused,
+)
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
@@ -19,9 +23,6 @@ from twinbus.transfer.entity_names import is_entity_name
 
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
 NOT_FOUND: Final = "amqp:not-found"
-MISSING_STATUS: Final = 404
-"""What Azure's `$cbs` answers to a token for an entity that does not exist. Twinbus's own broker
-takes the token and refuses the attach."""
 
 _link_numbers = itertools.count(1)
 

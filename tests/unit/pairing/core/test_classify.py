@@ -255,6 +255,7 @@ def refused(status: int, description: bytes | None) -> Exception:
         (refused(401, b"expired"), FailureMeaning.UNAUTHORIZED),
         (refused(403, b"no"), FailureMeaning.UNAUTHORIZED),
         (refused(0, None), FailureMeaning.UNAUTHORIZED),
+        (refused(404, b"The messaging entity 'x' could not be found"), FailureMeaning.NOT_FOUND),
         (refused(500, b"internal"), FailureMeaning.UNREACHABLE),
         (
             pyamqp.TokenExpired(condition=pyamqp.ErrorCondition.InternalError, description="ended"),

@@ -11,7 +11,7 @@ import pytest
 from twinbus.amqp.events import Attached
 from twinbus.amqp.link import ReceiverLink
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.connection.request_node import ConnectionLost
+from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, SILENCE_S
 from twinbus.syphon.relay import lease
 from twinbus.syphon.relay.lease import Leases
@@ -37,6 +37,7 @@ class Service:
     def __init__(self) -> None:
         self.answers_echoes = True
         self.answers_requests = True
+        self.has_lease_queue = True
         self.renewals = 0
 
 
@@ -53,8 +54,9 @@ class Line:
         if not self._service.answers_requests:
             raise ConnectionLost("no answer")
 
-    async def authorize(self, _: str) -> None:
-        """Every token is good."""
+    async def authorize(self, path: str) -> None:
+        if not self._service.has_lease_queue:
+            raise RequestRefused(f"The messaging entity '{path}' could not be found", 404, "")
 
     def attach_receiver(self, name: str, *, source: Any, target: Any) -> ReceiverLink:
         link = ReceiverLink(self, name, 0)  # type: ignore[arg-type]
@@ -167,6 +169,25 @@ def test_a_process_that_was_suspended_does_not_hold_its_lease_when_it_wakes_up(
         late = asyncio.get_running_loop().time() + SILENCE_S
         monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=lambda: late))
         assert not leases.holds(QUEUE)
+        await leases.close()
+
+    run_virtual(hold())
+
+
+def test_a_missing_lease_queue_is_named_with_what_to_do(service: Service) -> None:
+    """The service refuses the token for a queue that does not exist."""
+    service.has_lease_queue = False
+
+    async def hold() -> None:
+        leases = leases_of(Records())
+        leases.start()
+        await asyncio.sleep(1.0)
+        problem = leases.problem(QUEUE)
+        assert problem is not None
+        assert problem.startswith("there is no lease queue contoso/x-twinbus-lease in second;")
+        service.has_lease_queue = True
+        await asyncio.sleep(60.0)
+        assert leases.holds(QUEUE)
         await leases.close()
 
     run_virtual(hold())
