@@ -34,7 +34,21 @@ from azure.servicebus.aio import ServiceBusReceiver as AsyncReceiver
 from azure.servicebus.aio.management import (
     ServiceBusAdministrationClient as AsyncAdministrationClient,
 )
+from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from azure.servicebus.management import ServiceBusAdministrationClient
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether the SDK raised an error because the entity does not exist.
+
+    `$cbs` refuses the token for it with status 404. The SDK calls that an authentication error, as
+    it does against Azure.
+    """
+    return (
+        isinstance(error, ServiceBusAuthenticationError)
+        and getattr(error.inner_exception, "status_code", 0) == 404
+    )
+
 
 Handler = TypeVar("Handler", ServiceBusSender, ServiceBusReceiver)
 

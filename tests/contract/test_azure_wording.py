@@ -11,7 +11,7 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import (
-    MessagingEntityNotFoundError,
+    ServiceBusAuthenticationError,
     ServiceBusAuthorizationError,
 )
 
@@ -51,7 +51,7 @@ def receive(queue: str) -> Callable[[ServiceBusClient], Any]:
 def refused(text: str, act: Callable[[ServiceBusClient], Any], error: Any) -> str:
     with client(text) as sdk, pytest.raises(error) as caught:
         act(sdk)
-    return str(caught.value)
+    return f"{caught.value} {getattr(caught.value, 'inner_exception', '')}"
 
 
 def test_a_missing_entity_is_told_by_the_text_that_the_javascript_sdk_looks_for(
@@ -60,7 +60,8 @@ def test_a_missing_entity_is_told_by_the_text_that_the_javascript_sdk_looks_for(
     caplog.set_level(logging.INFO)
     text = broker.connection_string()
     for act in (send("ghost"), receive("ghost")):
-        said = refused(text, act, MessagingEntityNotFoundError)
+        said = refused(text, act, ServiceBusAuthenticationError)
+        assert "Status code: 404" in said
         assert "The messaging entity 'sb://contoso/ghost' could not be found" in said
         tracking = TRACKING.search(said)
         assert tracking is not None

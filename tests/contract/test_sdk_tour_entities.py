@@ -15,8 +15,8 @@ from azure.core.exceptions import (
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusReceiver
 from azure.servicebus.exceptions import (
     MessagingEntityDisabledError,
-    MessagingEntityNotFoundError,
     OperationTimeoutError,
+    ServiceBusAuthenticationError,
     ServiceBusError,
     SessionCannotBeLockedError,
     SessionLockLostError,
@@ -24,7 +24,7 @@ from azure.servicebus.exceptions import (
 from azure.servicebus.management import EntityStatus, TrueRuleFilter
 
 from tests.contract.conftest import Tour, receive, receive_one, stays_empty
-from tests.official_sdk import administration
+from tests.official_sdk import administration, is_missing
 
 pytestmark = pytest.mark.contract
 
@@ -205,7 +205,7 @@ def test_a_disabled_queue_and_a_deleted_one_refuse_sends(tour: Tour) -> None:
     assert str(receive_one(receiver)) == "before"
     assert stays_empty(receiver)
     tour.admin.delete_queue(queue)
-    with pytest.raises(MessagingEntityNotFoundError):
+    with pytest.raises(ServiceBusAuthenticationError, check=is_missing):
         tour.sender(queue).send_messages(ServiceBusMessage("after deletion"))
 
 

@@ -12,7 +12,6 @@ import pytest
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, TransportType
 from azure.servicebus.exceptions import (
     MessagingEntityDisabledError,
-    MessagingEntityNotFoundError,
     OperationTimeoutError,
     ServiceBusAuthenticationError,
     ServiceBusAuthorizationError,
@@ -23,7 +22,7 @@ from azure.servicebus.exceptions import (
 from azure.servicebus.management import EntityStatus
 
 from tests.contract.conftest import Tour, receive_one, stays_empty
-from tests.official_sdk import Faults, client
+from tests.official_sdk import Faults, client, is_missing
 
 pytestmark = pytest.mark.contract
 
@@ -36,9 +35,9 @@ def hello() -> ServiceBusMessage:
 
 
 def test_an_entity_that_is_not_there_is_not_found(tour: Tour) -> None:
-    with pytest.raises(MessagingEntityNotFoundError):
+    with pytest.raises(ServiceBusAuthenticationError, check=is_missing):
         tour.sender("nowhere").send_messages(hello())
-    with pytest.raises(MessagingEntityNotFoundError):
+    with pytest.raises(ServiceBusAuthenticationError, check=is_missing):
         tour.receiver("nowhere").receive_messages(max_wait_time=1)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageState
-from azure.servicebus.exceptions import MessagingEntityNotFoundError
+from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.end_to_end.raw_client import ConnectionLost, RawClient, message
-from tests.official_sdk import ClosedTogether, administration, client
+from tests.official_sdk import ClosedTogether, administration, client, is_missing
 from tests.processes import ServedBroker
 
 pytestmark = pytest.mark.end_to_end
@@ -76,7 +76,10 @@ def test_two_namespaces_share_a_process_and_nothing_else(tmp_path: Path) -> None
             admin.create_queue("orders")
             with pytest.raises(ResourceNotFoundError):
                 other.get_queue("orders")
-            with client(second) as sdk, pytest.raises(MessagingEntityNotFoundError):
+            with (
+                client(second) as sdk,
+                pytest.raises(ServiceBusAuthenticationError, check=is_missing),
+            ):
                 sdk.get_queue_sender("orders").send_messages(ServiceBusMessage("lost"))
             other.create_queue("orders")
             with client(first) as sdk, sdk.get_queue_sender("orders") as sender:
@@ -212,7 +215,10 @@ def test_an_ephemeral_broker_writes_nothing_and_forgets_everything(tmp_path: Pat
 
 
 def send_to_nowhere(broker: ServedBroker) -> None:
-    with client(broker.connection_string()) as sdk, pytest.raises(MessagingEntityNotFoundError):
+    with (
+        client(broker.connection_string()) as sdk,
+        pytest.raises(ServiceBusAuthenticationError, check=is_missing),
+    ):
         sdk.get_queue_sender("nowhere").send_messages(ServiceBusMessage("x"))
 
 

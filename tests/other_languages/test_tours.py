@@ -54,20 +54,13 @@ COMMON = (
     "websocket",
 )
 OWN = {
-    "go": ("list sessions", "code of a missing entity"),
+    "go": ("list sessions",),
     "java": ("processor", "session processor", "rules over AMQP", "transaction is refused"),
     "javascript": ("processor", "rules over AMQP", "session of a missing entity"),
 }
 
 LEFT_OUT = {("java", "plain"): {"websocket"}}
 """Steps that an SDK has no means for, on any broker."""
-
-GRANTED = "Azure refuses the token for a missing entity (404); the broker refuses the link"
-CANNOT = {
-    ("go", "code of a missing entity"): f"{GRANTED}, for which the SDK has no code",
-    ("javascript", "session of a missing entity"): f"{GRANTED}, which the SDK takes for locked",
-}
-"""What does not work, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +127,8 @@ def steps_of(language: str, transport: str) -> list[str]:
 
 def marked(language: str, transport: str, step: str | None = None) -> object:
     """The parameters of one test."""
-    marks: list[pytest.MarkDecorator] = []
-    if reason := CANNOT.get((language, step or "")):
-        marks.append(pytest.mark.xfail(reason=reason, raises=AssertionError))
     values = (language, transport) if step is None else (language, transport, step)
-    return pytest.param(*values, marks=marks, id="-".join(values))
+    return pytest.param(*values, id="-".join(values))
 
 
 @pytest.mark.parametrize(

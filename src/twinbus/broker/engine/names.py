@@ -14,6 +14,8 @@ NAME_LENGTH_MAX = 50
 SUBSCRIPTIONS = "Subscriptions"
 DEAD_LETTER = "$DeadLetterQueue"
 TRANSFER_DEAD_LETTER = "$Transfer/$DeadLetterQueue"
+MANAGEMENT_SUFFIX = "/$management"
+"""Ends the address of an entity's node for requests."""
 
 _PATH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._~/-]*[A-Za-z0-9_])?")
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")

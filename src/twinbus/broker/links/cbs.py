@@ -11,41 +11,63 @@ from typing import Any
 
 from twinbus.amqp.message import Properties, Sections, decode_map, decode_value, encode_message
 from twinbus.amqp.types import DecodeError, Int
+from twinbus.broker.engine.names import MANAGEMENT_SUFFIX, entity_address
 from twinbus.broker.links.management_request import correlation_id, text_of
 from twinbus.broker.refusals import ArgumentInvalid, MalformedMessage, NotAllowed, Refusal
-from twinbus.broker.sas import AccessPolicy, Grant
+from twinbus.broker.sas import AccessPolicy, Grant, covers
 
 PUT_TOKEN = "put-token"  # noqa: S105 - an operation's name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CbsAnswer:
-    """The response to send, and either the grant that the token gave or why it gave none."""
+    """The response to send, and what the token is worth."""
 
     response: bytes
     audience: str = ""
     """The name that the client put the token under: a later token of that name replaces it."""
     grant: Grant | None = None
+    """Present if the token is valid."""
     refusal: Refusal | None = None
+    """Present if the response is a refusal: the token is not valid, or its entity is missing."""
 
 
 def handle(
     request: Sections,
     policy: AccessPolicy,
     now_s: float,
+    resolve: Callable[[str], object],
     track: Callable[[Refusal], None] = lambda _refusal: None,
 ) -> CbsAnswer:
-    """Answer one request on `$cbs`; `MalformedMessage` if the answer cannot be addressed."""
+    """Answer one request on `$cbs`; `MalformedMessage` if the answer cannot be addressed.
+
+    `resolve` raises `EntityNotFound` for the address of a missing entity.
+    """
     message_id = correlation_id(request)
-    audience = ""
+    audience, grant = "", None
     try:
         audience, token = _put_token(request)
         grant = policy.verify(token, now_s)
+        _require_entity(audience, grant, resolve)
     except Refusal as refusal:
         track(refusal)
         response = _response(message_id, refusal.status, refusal.description)
-        return CbsAnswer(response=response, audience=audience, refusal=refusal)
+        return CbsAnswer(response=response, audience=audience, grant=grant, refusal=refusal)
     return CbsAnswer(response=_response(message_id, 200, "OK"), audience=audience, grant=grant)
+
+
+def _require_entity(audience: str, grant: Grant, resolve: Callable[[str], object]) -> None:
+    """Refuse a token for a missing entity, as Azure does; some SDKs expect it here, not at a link.
+
+    Only a client with a right on the entity learns that it is missing. Any other token is taken,
+    and the link is refused.
+    """
+    path = entity_address(audience)
+    if not path or path.startswith("$") or not covers(grant.path, path):
+        return
+    if path.lower().endswith(MANAGEMENT_SUFFIX):
+        path = path[: -len(MANAGEMENT_SUFFIX)]
+    resolve(path)
 
 
 def _put_token(request: Sections) -> tuple[str, str]:

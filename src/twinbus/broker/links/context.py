@@ -28,7 +28,6 @@ from twinbus.broker.sas import AccessPolicy, ConnectionGrants
 from twinbus.broker.storage.store import Store
 
 CBS = "$cbs"
-MANAGEMENT_SUFFIX = "/$management"
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

@@ -27,13 +27,13 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.sasl import ServerSasl
-from twinbus.broker.engine.names import entity_address
+from twinbus.broker.engine.names import MANAGEMENT_SUFFIX, entity_address
 from twinbus.broker.links.back_pressure import (
     OUTPUT_BYTES_MAX,
     UNWRITTEN_BYTES_MAX,
     BackPressure,
 )
-from twinbus.broker.links.context import CBS, MANAGEMENT_SUFFIX, BrokerContext
+from twinbus.broker.links.context import CBS, BrokerContext
 from twinbus.broker.links.expiry_timer import ExpiryTimer
 from twinbus.broker.links.probation import Probation
 from twinbus.broker.links.receiving import ReceivingLink

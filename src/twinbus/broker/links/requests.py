@@ -13,11 +13,11 @@ from twinbus.amqp.link import ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections, decode_map, decode_properties, split
 from twinbus.amqp.performatives import ACCEPTED_BYTES, Target, encode_state
 from twinbus.amqp.types import DecodeError
+from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
 from twinbus.broker.faults import Fault, Stage
 from twinbus.broker.links import cbs, management
 from twinbus.broker.links.context import (
     CBS,
-    MANAGEMENT_SUFFIX,
     BrokerContext,
     LinkClient,
     new_message_id,
@@ -164,12 +164,16 @@ class RequestLink:
             self._context.require_space()
 
     def _put_token(self, request: Sections, now_ms: int) -> bytes:
-        answer = cbs.handle(request, self._context.policy, now_ms / 1000, self._context.track)
+        context = self._context
+        answer = cbs.handle(
+            request, context.policy, now_ms / 1000, context.namespace.resolve, context.track
+        )
         if answer.grant is not None:
-            self._client.grants.put(answer.audience, answer.grant)
             self._client.trust()
         if answer.refusal is not None:
             self._client.log_refusal("a token", answer.refusal)
+        elif answer.grant is not None:
+            self._client.grants.put(answer.audience, answer.grant)
         return answer.response
 
     def _reply_link(self, request: Sections) -> ReplyLink:

@@ -15,7 +15,7 @@ from twinbus.amqp.message import Properties, Sections, decode_properties, encode
 from twinbus.amqp.types import ULong
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.links.cbs import CbsAnswer, handle
-from twinbus.broker.refusals import MalformedMessage, Unauthorized
+from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Unauthorized
 from twinbus.broker.sas import AccessPolicy
 from twinbus.namespace.signatures import sign
 
@@ -26,12 +26,22 @@ RULE = AuthorizationRule(key_name="root", primary_key="k", rights=frozenset({"Se
 POLICY = AccessPolicy([RULE])
 
 
-def put_token(token: object, request_id: Any = "1", operation: object = "put-token") -> CbsAnswer:
-    headers = {"operation": operation, "type": "servicebus.windows.net:sastoken", "name": AUDIENCE}
+def resolve(path: str) -> None:
+    if path.lower() != "orders":
+        raise EntityNotFound.of(path, "this entity does not exist")
+
+
+def put_token(
+    token: object,
+    request_id: Any = "1",
+    operation: object = "put-token",
+    audience: str = AUDIENCE,
+) -> CbsAnswer:
+    headers = {"operation": operation, "type": "servicebus.windows.net:sastoken", "name": audience}
     wire = encode_message(
         properties=Properties(message_id=request_id), application_properties=headers, value=token
     )
-    return handle(split(wire), POLICY, NOW_S)
+    return handle(split(wire), POLICY, NOW_S, resolve)
 
 
 def read_by_sdk(answer: CbsAnswer) -> Any:
@@ -56,7 +66,7 @@ def test_the_sdks_own_request_is_granted() -> None:
     )  # fmt: skip
     wire = bytearray()
     encode_payload(wire, request)
-    answer = handle(split(bytes(wire)), POLICY, NOW_S)
+    answer = handle(split(bytes(wire)), POLICY, NOW_S, resolve)
     assert answer.refusal is None
     assert answer.grant is not None
     assert (answer.grant.path, answer.grant.rights) == ("orders", RULE.rights)
@@ -85,6 +95,33 @@ def test_a_bad_token_is_401_with_the_reason_and_no_error_condition() -> None:
     assert b"error-condition" not in read_by_sdk(answer).application_properties
 
 
+@pytest.mark.parametrize("path", ["ghost", "ghost/$management", "Ghost/$Management"])
+def test_a_token_for_a_missing_entity_is_404(path: str) -> None:
+    audience = f"amqps://localhost:5672/{path}"
+    answer = put_token(sign(audience, "root", "k", LATER_S), audience=audience)
+    status, description = status_of(answer)
+    assert (status, type(answer.refusal)) == (404, EntityNotFound)
+    assert b"host' could not be found" in description
+    # The client is no stranger: its token is valid.
+    assert answer.grant is not None
+
+
+@pytest.mark.parametrize("path", ["", "ORDERS", "orders/$Management", "$coordinator"])
+def test_a_token_for_an_entity_the_namespace_or_a_node_of_it_is_taken(path: str) -> None:
+    audience = f"sb://localhost:5672/{path}"
+    assert put_token(sign(audience, "root", "k", LATER_S), audience=audience).refusal is None
+
+
+def test_a_token_without_rights_on_an_entity_does_not_tell_whether_it_exists() -> None:
+    # The name of a request is what the client writes there; the signature covers the audience.
+    token = sign(AUDIENCE, "root", "k", LATER_S)
+    for path in ("ghost", "orders2", "ordersx/$management"):
+        answer = put_token(token, audience=f"sb://localhost:5672/{path}")
+        assert status_of(answer) == (200, b"OK")
+    wrong = sign("sb://localhost:5672/ghost", "root", "wrong", LATER_S)
+    assert status_of(put_token(wrong, audience="sb://localhost:5672/ghost"))[0] == 401
+
+
 def test_a_jwt_is_refused_with_a_hint() -> None:
     assert b"Use a shared access key" in status_of(put_token("eyJ0eXAiOiJKV1QifQ.x.y"))[1]
 
@@ -96,9 +133,9 @@ def test_requests_that_put_no_token_are_refused() -> None:
         b"The put-token request has no token: its body must be a string.",
     )
     broken = Sections(application_properties=b"\x00\x53\x74\xc1\x02\x01\x40", body=b"")
-    assert isinstance(handle(broken, POLICY, NOW_S).refusal, MalformedMessage)
+    assert isinstance(handle(broken, POLICY, NOW_S, resolve).refusal, MalformedMessage)
 
 
 def test_a_request_whose_id_cannot_be_read_cannot_be_answered() -> None:
     with pytest.raises(MalformedMessage):
-        handle(Sections(properties=b"\x00\x53\x73\xc0\x02\x01"), POLICY, NOW_S)
+        handle(Sections(properties=b"\x00\x53\x73\xc0\x02\x01"), POLICY, NOW_S, resolve)
