@@ -52,6 +52,10 @@ class NotAllowed(Refusal):
     condition, status = "amqp:not-allowed", 400
 
 
+class NotSupported(Refusal):
+    condition, status = "amqp:not-implemented", 501
+
+
 class ArgumentInvalid(Refusal):
     condition, status = "com.microsoft:argument-error", 400
 

@@ -269,6 +269,7 @@ record TopicsAndSessions(Tour tour) {
         try (var sender = tour.sender("transacted"); var receiver = tour.receiver("transacted")) {
             var error = Tour.error(sender::createTransaction);
             Tour.holds("a ServiceBusException", error instanceof ServiceBusException);
+            Tour.holds(error.getMessage(), error.getMessage().contains("does not support transactions"));
             Tour.send(sender, "without");
             Tour.equal("body", Tour.one(receiver).getBody().toString(), "without");
         }

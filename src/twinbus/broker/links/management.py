@@ -30,7 +30,13 @@ from twinbus.broker.links.management_request import (
 from twinbus.broker.links.management_rules import add_rule, enumerate_rules, remove_rule
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.messages.rendering import render
-from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange, Refusal, SessionLockLost
+from twinbus.broker.refusals import (
+    ArgumentInvalid,
+    ArgumentOutOfRange,
+    NotSupported,
+    Refusal,
+    SessionLockLost,
+)
 from twinbus.broker.sas import SEND
 
 PEEK_BYTES_MAX = 1024 * 1024
@@ -47,10 +53,6 @@ OUTCOMES = {
 }
 
 
-class UnknownOperation(Refusal):
-    condition, status = "amqp:not-implemented", 501
-
-
 def handle(request: Sections, context: ManagementContext, now_ms: int) -> bytes:
     """The whole response to a request; `MalformedMessage` if it cannot even be addressed."""
     request_id = correlation_id(request)
@@ -58,7 +60,7 @@ def handle(request: Sections, context: ManagementContext, now_ms: int) -> bytes:
         wanted = ManagementRequest(request)
         operation = OPERATIONS.get(wanted.operation)
         if operation is None:
-            raise UnknownOperation(
+            raise NotSupported(
                 f"The operation {wanted.operation!r} is unknown; known are {', '.join(OPERATIONS)}."
             )
         if context.credits is None:

@@ -38,7 +38,7 @@ from twinbus.broker.links.expiry_timer import ExpiryTimer
 from twinbus.broker.links.probation import Probation
 from twinbus.broker.links.receiving import ReceivingLink
 from twinbus.broker.links.requests import ReplyLink, RequestLink
-from twinbus.broker.links.sending import SendingLink
+from twinbus.broker.links.sending import SendingLink, refuse_transactions
 from twinbus.broker.links.settling import settle
 from twinbus.broker.refusals import (
     LinkExpired,
@@ -424,6 +424,7 @@ class Peer(asyncio.Protocol):
         self._expiry.watch(granted_until_ms)
 
     def _open_sending(self, link: ReceiverLink, address: str, now_ms: int) -> None:
+        refuse_transactions(link)
         granted_until_ms = self.grants.require(address, SEND, now_ms)
         entity = self._context.namespace.send_target(address)
         sending = SendingLink(self._context, self, link, entity, address, granted_until_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twinbus.amqp.events import DeliveryArrived, DeliveryTooLarge
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.message import BATCH_FORMAT, data_sections, split
-from twinbus.amqp.performatives import ACCEPTED_BYTES, encode_state
+from twinbus.amqp.performatives import ACCEPTED_BYTES, Coordinator, encode_state
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.topic import Topic
@@ -18,11 +18,17 @@ from twinbus.broker.links.context import (
     rejected_with,
 )
 from twinbus.broker.messages.incoming import Incoming, parse
-from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, Refusal
+from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, NotSupported, Refusal
 from twinbus.broker.sas import SEND
 
 FRAMING_ALLOWANCE = 64 * 1024
 """A batch's envelope and sections may take this much beyond the entity's message limit."""
+
+
+def refuse_transactions(link: ReceiverLink) -> None:
+    """Raise `NotSupported` for a link on which a client wants to declare transactions."""
+    if isinstance(link.target, Coordinator):
+        raise NotSupported("This broker does not support transactions; send without one.")
 
 
 class SendingLink:

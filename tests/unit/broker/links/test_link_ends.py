@@ -6,7 +6,8 @@ import asyncio
 
 from tests.unit.broker.fakes import incoming
 from tests.unit.broker.links.joined import JoinedClient, new_server
-from twinbus.amqp.performatives import Source, Target
+from twinbus.amqp.events import Detached
+from twinbus.amqp.performatives import Coordinator, Source, Target
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.faults import Fault
 
@@ -48,3 +49,21 @@ async def test_nothing_is_delivered_to_a_connection_that_broke_the_protocol() ->
     await client.exchange()
     assert len(queue.messages) == 1
     await server.close()
+
+
+async def test_a_link_for_transactions_is_refused_as_not_supported_whatever_the_rights() -> None:
+    for trusted in (True, False):
+        server = new_server()
+        client = JoinedClient(server, trusted=trusted)
+        await client.exchange()
+        session = client.connection.begin()
+        await client.exchange()
+        coordinator = Coordinator(capabilities=["amqp:local-transactions"])
+        session.attach_sender("tx", source=Source(address="tx"), target=coordinator)  # type: ignore[arg-type]
+        (ended,) = [one for one in await client.exchange() if isinstance(one, Detached)]
+        assert ended.error is not None
+        assert ended.error.condition == "amqp:not-implemented"
+        assert ended.error.description == (
+            "This broker does not support transactions; send without one."
+        )
+        await server.close()
