@@ -55,7 +55,7 @@ REQUESTS = 250
 
 WORDS = {
     "disabled": "is SendDisabled; set it to Active first",
-    "full": "takes at most 1048576; receive some of its messages first",
+    "full": "Max entity size in bytes: 1048576",
     "throttled": "more than it may take",
     "unheard": "'Send' claim(s) are required",
     "unknown": "No shared access rule is named 'mover'",

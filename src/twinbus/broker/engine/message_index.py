@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, merge
 
+from twinbus.broker.engine.memory import message_bytes, message_id_bytes
 from twinbus.broker.journal import Journal, MessageState, StoredMessage, copy_message
 
 DEFERRED, SCHEDULED = MessageState.DEFERRED, MessageState.SCHEDULED
@@ -22,12 +23,21 @@ SWEEP_FLOOR = 64
 class MessageIndex:
     """Every message of one entity, whatever its state."""
 
-    __slots__ = ("_order", "deferred_count", "messages", "scheduled_count", "size_bytes")
+    __slots__ = (
+        "_order",
+        "deferred_count",
+        "memory_bytes",
+        "messages",
+        "scheduled_count",
+        "size_bytes",
+    )
 
     def __init__(self) -> None:
         self.messages: dict[int, StoredMessage] = {}
         """By sequence number, in ascending order, since each new number is the highest yet."""
         self.size_bytes = 0
+        self.memory_bytes = 0
+        """Memory of all messages, by estimate (`memory`)."""
         self.deferred_count = 0
         self.scheduled_count = 0
         self._order: list[int] | None = None
@@ -38,6 +48,7 @@ class MessageIndex:
         number = message.sequence_number
         self.messages[number] = message
         self.size_bytes += message.size_bytes
+        self.memory_bytes += message_bytes(message)
         if message.state is SCHEDULED:
             self.scheduled_count += 1
         elif message.state is DEFERRED:
@@ -51,6 +62,7 @@ class MessageIndex:
     def remove(self, message: StoredMessage) -> None:
         del self.messages[message.sequence_number]
         self.size_bytes -= message.size_bytes
+        self.memory_bytes -= message_bytes(message)
         if message.state is SCHEDULED:
             self.scheduled_count -= 1
         elif message.state is DEFERRED:
@@ -60,6 +72,12 @@ class MessageIndex:
         if message.state is not DEFERRED:
             message.state = DEFERRED
             self.deferred_count += 1
+
+    def override(self, message: StoredMessage, overrides: dict[str, object]) -> None:
+        """Replace the overrides of a message."""
+        self.memory_bytes -= message_bytes(message)
+        message.overrides = overrides
+        self.memory_bytes += message_bytes(message)
 
     def from_number(self, sequence_number: int) -> Iterator[StoredMessage]:
         """The messages from that number on, in order."""
@@ -147,12 +165,14 @@ class ReadyMessages:
 class DuplicateHistory:
     """The ids of one entity within its duplicate detection window, which begins at acceptance."""
 
-    __slots__ = ("_entity_id", "_first_seen", "_journal", "_oldest", "window_ms")
+    __slots__ = ("_entity_id", "_first_seen", "_journal", "_oldest", "memory_bytes", "window_ms")
 
     def __init__(self, entity_id: int, journal: Journal, window_ms: int) -> None:
         self._entity_id = entity_id
         self._journal = journal
         self.window_ms = window_ms
+        self.memory_bytes = 0
+        """Memory of all ids, by estimate (`memory`)."""
         self._first_seen: dict[str, int] = {}
         self._oldest: deque[tuple[int, str]] = deque()
 
@@ -171,6 +191,7 @@ class DuplicateHistory:
             return False
         self._first_seen[message_id] = now_ms
         self._oldest.append((now_ms, message_id))
+        self.memory_bytes += message_id_bytes(message_id)
         self._journal.put_message_id(self._entity_id, message_id, now_ms)
         return True
 
@@ -184,6 +205,7 @@ class DuplicateHistory:
         oldest, count = self._oldest, 0
         while oldest and count < limit and oldest[0][0] + self.window_ms <= now_ms:
             seen_ms, message_id = oldest.popleft()
+            self.memory_bytes -= message_id_bytes(message_id)
             count += 1
             # An id accepted again after its window has a later entry.
             if self._first_seen.get(message_id) == seen_ms:
@@ -198,3 +220,4 @@ class DuplicateHistory:
     def restore(self, first_seen: dict[str, int]) -> None:
         self._first_seen = dict(first_seen)
         self._oldest = deque(sorted((seen_ms, name) for name, seen_ms in first_seen.items()))
+        self.memory_bytes = sum(map(message_id_bytes, first_seen))

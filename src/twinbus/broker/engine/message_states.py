@@ -113,7 +113,15 @@ class MessageStates:
         self.forwarding: Forwarding | None = None
         self.wake_ms = NEVER_MS
         """No timer is due before this time; it may be early, never late."""
+        self.require_room: Callable[[int], None] = lambda _: None
+        """Raises unless the memory may grow by so many bytes."""
         self.apply(description)
+
+    def share_quota(self, require_room: Callable[[int], None]) -> None:
+        """Have the quota checked by `require_room`, for the dead-letter queue too."""
+        self.require_room = require_room
+        if self.dead_letter is not None:
+            self.dead_letter.require_room = require_room
 
     def apply(self, description: QueueDescription | SubscriptionDescription) -> None:
         old, self.description = self.description, description
@@ -125,6 +133,16 @@ class MessageStates:
             self.forwarding = None
         elif self.forwarding is None or description.forward_to != old.forward_to:
             self.forwarding = Forwarding(self, self._resolve, description.forward_to)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of messages, sessions and remembered ids, dead letters included, by estimate."""
+        size = self.index.memory_bytes
+        if self.sessions is not None:
+            size += self.sessions.memory_bytes
+        if self.history is not None:
+            size += self.history.memory_bytes
+        return size if self.dead_letter is None else size + self.dead_letter.index.memory_bytes
 
     @property
     def has_dead_letter(self) -> bool:
@@ -463,7 +481,7 @@ class MessageStates:
                 if message.expires_at_ms:
                     self._expiries.add(message.expires_at_ms, number)
         if self.sessions is not None:
-            self.sessions.states = dict(image.session_states)
+            self.sessions.restore_states(image.session_states)
         if self.history is not None:
             self.history.restore(image.message_ids)
         if self.forwarding is not None:

@@ -27,6 +27,7 @@ from twinbus.broker.engine.description_records import Record, description_record
 from twinbus.broker.engine.directory import Directory, Entity
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.entity_factory import EntityFactory
+from twinbus.broker.engine.memory import MESSAGE_BYTES
 from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
 from twinbus.broker.engine.names import check_name, check_path, subscription_path
 from twinbus.broker.engine.queue import Queue
@@ -136,11 +137,17 @@ class BrokerNamespace:
         return kept
 
     def _admit_all(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> None:
-        reserved_bytes = 0
+        reserved_bytes = reserved_memory_bytes = 0
         for incoming in batch:
-            target.admit(incoming, now_ms, reserved_bytes=reserved_bytes)
+            target.admit(
+                incoming,
+                now_ms,
+                reserved_bytes=reserved_bytes,
+                reserved_memory_bytes=reserved_memory_bytes,
+            )
             if not incoming.is_ping:
                 reserved_bytes += incoming.size_bytes
+                reserved_memory_bytes += MESSAGE_BYTES
 
     # Queues, topics, subscriptions
 

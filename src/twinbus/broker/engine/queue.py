@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.forwarding import ForwardSource
+from twinbus.broker.engine.memory import MESSAGE_BYTES, value_bytes
 from twinbus.broker.engine.message_index import copy_of
 from twinbus.broker.engine.message_states import (
     DEFERRED,
@@ -76,9 +77,13 @@ class Queue:
         self.run_timers = self.states.run_timers
         self.next_deadline_ms = self.states.next_deadline_ms
         self.messages = self.states.messages
+        self.states.share_quota(self.require_memory)
         self.sessions = SessionAccess(self.states, self.catch_up, self.require_receiving)
         self._journal = context.journal
         self._apply(description)
+
+    kind = "Queue"
+    """What Azure calls it in the text of a refusal."""
 
     filter_count = 0
     """A topic has filters; each evaluation costs a credit."""
@@ -166,9 +171,14 @@ class Queue:
     # Sending
 
     def admit(
-        self, incoming: Incoming | StoredMessage, now_ms: int, *, reserved_bytes: int = 0
+        self,
+        incoming: Incoming | StoredMessage,
+        now_ms: int,
+        *,
+        reserved_bytes: int = 0,
+        reserved_memory_bytes: int = 0,
     ) -> None:
-        """Raise unless the message could be enqueued now, `reserved_bytes` of others before it."""
+        """Raise unless the message could be enqueued now, beside what is reserved for others."""
         states = self.states
         if now_ms >= states.wake_ms:
             states.run_timers(now_ms)
@@ -186,13 +196,30 @@ class Queue:
         if states.sessions is not None and incoming.session_id is None:
             raise NotAllowed(f"{self.path!r} requires sessions: give the message a session id")
         held_bytes = states.index.size_bytes + reserved_bytes
-        if self.dead_letter is not None:
-            held_bytes += self.dead_letter.size_bytes
+        if states.dead_letter is not None:
+            held_bytes += states.dead_letter.index.size_bytes
         if held_bytes + size_bytes > self._quota_bytes:
-            raise QuotaExceeded(
-                f"{self.path!r} holds {held_bytes} bytes, dead letters included, and takes at most "
-                f"{self._quota_bytes}; receive some of its messages first"
-            )
+            raise self._full(held_bytes, "receive some of its messages first, dead letters too")
+        self.require_memory(MESSAGE_BYTES, reserved_memory_bytes)
+
+    def require_memory(self, added_bytes: int, reserved_bytes: int = 0) -> None:
+        """Raise unless the memory may grow by so many bytes, beside what is reserved for others.
+
+        Memory has the same bound as the stored bytes. Only small messages, sessions and remembered
+        ids need more memory than disk.
+        """
+        held_bytes = self.states.memory_bytes + reserved_bytes
+        if held_bytes + added_bytes > self._quota_bytes:
+            advice = "its messages, session states and remembered message ids take so much memory"
+            raise self._full(held_bytes, advice)
+
+    def _full(self, held_bytes: int, advice: str) -> QuotaExceeded:
+        """The refusal in Azure's words."""
+        return QuotaExceeded(
+            f"The maximum entity size has been reached or exceeded for {self.kind}: {self.path!r}. "
+            f"Size of entity in bytes:{held_bytes}, Max entity size in bytes: {self._quota_bytes}. "
+            f"QuotaType: EntitySize; {advice}"
+        )
 
     def enqueue(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:
         """The message as stored; None if it is a duplicate and was dropped."""
@@ -398,9 +425,13 @@ class Queue:
             return
         if outcome is SettlementOutcome.DEAD_LETTER and self.dead_letter is None:
             raise NotAllowed(f"{self.path!r} is a dead-letter queue; complete or abandon instead")
+        if outcome is SettlementOutcome.RELEASE:
+            overrides = None
+        if overrides:
+            states.require_room(value_bytes(overrides))
         message = states.unlock(lock_token)
-        if overrides and outcome is not SettlementOutcome.RELEASE:
-            message.overrides = {**(message.overrides or {}), **overrides}
+        if overrides:
+            states.index.override(message, {**(message.overrides or {}), **overrides})
         if outcome is SettlementOutcome.DEAD_LETTER:
             states.bury(message, now_ms, reason=reason, description=description)
         elif outcome is SettlementOutcome.DEFER:

@@ -77,7 +77,7 @@ class SessionAccess:
         self._catch_up(now_ms)
         sessions = self._required()
         sessions.held(session_id, holder, now_ms)
-        sessions.set_state(session_id, state, now_ms)
+        sessions.set_state(session_id, state, now_ms, self._states.require_room)
 
     def ids(self, updated_since_ms: int | None = None) -> list[str]:
         """Ids of the sessions that have ready messages or a state, or whose state is that new."""

@@ -11,8 +11,10 @@ only its state is, if it has one.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from twinbus.broker.engine.deadlines import Deadlines
+from twinbus.broker.engine.memory import SESSION_BYTES, state_bytes
 from twinbus.broker.engine.message_index import ReadyMessages
 from twinbus.broker.journal import Journal, SessionState, StoredMessage
 from twinbus.broker.refusals import ArgumentOutOfRange, SessionCannotBeLocked, SessionLockLost
@@ -52,11 +54,17 @@ class Sessions:
         """By the identity of the holder, which its sessions keep alive."""
         self.states: dict[str, SessionState] = {}
         """State of each session that has one."""
+        self._states_bytes = 0
         self.deadlines: Deadlines[str] = Deadlines(self._expiry_of)
 
     def _expiry_of(self, session_id: str) -> int:
         session = self._sessions.get(session_id)
         return 0 if session is None else session.locked_until_ms
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all sessions and states without the messages, by estimate (`memory`)."""
+        return self._states_bytes + SESSION_BYTES * len(self._sessions)
 
     # Messages
 
@@ -155,20 +163,36 @@ class Sessions:
 
     # States
 
-    def set_state(self, session_id: str, content: bytes | None, now_ms: int) -> None:
-        """Set a session's state; None deletes it."""
-        state = None
-        if content is None:
-            if self.states.pop(session_id, None) is None:
-                return
-        elif len(content) > STATE_BYTES_MAX:
+    def set_state(
+        self,
+        session_id: str,
+        content: bytes | None,
+        now_ms: int,
+        require_room: Callable[[int], None],
+    ) -> None:
+        """Set a session's state; None deletes it. `require_room` raises if it takes no more."""
+        if content is not None and len(content) > STATE_BYTES_MAX:
             raise ArgumentOutOfRange(
                 f"the state of session {session_id!r} has {len(content)} bytes, at most "
                 f"{STATE_BYTES_MAX} are kept; store the rest elsewhere"
             )
+        old = self.states.get(session_id)
+        if content is None and old is None:
+            return
+        new = None if content is None else SessionState(content, now_ms)
+        added_bytes = state_bytes(session_id, new) - state_bytes(session_id, old)
+        if added_bytes > 0:
+            require_room(added_bytes)
+        self._states_bytes += added_bytes
+        if new is None:
+            del self.states[session_id]
         else:
-            state = self.states[session_id] = SessionState(content, now_ms)
-        self._journal.put_session_state(self._entity_id, session_id, state)
+            self.states[session_id] = new
+        self._journal.put_session_state(self._entity_id, session_id, new)
+
+    def restore_states(self, states: dict[str, SessionState]) -> None:
+        self.states = dict(states)
+        self._states_bytes = sum(state_bytes(name, states[name]) for name in states)
 
     def ids(self, updated_since_ms: int | None) -> list[str]:
         """Ids of the sessions that have ready messages or a state, or whose state is that new."""

@@ -103,6 +103,8 @@ class Subscription(Queue):
 class Schedule(Queue):
     """The messages of a topic that wait for their time."""
 
+    kind = "Topic"
+
     def __init__(self, topic: Topic, context: EngineContext) -> None:
         self._topic = topic
         self._reached: dict[int, set[int]] = {}
@@ -178,15 +180,31 @@ class Topic:
         self.schedule.accessed_at_ms = at_ms
 
     def admit(
-        self, incoming: Incoming | StoredMessage, now_ms: int, *, reserved_bytes: int = 0
+        self,
+        incoming: Incoming | StoredMessage,
+        now_ms: int,
+        *,
+        reserved_bytes: int = 0,
+        reserved_memory_bytes: int = 0,
     ) -> None:
-        """Raise unless the message could be published now, `reserved_bytes` of others before it."""
-        held_bytes = reserved_bytes
+        """Raise unless the message could be published now, beside what is reserved for others."""
         for subscription in self.subscriptions.values():
-            held_bytes += subscription.size_bytes
-            if subscription.dead_letter is not None:
-                held_bytes += subscription.dead_letter.size_bytes
-        self.schedule.admit(incoming, now_ms, reserved_bytes=held_bytes)
+            states = subscription.states
+            reserved_bytes += states.index.size_bytes
+            reserved_memory_bytes += states.memory_bytes
+            if states.dead_letter is not None:
+                reserved_bytes += states.dead_letter.index.size_bytes
+        self.schedule.admit(
+            incoming,
+            now_ms,
+            reserved_bytes=reserved_bytes,
+            reserved_memory_bytes=reserved_memory_bytes,
+        )
+
+    def require_memory(self, added_bytes: int) -> None:
+        """Raise unless the memory of topic and subscriptions may grow by so many bytes."""
+        held_bytes = sum(each.states.memory_bytes for each in self.subscriptions.values())
+        self.schedule.require_memory(added_bytes, held_bytes)
 
     def enqueue(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:
         """Hand a message to the subscriptions; returned is what is kept here: a scheduled one."""
@@ -269,6 +287,7 @@ class Topic:
         """Publish to a subscription from now on, under the topic's limits."""
         self.subscriptions[subscription.name.lower()] = subscription
         subscription.max_message_bytes = self.max_message_bytes
+        subscription.states.share_quota(self.require_memory)
         subscription.states.ttl_limit_ms = self.description.default_ttl_ms
 
 

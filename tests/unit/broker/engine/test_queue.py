@@ -244,7 +244,7 @@ class TestRefusals:
         queue.enqueue(incoming(size_bytes=600_000), 0)
         queue.settle(acquire_one(queue, 0), SettlementOutcome.DEAD_LETTER, 0)
         queue.enqueue(incoming(size_bytes=400_000, ttl_ms=100), 0)
-        with pytest.raises(QuotaExceeded, match="1000000 bytes"):
+        with pytest.raises(QuotaExceeded, match="bytes:1000000, Max entity size in bytes: 1048576"):
             queue.enqueue(incoming(size_bytes=100_000), 99)
         queue.enqueue(incoming(size_bytes=100_000), 100)
 
