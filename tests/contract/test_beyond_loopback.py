@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.contract.certificates import client_context, server_context, write_server_files
-from tests.processes import ServedBroker
+from tests.processes import ServedBroker, run_twinbus
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.listener import AMQP_HEADER, TLS_HEADER
 from twinbus.errors import BrokerStartError
@@ -21,6 +23,16 @@ pytestmark = pytest.mark.contract
 EVERYWHERE = "0.0.0.0"
 KEY = "a key of its own"
 SCRAPER = "token of the scraper"
+
+
+class SecuredBroker(ServedBroker):
+    """A broker that answers /health inside TLS only."""
+
+    def health(self, name: str | None = None) -> dict[str, Any]:
+        url = f"https://localhost:{self.port(name)}/health"
+        with urllib.request.urlopen(url, timeout=5, context=client_context()) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
 
 
 def plain(port: int, said: bytes) -> bytes:
@@ -63,15 +75,22 @@ def test_plain_text_can_be_let_in_and_kept_out_anywhere() -> None:
         assert plain(broker.port(), AMQP_HEADER) == AMQP_HEADER
     with EmbeddedBroker(tls=tls, require_tls=True) as broker:
         assert plain(broker.port(), AMQP_HEADER) == TLS_HEADER
-    with EmbeddedBroker(host=EVERYWHERE, key=KEY) as broker:
+    with EmbeddedBroker(host=EVERYWHERE, key=KEY, require_tls=False) as broker:
         assert plain(broker.port(), AMQP_HEADER) == AMQP_HEADER
-    with pytest.raises(BrokerStartError, match="--require-tls needs a certificate"):
+
+
+def test_tls_without_a_certificate_is_refused_beyond_loopback_and_where_it_is_required() -> None:
+    with pytest.raises(
+        BrokerStartError, match=r"TLS is required on '0\.0\.0\.0'.*--no-require-tls"
+    ):
+        EmbeddedBroker(host=EVERYWHERE, key=KEY)
+    with pytest.raises(BrokerStartError, match="there is no certificate"):
         EmbeddedBroker(require_tls=True)
 
 
 @pytest.mark.parametrize("host", [EVERYWHERE, "localhost"])
 def test_metrics_ask_for_their_token_and_health_for_none(host: str) -> None:
-    with EmbeddedBroker(host=host, key=KEY, metrics_token=SCRAPER) as broker:
+    with EmbeddedBroker(host=host, key=KEY, metrics_token=SCRAPER, require_tls=False) as broker:
         port = broker.port()
         assert get(port, "/metrics", tls=False) == 401
         assert get(port, "/metrics", tls=False, token="guessed") == 401
@@ -82,7 +101,7 @@ def test_metrics_ask_for_their_token_and_health_for_none(host: str) -> None:
 def test_metrics_without_a_token_are_open_on_loopback_and_closed_beyond() -> None:
     with EmbeddedBroker() as broker:
         assert get(broker.port(), "/metrics", tls=False) == 200
-    with EmbeddedBroker(host=EVERYWHERE, key=KEY) as broker:
+    with EmbeddedBroker(host=EVERYWHERE, key=KEY, require_tls=False) as broker:
         assert get(broker.port(), "/metrics", tls=False) == 403
         assert get(broker.port(), "/metrics", tls=False, token="anything") == 403
 
@@ -97,3 +116,17 @@ def test_serve_takes_the_options(tmp_path: Path) -> None:
         assert get(broker.port(), "/metrics", tls=True) == 401
         assert get(broker.port(), "/metrics", tls=False, token=SCRAPER) == 200
         assert SCRAPER not in broker.log()
+
+
+def test_serve_beyond_loopback_needs_a_certificate_and_then_speaks_tls_only(tmp_path: Path) -> None:
+    beyond = ("--host", EVERYWHERE, "--key", KEY)
+    refused = run_twinbus("serve", "contoso:0", "--ephemeral", *beyond)
+    assert refused.returncode == 2
+    assert "TLS is required on '0.0.0.0'" in refused.stderr
+    certificate, key = write_server_files(tmp_path)
+    options = (*beyond, "--tls-cert", str(certificate), "--tls-key", str(key))
+    with SecuredBroker(tmp_path, ephemeral=True, options=options) as broker:
+        assert plain(broker.port(), AMQP_HEADER) == TLS_HEADER
+        assert get(broker.port(), "/health", tls=True) == 200
+        assert get(broker.port(), "/metrics", tls=True) == 403
+        assert KEY not in broker.log()

@@ -279,6 +279,7 @@ def test_serve_speaks_tls_with_a_certificate_from_files(tmp_path: Path) -> None:
         (["--tls-cert", "chain.pem", "--tls-key", "locked.pem"], "without a password"),
         (["--token", "app:eyJ.x"], "'app:***' is no token"),
         (["--token", "app:eyJ.x:Everything"], "'Everything' is no right"),
+        (["--token", "app:eyJ.x:Send:soon"], "--token: 'soon' is no expiry"),
     ],
 )
 def test_what_serve_cannot_use_is_one_line(

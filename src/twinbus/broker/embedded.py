@@ -62,7 +62,7 @@ class EmbeddedBroker:
         """Namespaces are "name" or "name:port"; without `data` all is kept in memory.
 
         `tls` is a server's context with its certificate: the port then speaks TLS as well, and
-        only TLS if `require_tls` or, unless it is False, if `host` is beyond loopback.
+        only TLS if `require_tls`, which is the default beyond loopback.
         `metrics_token` is the bearer token for `/metrics`, which is closed beyond loopback.
         `limits` bounds connections and the time before their first token (docs/security.md).
         `tokens` are accepted as they stand, for tests of token credentials; `token_file` holds

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinbus.broker.access.admission import Admission, ConnectionLimits
-from twinbus.broker.access.token_file import TokenFile
+from twinbus.broker.access.token_file import TokenFile, expiry_of
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.http import HttpHost, MetricsAccess
 from twinbus.broker.ledger_view import open_view_ledger
@@ -63,9 +63,11 @@ def parse_rule(text: str) -> AuthorizationRule:
 
 
 def parse_token(text: str) -> AcceptedToken:
-    """Read "NAME:TOKEN:Send,Listen"."""
-    name, token, rights = _access(text, "token", "TOKEN")
-    return AcceptedToken(name=name, text=token, rights=rights)
+    """Read "NAME:TOKEN:Send,Listen" or, with an expiry, "NAME:TOKEN:Send,Listen:EXPIRES"."""
+    *access, expires = text.split(":", 3) if text.count(":") > 2 else (text, "never")
+    expires_at_s = expiry_of(expires, "--token")
+    name, token, rights = _access(":".join(access), "token", "TOKEN")
+    return AcceptedToken(name=name, text=token, rights=rights, expires_at_s=expires_at_s)
 
 
 def _access(text: str, what: str, secret: str) -> tuple[str, str, frozenset[str]]:
@@ -107,7 +109,7 @@ class BrokerHost:
         ledger: Path | str | None = None,
         profile: ServiceProfile = LAPTOP,
     ) -> None:
-        """`require_tls` refuses plain text; None: beyond loopback, if there is a certificate.
+        """`require_tls` refuses plain text; None: beyond loopback.
 
         `metrics_token` is what `/metrics` asks for; None: open on loopback, closed beyond it.
         """
@@ -125,11 +127,14 @@ class BrokerHost:
                 f"the default key is known to everyone, so {host!r} would be open to the network; "
                 "give a key of your own (--key), or listen on localhost"
             )
+        is_local = is_loopback(host.lower())
+        if require_tls is None:
+            require_tls = not is_local
         if require_tls and tls is None:
             raise BrokerStartError(
-                "--require-tls needs a certificate; give --tls-cert FILE and --tls-key FILE"
+                f"TLS is required on {host!r} and there is no certificate; give --tls-cert FILE and"
+                " --tls-key FILE, or --no-require-tls to send keys and messages in plain text"
             )
-        is_local = is_loopback(host.lower())
         root = AuthorizationRule(key_name=DEFAULT_RULE_NAME, primary_key=key, rights=ALL_RIGHTS)
         self._namespaces = tuple(namespaces)
         self._data = data
@@ -141,9 +146,7 @@ class BrokerHost:
         self._token_file = None if token_file is None else TokenFile(token_file)
         self._require_token = require_token
         self._tls = tls
-        self._require_tls = (
-            require_tls if require_tls is not None else tls is not None and not is_local
-        )
+        self._require_tls = require_tls
         self._metrics = MetricsAccess(metrics_token, is_open=is_local)
         self._admission = Admission(limits)
         self._fault_seed = fault_seed

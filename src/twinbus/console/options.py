@@ -160,7 +160,7 @@ class ServeOptions:
         list[str] | None,
         option(
             "TOKEN",
-            "A bearer token to accept, NAME:TOKEN:Send,Listen, for tests of token"
+            "A bearer token to accept, NAME:TOKEN:Send,Listen[:EXPIRES], for tests of token"
             " credentials. Repeatable.",
         ),
     ] = None
@@ -182,7 +182,7 @@ class ServeOptions:
         bool | None,
         flag(
             "--require-tls/--no-require-tls",
-            "Refuse plain text. The default beyond loopback with --tls-cert.",
+            "Refuse plain text. The default beyond loopback.",
         ),
     ] = None
     metrics_token_file: Annotated[

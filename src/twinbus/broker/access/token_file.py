@@ -69,11 +69,12 @@ def _token(fields: list[str], where: str) -> AcceptedToken:
     if not wanted <= ALL_RIGHTS:
         raise BrokerStartError(f"{where}: {rights!r} are no rights; give Send, Listen or Manage")
     return AcceptedToken(
-        name=name, text=text, rights=wanted, expires_at_s=_expiry_of(expires, where)
+        name=name, text=text, rights=wanted, expires_at_s=expiry_of(expires, where)
     )
 
 
-def _expiry_of(text: str, where: str) -> float:
+def expiry_of(text: str, where: str) -> float:
+    """Unix seconds of an expiry that a person gave; `where` names it in an error."""
     if text == "never":
         return NEVER_S
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from twinbus.broker.access.token_file import TokenFile, parse_tokens
+from twinbus.broker.host import parse_token
 from twinbus.broker.sas import NEVER_S
 from twinbus.errors import BrokerStartError
 
@@ -25,6 +26,13 @@ def test_a_line_names_a_token_its_rights_and_its_expiry() -> None:
     assert app.expires_at_s == admin.expires_at_s == 1_700_000_000.0
     assert admin.rights == {"Manage"}
     assert other.expires_at_s == NEVER_S
+
+
+def test_a_token_of_the_command_line_may_have_an_expiry() -> None:
+    token = parse_token("app:eyJ.one:Send,Listen:2023-11-14T22:13:20Z")
+    assert (token.name, token.text, token.rights) == ("app", "eyJ.one", {"Send", "Listen"})
+    assert token.expires_at_s == 1_700_000_000.0
+    assert parse_token("app:eyJ.one:Send").expires_at_s == NEVER_S
 
 
 @pytest.mark.parametrize(
