@@ -91,7 +91,8 @@ class Intake:
         elif self.credit:
             self.credit -= 1
         message.received_at = now
-        if message.lock_s > self._lock_most_s:
+        is_long = message.lock_s > self._lock_most_s
+        if is_long:
             message.lock_s = self._lock_most_s
         message.renew_at = now + message.lock_s * RENEW_AFTER
         if message.sequence_number > self._highest:

@@ -30,7 +30,8 @@ def test_a_line_names_a_token_its_rights_and_its_expiry() -> None:
 
 def test_a_token_of_the_command_line_may_have_an_expiry() -> None:
     token = parse_token("app:eyJ.one:Send,Listen:2023-11-14T22:13:20Z")
-    assert (token.name, token.text, token.rights) == ("app", "eyJ.one", {"Send", "Listen"})
+    rights = frozenset({"Send", "Listen"})
+    assert (token.name, token.text, token.rights) == ("app", "eyJ.one", rights)
     assert token.expires_at_s == 1_700_000_000.0
     assert parse_token("app:eyJ.one:Send").expires_at_s == NEVER_S
 
