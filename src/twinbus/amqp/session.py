@@ -45,6 +45,7 @@ from twinbus.amqp.performatives import (
     Transfer,
 )
 from twinbus.amqp.types import UInt
+from twinbus.amqp.unsettled import Unsettled
 
 INCOMING_WINDOW = 65_535
 """Transfers the peer may send before we renew the window; renewed when half is used."""
@@ -90,7 +91,8 @@ class Session:
         self.link_limit: int | None = None
         """Most links of the peer, those included that it has not detached; None: as announced."""
         self._free_handles: list[int] = []
-        self._unsettled: dict[int, tuple[SenderLink, bytes]] = {}
+        self._unsettled = Unsettled()
+        self._unsettled_by_id = self._unsettled.by_id
         self._pending: tuple[bool, int, int, bytes] | None = None
         self._handlers: dict[type, Callable[..., None]] = {
             Transfer: self._on_transfer,
@@ -157,19 +159,7 @@ class Session:
 
     def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
         """Remove our unsettled deliveries in that range; return id, link and tag of each."""
-        unsettled = self._unsettled
-        span = (last - first) & SERIAL_MASK
-        ids: list[int]
-        if span < len(unsettled):
-            ids = [n & SERIAL_MASK for n in range(first, first + span + 1)]
-        else:
-            ids = [n for n in unsettled if (n - first) & SERIAL_MASK <= span]
-        taken = []
-        for delivery_id in ids:
-            entry = unsettled.pop(delivery_id, None)
-            if entry is not None:
-                taken.append((delivery_id, entry[0], entry[1]))
-        return taken
+        return self._unsettled.take(first, last, self._next_delivery_id)
 
     def flush(self) -> None:
         """Write the disposition that is still being joined."""
@@ -230,7 +220,7 @@ class Session:
         delivery_id = self._next_delivery_id
         self._next_delivery_id = (delivery_id + 1) & SERIAL_MASK
         if not settled:
-            self._unsettled[delivery_id] = (link, tag)
+            self._unsettled_by_id[delivery_id] = (link, tag)
         room = self._output.max_frame_size - TRANSFER_OVERHEAD
         start, size = 0, len(payload)
         # The common case: one frame, and nothing waits before it.
@@ -272,7 +262,7 @@ class Session:
             self._free_handles.append(link.handle)
         if isinstance(link, SenderLink):
             self._window_waiters.pop(link, None)
-            self._unsettled = {n: e for n, e in self._unsettled.items() if e[0] is not link}
+            self._unsettled.forget()
 
     # Calls of the connection
 

@@ -90,3 +90,50 @@ def test_a_flow_on_a_blocked_session_costs_no_event_for_links_that_do_not_wait()
     assert server.receive(session_flow(1), 1) == []
     assert server.receive(session_flow(3), 1) == [CreditChanged(first), CreditChanged(second)]
     assert server.receive(session_flow(4), 1) == []
+
+
+class Sent:
+    """A session of ours with deliveries that the peer has not settled."""
+
+    def __init__(self, count: int) -> None:
+        self.connection = Connection("c")
+        self.session = self.connection.begin()
+        self.session.take_begin(Begin(incoming_window=UInt(count)), 0)
+        self.link = self.attach()
+        for _ in range(count):
+            self.link.send(b"m", b"t")
+
+    def attach(self) -> SenderLink:
+        link = self.session.attach_sender("l", source=Source(), target=Target())
+        link.credit = 1_000_000
+        return link
+
+
+UNSETTLED = 20_000
+FRAMES = 1_000
+DISPOSITION_BYTES = 30
+
+
+@pytest.mark.parametrize("settled", [10_000, 0], ids=["a gap", "beyond all"])
+def test_a_wide_range_that_holds_nothing_costs_no_more_than_its_frame(settled: int) -> None:
+    sent = Sent(UNSETTLED)
+    first = 100 if settled else UNSETTLED
+    assert len(sent.session.take_unsettled(100, 100 + settled)) == (settled + 1 if settled else 1)
+    began = time.process_time()
+    for _ in range(FRAMES):
+        assert sent.session.take_unsettled(first, first + (settled or 2**30)) == []
+    allowed_s = WORK_S_PER_KIB * FRAMES * DISPOSITION_BYTES / 1024
+    assert time.process_time() - began < allowed_s
+
+
+def test_a_link_that_closes_costs_no_look_at_the_deliveries_of_others() -> None:
+    sent = Sent(UNSETTLED)
+    others = [sent.attach() for _ in range(FRAMES)]
+    for other in others:
+        other.send(b"m", b"o")
+    began = time.process_time()
+    for other in others:
+        other.detach()
+    assert time.process_time() - began < WORK_S_PER_KIB * FRAMES * 150 / 1024
+    taken = sent.session.take_unsettled(0, 2**30)
+    assert [number for number, _, _ in taken] == list(range(UNSETTLED))
