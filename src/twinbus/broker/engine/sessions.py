@@ -199,5 +199,6 @@ class Sessions:
         states = self.states
         if updated_since_ms is not None:
             return sorted(name for name in states if states[name].updated_at_ms >= updated_since_ms)
-        ready = {name for name, session in self._sessions.items() if len(session.ready_messages)}
-        return sorted(ready | states.keys())
+        held = (session for mine in self._held_by.values() for session in mine.values())
+        ready = {session.session_id for session in held if len(session.ready_messages)}
+        return sorted(ready | self._available.keys() | states.keys())

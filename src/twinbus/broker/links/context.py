@@ -22,6 +22,7 @@ from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.dispatch import Dispatcher
+from twinbus.broker.links.replies import ReplyLinks
 from twinbus.broker.profile import ServiceProfile
 from twinbus.broker.refusals import Refusal
 from twinbus.broker.sas import AccessPolicy, ConnectionGrants
@@ -59,6 +60,7 @@ class LinkClient(Protocol):
     """The connection of a link; `twinbus.broker.links.peer` describes the methods."""
 
     grants: ConnectionGrants
+    replies: ReplyLinks
 
     @property
     def takes_more(self) -> bool: ...

@@ -7,7 +7,7 @@ the links that have credit, a few messages to each in turn, so that no consumer 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -36,8 +36,9 @@ class Dispatcher:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._consumers: dict[Queue, deque[Consumer]] = {}
-        self._waiting: dict[Queue, deque[Consumer]] = {}
+        # Ordered, with a cheap removal: a client that leaves may have had thousands of links.
+        self._consumers: dict[Queue, OrderedDict[Consumer, None]] = {}
+        self._waiting: dict[Queue, OrderedDict[Consumer, None]] = {}
         self._ready: dict[Queue, None] = {}
 
     def ready(self, queue: Queue) -> None:
@@ -46,10 +47,10 @@ class Dispatcher:
             self._wake()
 
     def add(self, link: Consumer) -> None:
-        self._consumers.setdefault(link.queue, deque()).append(link)
+        self._consumers.setdefault(link.queue, OrderedDict())[link] = None
 
     def wait_for_session(self, link: Consumer) -> None:
-        self._waiting.setdefault(link.queue, deque()).append(link)
+        self._waiting.setdefault(link.queue, OrderedDict())[link] = None
 
     def receiver_count(self, queue: Queue) -> int:
         """Open receivers of a queue, and those that wait for a session."""
@@ -59,7 +60,7 @@ class Dispatcher:
         for table in (self._consumers, self._waiting):
             links = table.get(link.queue)
             if links is not None and link in links:
-                links.remove(link)
+                del links[link]
                 if not links:
                     del table[link.queue]
 
@@ -77,17 +78,17 @@ class Dispatcher:
     def _grant_sessions(self, queue: Queue, now_ms: int) -> None:
         waiting = self._waiting.get(queue)
         while waiting:
-            link = waiting[0]
+            link = next(iter(waiting))
             if not link.take_next_session(now_ms):
                 return
-            waiting.popleft()
+            waiting.pop(link, None)
         self._waiting.pop(queue, None)
 
     def _deliver(self, queue: Queue, now_ms: int) -> None:
         consumers = self._consumers.get(queue)
         idle = 0
         while consumers and idle < len(consumers):
-            link = consumers[0]
-            consumers.rotate(-1)
+            link = next(iter(consumers))
+            consumers.move_to_end(link)
             # A full turn may mean that there is more; less means no message or no credit left.
             idle = 0 if link.deliver(TURN, now_ms) == TURN else idle + 1

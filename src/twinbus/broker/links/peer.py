@@ -28,25 +28,16 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.sasl import ServerSasl
 from twinbus.broker.engine.names import MANAGEMENT_SUFFIX, entity_address
-from twinbus.broker.links.back_pressure import (
-    OUTPUT_BYTES_MAX,
-    UNWRITTEN_BYTES_MAX,
-    BackPressure,
-)
+from twinbus.broker.links.back_pressure import OUTPUT_BYTES_MAX, UNWRITTEN_BYTES_MAX, BackPressure
 from twinbus.broker.links.context import CBS, BrokerContext
 from twinbus.broker.links.expiry_timer import ExpiryTimer
 from twinbus.broker.links.probation import Probation
 from twinbus.broker.links.receiving import ReceivingLink
-from twinbus.broker.links.requests import ReplyLink, RequestLink
+from twinbus.broker.links.replies import ReplyLink, ReplyLinks
+from twinbus.broker.links.requests import RequestLink
 from twinbus.broker.links.sending import SendingLink, refuse_transactions
 from twinbus.broker.links.settling import settle
-from twinbus.broker.refusals import (
-    LinkExpired,
-    QuotaExceeded,
-    Refusal,
-    ServerBusy,
-    Unauthorized,
-)
+from twinbus.broker.refusals import LinkExpired, QuotaExceeded, Refusal, ServerBusy, Unauthorized
 from twinbus.broker.sas import LISTEN, SEND, ConnectionGrants, covers
 
 log = logging.getLogger("twinbus.broker")
@@ -78,6 +69,9 @@ class Peer(asyncio.Protocol):
             idle_timeout_ms=context.profile.connection_idle_ms,
             handle_max=context.profile.handle_max,
         )
+        self.replies = ReplyLinks()
+        self._receivers: dict[str, ReceivingLink] = {}
+        """By the names of their links: a request names the link whose locks it is about."""
         self._probation: Probation | None = None
         """Present from the first byte to the first valid token."""
         self._pressure = BackPressure()
@@ -188,8 +182,7 @@ class Peer(asyncio.Protocol):
 
     def holder(self, link_name: str) -> ReceivingLink | None:
         """The receiver of the client's link of that name, which holds its locks."""
-        owners = (link.owner for link in self._links() if link.name == link_name)
-        return next((owner for owner in owners if isinstance(owner, ReceivingLink)), None)
+        return self._receivers.get(link_name)
 
     def refuse(self, link: Link, address: str, refusal: Refusal) -> None:
         self.log_refusal(f"a link to {address!r}", refusal)
@@ -403,7 +396,8 @@ class Peer(asyncio.Protocol):
         if self._probation is not None and address.lower() != CBS:
             raise Unauthorized(f"{address!r} needs a token; put one on {CBS} first")
         if isinstance(link, SenderLink):
-            link.owner = ReplyLink(link, address)
+            link.owner = reply = ReplyLink(link, address)
+            self.replies.add(reply)
             link.accept()
         elif isinstance(link, ReceiverLink):
             node = RequestLink(self._context, self, link, address)
@@ -421,6 +415,7 @@ class Peer(asyncio.Protocol):
         receiving = ReceivingLink(self._context, self, link, queue, address, granted_until_ms)
         link.owner = receiving
         receiving.attach(now_ms)
+        self._receivers[link.name] = receiving
         self._expiry.watch(granted_until_ms)
 
     def _open_sending(self, link: ReceiverLink, address: str, now_ms: int) -> None:
@@ -449,6 +444,10 @@ class Peer(asyncio.Protocol):
         owner, link.owner = link.owner, None
         if isinstance(owner, ReceivingLink):
             owner.close(now_ms)
+            if self._receivers.get(link.name) is owner:
+                del self._receivers[link.name]
+        elif isinstance(owner, ReplyLink):
+            self.replies.remove(owner)
 
     # Output and time
 

@@ -6,12 +6,10 @@ response goes to the link whose target is the request's reply-to, else to the on
 
 from __future__ import annotations
 
-from collections import deque
-
 from twinbus.amqp.events import DeliveryArrived
-from twinbus.amqp.link import ReceiverLink, SenderLink
+from twinbus.amqp.link import LinkState, ReceiverLink
 from twinbus.amqp.message import Sections, decode_map, decode_properties, split
-from twinbus.amqp.performatives import ACCEPTED_BYTES, Target, encode_state
+from twinbus.amqp.performatives import ACCEPTED_BYTES, encode_state
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
 from twinbus.broker.faults import Fault, Stage
@@ -24,6 +22,7 @@ from twinbus.broker.links.context import (
     rejected,
 )
 from twinbus.broker.links.management_request import ManagementContext, correlation_id, failure
+from twinbus.broker.links.replies import ReplyLink
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal
 from twinbus.broker.sas import SEND
 
@@ -32,50 +31,6 @@ CBS_REQUEST_BYTES_MAX = 32 * 1024
 """A request on $cbs: a token of at most 8,192 characters and a few short properties."""
 
 SCHEDULE = "com.microsoft:schedule-message"
-REPLIES_MAX = 1000
-REPLY_BYTES_MAX = 16 * 1024 * 1024
-"""Responses kept for a client that gives no credit; beyond that its link is detached. A single
-response may be larger."""
-
-TAG = b"\0"
-"""Responses go out settled, so they need no tag of their own."""
-
-
-class ReplyLink:
-    """The link on which a client reads responses of one node."""
-
-    def __init__(self, link: SenderLink, address: str) -> None:
-        self.link = link
-        self.address = address.lower()
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
-
-    @property
-    def reply_to(self) -> str:
-        """The address that requests name in reply-to."""
-        target = self.link.target
-        return str(target.address or "") if isinstance(target, Target) else ""
-
-    def send(self, response: bytes) -> None:
-        """Send a response once the client gives credit for it."""
-        self._waiting.append(response)
-        self._waiting_bytes += len(response)
-        self.flush()
-        count = len(self._waiting)
-        if count > REPLIES_MAX or (count > 1 and self._waiting_bytes > REPLY_BYTES_MAX):
-            text = f"{count} responses wait for credit; read them or send fewer requests"
-            self.link.detach("amqp:resource-limit-exceeded", text)
-
-    def flush(self) -> None:
-        """Send waiting responses within the credit."""
-        link = self.link
-        # A client that gives credit and no window must not make the session keep its responses.
-        while self._waiting and link.credit > 0 and not link.session.blocks(link):
-            response = self._waiting.popleft()
-            self._waiting_bytes -= len(response)
-            link.send(response, TAG, settled=True)
-        if link.drain:
-            link.drained()
 
 
 class RequestLink:
@@ -133,6 +88,8 @@ class RequestLink:
                 reply.send(self._respond(request, now_ms))
             else:
                 reply.send(failure(correlation_id(request), _FaultRefusal(fault)))
+            if reply.link.state is LinkState.CLOSED:
+                self._client.replies.remove(reply)  # It had too many responses to keep.
         except Refusal as refusal:
             self._client.log_refusal(f"a request to {self.address!r}", refusal)
             state = encode_state(rejected(refusal))
@@ -181,18 +138,11 @@ class RequestLink:
             reply_to = decode_properties(request.properties).reply_to
         except DecodeError as error:
             raise MalformedMessage(f"the request cannot be read: {error}") from error
-        replies = [
-            link.owner
-            for link in self.link.session.links.values()
-            if isinstance(link.owner, ReplyLink)
-        ]
-        for reply in replies:
-            if reply_to is not None and reply.reply_to == str(reply_to):
-                return reply
-        for reply in replies:
-            if reply.address == self.address:
-                return reply
-        raise EntityNotFound(f"no link on this session reads the responses of {self.address!r}")
+        wanted = None if reply_to is None else str(reply_to)
+        reply = self._client.replies.find(self.link.session, wanted, self.address)
+        if reply is None:
+            raise EntityNotFound(f"no link on this session reads the responses of {self.address!r}")
+        return reply
 
 
 class _FaultRefusal(Refusal):
