@@ -59,14 +59,16 @@ class Unsettled:
         self._sweep_at = max(SWEEP_FLOOR, 2 * len(self.by_id))
 
     def _note_to(self, next_id: int) -> None:
-        """Bring the order up to date: each delivery is looked at once."""
+        """Bring the order up to date."""
         by_id, order = self.by_id, self._order
         count = (next_id - self._known_to) & SERIAL_MASK if by_id else 0
-        new = (n & SERIAL_MASK for n in range(self._known_to, self._known_to + count))
-        order.extend(n for n in new if n in by_id)
+        if count + len(order) > 2 * len(by_id) + NARROW:
+            # Most of them are settled, by narrow ranges: fewer are looked at here.
+            self._order = list(by_id)
+        else:
+            new = (n & SERIAL_MASK for n in range(self._known_to, self._known_to + count))
+            order.extend(n for n in new if n in by_id)
         self._known_to = next_id
-        if len(order) > 2 * len(by_id) + NARROW:
-            self._order = [n for n in order if n in by_id]
 
     def _take_between(self, first: int, span: int) -> list[int]:
         """Ids of the order from `first` on, over `span`; none of them is unsettled after this."""

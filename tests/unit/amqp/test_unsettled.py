@@ -51,3 +51,12 @@ def test_the_deliveries_of_closed_links_are_dropped_when_they_are_many() -> None
         unsettled.forget()
     assert len(unsettled.by_id) <= 2 * 500 + SWEEP_FLOOR
     assert len(unsettled.take(0, 5_000, 5_000)) == 500
+
+
+def test_a_wide_range_after_ever_so_many_narrow_ones_looks_at_what_is_left() -> None:
+    link = SenderLink(Connection("c").begin(), "l", 0)
+    unsettled = Unsettled()
+    sent = 1_000_000_000  # To look at each of them would take minutes.
+    unsettled.by_id.update({sent - back: (link, b"") for back in (3, 2, 1)})
+    taken = unsettled.take(0, sent, sent)
+    assert [number for number, _, _ in taken] == [sent - 3, sent - 2, sent - 1]
