@@ -36,8 +36,15 @@ SPARK_PROGRAMS = (
 )
 """They start Sparks of their own, one after the other: a third at once would slow all down."""
 
+SPARK_COMMANDS = tuple(
+    f"tests/spark/test_{name}.py"
+    for name in (
+        *("drain", "drain_command", "inspection", "ledger_commands", "ledger_maker"),
+        *("missing_records", "outage_report", "planner", "session", "submitted_stop"),
+    )
+)
 SPARK_TESTS = "tests/spark/"
-"""These share one session."""
+"""The commands share one session, the others another: about as long as each other."""
 
 TOURS = "tests/other_languages/"
 """One after the other: each builds a program, and three builds at once would starve the rest."""
@@ -81,11 +88,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The longest chains come first: what starts last would run alone at the end.
     """
-    chains: dict[str, list[pytest.Item]] = {"spark programs": [], "spark": [], "tours": []}
+    names = ("spark", "spark commands", "spark programs", "tours")
+    chains: dict[str, list[pytest.Item]] = {name: [] for name in names}
     others: list[pytest.Item] = []
     for item in items:
         if item.nodeid.startswith(SPARK_PROGRAMS):
             chains["spark programs"].append(item)
+        elif item.nodeid.startswith(SPARK_COMMANDS):
+            chains["spark commands"].append(item)
         elif item.nodeid.startswith(SPARK_TESTS):
             chains["spark"].append(item)
         elif item.nodeid.startswith(TOURS):

@@ -1,4 +1,4 @@
-"""One Spark session for all tests that need one: its start is most of what they cost."""
+"""One Spark session for the tests of a process: its start is most of what they cost."""
 
 from __future__ import annotations
 

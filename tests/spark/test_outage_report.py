@@ -137,6 +137,7 @@ def test_lost_messages_are_named_up_to_a_bound(spark: SparkSession, tmp_path: Pa
     assert report.charges.bill.settlement_units == 105
 
 
+@pytest.mark.soak  # other tests of tests/spark have this table by table
 def test_without_a_consumer_the_unknown_is_not_zero(spark: SparkSession, tmp_path: Path) -> None:
     lines = [sent("a", size_bytes=65_537), diverted("b"), sent("c", entity=None)]
     report = reported(spark, written(tmp_path, lines), [Sighting("orders", "b", "waiting")])
@@ -153,6 +154,7 @@ def test_without_a_consumer_the_unknown_is_not_zero(spark: SparkSession, tmp_pat
     assert report.charges.bill.units == 6
 
 
+@pytest.mark.soak  # other tests of tests/spark have this table by table
 def test_lines_that_are_no_record_of_a_client_are_told_and_not_counted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
