@@ -12,12 +12,15 @@ PYTEST_ARGS ?=
 # Options of the drill, as in: make drill DRILL_ARGS='--messages 10000 --outage 20'
 DRILL_ARGS ?=
 # The world that `make simulate` replays, as a failed test names it: make simulate SEED=123
-SEED ?= 1
+SEED ?=
+# How long `make fuzz` searches, and to replay a find of it: make fuzz PART=frames SEED=123
+MINUTES ?= 10
+PART ?=
 # One benchmark, or several with commas between: make bench ONLY=broker_send_vs_rabbitmq
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup drill test simulate soak lint types fmt bench
+.PHONY: help setup drill test simulate fuzz soak lint types fmt bench
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -43,7 +46,10 @@ test: lint ## lint, types and all tests
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
 simulate: $(STAMP) ## replay one simulated world; SEED=123
-	@$(BIN)/python -m tests.simulation $(SEED)
+	@$(BIN)/python -m tests.simulation $(or $(SEED),1)
+
+fuzz: $(STAMP) ## hostile bytes against broker and syphon; MINUTES=10
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(PART),--part $(PART)) $(if $(SEED),--seed $(SEED))
 
 soak: $(STAMP) ## the long fault runs
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(PYTEST_ARGS)

@@ -1,0 +1,57 @@
+"""A part of the fuzzer: examples to draw and a check that no example may fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+
+
+@dataclass(frozen=True)
+class Part:
+    """`check` raises on a find. `finds` are examples that failed once; each round tries them."""
+
+    name: str
+    examples: st.SearchStrategy[Any]
+    check: Callable[[Any], None]
+    finds: tuple[Any, ...] = ()
+    short: int = 20
+    """Examples of the short form, which the ordinary tests run."""
+    round: int = 50
+    """Examples of one round of `make fuzz`."""
+    phases: tuple[Phase, ...] = field(default=(Phase.explicit, Phase.generate, Phase.shrink))
+
+    def run(self, seed: int, count: int) -> None:
+        """Try `count` examples that follow from `seed`; raises what the first find raised."""
+
+        def check(example: Any) -> None:
+            self.check(example)
+
+        test: Any = hypothesis.given(self.examples)(check)
+        for find in self.finds:
+            test = hypothesis.example(find)(test)
+        test = settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            phases=self.phases,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        )(test)
+        hypothesis.seed(seed)(test)()
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    return asyncio.Runner()
+
+
+def run_async(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine on the loop that all examples of the process share."""
+    _runner().run(work)

@@ -1,0 +1,16 @@
+"""All parts of the fuzzer, by name."""
+
+from __future__ import annotations
+
+from tests.fuzz.frames import FRAMES
+from tests.fuzz.http import HTTP
+from tests.fuzz.messages import MESSAGES
+from tests.fuzz.part import Part
+from tests.fuzz.requests import CBS, MANAGEMENT
+from tests.fuzz.sql import SQL
+from tests.fuzz.strangers import STRANGERS
+from tests.fuzz.unpacking import UNPACKING
+from tests.fuzz.work import WORK
+
+_ALL = (FRAMES, STRANGERS, MESSAGES, MANAGEMENT, CBS, UNPACKING, HTTP, SQL, WORK)
+PARTS: dict[str, Part] = {part.name: part for part in _ALL}
