@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.property.queue_model import ACTIVE, DEFERRED, SCHEDULED, Entry, QueueModel
 from tests.unit.broker.fakes import World, incoming
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.memory import message_bytes
+from twinbus.broker.engine.memory import extra_bytes, is_plain
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.refusals import (
@@ -367,8 +367,8 @@ class QueueMachine(RuleBasedStateMachine):
         )  # fmt: skip
         assert queue.locked_count == sum(entry.token is not None for entry in model.entries)
         assert queue.size_bytes == sum(each.size_bytes for each in queue.messages.values())
-        index = queue.states.index
-        assert index.memory_bytes == sum(map(message_bytes, queue.messages.values()))
+        extra = [extra_bytes(each) for each in queue.messages.values() if not is_plain(each)]
+        assert queue.states.index.extra_bytes == sum(extra)
         assert queue.next_deadline_ms() == model.next_deadline_ms(self.now_ms)
         assert queue.dead_letter is not None
         assert Counter(model.dead) == Counter(

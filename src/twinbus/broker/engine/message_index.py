@@ -7,7 +7,13 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, merge
 
-from twinbus.broker.engine.memory import message_bytes, message_id_bytes
+from twinbus.broker.engine.memory import (
+    MESSAGE_BYTES,
+    PLAIN_ID_LENGTH,
+    extra_bytes,
+    is_plain,
+    message_id_bytes,
+)
 from twinbus.broker.journal import Journal, MessageState, StoredMessage, copy_message
 
 DEFERRED, SCHEDULED = MessageState.DEFERRED, MessageState.SCHEDULED
@@ -26,7 +32,7 @@ class MessageIndex:
     __slots__ = (
         "_order",
         "deferred_count",
-        "memory_bytes",
+        "extra_bytes",
         "messages",
         "scheduled_count",
         "size_bytes",
@@ -36,19 +42,30 @@ class MessageIndex:
         self.messages: dict[int, StoredMessage] = {}
         """By sequence number, in ascending order, since each new number is the highest yet."""
         self.size_bytes = 0
-        self.memory_bytes = 0
-        """Memory of all messages, by estimate (`memory`)."""
+        self.extra_bytes = 0
+        """Memory of the messages that are not plain (`memory`), beyond that of plain ones."""
         self.deferred_count = 0
         self.scheduled_count = 0
         self._order: list[int] | None = None
         """Ascending numbers, to start browsing anywhere; made when needed, may hold old ones."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all messages, by estimate (`memory`)."""
+        return MESSAGE_BYTES * len(self.messages) + self.extra_bytes
 
     def add(self, message: StoredMessage) -> None:
         """Add a message; its number is higher than any before."""
         number = message.sequence_number
         self.messages[number] = message
         self.size_bytes += message.size_bytes
-        self.memory_bytes += message_bytes(message)
+        # `is_plain`, written out: this is done for every message.
+        if (
+            message.session_id is not None
+            or message.overrides is not None
+            or len(message.message_id or "") > PLAIN_ID_LENGTH
+        ):
+            self.extra_bytes += extra_bytes(message)
         if message.state is SCHEDULED:
             self.scheduled_count += 1
         elif message.state is DEFERRED:
@@ -62,7 +79,13 @@ class MessageIndex:
     def remove(self, message: StoredMessage) -> None:
         del self.messages[message.sequence_number]
         self.size_bytes -= message.size_bytes
-        self.memory_bytes -= message_bytes(message)
+        # `is_plain`, written out: this is done for every message.
+        if (
+            message.session_id is not None
+            or message.overrides is not None
+            or len(message.message_id or "") > PLAIN_ID_LENGTH
+        ):
+            self.extra_bytes -= extra_bytes(message)
         if message.state is SCHEDULED:
             self.scheduled_count -= 1
         elif message.state is DEFERRED:
@@ -75,9 +98,10 @@ class MessageIndex:
 
     def override(self, message: StoredMessage, overrides: dict[str, object]) -> None:
         """Replace the overrides of a message."""
-        self.memory_bytes -= message_bytes(message)
+        if not is_plain(message):
+            self.extra_bytes -= extra_bytes(message)
         message.overrides = overrides
-        self.memory_bytes += message_bytes(message)
+        self.extra_bytes += extra_bytes(message)
 
     def from_number(self, sequence_number: int) -> Iterator[StoredMessage]:
         """The messages from that number on, in order."""

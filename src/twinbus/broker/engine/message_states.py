@@ -110,6 +110,8 @@ class MessageStates:
         self._retries: dict[int, int] = {}
         """Next try of messages whose timer failed, by sequence number."""
         self.history: DuplicateHistory | None = None
+        self.has_more_memory = self.sessions is not None
+        """Whether there may be more than messages: sessions, or remembered ids."""
         self.forwarding: Forwarding | None = None
         self.wake_ms = NEVER_MS
         """No timer is due before this time; it may be early, never late."""
@@ -128,6 +130,7 @@ class MessageStates:
         if isinstance(description, QueueDescription) and description.requires_duplicate_detection:
             if self.history is None:
                 self.history = DuplicateHistory(self.entity_id, self.journal, 0)
+                self.has_more_memory = True
             self.history.window_ms = description.duplicate_detection_window_ms
         if description.forward_to is None:
             self.forwarding = None
@@ -469,17 +472,17 @@ class MessageStates:
 
     def restore(self, image: EntityImage) -> None:
         """Restore everything from the store; locks are gone, delivery counts are not."""
-        self.last_sequence_number = image.last_sequence_number
+        last = image.messages[-1].sequence_number if image.messages else 0
+        self.last_sequence_number = max(image.last_sequence_number, last)
+        add, make_ready = self.index.add, self._ready.append
         for message in image.messages:
-            self.index.add(message)
-            number = message.sequence_number
-            self.last_sequence_number = max(self.last_sequence_number, number)
-            if message.state is SCHEDULED:
-                self._schedule.add(message.scheduled_for_ms, number)
-            elif message.state is ACTIVE:
-                self._ready.append(message)
+            add(message)
+            if message.state is ACTIVE:
+                make_ready(message)
                 if message.expires_at_ms:
-                    self._expiries.add(message.expires_at_ms, number)
+                    self._expiries.add(message.expires_at_ms, message.sequence_number)
+            elif message.state is SCHEDULED:
+                self._schedule.add(message.scheduled_for_ms, message.sequence_number)
         if self.sessions is not None:
             self.sessions.restore_states(image.session_states)
         if self.history is not None:

@@ -195,12 +195,19 @@ class Queue:
             )
         if states.sessions is not None and incoming.session_id is None:
             raise NotAllowed(f"{self.path!r} requires sessions: give the message a session id")
-        held_bytes = states.index.size_bytes + reserved_bytes
+        index, quota_bytes = states.index, self._quota_bytes
+        held_bytes = index.size_bytes + reserved_bytes
+        count, extra_bytes = len(index.messages), index.extra_bytes + reserved_memory_bytes
         if states.dead_letter is not None:
-            held_bytes += states.dead_letter.index.size_bytes
-        if held_bytes + size_bytes > self._quota_bytes:
+            dead = states.dead_letter.index
+            held_bytes += dead.size_bytes
+            count += len(dead.messages)
+            extra_bytes += dead.extra_bytes
+        if held_bytes + size_bytes > quota_bytes:
             raise self._full(held_bytes, "receive some of its messages first, dead letters too")
-        self.require_memory(MESSAGE_BYTES, reserved_memory_bytes)
+        # Added up here, since this is done for every message; sessions and ids come on top.
+        if states.has_more_memory or MESSAGE_BYTES * (count + 1) + extra_bytes > quota_bytes:
+            self.require_memory(MESSAGE_BYTES, reserved_memory_bytes)
 
     def require_memory(self, added_bytes: int, reserved_bytes: int = 0) -> None:
         """Raise unless the memory may grow by so many bytes, beside what is reserved for others.
