@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import ssl
@@ -110,7 +111,12 @@ async def _serve(broker: BrokerHost, data: Path | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     broker.on_gone = stopping.set
+    # A start with a deep queue makes millions of objects, and they stay: no collection need visit
+    # them, now or later.
+    gc.disable()
     await broker.start()
+    gc.freeze()
+    gc.enable()
     for name in broker.names:
         print(f"{name}  {broker.printable_connection_string(name)}", flush=True)
     storage = f"kept in {data}" if data else "kept in memory only"

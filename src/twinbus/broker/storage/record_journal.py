@@ -208,14 +208,15 @@ def _read_messages(scan: Scan, images: dict[int, EntityImage]) -> dict[int, set[
     amendments = {
         records.key_numbers(key): bytes(record) for key, record in scan(records.AMENDMENT)
     }
+    key_numbers, unpack = records.key_numbers, records.unpack_message
     for key, record in scan(records.MESSAGE):
-        numbers = entity_id, sequence_number = records.key_numbers(key)
+        entity_id, sequence_number = key_numbers(key)
         image = images.get(entity_id)
         if image is None:
             continue
-        message = records.unpack_message(sequence_number, record)
-        if amendments and numbers in amendments:
-            records.apply_amendment(message, amendments[numbers])
+        message = unpack(sequence_number, record)
+        if amendments and (entity_id, sequence_number) in amendments:
+            records.apply_amendment(message, amendments[entity_id, sequence_number])
         image.messages.append(message)
     amended: dict[int, set[int]] = {}
     for entity_id, sequence_number in amendments:
