@@ -17,7 +17,8 @@ import pytest
 
 from tests.processes import ENTRY
 from twinbus.console.drill.traffic import TIMEOUT_MARGIN_S
-from twinbus.console.drill.world import ENTITIES
+from twinbus.console.drill.world import ENTITIES, PRIMARY, SECONDARY
+from twinbus.ledger import read
 from twinbus.planning.model import Traffic, effect_of
 
 pytestmark = pytest.mark.end_to_end
@@ -89,6 +90,8 @@ def test_an_outage_is_survived_and_the_report_says_so(tmp_path: Path) -> None:
     assert calls["consumer", "receive"] >= 300
     assert calls["failover", "divert"] == calls["syphon", "forward"] == found["diverted"]
     assert json.loads((done.report / "drill.json").read_text()) == found
+    labels = {r["namespace"] for r in read(done.report / "ledger") if r.get("namespace")}
+    assert labels == {PRIMARY, SECONDARY}, "what Spark moved belongs to the same pair"
     agrees_with_the_planner(found)
     page = (done.report / "report.html").read_text()
     assert "Nothing was lost" in page

@@ -198,8 +198,8 @@ class Drill:
         work = self._spark.submit(
             lambda session: drain.drain(
                 session,
-                self._world.primary.connection_string,
-                self._world.secondary.connection_string,
+                _side(self._world.primary),
+                _side(self._world.secondary),
                 self._queues,
                 ledger_directory=self._world.ledger,
                 pump_factory=self._pump_factory,
