@@ -31,6 +31,8 @@ class RecordedStore(RecordJournal, Store):
     def __init__(self) -> None:
         super().__init__()
         self._disk: dict[bytes, bytes] = {}
+        self.gone: str | None = None
+        """Why the disk is gone."""
 
     def _read(self, key: bytes) -> Data | None:
         return self._disk.get(key)
@@ -68,7 +70,7 @@ class RecordedStore(RecordJournal, Store):
         return None
 
     def lost(self) -> str | None:
-        return None
+        return self.gone
 
     def close(self) -> None:
         """Nothing to close."""

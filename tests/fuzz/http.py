@@ -242,6 +242,9 @@ class HttpTransport:
     pause_reading = resume_reading = set_write_buffer_limits = _nothing
 
 
+_HEALTH = HttpRequest("GET", "/health", {"Host": "localhost"}, b"")
+
+
 def check(requests: list[HttpRequest]) -> None:
     run_async(_check(requests))
 
@@ -264,6 +267,9 @@ async def _check(requests: list[HttpRequest]) -> None:
             if path == "/metrics" and request.headers.get("Authorization") != "Bearer fuzz-metrics":
                 assert status != 200, "metrics without their token"
             world.check_stored()
+        world.store.gone = "the disk is gone"
+        world.server._checked_at_s = 0.0
+        assert await _answer(host, _HEALTH) == 503, "healthy without a store"
         await host.close()
 
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from tests.fuzz.values import ANY_VALUE
 from tests.fuzz.world import MANAGE_TOKEN, OTHER_TOKENS
 from twinbus.amqp import encoding
+from twinbus.amqp.composites import write_composite
 from twinbus.amqp.decoding import decode
-from twinbus.amqp.types import AmqpError, Described
+from twinbus.amqp.performatives import Accepted, Begin, Close, Detach, Disposition, End
+from twinbus.amqp.types import AmqpError, Described, UInt, UShort
 
 SEEDS = Path(__file__).parent / "seeds"
 
@@ -25,6 +27,29 @@ REPEATS_MAX = 40
 STREAM_BYTES_MAX = 256 * 1024
 
 Frames = list[bytes]
+
+_EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+_WINDOW = UInt(100)
+CRAFTED = [
+    write_composite(each)
+    for each in (
+        *(
+            Begin(
+                remote_channel=UShort(channel),
+                next_outgoing_id=UInt(0),
+                incoming_window=_WINDOW,
+                outgoing_window=_WINDOW,
+            )
+            for channel in range(3)
+        ),
+        Begin(next_outgoing_id=UInt(0), incoming_window=_WINDOW, outgoing_window=_WINDOW),
+        *(Detach(handle=UInt(handle), closed=True) for handle in range(4)),
+        Disposition(role=True, first=UInt(0), last=UInt(2**31 - 1), settled=True, state=Accepted()),
+        End(),
+        Close(),
+    )
+]
+"""Frames that take things away, or that begin them twice."""
 
 
 @cache
@@ -147,6 +172,12 @@ def _set(holder: Any, place: int, value: Any) -> None:
         holder[key] = value
 
 
+def _craft(frames: Frames, at: int, given: Mutation) -> None:
+    """Insert a frame that no client sends there, on one of the channels that clients use."""
+    frames.insert(at, _sized(_EMPTY, CRAFTED[given.to % len(CRAFTED)]))
+    _channel(frames, at, Mutation("channel", at, given.at))
+
+
 def _right(frames: Frames, _: int, given: Mutation) -> None:
     """Put a token of another right."""
     token = OTHER_TOKENS[given.to % len(OTHER_TOKENS)]
@@ -169,9 +200,10 @@ MUTATIONS: dict[str, Callable[[Frames, int, Mutation], None]] = {
     "field": _field,
     "section": _section,
     "right": _right,
+    "craft": _craft,
 }
 
-_KINDS = st.sampled_from((*MUTATIONS, *("field", "section") * 3))
+_KINDS = st.sampled_from((*MUTATIONS, *("field", "section") * 3, "craft"))
 mutations = st.builds(Mutation, _KINDS, st.integers(0, 200), st.integers(0, 10_000), ANY_VALUE)
 
 
