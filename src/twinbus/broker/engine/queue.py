@@ -14,6 +14,7 @@ a session or a message that should have expired.
 
 from __future__ import annotations
 
+from twinbus.amqp.encoding import encode
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.forwarding import ForwardSource
 from twinbus.broker.engine.memory import MESSAGE_BYTES, value_bytes
@@ -27,10 +28,17 @@ from twinbus.broker.engine.message_states import (
 )
 from twinbus.broker.engine.session_access import SessionAccess
 from twinbus.broker.engine.sessions import MessageSession
-from twinbus.broker.engine.settlement import Delivery, SettlementOutcome, dead_letter_description
+from twinbus.broker.engine.settlement import (
+    ERROR_DESCRIPTION,
+    REASON,
+    Delivery,
+    SettlementOutcome,
+    dead_letter_description,
+)
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.refusals import (
+    ArgumentOutOfRange,
     EntityDisabled,
     EntityNotFound,
     MessageLockLost,
@@ -44,6 +52,9 @@ EXPIRED_AT_ONCE = 1000
 """Expired messages that one receive removes before others have their turn."""
 
 DEFAULT_MESSAGE_BYTES = 256 * 1024
+OVERRIDE_BYTES_MAX = 64 * 1024
+"""Properties that receivers give to a message, all together: as many as its sender may in Azure."""
+
 REFUSE_SENDS = ("Disabled", "SendDisabled")
 REFUSE_RECEIVES = ("Disabled", "ReceiveDisabled")
 
@@ -423,7 +434,7 @@ class Queue:
         if now_ms >= states.wake_ms:
             states.run_timers(now_ms)
         self.accessed_at_ms = now_ms
-        self._require_lock(lock_token, session_id, now_ms)
+        held = self._require_lock(lock_token, session_id, now_ms).message
         if outcome is SettlementOutcome.COMPLETE:
             message = states.unlock(lock_token)
             states.forget(message)
@@ -434,11 +445,14 @@ class Queue:
             raise NotAllowed(f"{self.path!r} is a dead-letter queue; complete or abandon instead")
         if outcome is SettlementOutcome.RELEASE:
             overrides = None
+        changes = {**(held.overrides or {}), **(overrides or {})}
+        if overrides or reason or description:
+            _require_bounded({**changes, REASON: reason, ERROR_DESCRIPTION: description})
         if overrides:
             states.require_room(value_bytes(overrides))
         message = states.unlock(lock_token)
         if overrides:
-            states.index.override(message, {**(message.overrides or {}), **overrides})
+            states.index.override(message, changes)
         if outcome is SettlementOutcome.DEAD_LETTER:
             states.bury(message, now_ms, reason=reason, description=description)
         elif outcome is SettlementOutcome.DEFER:
@@ -493,4 +507,13 @@ class Queue:
         raise MessageLockLost(
             f"the message's lock in {self.path!r} expired, or the message was settled already; "
             "receive it again, and renew the lock if processing takes longer"
+        )
+
+
+def _require_bounded(changes: dict[str, object]) -> None:
+    size_bytes = len(encode(changes))
+    if size_bytes > OVERRIDE_BYTES_MAX:
+        raise ArgumentOutOfRange(
+            f"the properties that receivers gave to the message have {size_bytes} bytes, the limit "
+            f"is {OVERRIDE_BYTES_MAX}; give it shorter ones"
         )

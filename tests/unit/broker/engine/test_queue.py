@@ -8,10 +8,11 @@ import pytest
 
 from tests.unit.broker.fakes import World, facts, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.queue import OVERRIDE_BYTES_MAX, Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.journal import MessageState
 from twinbus.broker.refusals import (
+    ArgumentOutOfRange,
     EntityDisabled,
     EntityNotFound,
     MessageLockLost,
@@ -349,3 +350,19 @@ def test_a_restart_keeps_everything_but_locks(world: World, queue: Queue) -> Non
     stored = again.enqueue(incoming(), 2)
     assert stored is not None
     assert stored.sequence_number == 6
+
+
+@pytest.mark.parametrize("outcome", [SettlementOutcome.ABANDON, SettlementOutcome.DEFER])
+def test_receivers_cannot_make_a_message_grow_without_bound(
+    queue: Queue, outcome: SettlementOutcome
+) -> None:
+    queue.enqueue(incoming(), 0)
+    (delivery,) = queue.acquire(ME, 1, 1)
+    token = delivery.lock_token
+    for changes in ({"k": "x" * OVERRIDE_BYTES_MAX}, {"a": "x" * 40_000, "b": "x" * 40_000}):
+        with pytest.raises(ArgumentOutOfRange, match="the limit is 65536"):
+            queue.settle(token, outcome, 1, overrides=dict(changes))
+    with pytest.raises(ArgumentOutOfRange, match="the limit is 65536"):
+        queue.settle(token, SettlementOutcome.DEAD_LETTER, 1, reason="x" * OVERRIDE_BYTES_MAX)
+    assert queue.locked_count == 1
+    queue.settle(token, outcome, 1, overrides={"a": "x" * 40_000})
