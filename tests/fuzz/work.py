@@ -179,7 +179,7 @@ def _transfer(lines: Lines, number: int, payload: bytes, handle: int | None = No
 
 def _keys_alike(lines: Lines, number: int, variant: int) -> bytes:
     """A map whose keys all hash alike, in the properties of an ATTACH or in a request."""
-    count = 1200
+    count = 3_500  # As many as a frame holds.
     pairs = b"".join(
         b"\x98" + (each * HASH_MODULUS + 7).to_bytes(16) + b"\x40" for each in range(1, count + 1)
     )
