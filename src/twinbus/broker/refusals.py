@@ -117,3 +117,12 @@ class LinkExpired(Refusal):
 
 class MalformedMessage(Refusal):
     condition, status = "amqp:decode-error", 400
+
+
+def entity_full(kind: str, path: str, held: int, most: int, advice: str) -> QuotaExceeded:
+    """The refusal of an entity that is full, in Azure's words."""
+    return QuotaExceeded(
+        f"The maximum entity size has been reached or exceeded for {kind}: {path!r}. "
+        f"Size of entity in bytes:{held}, Max entity size in bytes: {most}. "
+        f"QuotaType: EntitySize; {advice}"
+    )

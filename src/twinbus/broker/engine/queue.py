@@ -14,7 +14,6 @@ a session or a message that should have expired.
 
 from __future__ import annotations
 
-from twinbus.amqp.encoding import encode
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.forwarding import ForwardSource
 from twinbus.broker.engine.memory import MESSAGE_BYTES, value_bytes
@@ -29,16 +28,14 @@ from twinbus.broker.engine.message_states import (
 from twinbus.broker.engine.session_access import SessionAccess
 from twinbus.broker.engine.sessions import MessageSession
 from twinbus.broker.engine.settlement import (
-    ERROR_DESCRIPTION,
-    REASON,
     Delivery,
     SettlementOutcome,
     dead_letter_description,
+    require_bounded,
 )
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.refusals import (
-    ArgumentOutOfRange,
     EntityDisabled,
     EntityNotFound,
     MessageLockLost,
@@ -46,15 +43,13 @@ from twinbus.broker.refusals import (
     MessageTooLarge,
     NotAllowed,
     QuotaExceeded,
+    entity_full,
 )
 
 EXPIRED_AT_ONCE = 1000
 """Expired messages that one receive removes before others have their turn."""
 
 DEFAULT_MESSAGE_BYTES = 256 * 1024
-OVERRIDE_BYTES_MAX = 64 * 1024
-"""Properties that receivers give to a message, all together: as many as its sender may in Azure."""
-
 REFUSE_SENDS = ("Disabled", "SendDisabled")
 REFUSE_RECEIVES = ("Disabled", "ReceiveDisabled")
 
@@ -232,12 +227,7 @@ class Queue:
             raise self._full(held_bytes, advice)
 
     def _full(self, held_bytes: int, advice: str) -> QuotaExceeded:
-        """The refusal in Azure's words."""
-        return QuotaExceeded(
-            f"The maximum entity size has been reached or exceeded for {self.kind}: {self.path!r}. "
-            f"Size of entity in bytes:{held_bytes}, Max entity size in bytes: {self._quota_bytes}. "
-            f"QuotaType: EntitySize; {advice}"
-        )
+        return entity_full(self.kind, self.path, held_bytes, self._quota_bytes, advice)
 
     def enqueue(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:
         """The message as stored; None if it is a duplicate and was dropped."""
@@ -447,7 +437,7 @@ class Queue:
             overrides = None
         changes = {**(held.overrides or {}), **(overrides or {})}
         if overrides or reason or description:
-            _require_bounded({**changes, REASON: reason, ERROR_DESCRIPTION: description})
+            require_bounded(changes, reason, description)
         if overrides:
             states.require_room(value_bytes(overrides))
         message = states.unlock(lock_token)
@@ -507,13 +497,4 @@ class Queue:
         raise MessageLockLost(
             f"the message's lock in {self.path!r} expired, or the message was settled already; "
             "receive it again, and renew the lock if processing takes longer"
-        )
-
-
-def _require_bounded(changes: dict[str, object]) -> None:
-    size_bytes = len(encode(changes))
-    if size_bytes > OVERRIDE_BYTES_MAX:
-        raise ArgumentOutOfRange(
-            f"the properties that receivers gave to the message have {size_bytes} bytes, the limit "
-            f"is {OVERRIDE_BYTES_MAX}; give it shorter ones"
         )

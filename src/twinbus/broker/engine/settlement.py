@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from twinbus.amqp.encoding import encode
 from twinbus.broker.descriptions import (
     MAX_DELIVERY_COUNT_LIMIT,
     QueueDescription,
@@ -17,6 +18,7 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.deadlines import Deadlines
 from twinbus.broker.journal import StoredMessage
+from twinbus.broker.refusals import ArgumentOutOfRange
 
 REASON = "DeadLetterReason"
 ERROR_DESCRIPTION = "DeadLetterErrorDescription"
@@ -28,6 +30,9 @@ TOO_MANY_HOPS = "MaxTransferHopCountExceeded"
 NO_SESSION_ID = "Session id is null."
 FILTER_FAILED = "FilterException"
 CANNOT_FORWARD = "ForwardingRefused"
+
+OVERRIDE_BYTES_MAX = 64 * 1024
+"""Properties that receivers give to a message, all together: as many as its sender may in Azure."""
 
 
 class SettlementOutcome(Enum):
@@ -118,3 +123,13 @@ def dead_letter_description(parent: QueueDescription | SubscriptionDescription) 
         status=parent.status,
         forward_to=parent.forward_dead_letters_to,
     )
+
+
+def require_bounded(changes: dict[str, object], reason: str | None, text: str | None) -> None:
+    """Raise if what receivers give to a message is too much."""
+    size_bytes = len(encode({**changes, REASON: reason, ERROR_DESCRIPTION: text}))
+    if size_bytes > OVERRIDE_BYTES_MAX:
+        raise ArgumentOutOfRange(
+            f"the properties that receivers gave to the message have {size_bytes} bytes, the limit "
+            f"is {OVERRIDE_BYTES_MAX}; give it shorter ones"
+        )

@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.broker.fakes import World, facts, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.queue import OVERRIDE_BYTES_MAX, Queue
-from twinbus.broker.engine.settlement import SettlementOutcome
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import OVERRIDE_BYTES_MAX, SettlementOutcome
 from twinbus.broker.journal import MessageState
 from twinbus.broker.refusals import (
     ArgumentOutOfRange,
