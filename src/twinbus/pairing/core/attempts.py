@@ -30,6 +30,11 @@ from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault, jittered
 
+BUSY_PAUSE_S: Final = 1.0
+"""Shortest back-off after server-busy. The service counts credits by the second: a retry within the
+same second would be refused again. Chance makes it up to twice as long, so that calls which were
+refused together do not come back together."""
+
 LONGEST_BUSY_S: Final = 10.0
 """Longest back-off of a divert that the secondary throttles: the time that Azure asks for."""
 
@@ -227,7 +232,12 @@ class SendCall:
             return [Raise(CallEnding.PRIMARY, error)]
         if self._route() is not Route.PRIMARY:
             return self._try_again(now)
-        retry_at = now + self._backoff_s(self._retries + 1)
+        wait_s = self._backoff_s(self._retries + 1)
+        if meaning is FailureMeaning.BUSY:
+            # At most half of the time that is left: a short pause is better than no retry.
+            pause_s = min(BUSY_PAUSE_S * (1.0 + self._jitter()), (self.ends_at - now) / 2)
+            wait_s = max(wait_s, pause_s)
+        retry_at = now + wait_s
         if self._retries < self._policy.total and retry_at < self.ends_at:
             self._retries += 1
             self._retry_at = retry_at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -121,6 +122,19 @@ def test_throttling_is_retried_but_does_not_count() -> None:
     world.start(0.0)
     assert world.primary_fails(0.0, BUSY, FailureMeaning.BUSY) == [WaitForRetry(1.6)]
     assert world.entity.failover_at is None
+
+
+def test_a_retry_after_server_busy_waits_for_the_next_second_if_the_caller_has_the_time() -> None:
+    quick = RetryPolicy(total=3, backoff_factor_s=0.05, backoff_max_s=120, attempt_timeout_s=5)
+    for chance, timeout_s, until in (
+        (0.0, 30.0, 1.0),
+        (1.0, 30.0, 2.0),
+        (0.5, 1.0, 0.5),
+        (0.0, 0.15, 0.1),
+    ):
+        world = World(timeout=timeout_s, policy=quick, jitter=partial(float, chance))
+        world.start(0.0)
+        assert world.primary_fails(0.0, BUSY, FailureMeaning.BUSY) == [WaitForRetry(until)]
 
 
 def test_what_the_users_classifier_counts_is_retried_too() -> None:
