@@ -45,7 +45,7 @@ def _search(parts: list[Part], limit_s: float) -> int:
         part = min(parts, key=lambda each: spent_s[each.name])
         _show(f"{so_far_s:5.0f} s  {part.name}: {counts[part.name]} examples so far")
         round_s = time.monotonic()
-        if not _runs_clean(part, chance.randrange(SEED_MAX)):
+        if not _runs_clean(part, chance.randrange(SEED_MAX), tries_finds=not counts[part.name]):
             return 1
         spent_s[part.name] += time.monotonic() - round_s
         counts[part.name] += part.round
@@ -59,9 +59,9 @@ def _search(parts: list[Part], limit_s: float) -> int:
     return 0
 
 
-def _runs_clean(part: Part, seed: int) -> bool:
+def _runs_clean(part: Part, seed: int, *, tries_finds: bool = False) -> bool:
     try:
-        part.run(seed, part.round)
+        part.run(seed, part.round, tries_finds=tries_finds)
     except Exception:  # noqa: BLE001 - whatever it is, it is a find
         _show("")
         traceback.print_exc()

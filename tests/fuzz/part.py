@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 @dataclass(frozen=True)
 class Part:
-    """`check` raises on a find. `finds` are examples that failed once; each round tries them."""
+    """`check` raises on a find. `finds` are examples that failed once."""
 
     name: str
     examples: st.SearchStrategy[Any]
@@ -27,14 +27,14 @@ class Part:
     """Examples of one round of `make fuzz`."""
     phases: tuple[Phase, ...] = field(default=(Phase.explicit, Phase.generate, Phase.shrink))
 
-    def run(self, seed: int, count: int) -> None:
+    def run(self, seed: int, count: int, *, tries_finds: bool = True) -> None:
         """Try `count` examples that follow from `seed`; raises what the first find raised."""
 
         def check(example: Any) -> None:
             self.check(example)
 
         test: Any = hypothesis.given(self.examples)(check)
-        for find in self.finds:
+        for find in self.finds if tries_finds else ():
             test = hypothesis.example(find)(test)
         test = settings(
             max_examples=count,

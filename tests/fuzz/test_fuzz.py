@@ -27,7 +27,7 @@ def test_ten_minutes_of_examples_find_nothing(part: Part) -> None:
     while time.process_time() - began_s < SOAK_S / len(PARTS):
         seed = random.randrange(2**32)
         try:
-            part.run(seed, part.round)
+            part.run(seed, part.round, tries_finds=False)
         except BaseException as error:
             error.add_note(f"replay it with: make fuzz PART={part.name} SEED={seed}")
             raise
