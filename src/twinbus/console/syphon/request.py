@@ -75,6 +75,8 @@ class SyphonRequest:
         self, host: SyphonHost | SyphonGroup, waiting: int | None, per_s: float
     ) -> dict[str, Any]:
         """Return the status of this syphon for its control socket, with a forecast."""
+        # The rate is a mean of the last seconds, and a pause ends it at once.
+        lasting_per_s = 0.0 if host.is_paused else per_s
         return {
             "primary": self.primary.endpoint,
             "secondary": self.secondary.endpoint,
@@ -84,7 +86,7 @@ class SyphonRequest:
             "queues": host.status(),
             "waiting": waiting,
             "rate_per_s": round(per_s, 1),
-            "empty_in_s": None if waiting is None else time_to_empty_s(waiting, per_s),
+            "empty_in_s": None if waiting is None else time_to_empty_s(waiting, lasting_per_s),
         }
 
     def make_rate(self) -> Rate:

@@ -111,6 +111,8 @@ def _forecast(document: Mapping[str, Any]) -> str:
     waiting, left_s = document["waiting"], document["empty_in_s"]
     if not waiting:
         return "nothing waits in the backlog"
+    if document.get("paused"):
+        return f"{waiting:,} messages wait, paused: `twinbus syphon resume` resumes it"
     rate = f"{document['rate_per_s']:,.0f}/s"
     soon = "not moving" if left_s is None else f"empty in {duration(left_s)}"
     return f"{waiting:,} messages wait, {rate}, {soon}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from twinbus.console.syphon.drain import DrainDisplay
-from twinbus.console.syphon.request import rate_of
+from twinbus.console.syphon.request import SyphonRequest, rate_of
 from twinbus.console.syphon.text import (
     needs_attention,
     outcome,
@@ -16,7 +16,12 @@ from twinbus.console.syphon.text import (
     status_lines,
 )
 from twinbus.console.terminal.output import WrongUse
-from twinbus.syphon.host import DrainProgress
+from twinbus.namespace.namespace import Namespace
+from twinbus.options import SendAvailabilityOptions
+from twinbus.syphon.core.pacing.pace import Rate
+from twinbus.syphon.host import DrainProgress, SyphonGroup
+
+SECRET = ".example.net;SharedAccessKeyName=a;SharedAccessKey=b"
 
 
 def standing(
@@ -77,13 +82,13 @@ def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
     }
     document = {
         "queues": {"a/x-servicebus-transfer/0": state, "a/x-servicebus-transfer/1": state},
-        "paused": True,
+        "paused": False,
         "waiting": 600,
         "rate_per_s": 10.0,
         "empty_in_s": 60.0,
     }
     lines = status_lines("a, syphon", document)
-    assert lines[0] == "a, syphon, PAUSED"
+    assert lines[0] == "a, syphon"
     assert lines[2].split() == ["a/x-servicebus-transfer/0", "1,234", "5", "1", "2", "100/s"]
     assert lines[-3:] == [
         "  at most 120/s: the primary answers that it is busy",
@@ -92,6 +97,20 @@ def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
     ]
     still = status_lines("a", {**document, "empty_in_s": None, "rate_per_s": 0.0})
     assert still[-1] == "  600 messages wait, 0/s, not moving"
+
+
+def test_a_paused_syphon_forecasts_no_end() -> None:
+    host = SyphonGroup(Rate(None))
+    sides = [Namespace.from_connection_string(f"Endpoint=sb://{n}{SECRET}") for n in ("a", "b")]
+    request = SyphonRequest(primary=sides[0], secondary=sides[1], options=SendAvailabilityOptions())
+    assert request.status(host, 600, 75.0)["empty_in_s"] == 8.0
+    host.pause()
+    document = request.status(host, 600, 75.0)
+    assert document["empty_in_s"] is None
+    lines = status_lines("a, syphon", document)
+    assert lines[0] == "a, syphon, PAUSED"
+    assert lines[-1] == "  600 messages wait, paused: `twinbus syphon resume` resumes it"
+    assert request.status(host, 0, 75.0)["empty_in_s"] == 0.0
 
 
 @pytest.mark.parametrize(
