@@ -228,7 +228,7 @@ class Discovery:
             if path not in state.rotation.queues or path in findings.created:
                 self._changed_at = state.now
                 if self._task is not None:
-                    log.info("%s: found, in use from now on", path)
+                    log.warning("%s: found, in use from now on", path)
                 state.put_in(path, tuple(map(str, findings.drift.get(path, ()))))
                 self._log_drift(path, findings)
         self._sound_at |= dict.fromkeys(self._lost.intersection(findings.usable), state.now)
@@ -319,4 +319,4 @@ class Discovery:
         if answered and not self._answers:
             log.warning("%s: the search for backlog queues failed (%s)", label, self.unreachable)
         elif self._answers and not answered:
-            log.info("%s: the secondary answers the search for backlog queues", label)
+            log.warning("%s: the secondary answers the search for backlog queues", label)

@@ -111,7 +111,6 @@ class PairedClient:
         """Write a change of state to log and ledger, and announce it to listeners."""
         state = self.state
         before, after, reason = transition.before, transition.after, transition.reason
-        level = logging.WARNING if after is not EntityState.HEALTHY else logging.INFO
         consequence = consequence_of(
             transition,
             last_error=entity.failover.last_error,
@@ -119,7 +118,8 @@ class PairedClient:
             rotation=state.rotation,
             now=state.now,
         )
-        log.log(level, "%s: %s -> %s (%s)%s", entity.path, before, after, reason, consequence)
+        # A recovery too: under default logging the last line would else be the failover.
+        log.warning("%s: %s -> %s (%s)%s", entity.path, before, after, reason, consequence)
         state.recorder.changed(entity.path, after, reason)
         state.listeners.tell(
             EntityChanged(

@@ -237,7 +237,7 @@ class SharedState:
     def _secondary_answered(self, was_lost: bool, silent: str | None) -> None:
         """Log that the secondary is back; pull the one queue that is silent all the same."""
         if was_lost:
-            log.info("%s answers again", self.secondary.endpoint)
+            log.warning("%s answers again", self.secondary.endpoint)
         if silent is not None:
             self.pull(silent, "it did not answer, and another queue does")
 
@@ -252,7 +252,7 @@ class SharedState:
 
     def _announce_return(self, queue: str) -> None:
         self._return_timers.pop(queue).cancel()
-        log.info("%s: back in the rotation", queue)
+        log.warning("%s: back in the rotation", queue)
         self.listeners.tell(BacklogQueueReturned(at=time.time(), queue=queue))
 
     def wake_diverting_calls(self) -> None:

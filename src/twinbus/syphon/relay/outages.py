@@ -1,4 +1,4 @@
-"""Logs one warning for each outage of a side, however many relays notice it and how often."""
+"""Logs one warning for each outage of a side and one for its end, for all relays together."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ class Outages:
         since = self._lost_at[side].pop(queue, None)
         if since is not None and not self._lost_at[side]:
             self._warned_at[side] = float("-inf")
-            log.info("%s: the %s is back after %.0f s", queue, side, now - since)
+            log.warning("%s: the %s is back after %.0f s", queue, side, now - since)

@@ -293,7 +293,7 @@ async def test_one_line_of_the_log_for_each_change_in_a_persons_words(
             ),
         ),
         (
-            "INFO",
+            "WARNING",
             "orders: unusable -> healthy (the ping was answered), sending to the primary again",
         ),
         ("WARNING", "contoso/x-servicebus-transfer/0: pulled for 30 s (full)"),
@@ -310,11 +310,11 @@ async def test_one_line_of_the_log_for_each_change_in_a_persons_words(
                 " sends wait for one"
             ),
         ),
-        ("INFO", "contoso/x-servicebus-transfer/0: back in the rotation"),
-        ("INFO", "contoso/x-servicebus-transfer/1: back in the rotation"),
-        ("INFO", "contoso/x-servicebus-transfer/2: back in the rotation"),
+        ("WARNING", "contoso/x-servicebus-transfer/0: back in the rotation"),
+        ("WARNING", "contoso/x-servicebus-transfer/1: back in the rotation"),
+        ("WARNING", "contoso/x-servicebus-transfer/2: back in the rotation"),
         (
-            "INFO",
+            "WARNING",
             "orders: failed over -> healthy (marked healthy), sending to the primary again",
         ),
     ]
