@@ -207,6 +207,17 @@ def test_a_replay_cannot_go_round_for_ever(world: World) -> None:
     assert world.dead(BACKLOG[1]) == 0
 
 
+def test_a_replay_that_selects_nothing_says_so(world: World) -> None:
+    status, text, _ = world.run("replay", "--reason", "Nope")
+    assert (status, text.count("\n")) == (ATTENTION, 1)
+    assert "no dead letter matches, nothing was replayed" in text
+    assert "back in its backlog queue" not in text
+    assert world.json("replay", "--number", "999999", expected=ATTENTION)["replayed"] == []
+    assert len(world.json("replay", "--all")["replayed"]) == 5
+    # Nothing is left to do, and that is what `--all` asks for.
+    assert world.json("replay", "--all")["replayed"] == []
+
+
 def test_an_export_is_lossless_and_settles_nothing(world: World, tmp_path: Path) -> None:
     file = tmp_path / "letters.jsonl"
     status, text, _ = world.run("export", "--to", str(file))

@@ -182,7 +182,7 @@ def show_letter(
     letters_app,
     "twinbus backlog dead-letters replay --reason DestinationNotFound",
     name="replay",
-    exit_status="0 all selected dead letters are replayed, 3 some are not.",
+    exit_status="0 all selected dead letters are replayed, 3 some are not or none matches.",
 )
 def replay_letters(
     given: LettersOptions,

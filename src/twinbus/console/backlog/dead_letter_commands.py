@@ -13,7 +13,7 @@ from typing import IO, Any
 from twinbus.console.backlog.commands import QueueSelection
 from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.terminal.output import ATTENTION, Output, show
-from twinbus.console.terminal.table import aligned, table_lines, visible
+from twinbus.console.terminal.table import aligned, counted, table_lines, visible
 from twinbus.console.terminal.times import window_of
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
@@ -75,11 +75,13 @@ async def show_letter(selection: QueueSelection, number: int, output: Output) ->
 async def replay_letters(
     selection: QueueSelection, wanted: DeadLetterFilter, output: Output, *, force: bool
 ) -> int:
-    """Replay dead letters; return 0 if all of them went, else ATTENTION."""
+    """Replay dead letters; return ATTENTION if some remain or the filter matched none, else 0."""
     endpoint = endpoint_of(selection.secondary)
     result = await replay(endpoint, await selection.paths(), wanted, force=force)
     show(output, _replay_document(result), _replay_lines(result))
-    return ATTENTION if result.refused or result.missed else 0
+    is_everything = wanted == DeadLetterFilter() and selection.queue is None
+    is_none = not result.replayed and not is_everything
+    return ATTENTION if result.refused or result.missed or is_none else 0
 
 
 @runs_to_its_end
@@ -150,11 +152,14 @@ def _replay_document(result: Replayed) -> dict[str, Any]:
 
 
 def _replay_lines(result: Replayed) -> list[str]:
-    replayed = (
-        f"replayed {len(result.replayed):,} dead letters: each is back in its backlog queue with"
-        " its message id, and the syphon will try it again (at-least-once)"
-    )
-    lines = [replayed]
+    if not (result.replayed or result.refused or result.missed):
+        return ["no dead letter matches, nothing was replayed; `dead-letters list` shows them all"]
+    lines = []
+    if result.replayed:
+        lines.append(
+            f"replayed {counted(len(result.replayed), 'dead letter')}: each is back in its backlog"
+            " queue with its message id, and the syphon will try it again (at-least-once)"
+        )
     if result.refused:
         lines.append(
             f"refused {len(result.refused):,} that came back after {REPLAYS_MAX} replays: find out"
