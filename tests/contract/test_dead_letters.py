@@ -157,9 +157,29 @@ def test_one_dead_letter_is_shown_whole(world: World) -> None:
     assert base64.b64decode(document["body_base64"]).startswith(b"body ")
     _, text, _ = world.run("show", "0", str(one["sequence_number"]))
     assert "DestinationNotFound" in text
+    assert text.endswith(f"\n\n{document['body_text']}\n")
+    assert document["body_base64"] not in text
     status, _, errors = world.run("show", "0", "999999")
     assert (status, errors.count("\n")) == (1, 1)
     assert "no dead letter 999999" in errors
+
+
+def test_a_body_is_shown_as_text_where_it_is_text(world: World) -> None:
+    bodies = {"json": '{\n  "größe":  1\x1b[2J\n}'.encode(), "binary": b"\x00\xff"}
+    with client(world.secondary) as sdk, sdk.get_queue_sender(BACKLOG[1]) as sender:
+        sender.send_messages([ServiceBusMessage(b, message_id=n) for n, b in bodies.items()])
+    world.syphon()
+    numbers = {
+        one["message_id"]: str(one["sequence_number"])
+        for one in world.json("list", "--queue", "1")["messages"]
+    }
+    _, text, _ = world.run("show", "1", numbers["json"])
+    assert text.endswith('\n\n{\n  "größe":  1�[2J\n}\n')
+    assert "body_base64" not in text
+    assert world.json("show", "1", numbers["json"])["body_text"] == bodies["json"].decode()
+    _, text, _ = world.run("show", "1", numbers["binary"])
+    assert text.splitlines()[-1].split() == ["body_base64", "AP8="]
+    assert world.json("show", "1", numbers["binary"])["body_text"] is None
 
 
 def test_a_replay_delivers_once_the_destination_is_there(world: World) -> None:

@@ -61,13 +61,16 @@ async def show_letter(selection: QueueSelection, number: int, output: Output) ->
             f"there is no dead letter {number} in {selection.queue}; "
             "`twinbus backlog dead-letters list` shows them all"
         )
-    document = letter.document()
+    text = _text_of(letter.body)
+    document = {**letter.document(), "body_text": text}
+    left_out = {"wire_base64", "body_text"} | ({"body_base64"} if text is not None else set())
     rows = [
         [name, visible(value)]
         for name, value in document.items()
-        if value is not None and name != "wire_base64"
+        if value is not None and name not in left_out
     ]
-    show(output, document, aligned(rows))
+    body = [] if text is None else ["", *map(_printable, text.splitlines())]
+    show(output, document, [*aligned(rows), *body])
     return 0
 
 
@@ -112,6 +115,20 @@ def filter_of(
         since_ms=window_of(since, None, datetime.now(UTC))[0],
         sequence_number=number,
     )
+
+
+def _text_of(body: bytes | None) -> str | None:
+    """Return a body that is UTF-8 text; None: it is not, or there is none."""
+    try:
+        text = None if body is None else body.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if text is None or "\0" in text else text
+
+
+def _printable(line: str) -> str:
+    """Return a line of foreign text with its spaces, but nothing that steers a terminal."""
+    return "".join(char if char.isprintable() else "�" for char in line.expandtabs(4))
 
 
 async def _write(selection: QueueSelection, wanted: DeadLetterFilter, lines: IO[str]) -> int:
