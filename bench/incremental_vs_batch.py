@@ -61,23 +61,23 @@ class _World:
 
     def fill(self) -> float:
         """Make the tables of the first plan; how long that took, from its records in Parquet."""
-        from twinbus.pipeline.store.store import BRONZE
-        from twinbus.pipeline.store.stream import _Taking, open_store, update
+        from twinbus.pipeline.store.lake import TableChange
+        from twinbus.pipeline.store.layout import BRONZE
+        from twinbus.pipeline.store.stream import _Batch, open_store, update
 
-        # The stream's first batch is a small one: it keeps a checkpoint from then on.
         self._write(self._next_plan())
         update(self._spark, self._ledger)
         base = self._plans[0]
         store = open_store(self._spark, self._ledger)
         before = store.latest()
-        part = store.new_part(before.batch)
+        batch = _Batch(store, before, few=False)
         self._progress(f"making {base.records:,} records")
-        maker.write_bronze(maker.made(self._spark, base), f"{store.place}/{BRONZE}/{part}")
+        files = store.write(maker.made(self._spark, base), BRONZE, batch._part)
+        batch._changes[BRONZE] = TableChange(files)
         self._progress(f"making the tables of {base.records:,} records")
         began = time.perf_counter()
         told = replace(before, records=before.records + base.records)
-        taking = _Taking(store, lambda snapshot: None)
-        store.commit(before, taking._take_records(told.with_part(BRONZE, part), before, part))
+        store.commit(before, batch._take_records(told, base.records), batch._changes)
         return (time.perf_counter() - began) * 1000
 
     def report_ms(self) -> float:

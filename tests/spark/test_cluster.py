@@ -48,7 +48,7 @@ def test_a_cluster_of_two_executors_keeps_the_tables(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == {"commit": 0, "batch": 0, "records": 216, "set_aside": {}}
-    [journeys] = (tmp_path / "_tables" / "journeys").glob("batch=0-*")
+    [journeys] = (tmp_path / "_tables" / "journeys").glob("0-*")
     assert pq.read_table(journeys).num_rows == 104
 
 

@@ -18,11 +18,12 @@ from tests.spark.ledgers import Line, came_out, completed, diverted, moved, rece
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store import compaction
 from twinbus.pipeline.store.compaction import compact, remove_raw
-from twinbus.pipeline.store.increment import STORED_JOURNEYS, kept_tables, totals
+from twinbus.pipeline.store.increment import totals
+from twinbus.pipeline.store.lake import DataFile, Snapshot
+from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, SUMS, kept_tables
 from twinbus.pipeline.store.retention import retain
-from twinbus.pipeline.store.store import BRONZE, JOURNEYS, SUMS, Snapshot, TableStore
+from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
-from twinbus.pipeline.tables.bronze import STORED_RECORDS
 from twinbus.pipeline.tables.gold import NOTABLE
 from twinbus.pipeline.tables.journeys import merged
 
@@ -63,8 +64,7 @@ def write(place: Path, name: str, lines: list[Line]) -> None:
 def contents(store: TableStore) -> dict[str, list[str]]:
     """All that the tables say, in an order of its own."""
     store, snapshot = store.for_few(), store.latest()
-    records = store.read(BRONZE, snapshot.parts_of(BRONZE), STORED_RECORDS)
-    rows = store.read(JOURNEYS, snapshot.parts_of(JOURNEYS), STORED_JOURNEYS)
+    records, rows = store.read(BRONZE, snapshot), store.read(JOURNEYS, snapshot)
     sums = (
         totals(store, snapshot, table).select(
             F.lit(table.name), F.to_json(F.struct(*table.schema.fieldNames()))
@@ -99,7 +99,7 @@ def _nothing_changes_where_compaction_fails(
     def dies(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    def cut(store: TableStore, records: DataFrame, part: str) -> int:
+    def cut(store: TableStore, records: DataFrame, part: str) -> tuple[DataFile, ...]:
         return write_records(store, records.limit(3), part)
 
     with monkeypatch.context() as patch:
@@ -111,43 +111,36 @@ def _nothing_changes_where_compaction_fails(
         with pytest.raises(LedgerError, match=r"10 records .* to be written anew and 3 were:"):
             compact(store)
     assert store.latest() == snapshot
-    # What the two attempts left goes, and what counts does not.
-    assert len(list((ledger / "_tables" / BRONZE).glob("batch=*"))) == 4
-    store.sweep(keep_s=-1)
-    assert len(list((ledger / "_tables" / BRONZE).glob("batch=*"))) == len(BATCHES)
 
 
 def _compaction_keeps_a_batch_that_comes_in_between(
     spark: SparkSession, store: TableStore, ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, list[str]]:
-    commit = compaction.commit_replacement
+    commit = compaction.commit_changes
     seen: list[dict[str, list[str]]] = []
-    # A report that began before, on parts that are older than it may take.
-    read_yet = store.read(BRONZE, store.latest().parts_of(BRONZE), STORED_RECORDS)
-    for place in (ledger / "_tables").glob("*/batch=*"):
+    # A report that began before, on files that are older than it may take.
+    read_yet = store.read(BRONZE, store.latest())
+    for place in (ledger / "_tables").glob("*/*/*.parquet"):
         os.utime(place, (1_000_000_000, 1_000_000_000))
 
-    def late(*arguments: Any) -> Snapshot:
+    def late(*arguments: Any, **named: Any) -> Snapshot:
         if not seen:
             write(ledger, "app-8", [received("a", 20)])
             update(spark, ledger)
             seen.append(contents(store))
-        return commit(*arguments)
+        return commit(*arguments, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(compaction, "commit_replacement", late)
+        patch.setattr(compaction, "commit_changes", late)
         done = compact(store)
-    assert done.parts_before == {BRONZE: 2, JOURNEYS: 2, SUMS: 2}
+    assert (done.files_before[BRONZE], done.files_before[JOURNEYS]) == (2, 2)
     # One that was compacted, and the one that came meanwhile.
-    assert done.parts_after == {BRONZE: 2, JOURNEYS: 2, SUMS: 2}
+    assert (done.files_after[BRONZE], done.files_after[JOURNEYS]) == (2, 2)
+    assert done.files_after[SUMS] < done.files_before[SUMS] + len(kept_tables())
     after = contents(store)
     assert after == seen[0]
     assert len(after[BRONZE]) == 11
     assert read_yet.count() == 10
-    # A file for each day and pair.
-    part = store.latest().parts_of(BRONZE)[0]
-    files = (ledger / "_tables" / BRONZE / part).glob("day=*/pair=*/*.parquet")
-    assert len(list(files)) == 3
     return after
 
 
@@ -169,11 +162,10 @@ def _raw_files_go_and_the_stream_goes_on(
     spark: SparkSession, store: TableStore, ledger: Path
 ) -> None:
     write(ledger, "app-9", [came_out("open", 3 * DAY_S), completed("open", 3 * DAY_S)])
-    removed = remove_raw(store)
-    assert [Path(one).name for one in removed] == ["app-0.jsonl", "app-1.jsonl"]
+    assert remove_raw(store, str(ledger)) == ["app-0.jsonl", "app-1.jsonl"]
     # The last batch's, and what no batch has taken, stay.
     assert sorted(one.name for one in ledger.glob("*.jsonl")) == ["app-8.jsonl", "app-9.jsonl"]
-    assert remove_raw(store) == []
+    assert remove_raw(store, str(ledger)) == []
     with pytest.raises(LedgerError, match="only copy"):
         rebuild(spark, ledger)
     # What was open is found again when it goes on.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,9 @@ from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.reports.outage import outage_report
 from twinbus.pipeline.reports.reconciliation import reconciliation_report
 from twinbus.pipeline.store.compaction import remove_raw
+from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.raw_files import missing_from_files, missing_from_tables
-from twinbus.pipeline.store.store import Snapshot, TableStore
+from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
@@ -58,22 +58,18 @@ def taken(spark: SparkSession, tmp_path: Path) -> TableStore:
     write_lines(tmp_path, "app-00001.jsonl", [diverted("a")])
     write_lines(tmp_path, "syphon-00000.jsonl", SYPHON)
     store = TableStore(spark, tmp_path / "_tables")
-    store.commit(Snapshot(), Snapshot(batch=1))
-    noted = tmp_path / "_tables" / "checkpoint" / "sources" / "0"
-    noted.mkdir(parents=True)
+    snapshot = Snapshot()
     for batch, pattern in enumerate(["app-*", "syphon-*"]):
-        told = [
-            {"path": path.as_uri(), "timestamp": 1, "batchId": batch}
-            for path in tmp_path.glob(pattern)
-        ]
-        (noted / str(batch)).write_text("v1\n" + "\n".join(map(json.dumps, told)))
+        took = [path.name for path in tmp_path.glob(pattern)]
+        snapshot = store.commit(snapshot, Snapshot(batch=batch), {}, took)
     return store
 
 
 def test_files_that_were_removed_make_the_verdict_unknown(
     spark: SparkSession, tmp_path: Path, taken: TableStore
 ) -> None:
-    assert [Path(one).name for one in remove_raw(taken)] == ["app-00000.jsonl", "app-00001.jsonl"]
+    removed = remove_raw(taken, str(tmp_path))
+    assert removed == ["app-00000.jsonl", "app-00001.jsonl"]
     with batch_tables(spark, tmp_path) as tables:
         report = conservation_report(tables, ReportRequest(), None)
         both_views = reconciliation_report(tables, ReportRequest())
@@ -92,7 +88,7 @@ def test_files_that_were_removed_make_the_verdict_unknown(
 def test_files_that_were_removed_are_named_in_charges_and_availability(
     spark: SparkSession, tmp_path: Path, taken: TableStore
 ) -> None:
-    remove_raw(taken)
+    remove_raw(taken, str(tmp_path))
     with batch_tables(spark, tmp_path) as tables:
         charged = charges_report(tables, ReportRequest(), standard(), CountingRule())
         available = availability_report(tables, ReportRequest())
@@ -103,7 +99,7 @@ def test_files_that_were_removed_are_named_in_charges_and_availability(
 def test_the_drills_report_does_not_call_it_conserved(
     spark: SparkSession, tmp_path: Path, taken: TableStore
 ) -> None:
-    remove_raw(taken)
+    remove_raw(taken, str(tmp_path))
     report = outage_report(spark, tmp_path, standard(), [], peeked_ms=EPOCH_MS, ids_max=10)
     assert report.conservation.verdict is ReportVerdict.UNKNOWN
     assert GONE in report.conservation.unknown
@@ -122,9 +118,9 @@ def test_a_removal_that_is_killed_is_noted_before_anything_is_missing(
 
     remove, put = TableStore.remove_raw_file, TableStore.put_text
 
-    def removes(store: TableStore, address: str) -> bool:
-        was_there = remove(store, address)
-        if step == "first file" or address.endswith("app-00001.jsonl"):
+    def removes(store: TableStore, ledger: str, name: str) -> bool:
+        was_there = remove(store, ledger, name)
+        if step == "first file" or name == "app-00001.jsonl":
             raise KeyboardInterrupt
         return was_there
 
@@ -139,16 +135,16 @@ def test_a_removal_that_is_killed_is_noted_before_anything_is_missing(
             name = "put_text" if step == "rename" else step
             patch.setattr(TableStore, name, puts_a_draft if step == "rename" else dies)
         with pytest.raises(KeyboardInterrupt):
-            remove_raw(taken)
+            remove_raw(taken, str(tmp_path))
     there = names(tmp_path)
     assert before - there == set(missing_from_files(taken, tmp_path).removed)
     # Done again, it ends as if it had never been killed.
-    remove_raw(taken)
+    remove_raw(taken, str(tmp_path))
     assert names(tmp_path) == {"syphon-00000.jsonl"}
     found = missing_from_files(taken, tmp_path)
     assert set(found.removed) == {"app-00000.jsonl", "app-00001.jsonl"}
     assert (found.gaps, found.unnoted) == ((), 0)
-    remove_raw(taken)
+    remove_raw(taken, str(tmp_path))
     assert sum(is_note(path.name) for path in tmp_path.iterdir()) == 1
 
 
@@ -156,7 +152,7 @@ def test_a_removal_without_a_readable_note_is_unknown(tmp_path: Path, taken: Tab
     # As a version did that left no note.
     taken.mark_raw_removed()
     assert missing_from_files(taken, tmp_path).unnoted == 1
-    remove_raw(taken)
+    remove_raw(taken, str(tmp_path))
     assert missing_from_files(taken, tmp_path).unnoted == 0
     [note] = (path for path in tmp_path.iterdir() if is_note(path.name))
     note.write_text(note.read_text()[:-9])

@@ -1,19 +1,23 @@
-"""The tables on disk: which commit counts, and what is left of them when something dies."""
+"""The tables on disk: when they cannot be used, and what a rebuild leaves when it dies."""
 
 from __future__ import annotations
 
-import os
-import time
-from dataclasses import replace
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.store.increment import kept_tables, signature_of
-from twinbus.pipeline.store.store import BRONZE, KEEP_S, SUMS, CommitConflict, Snapshot, TableStore
-from twinbus.pipeline.store.stream import open_store
+from twinbus.pipeline.store import stream
+from twinbus.pipeline.store.compaction import Compacted
+from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.layout import kept_tables, signature_of
+from twinbus.pipeline.store.store import TableStore
+from twinbus.pipeline.store.stream import open_store, update
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,102 +25,37 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-class Files:
-    """Hadoop's file system, with an answer or a step of its own."""
-
-    def __init__(self, store: TableStore, **own: Any) -> None:
-        self._real, self._own = store._files, own
-        store._files = self
-
-    def __getattr__(self, name: str) -> Any:
-        return self._own.get(name) or getattr(self._real, name)
-
-
-@pytest.mark.parametrize("scheme", ["", "file://"])
-def test_of_two_that_commit_at_once_the_first_wins(
-    spark: SparkSession, tmp_path: Path, scheme: str
-) -> None:
-    first, second = (TableStore(spark, f"{scheme}{tmp_path}") for _ in range(2))
-    first.commit(Snapshot(), Snapshot(records=1))
-    # It looked before the first one had committed.
-    Files(second, exists=lambda path: False)
-    with pytest.raises(CommitConflict, match=r"0\.json"):
-        second.commit(Snapshot(), Snapshot(records=2))
-    assert first.latest().records == 1
-    assert [path.name for path in (tmp_path / "commits").glob("*")] == ["0.json"]
-
-
-def test_a_disk_without_links_is_committed_to_by_a_rename(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*paths: str) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    store = TableStore(spark, tmp_path)
-    store.commit(Snapshot(), Snapshot())
-    assert store.latest().number == 0
-    with pytest.raises(CommitConflict):
-        store.commit(Snapshot(), Snapshot())
-
-
-def test_a_replaced_part_stays_as_long_as_a_reader_may_take(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, new, remains = "batch=0-0a", "batch=0-0b", "batch=0-0c"
-    places = [
-        tmp_path / kind / part for part in (old, new, remains) for kind in (BRONZE, "sums-fates")
-    ]
-    for place in places:
-        place.mkdir(parents=True)
-        os.utime(place, (1_000_000_000, 1_000_000_000))
-    store = TableStore(spark, tmp_path)
-
-    def left_after(at_s: float) -> set[str]:
-        monkeypatch.setattr("twinbus.pipeline.store.store._now_ms", lambda: int(at_s * 1000))
-        store.sweep()
-        return {place.name for place in places if place.exists()}
-
-    now_s = time.time()
-    before = store.commit(Snapshot(), Snapshot(batch=0, parts={BRONZE: (old,), SUMS: (old,)}))
-    # One kind after the other, as a compaction does it.
-    after = store.commit(before, replace(before, parts={BRONZE: (new,), SUMS: (old,)}))
-    after = store.commit(after, replace(after, parts={BRONZE: (new,), SUMS: (new,)}))
-    assert left_after(now_s + KEEP_S - 1) == {old, new}
-    # A commit that replaces nothing does not forget what others replaced.
-    store.commit(after, after)
-    assert left_after(now_s + KEEP_S - 1) == {old, new}
-    assert left_after(now_s + KEEP_S + 60) == {new}
-    # The name of a part counts for the kind that has it.
-    assert {place for place in places if place.exists()} == set(places[2:4])
-    last = store.commit(store.latest(), store.latest())
-    assert last.replaced_ms == {}
-
-
 @pytest.fixture
 def ledger(spark: SparkSession, tmp_path: Path) -> Path:
-    """A ledger whose tables have two batches, as far as `open_store` looks."""
+    """A ledger with tables that have no rows yet."""
     (tmp_path / "app-0.jsonl").touch()
     store = TableStore(spark, tmp_path / "_tables")
-    snapshot = Snapshot(gold=signature_of(kept_tables()))
-    for batch in range(2):
-        snapshot = store.commit(snapshot, replace(snapshot, batch=batch))
-        for noted in ("offsets", "commits"):
-            place = tmp_path / "_tables" / "checkpoint" / noted / str(batch)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.touch()
-    (tmp_path / "_tables" / BRONZE).mkdir()
+    told = Snapshot(batch=0, gold=signature_of(kept_tables()))
+    snapshot = store.commit(Snapshot(), told, {}, ["app-0.jsonl"])
     assert open_store(spark, tmp_path).latest() == snapshot
     return tmp_path
 
 
-@pytest.mark.parametrize("commits", [["0.json", "1.json"], ["1.json"]])
-def test_tables_without_their_commits_are_not_taken_for_empty_ones(
-    spark: SparkSession, ledger: Path, commits: list[str]
+def test_tables_of_an_earlier_version_are_to_be_rebuilt(spark: SparkSession, ledger: Path) -> None:
+    (ledger / "_tables" / "commits").mkdir()
+    told = r"made by an earlier version of Twinbus.*twinbus ledger rebuild LEDGER"
+    with pytest.raises(LedgerError, match=told):
+        open_store(spark, ledger)
+
+
+def test_tables_of_other_columns_are_to_be_rebuilt(spark: SparkSession, ledger: Path) -> None:
+    store = open_store(spark, ledger)
+    store.commit(store.latest(), Snapshot(gold="other"), {})
+    with pytest.raises(LedgerError, match="have other columns: rebuild them"):
+        open_store(spark, ledger)
+
+
+def test_the_only_copy_without_its_sets_is_not_taken_for_empty(
+    spark: SparkSession, ledger: Path
 ) -> None:
-    for name in commits:
-        (ledger / "_tables" / "commits" / name).unlink()
-    with pytest.raises(LedgerError, match=r"have lost commits.*twinbus ledger rebuild LEDGER"):
+    TableStore(spark, ledger / "_tables").mark_raw_removed()
+    shutil.rmtree(ledger / "_tables" / "sets")
+    with pytest.raises(LedgerError, match=r"have lost their table sets.* restore it from a copy"):
         open_store(spark, ledger)
 
 
@@ -127,15 +66,71 @@ def test_a_rebuild_that_dies_half_way_leaves_no_tables(
     store = TableStore(spark, ledger / "_tables")
     hadoop, left = store._files, iter(range(survived))
 
-    def dies(path: Any, recursive: bool) -> bool:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return bool(hadoop.delete(path, recursive))
+    class Files:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(hadoop, name)
 
-    Files(store, delete=dies)
+        def delete(self, path: Any, recursive: bool) -> bool:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return bool(hadoop.delete(path, recursive))
+
+    store._files = Files()
     with pytest.raises(KeyboardInterrupt):
         store.remove()
     with pytest.raises(LedgerError, match=r"was broken off.*twinbus ledger rebuild LEDGER"):
         open_store(spark, ledger)
     TableStore(spark, ledger / "_tables").remove()
     assert open_store(spark, ledger).latest() == Snapshot()
+    assert list((ledger / "_tables").iterdir()) == []
+
+
+def test_many_files_are_read_without_a_job_to_list_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """In a session that a user brought, with Spark's own limit."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "32")
+    store = TableStore(session, tmp_path)
+    paths = [f"0-a/part-{number}.parquet" for number in range(40)]
+    (tmp_path / "raised" / "0-a").mkdir(parents=True)
+    for path in paths:
+        pq.write_table(pa.table({"messages": [1]}), tmp_path / "raised" / path)
+    context = spark.sparkContext
+
+    def jobs_of(read: Callable[[], object], name: str) -> int:
+        context.setJobGroup(name, name)
+        try:
+            read()
+            return len(context.statusTracker().getJobIdsForGroup(name))
+        finally:
+            context.setJobGroup("", "")
+
+    files = [str(tmp_path / "raised" / path) for path in paths]
+    plain = session.read.schema("messages long")
+    assert jobs_of(lambda: plain.parquet(*files), "of the user") == 1
+    assert jobs_of(lambda: store.read_files("raised", paths), "of the store") == 0
+
+
+def test_an_update_compacts_when_it_pays(
+    spark: SparkSession, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compacted: list[TableStore] = []
+
+    def compact(store: TableStore) -> Compacted:
+        compacted.append(store)
+        return Compacted(store.latest(), {}, {})
+
+    monkeypatch.setattr(stream, "compact", compact)
+    update(spark, ledger)
+    assert compacted == []
+    monkeypatch.setattr(stream, "pays", lambda store, snapshot: True)
+    assert update(spark, ledger) == compacted[0].latest()
+
+
+def test_a_name_that_delta_misreads_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    place = tmp_path / "a%20b"
+    place.mkdir()
+    (place / "app-0.jsonl").touch()
+    with pytest.raises(LedgerError, match="takes % in a path for an escape"):
+        open_store(spark, place)

@@ -8,7 +8,7 @@
     update     add the ledger's files that were closed since the last update to the tables
     follow     keep updating until stopped
     rebuild    make the tables again from the ledger's files
-    compact    merge many small parts into few
+    compact    merge many small files into few
     retain     remove what is older than --days
     status     print what the tables hold
 
@@ -185,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
         ("update", "add the ledger's closed files to the tables"),
         ("follow", "keep updating until stopped"),
         ("rebuild", "make the tables again from the ledger's files"),
-        ("compact", "merge many small parts into few"),
+        ("compact", "merge many small files into few"),
         ("retain", "remove what is older than --days"),
         ("status", "print what the tables hold"),
     ):

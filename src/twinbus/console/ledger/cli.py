@@ -15,7 +15,7 @@ app = command_group("Maintain the tables of a ledger: update, compact, retain.")
 
 @command(app, "twinbus ledger status ./ledger --output json")
 def status(given: TablesOptions) -> int:
-    """Show records, rejected lines, parts, files and bytes."""
+    """Show records, rejected lines, files and bytes."""
     return _run("status", given)
 
 
@@ -49,7 +49,7 @@ def compact(
         ),
     ] = False,
 ) -> int:
-    """Merge the small parts of the tables into large ones.
+    """Merge the small files of the tables into large ones.
 
     Reports stay the same.
     """

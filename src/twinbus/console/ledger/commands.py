@@ -51,21 +51,18 @@ def _status_lines(result: Document) -> list[str]:
     """Return a row for each kind of table."""
     if result["commit"] < 0:
         return [f"{result['place']}: no tables yet; make a report, or twinbus ledger update LEDGER"]
-    rows = [
-        (kind, one["parts"], one["files"], size(one["bytes"]))
-        for kind, one in result["kinds"].items()
-    ]
+    rows = [(kind, one["files"], size(one["bytes"])) for kind, one in result["kinds"].items()]
     records, commit = _table_lines(result)
-    table = table_lines(("", ">parts", ">files", ">size"), rows)
+    table = table_lines(("", ">files", ">size"), rows)
     return [f"{result['place']}: {records}", commit, *table]
 
 
 def _compact_lines(result: Document) -> list[str]:
-    """Return the number of parts before and after, for each kind of table."""
-    after = result["parts_after"]
+    """Return the number of files before and after, for each kind of table."""
+    after = result["files_after"]
     lines = [
-        f"{kind}: {before:,} parts -> {after[kind]:,}"
-        for kind, before in result["parts_before"].items()
+        f"{kind}: {before:,} files -> {after[kind]:,}"
+        for kind, before in result["files_before"].items()
     ]
     removed = result["raw_files_removed"]
     return lines if removed is None else [*lines, f"files of the ledger removed: {removed:,}"]

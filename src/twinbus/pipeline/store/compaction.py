@@ -1,10 +1,9 @@
-"""Many small parts of the tables as few large ones: readers open files, and each costs them time.
+"""Many small files of the tables as few large ones: readers open files, and each costs them time.
 
-A stream writes a part for each batch. Compaction writes the small ones anew as one (records by day
-and pair, journeys with all rows of a message merged into one, sums added up), checks that nothing
-is missing, and commits a snapshot that names the new part in place of the old ones, kind by kind. A
-crash before that leaves the tables as they were, and remains that the next sweep removes; readers
-of an earlier snapshot keep their files for `store.KEEP_S`.
+A batch writes at least one file to each table. Compaction writes the small ones anew (records by
+day and pair, journeys with all rows of a message merged into one, sums added up), checks that
+nothing is missing, and commits a set in which the new files replace the old ones, kind by kind. A
+crash before that leaves the tables as they were. `update` compacts by itself when it pays (`pays`).
 
 The ledger's own files are not needed by anyone once their records are in the tables:
 `remove_raw` takes away those that earlier batches than the last one took.
@@ -12,79 +11,88 @@ The ledger's own files are not needed by anyone once their records are in the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.ledger.record import FILE_SUFFIX, LedgerError
-from twinbus.pipeline.store.increment import STORED_JOURNEYS, kept_tables, keyed, totals
-from twinbus.pipeline.store.raw_files import note_removal, taken_files
-from twinbus.pipeline.store.store import (
-    BRONZE,
-    JOURNEYS,
-    SUMS,
-    CommitConflict,
-    Snapshot,
-    TableStore,
-)
-from twinbus.pipeline.tables.bronze import STORED_RECORDS
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.store.increment import keyed, totals
+from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
+from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, SUMS, kept_tables
+from twinbus.pipeline.store.raw_files import note_removal
+from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.tables.journeys import merged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-LARGE_BYTES: Final = 1 << 30
-"""A part of this size is left alone: a record is then written anew only a few times in its life."""
+LARGE_BYTES: Final = 1 << 24
+"""A file of this size is left alone: a record is then written anew only a few times in its life."""
+
+SMALL_FILES_MAX: Final = 64
+"""Small files of a table before an update writes them anew: to open one takes milliseconds."""
+
+TINY_BYTES: Final = LARGE_BYTES // 4
+"""Small files that have this size on average would not become much fewer."""
 
 COMMIT_TRIES: Final = 20
-"""While a stream commits batches of its own; what was written is still good, so a try is cheap."""
+"""While others commit batches of their own; what was written is still good, so a try is cheap."""
 
 Announce = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """Parts of one kind and what is to stand in their place; no part: they go."""
-
-    kind: str
-    old: tuple[str, ...]
-    new: str | None
-    records_from: str = ""
-    """The first day whose records are still there afterwards; "": as before."""
+Changes = dict[str, TableChange]
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """What compaction came to, by kind of table."""
+    """What compaction came to: files by kind of table."""
 
     snapshot: Snapshot
-    parts_before: dict[str, int]
-    parts_after: dict[str, int]
+    files_before: dict[str, int]
+    files_after: dict[str, int]
 
 
-def compact(
-    store: TableStore, *, announce: Announce | None = None, large_bytes: int = LARGE_BYTES
-) -> Compacted:
-    """Write the small parts of every kind as one; the tables say the same before and after."""
+def pays(store: TableStore, snapshot: Snapshot) -> bool:
+    """Whether a table of records or journeys has so many small files that readers notice."""
+    for table in _WRITERS:
+        small = _small(store, snapshot, table)
+        mean_bytes = sum(file.size_bytes for file in small) / max(1, len(small))
+        if len(small) > SMALL_FILES_MAX and mean_bytes < TINY_BYTES:
+            return True
+    return False
+
+
+def compact(store: TableStore, *, announce: Announce | None = None) -> Compacted:
+    """Write the small files of every table as few; the tables say the same before and after."""
     say = announce or (lambda line: None)
     before = after = latest_of(store)
-    for kind, write in _WRITERS.items():
-        small = _small_parts(store, before, kind, large_bytes)
+    part = store.new_part(before.batch)
+    for table, write in _WRITERS.items():
+        small = _small(store, before, table)
         if len(small) > 1:
-            say(f"compacting {len(small)} parts of {kind}")
-            part = store.new_part(before.batch)
-            write(store, before, small, part)
-            # At once: a sweep removes what no commit has named for an hour.
-            after = commit_replacement(store, Replacement(kind, small, part))
+            say(f"compacting {len(small)} files of {table}")
+            new = write(store, before, small, part)
+            after = commit_changes(store, {table: TableChange(new, small)})
+    sums = _compacted_sums(store, before, part)
+    if sums:
+        after = commit_changes(store, sums, sum_parts=1)
     store.sweep()
-    kinds = list(_WRITERS)
-    return Compacted(
-        after,
-        {kind: len(before.parts_of(kind)) for kind in kinds},
-        {kind: len(after.parts_of(kind)) for kind in kinds},
-    )
+    return Compacted(after, files_by_kind(store, before), files_by_kind(store, after))
+
+
+def files_by_kind(store: TableStore, snapshot: Snapshot) -> dict[str, int]:
+    """How many files there are of records, of journeys, and of all gold tables."""
+    return {kind: len(files) for kind, files in files_of_kinds(store, snapshot).items()}
+
+
+def files_of_kinds(store: TableStore, snapshot: Snapshot) -> dict[str, list[DataFile]]:
+    """The files of records, of journeys, and of all gold tables."""
+    kinds = {BRONZE: [BRONZE], JOURNEYS: [JOURNEYS], SUMS: [one.name for one in kept_tables()]}
+    return {
+        kind: [file for table in tables for file in store.lake.files(table, snapshot)]
+        for kind, tables in kinds.items()
+    }
 
 
 def latest_of(store: TableStore) -> Snapshot:
@@ -98,23 +106,28 @@ def latest_of(store: TableStore) -> Snapshot:
     return snapshot
 
 
-def commit_replacement(store: TableStore, one: Replacement) -> Snapshot:
+def commit_changes(
+    store: TableStore,
+    changes: Mapping[str, TableChange],
+    *,
+    records_from: str = "",
+    sum_parts: int | None = None,
+) -> Snapshot:
     """Commit what was written, on top of whatever others have committed meanwhile.
 
-    Where another process has replaced the same parts, it is left as that one made it.
+    Where another process has replaced the same files, it is left as that one made it.
+    `records_from` is the first day whose records are still there afterwards; "": as before.
     """
     for _ in range(COMMIT_TRIES):
         latest = latest_of(store)
-        there = latest.parts_of(one.kind)
-        if not set(one.old) <= set(there):
-            return latest
-        after = replace(
-            latest,
-            parts={**latest.parts, one.kind: _replaced(there, one)},
-            records_from=max(latest.records_from, one.records_from),
-        )
+        for table, change in changes.items():
+            if not set(change.removed) <= set(store.lake.files(table, latest)):
+                return latest
+        after = replace(latest, records_from=max(latest.records_from, records_from))
+        if sum_parts is not None:
+            after = replace(after, sum_parts=sum_parts)
         try:
-            return store.commit(latest, after)
+            return store.commit(latest, after, changes)
         except CommitConflict:
             continue
     raise LedgerError(
@@ -123,44 +136,39 @@ def commit_replacement(store: TableStore, one: Replacement) -> Snapshot:
     )
 
 
-def _replaced(there: Sequence[str], one: Replacement) -> tuple[str, ...]:
-    """The parts with the new one where the first of the old ones was."""
-    place = there.index(one.old[0])
-    rest = [part for part in there if part not in one.old]
-    kept_before = sum(part not in one.old for part in there[:place])
-    return (*rest[:kept_before], *([one.new] if one.new else []), *rest[kept_before:])
+def _small(store: TableStore, snapshot: Snapshot, table: str) -> tuple[DataFile, ...]:
+    files = store.lake.files(table, snapshot)
+    return tuple(file for file in files if file.size_bytes < LARGE_BYTES)
 
 
-def _small_parts(
-    store: TableStore, snapshot: Snapshot, kind: str, large_bytes: int
-) -> tuple[str, ...]:
-    parts = snapshot.parts_of(kind)
-    if kind == SUMS:
-        return parts
-    return tuple(part for part in parts if store.size_of(kind, part)[1] < large_bytes)
+def _write_records(
+    store: TableStore, snapshot: Snapshot, files: tuple[DataFile, ...], part: str
+) -> tuple[DataFile, ...]:
+    records = store.read_files(BRONZE, [file.path for file in files])
+    new = write_records(store, records, part)
+    require_same(rows_of(files), rows_of(new), "records", store)
+    return new
 
 
-def _write_records(store: TableStore, snapshot: Snapshot, parts: Sequence[str], new: str) -> None:
-    records = store.read(BRONZE, parts, STORED_RECORDS)
-    require_same(records.count(), write_records(store, records, new), "records", store)
-
-
-def write_records(store: TableStore, records: DataFrame, part: str) -> int:
-    """Write records as few files for each day and pair, in the order of time; return how many."""
+def write_records(store: TableStore, records: DataFrame, part: str) -> tuple[DataFile, ...]:
+    """Write records as few files, each of few days and pairs, in the order of time."""
     placed = records.hint("rebalance", "day", "pair").sortWithinPartitions("day", "pair", "at_ms")
-    return store.write(placed, BRONZE, part, partition_by=("day", "pair"))
+    return store.write(placed, BRONZE, part)
 
 
-def _write_journeys(store: TableStore, snapshot: Snapshot, parts: Sequence[str], new: str) -> None:
+def _write_journeys(
+    store: TableStore, snapshot: Snapshot, files: tuple[DataFile, ...], part: str
+) -> tuple[DataFile, ...]:
     many = store.for_many(snapshot.records)
-    rows = many.read(JOURNEYS, parts, STORED_JOURNEYS).drop("key_hash")
-    written = write_journeys(store, merged(rows), new)
+    rows = many.read_files(JOURNEYS, [file.path for file in files]).drop("key_hash")
+    new = write_journeys(store, merged(rows), part)
     keys = ("destination", "message_id", "receiver")
-    require_same(rows.select(*keys).distinct().count(), written, "journeys", store)
+    require_same(rows.select(*keys).distinct().count(), rows_of(new), "journeys", store)
+    return new
 
 
-def write_journeys(store: TableStore, journeys: DataFrame, part: str) -> int:
-    """Write merged journeys as files of a few days each, in the order of time; return how many.
+def write_journeys(store: TableStore, journeys: DataFrame, part: str) -> tuple[DataFile, ...]:
+    """Write merged journeys as files of a few days each, in the order of time.
 
     So a look-up for new records, which are mostly about young messages, passes over most files.
     """
@@ -169,18 +177,27 @@ def write_journeys(store: TableStore, journeys: DataFrame, part: str) -> int:
     return store.write(placed, JOURNEYS, part)
 
 
-def _write_sums(store: TableStore, snapshot: Snapshot, parts: Sequence[str], new: str) -> None:
-    only = replace(snapshot, parts={SUMS: tuple(parts)})
+def _compacted_sums(store: TableStore, snapshot: Snapshot, part: str) -> Changes:
+    changes = {}
     for table in kept_tables():
-        # Few rows each: one file.
-        store.write(totals(store, only, table).coalesce(1), f"{SUMS}-{table.name}", new)
+        old = store.lake.files(table.name, snapshot)
+        if len(old) > 1:
+            # Few rows each: one file.
+            rows = totals(store, snapshot, table).coalesce(1)
+            changes[table.name] = TableChange(store.write(rows, table.name, part), old)
+    return changes
 
 
-_WRITERS: Final = {BRONZE: _write_records, JOURNEYS: _write_journeys, SUMS: _write_sums}
+_WRITERS: Final = {BRONZE: _write_records, JOURNEYS: _write_journeys}
+
+
+def rows_of(files: Sequence[DataFile]) -> int:
+    """How many rows are in these files."""
+    return sum(file.rows for file in files)
 
 
 def require_same(before: int, after: int, what: str, store: TableStore) -> None:
-    """LedgerError where a part that was written anew is not whole: the old ones stay."""
+    """LedgerError where what was written anew is not whole: the old files stay."""
     if before != after:
         raise LedgerError(
             f"{before:,} {what} at {store.place} were to be written anew and {after:,} were:"
@@ -188,17 +205,13 @@ def require_same(before: int, after: int, what: str, store: TableStore) -> None:
         )
 
 
-def remove_raw(store: TableStore) -> list[str]:
-    """Remove the ledger's files that are safely in the tables; returns their addresses.
+def remove_raw(store: TableStore, ledger: str) -> list[str]:
+    """Remove the ledger's files that are safely in the tables; returns their names.
 
     Those of the last batch stay: who looks into the directory sees that a ledger is kept there.
     """
-    snapshot = latest_of(store)
-    going = sorted(
-        path
-        for path, batch in taken_files(store)
-        if batch < snapshot.batch and path.endswith(FILE_SUFFIX)
-    )
+    last = latest_of(store).batch
+    going = sorted(name for name, batch in store.lake.taken().items() if batch < last)
     # Killed after this, nothing is missing that is not noted.
-    note_removal(store, going)
-    return [path for path in going if store.remove_raw_file(path)]
+    note_removal(store, ledger, going)
+    return [name for name in going if store.remove_raw_file(ledger, name)]

@@ -18,10 +18,12 @@ from urllib.parse import unquote
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, kept_tables, keyed, totals
+from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, keyed, totals
+from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.layout import BRONZE, kept_tables
 from twinbus.pipeline.store.raw_files import missing_from_tables
-from twinbus.pipeline.store.store import BRONZE, Snapshot, TableStore
-from twinbus.pipeline.store.stream import open_store, update
+from twinbus.pipeline.store.store import TableStore
+from twinbus.pipeline.store.stream import FEW_BYTES, open_store, update
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import BUCKET_S, NOTABLE, GoldTable, with_fates
 from twinbus.pipeline.tables.journeys import partial_journeys
@@ -32,9 +34,6 @@ if TYPE_CHECKING:
 
 TRIES: Final = 3
 """Looks at the open files of a ledger: one that is ended meanwhile could be missed twice."""
-
-_FEW_BYTES: Final = 1_500_000
-"""Of open files: about `ONE_TASK_MAX` records."""
 
 _FILE: Final = "file"
 
@@ -122,9 +121,8 @@ class CurrentTables:
 
     def every_record(self) -> DataFrame:
         """Every record, as `schemas.LEDGER`: this reads all there are."""
-        parts = self._snapshot.parts_of(BRONZE)
         store = self._store.for_many(self._snapshot.records)
-        stored = store.read(BRONZE, parts, bronze.STORED_RECORDS).select(*LEDGER.fieldNames())
+        stored = store.read(BRONZE, self._snapshot).select(*LEDGER.fieldNames())
         return stored if self._tail is None else stored.unionByName(self._tail.taken)
 
     def _total(self, table: GoldTable) -> DataFrame:
@@ -145,7 +143,7 @@ class _Tail:
         ledger: Path | str,
         files: Mapping[str, int],
     ) -> None:
-        few = sum(files.values()) <= _FEW_BYTES
+        few = sum(files.values()) <= FEW_BYTES
         session = store.for_few().session if few else spark
         # A file that is ended now has another name: the caller looks again.
         reader = session.read.schema(bronze.LINES).options(

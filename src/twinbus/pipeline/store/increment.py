@@ -8,16 +8,14 @@ ordered by), then in the files and the span of time that had them. All else foll
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StructField, StructType
 
-from twinbus.pipeline.store.store import JOURNEYS, SUMS, Snapshot, TableStore
-from twinbus.pipeline.tables import schemas
-from twinbus.pipeline.tables.gold import NOTABLE, GoldTable, gold_tables
+from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.layout import JOURNEYS
+from twinbus.pipeline.store.store import TableStore, paths_of
+from twinbus.pipeline.tables.gold import GoldTable
 from twinbus.pipeline.tables.gold import merged as merged_sums
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
 
@@ -29,21 +27,6 @@ BROADCAST_MAX: Final = 1_000_000
 
 ONE_TASK_MAX: Final = 5_000
 """Messages of a step that one task does whole: to spread fewer costs more than the work itself."""
-
-STORED_JOURNEYS: Final = StructType(
-    [*schemas.JOURNEYS.fields, StructField("key_hash", LongType(), nullable=False)]
-)
-
-
-def kept_tables() -> tuple[GoldTable, ...]:
-    """Every table of sums that is kept, with the messages that can be named."""
-    return (*gold_tables(), NOTABLE)
-
-
-def signature_of(tables: Sequence[GoldTable]) -> str:
-    """A digest of names and columns: tables of other columns cannot be added to."""
-    told = "\n".join(f"{table.name} {table.keys} {table.schema.json()}" for table in tables)
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def keyed(journeys: DataFrame) -> DataFrame:
@@ -124,10 +107,9 @@ def _earlier(
     Rows of another message with the same hash may be among them: they are the same before and
     after, and change nothing.
     """
-    parts = snapshot.parts_of(JOURNEYS)
-    if not parts:
+    if not store.lake.files(JOURNEYS, snapshot):
         return None
-    stored = store.read(JOURNEYS, parts, STORED_JOURNEYS)
+    stored = store.read(JOURNEYS, snapshot)
     wanted = fresh.select("key_hash").distinct()
     if messages <= BROADCAST_MAX:
         wanted = F.broadcast(wanted)
@@ -142,7 +124,7 @@ def _earlier(
         return None
     begin_ms, end_ms = min(row["first_ms"] for row in found), max(row["last_ms"] for row in found)
     return (
-        store.read_files([row["file"] for row in found], STORED_JOURNEYS)
+        store.read_files(JOURNEYS, paths_of(row["file"] for row in found))
         .where(F.col("first_ms").between(begin_ms, end_ms))
         .join(wanted, "key_hash", "left_semi")
         .drop("key_hash")
@@ -153,8 +135,7 @@ def totals(
     store: TableStore, snapshot: Snapshot, table: GoldTable, change: DataFrame | None = None
 ) -> DataFrame:
     """A table's rows in a snapshot, with what is to be added to them."""
-    parts = snapshot.parts_of(SUMS)
-    committed = store.read(f"{SUMS}-{table.name}", parts, table.schema)
-    if change is None:
-        return merged_sums(table, [committed]) if parts else committed
-    return merged_sums(table, [committed, change] if parts else [change])
+    if not store.lake.files(table.name, snapshot):
+        return store.read(table.name, snapshot) if change is None else merged_sums(table, [change])
+    committed = store.read(table.name, snapshot)
+    return merged_sums(table, [committed] if change is None else [committed, change])

@@ -6,36 +6,21 @@ first one goes (`ledger.missing`), so that later readers of the files know that 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote
 
 from twinbus.ledger import missing
 from twinbus.pipeline.store.store import TableStore
 
 
-def taken_files(store: TableStore) -> Iterator[tuple[str, int]]:
-    """Every file of the ledger that the stream took, and its batch, as Spark wrote them down."""
-    for text in store.read_texts("checkpoint/sources/0"):
-        for line in text.splitlines():
-            if line.startswith("{"):
-                told = json.loads(line)
-                yield told["path"], int(told["batchId"])
-
-
-def note_removal(store: TableStore, addresses: Iterable[str]) -> None:
-    """Note which files are about to be removed: in their own directories, and at the tables."""
-    names: dict[str, set[str]] = {}
-    for address in addresses:
-        place, _, name = unquote(address).rpartition("/")
-        names.setdefault(place, set()).add(name)
-    for place, going in names.items():
-        notes = (missing.noted_files(text) for text in _listed(store, place)[1])
-        new = going.difference(*(noted for noted in notes if noted is not None))
-        if new:
-            store.put_text(place, missing.note_name(), missing.new_note(new))
+def note_removal(store: TableStore, ledger: str, going: Iterable[str]) -> None:
+    """Note which files of a ledger are about to be removed: in the ledger, and at the tables."""
+    names = set(going)
+    notes = (missing.noted_files(text) for text in _listed(store, ledger)[1])
+    new = names.difference(*(noted for noted in notes if noted is not None))
+    if new:
+        store.put_text(ledger, missing.note_name(), missing.new_note(new))
     if names:
         store.mark_raw_removed()
 
@@ -53,7 +38,7 @@ def missing_from_tables(tables: TableStore, ledger: Path | str) -> missing.Missi
     found = missing.missing_files(*_listed(tables, str(ledger)))
     if not found:
         return found
-    return found.but({unquote(path).rpartition("/")[2] for path, _ in taken_files(tables)})
+    return found.but(tables.lake.taken())
 
 
 def _listed(store: TableStore, place: str) -> tuple[list[str], list[str]]:

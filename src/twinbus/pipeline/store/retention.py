@@ -8,6 +8,7 @@ to place a record that comes later than all of the kept time: it would begin a j
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
@@ -16,16 +17,16 @@ from pyspark.sql import functions as F
 
 from twinbus.pipeline.store.compaction import (
     Announce,
-    Replacement,
-    commit_replacement,
+    commit_changes,
     latest_of,
     require_same,
+    rows_of,
     write_journeys,
     write_records,
 )
-from twinbus.pipeline.store.increment import STORED_JOURNEYS
-from twinbus.pipeline.store.store import BRONZE, JOURNEYS, Snapshot, TableStore
-from twinbus.pipeline.tables.bronze import STORED_RECORDS
+from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
+from twinbus.pipeline.store.layout import BRONZE, JOURNEYS
+from twinbus.pipeline.store.store import TableStore, paths_of
 from twinbus.pipeline.tables.columns import day_of
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
 
@@ -63,31 +64,46 @@ def retain(
 
 
 def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int:
-    """Parts that are old altogether go; one that is old in part is written anew without it."""
-    removed = 0
+    """Files that are old altogether go; those that are old in part are written anew without it."""
+    if not store.lake.files(BRONZE, snapshot):
+        return 0
     is_old = F.col("day") < F.lit(first)
-    for part in snapshot.parts_of(BRONZE):
-        records = store.read(BRONZE, [part], STORED_RECORDS)
-        old, kept = records.where(is_old).count(), records.where(~is_old).count()
-        if not old:
-            continue
-        removed += old
-        new = None
-        if kept:
-            new = store.new_part(snapshot.batch)
-            written = write_records(store, records.where(~is_old), new)
-            require_same(kept, written, "records", store)
-        commit_replacement(store, Replacement(BRONZE, (part,), new, first.isoformat()))
-    return removed
+    counts = (
+        store.read(BRONZE, snapshot)
+        .groupBy(F.col("_metadata.file_path").alias("file"))
+        .agg(F.count_if(is_old).alias("old"), F.count_if(~is_old).alias("kept"))
+        .where("old > 0")
+        .collect()
+    )
+    if not counts:
+        return 0
+    touched = files_at(store, BRONZE, snapshot, (row["file"] for row in counts))
+    kept, new = sum(row["kept"] for row in counts), tuple[DataFile, ...]()
+    if kept:
+        mixed = paths_of(row["file"] for row in counts if row["kept"])
+        records = store.read_files(BRONZE, mixed).where(~is_old)
+        new = write_records(store, records, store.new_part(snapshot.batch))
+        require_same(kept, rows_of(new), "records", store)
+    changes = {BRONZE: TableChange(new, touched)}
+    commit_changes(store, changes, records_from=first.isoformat())
+    return sum(row["old"] for row in counts)
+
+
+def files_at(
+    store: TableStore, table: str, snapshot: Snapshot, addresses: Iterable[str]
+) -> tuple[DataFile, ...]:
+    """The files of a table with these addresses, as Spark tells them."""
+    paths = set(paths_of(addresses))
+    return tuple(file for file in store.lake.files(table, snapshot) if file.path in paths)
 
 
 def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tuple[int, int]:
-    """All are written anew without the settled ones: a message can have rows in every part."""
-    parts = snapshot.parts_of(JOURNEYS)
-    if not parts:
+    """All are written anew without the settled ones: a message can have rows in every file."""
+    old = store.lake.files(JOURNEYS, snapshot)
+    if not old:
         return 0, 0
     many = store.for_many(snapshot.records)
-    rows = merged(many.read(JOURNEYS, parts, STORED_JOURNEYS).drop("key_hash"))
+    rows = merged(many.read(JOURNEYS, snapshot).drop("key_hash"))
     messages = judged(rows, fan_out=snapshot.fan_out)
     is_old = day_of(F.col("last_ms")) < F.lit(first)
     # Nothing is awaited any more: it has a fate, or its send failed and was raised.
@@ -100,14 +116,13 @@ def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tupl
     settled, still_open = counted["settled"], counted["open"]
     if not settled:
         return 0, still_open
-    if settled == counted["all"]:
-        commit_replacement(store, Replacement(JOURNEYS, parts, None))
-        return settled, 0
-    new = store.new_part(snapshot.batch)
-    going = messages.where(is_old & is_settled).select(*MESSAGE_KEY)
-    write_journeys(store, rows.join(going, list(MESSAGE_KEY), "left_anti"), new)
-    left = store.read(JOURNEYS, [new], STORED_JOURNEYS).select(*MESSAGE_KEY)
-    written = (left.distinct() if snapshot.fan_out else left).count()
-    require_same(counted["all"] - settled, written, "journeys", store)
-    commit_replacement(store, Replacement(JOURNEYS, parts, new))
+    new = tuple[DataFile, ...]()
+    if settled < counted["all"]:
+        going = messages.where(is_old & is_settled).select(*MESSAGE_KEY)
+        left = rows.join(going, list(MESSAGE_KEY), "left_anti")
+        new = write_journeys(store, left, store.new_part(snapshot.batch))
+        written = store.read_files(JOURNEYS, [file.path for file in new]).select(*MESSAGE_KEY)
+        count = (written.distinct() if snapshot.fan_out else written).count()
+        require_same(counted["all"] - settled, count, "journeys", store)
+    commit_changes(store, {JOURNEYS: TableChange(new, old)})
     return settled, still_open

@@ -34,7 +34,7 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
 
     place, shared = (spark, task.ledger, task.tables), task.shared
     if task.verb == "update":
-        return _snapshot_document(stream.update(*place, shared=shared))
+        return _snapshot_document(stream.update(*place, say=say, shared=shared))
     if task.verb == "rebuild":
         return _snapshot_document(stream.rebuild(*place, shared=shared))
     if task.verb == "follow":
@@ -43,6 +43,7 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
                 *place,
                 stop=stop,
                 announce=lambda done: say(f"batch {done.batch}: {done.records:,} records in all"),
+                say=say,
                 shared=shared,
             )
         return _snapshot_document(stream.open_store(*place, shared=shared).latest())
@@ -71,11 +72,11 @@ def _compact(store: Any, task: TablesTask, say: Callable[[str], None]) -> Docume
     from twinbus.pipeline.store.compaction import compact, remove_raw
 
     done = compact(store, announce=say)
-    removed = remove_raw(store) if task.remove_raw else None
+    removed = remove_raw(store, task.ledger) if task.remove_raw else None
     return {
         **_snapshot_document(done.snapshot),
-        "parts_before": done.parts_before,
-        "parts_after": done.parts_after,
+        "files_before": done.files_before,
+        "files_after": done.files_after,
         "raw_files_removed": None if removed is None else len(removed),
     }
 
@@ -95,19 +96,13 @@ def _retain(store: Any, task: TablesTask, say: Callable[[str], None]) -> Documen
 
 
 def _status(store: Any) -> Document:
-    from twinbus.pipeline.store.increment import kept_tables
-    from twinbus.pipeline.store.store import SUMS
+    from twinbus.pipeline.store.compaction import files_of_kinds
 
     snapshot = store.latest()
-    kinds = {}
-    for kind, parts in snapshot.parts.items():
-        places = [f"{SUMS}-{table.name}" for table in kept_tables()] if kind == SUMS else [kind]
-        sizes = [store.size_of(place, part) for place in places for part in parts]
-        kinds[kind] = {
-            "parts": len(parts),
-            "files": sum(files for files, _ in sizes),
-            "bytes": sum(size_bytes for _, size_bytes in sizes),
-        }
+    kinds = {
+        kind: {"files": len(files), "bytes": sum(file.size_bytes for file in files)}
+        for kind, files in files_of_kinds(store, snapshot).items()
+    }
     return {**_snapshot_document(snapshot), "place": store.place, "kinds": kinds}
 
 

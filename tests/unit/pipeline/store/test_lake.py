@@ -1,0 +1,203 @@
+"""Delta tables that change as one: what counts, whatever dies when, and whoever else commits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.unit.pipeline.store import lake_writer
+from tests.unit.pipeline.store.lake_writer import (
+    add,
+    both,
+    check_two_processes,
+    ids_at,
+    lake_at,
+    write_file,
+)
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.store import lake
+from twinbus.pipeline.store.lake import CommitConflict, Lake, Snapshot, TableChange
+
+POINTS = ("records written", "sums written", "records committed", "sums committed", "published")
+DAY_S = 86_400
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Tables of one batch."""
+    add(tmp_path, Snapshot(), "0-a", ["1", "2"])
+    return tmp_path
+
+
+def test_tables_are_what_the_newest_set_names(place: Path) -> None:
+    first = lake_at(place).latest()
+    assert (first.number, first.batch, first.records) == (0, 0, 2)
+    second = add(place, first, "1-a", ["3"])
+    assert lake_at(place).latest() == second
+    assert ids_at(place) == both("1", "2", "3")
+    assert ids_at(place, first) == both("1", "2")
+    assert lake_at(place).taken() == {"0-a.jsonl": 0, "1-a.jsonl": 1}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_batch_that_is_killed_at_any_point_counts_whole_or_not_at_all(
+    place: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    def deadly(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def wrapped(*given: Any) -> Any:
+            done = step(*given)
+            if name.format(*given) == point:
+                raise KeyboardInterrupt
+            return done
+
+        return wrapped
+
+    before = lake_at(place).latest()
+    with monkeypatch.context() as patch:
+        patch.setattr(lake_writer, "write_file", deadly(write_file, "{1} written"))
+        patch.setattr(Lake, "_advance", deadly(Lake._advance, "{1} committed"))
+        patch.setattr(Lake, "_append", deadly(Lake._append, "published"))
+        with pytest.raises(KeyboardInterrupt):
+            add(place, before, "1-a", ["3"])
+    is_published = point == "published"
+    assert ids_at(place) == (both("1", "2", "3") if is_published else both("1", "2"))
+    # The one that comes after it looks first, and does again what does not count.
+    if "1-a.jsonl" not in lake_at(place).taken():
+        add(place, lake_at(place).latest(), "1-b", ["3"])
+    assert ids_at(place) == both("1", "2", "3")
+    assert lake_at(place).latest().number == 1
+
+
+def test_versions_that_no_set_names_are_undone_by_the_next_batch(place: Path) -> None:
+    before = lake_at(place).latest()
+    [old] = lake_at(place).files("records", before)
+    new = write_file(place, "records", "0-c", ["1", "2"])
+    # A compaction that died before its set, and a batch that died after it.
+    lake_at(place)._advance("records", before, TableChange([new], [old]))
+    late = write_file(place, "sums", "1-x", ["lost"])
+    lake_at(place)._advance("sums", before, TableChange([late]))
+    assert ids_at(place) == both("1", "2")
+    add(place, before, "1-a", ["3"])
+    assert ids_at(place) == both("1", "2", "3")
+    assert old in lake_at(place).files("records", lake_at(place).latest())
+
+
+def test_of_two_that_commit_at_once_one_wins(place: Path) -> None:
+    before = lake_at(place).latest()
+    winner = add(place, before, "1-a", ["3"])
+    with pytest.raises(CommitConflict):
+        add(place, before, "1-b", ["4"])
+    assert lake_at(place).latest() == winner
+    # The loser's versions are there, and count as little as its files.
+    assert ids_at(place) == both("1", "2", "3")
+    add(place, winner, "2-b", ["4"])
+    assert ids_at(place) == both("1", "2", "3", "4")
+
+
+def test_what_another_has_replaced_is_not_replaced_again(place: Path) -> None:
+    before = lake_at(place).latest()
+    old = lake_at(place).files("records", before)
+    new = write_file(place, "records", "0-b", ["1", "2"])
+    after = lake_at(place).publish(before, before, {"records": TableChange([new], old)})
+    with pytest.raises(CommitConflict, match="has been replaced"):
+        lake_at(place).publish(after, after, {"records": TableChange([], old)})
+
+
+def test_processes_that_commit_beside_each_other_lose_and_double_nothing(tmp_path: Path) -> None:
+    check_two_processes(tmp_path, 6)
+
+
+def test_tables_can_be_moved_and_copied(
+    place: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("of a, [b] {c}")
+    copy, moved = elsewhere / "cöpy", elsewhere / "moved"
+    shutil.copytree(place, copy)
+    add(copy, lake_at(copy).latest(), "1-a", ["3"])
+    copy.rename(moved)
+    assert ids_at(moved) == both("1", "2", "3")
+    add(moved, lake_at(moved).latest(), "2-a", ["4"])
+    assert ids_at(moved) == both("1", "2", "3", "4")
+    assert ids_at(place) == both("1", "2")
+
+
+def test_many_sets_stay_few_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake, "SET_FILES_MAX", 4)
+    for number in range(1, 9):
+        add(place, lake_at(place).latest(), f"{number}-a", [str(number + 2)])
+    assert len(DeltaTable(str(place / "sets")).file_uris()) <= 4
+    assert len(lake_at(place).taken()) == 9
+    assert lake_at(place).latest().number == 8
+
+
+def test_a_sweep_removes_what_no_set_of_the_last_day_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+
+    def parts() -> set[str]:
+        return {path.parent.name for path in (tmp_path / "records").glob("*/*.parquet")}
+
+    def replace_records(before: Snapshot, part: str) -> Snapshot:
+        new, old = write_file(tmp_path, "records", part, ["1"]), lake_at(tmp_path).files
+        change = TableChange([new], old("records", before))
+        return lake_at(tmp_path).publish(before, before, {"records": change})
+
+    monkeypatch.setattr(time, "time", lambda: now() - 3 * DAY_S)
+    first = replace_records(add(tmp_path, Snapshot(), "0-a", ["1"]), "0-b")
+    write_file(tmp_path, "records", "remains", ["9"])
+    for path in tmp_path.glob("*/*/*.parquet"):
+        (path.parent / ".checksum.crc").touch()
+        os.utime(path, (time.time(),) * 2)
+    monkeypatch.setattr(time, "time", now)
+    last = replace_records(first, "0-c")
+    write_file(tmp_path, "records", "being-written", ["9"])
+    lake_at(tmp_path).sweep()
+    # 0-a was replaced days ago; 0-b is named by the set that was current until now.
+    assert parts() == {"0-b", "0-c", "being-written"}
+    for part in (tmp_path / "records").iterdir():
+        os.utime(part, (time.time() - 2 * DAY_S,) * 2)
+    lake_at(tmp_path).sweep()
+    left = {part.name for part in (tmp_path / "records").iterdir()}
+    assert left == {"_delta_log", "0-b", "0-c", "being-written"}
+    assert lake_at(tmp_path).latest() == last
+    assert (ids_at(tmp_path, first), ids_at(tmp_path)) == (both("1"), both("1"))
+    # What comes after a sweep finds the versions that the sweep has added.
+    add(tmp_path, last, "1-a", ["3"])
+    assert ids_at(tmp_path) == both("1", "3")
+
+
+def test_what_was_removed_can_go_at_once(place: Path) -> None:
+    before = lake_at(place).latest()
+    old = lake_at(place).files("records", before)
+    new = write_file(place, "records", "0-b", ["1"])
+    lake_at(place).publish(before, before, {"records": TableChange([new], old)})
+    write_file(place, "records", "being-written", ["9"])
+    lake_at(place).sweep(keep_h=0)
+    left = {path.parent.name for path in (place / "records").glob("*/*.parquet")}
+    assert left == {"0-b", "being-written"}
+
+
+def test_tables_that_cannot_be_used_are_told_in_one_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(lake, "FORMAT", lake.FORMAT - 1)
+        with pytest.raises(LedgerError, match="made by a later version of Twinbus"):
+            lake_at(place).latest()
+    current = lake_at(place).latest()
+    shutil.rmtree(place / "records")
+    with pytest.raises(LedgerError) as caught:
+        lake_at(place).files("records", current)
+    [line] = str(caught.value).splitlines()
+    assert line.startswith(f"the table records at {place} cannot be used (")
+    assert line.endswith("or rebuild them (twinbus ledger rebuild LEDGER)")
+    with pytest.raises(LedgerError, match="takes % in a path for an escape"):
+        lake_at(place / "a%20b").latest()
