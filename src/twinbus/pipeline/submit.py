@@ -10,6 +10,7 @@
     rebuild    make the tables again from the ledger's files
     compact    merge many small files into few
     retain     remove what is older than --days
+    erase      remove everything that names --message-id
     status     print what the tables hold
 
 A ledger and its tables are directories that all executors reach, or Hadoop URLs. Each job prints
@@ -96,6 +97,7 @@ def _keep_tables(asked: argparse.Namespace) -> int:
         tables=asked.tables,
         days=asked.days,
         remove_raw=asked.remove_raw,
+        message_id=asked.message_id,
         shared=asked.shared,
     )
     with spark_session(master=asked.master or LOCAL_MASTER, announce=_say) as spark:
@@ -187,6 +189,7 @@ def _parser() -> argparse.ArgumentParser:
         ("rebuild", "make the tables again from the ledger's files"),
         ("compact", "merge many small files into few"),
         ("retain", "remove what is older than --days"),
+        ("erase", "remove everything that names --message-id"),
         ("status", "print what the tables hold"),
     ):
         _add_tables(jobs.add_parser(verb, help=help_text, allow_abbrev=False), verb)
@@ -216,7 +219,7 @@ def _add_drain(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_tables(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.set_defaults(run=_keep_tables, days=None, remove_raw=False)
+    parser.set_defaults(run=_keep_tables, days=None, remove_raw=False, message_id=None)
     parser.add_argument("ledger", metavar="LEDGER", help="directory or Hadoop URL")
     parser.add_argument(
         "--tables", metavar="PLACE", help="location of the tables; default: LEDGER/_tables"
@@ -224,6 +227,10 @@ def _add_tables(parser: argparse.ArgumentParser, verb: str) -> None:
     _add_master(parser)
     if verb == "retain":
         parser.add_argument("--days", type=int, metavar="N", required=True, help="days to keep")
+    if verb == "erase":
+        parser.add_argument(
+            "--message-id", metavar="ID", required=True, help="the message to forget"
+        )
     if verb == "compact":
         parser.add_argument(
             "--remove-raw",

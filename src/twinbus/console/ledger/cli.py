@@ -10,7 +10,7 @@ from twinbus.console.ledger.options import PlaceOptions, TablesOptions
 from twinbus.console.options import require_shared_places
 from twinbus.console.terminal.command import command, command_group, flag, option
 
-app = command_group("Maintain the tables of a ledger: update, compact, retain.")
+app = command_group("Maintain the tables of a ledger: update, compact, retain, erase.")
 
 
 @command(app, "twinbus ledger status ./ledger --output json")
@@ -67,6 +67,19 @@ def retain(
     messages that were accepted and not delivered yet stay too.
     """
     return _run("retain", given, days=days)
+
+
+@command(app, "twinbus ledger erase ./ledger --message-id 0b1c")
+def erase(
+    message_id: Annotated[str, option("ID", "Id of the message to forget.")],
+    given: TablesOptions,
+) -> int:
+    """Remove everything that names one message.
+
+    Its records leave the tables and the ledger's files; the sums stay, for they name no message.
+    Old files are deleted at once, so a report that is running may fail.
+    """
+    return _run("erase", given, message_id=message_id)
 
 
 @command(

@@ -79,10 +79,17 @@ def _retain_lines(result: Document) -> list[str]:
     ]
 
 
+def _erase_lines(result: Document) -> list[str]:
+    """Return how many records and files the message was in."""
+    files = result["raw_files_changed"]
+    return [f"{result['records_erased']:,} records erased; files of the ledger changed: {files:,}"]
+
+
 _LINES: Final[Mapping[str, Callable[[Document], list[str]]]] = {
     "status": _status_lines,
     "update": _table_lines,
     "rebuild": _table_lines,
     "compact": _compact_lines,
     "retain": _retain_lines,
+    "erase": _erase_lines,
 }

@@ -202,6 +202,24 @@ class TableStore:
         except Py4JJavaError:
             return ""
 
+    def content_of(self, place: str, name: str) -> bytes:
+        """The content of a file in a directory or at a URL."""
+        return _read(self._file_system(_address(place)), self._path(f"{_address(place)}/{name}"))
+
+    def replace_content(self, place: str, name: str, content: bytes) -> None:
+        """Give a file another content, all of it at once."""
+        files, target = self._file_system(_address(place)), self._path(f"{_address(place)}/{name}")
+        draft = self._path(f"{_address(place)}/_{name}")
+        with closing(files.create(draft, True)) as stream:
+            stream.write(bytearray(content))
+        # `FileSystem.rename` leaves open what it does where the target exists.
+        rename = getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename")
+        gateway: Any = self.session.sparkContext._gateway
+        overwrite = gateway.new_array(rename, 1)
+        overwrite[0] = rename.OVERWRITE
+        context = self._jvm.org.apache.hadoop.fs.FileContext
+        context.getFileContext(target.toUri(), self._settings).rename(draft, target, overwrite)
+
     def put_text(self, place: str, name: str, text: str) -> None:
         """Write a small file under a new name; it appears whole."""
         files = self._file_system(_address(place))

@@ -24,6 +24,7 @@ class TablesTask:
     tables: str | None = None
     days: int | None = None
     remove_raw: bool = False
+    message_id: str | None = None
     shared: bool = False
     """Local paths are directories that all machines of the cluster mount."""
 
@@ -52,6 +53,8 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
         return _compact(store, task, say)
     if task.verb == "retain":
         return _retain(store, task, say)
+    if task.verb == "erase":
+        return _erase(store, task, say)
     assert task.verb == "status", task.verb
     return _status(store)
 
@@ -92,6 +95,18 @@ def _retain(store: Any, task: TablesTask, say: Callable[[str], None]) -> Documen
         "records_removed": done.records_removed,
         "journeys_removed": done.journeys_removed,
         "journeys_open": done.journeys_open,
+    }
+
+
+def _erase(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
+    from twinbus.pipeline.store.erasure import erase
+
+    assert task.message_id is not None
+    done = erase(store, task.ledger, task.message_id, announce=say)
+    return {
+        **_snapshot_document(done.snapshot),
+        "records_erased": done.records,
+        "raw_files_changed": done.raw_files,
     }
 
 

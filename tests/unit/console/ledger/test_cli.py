@@ -19,7 +19,10 @@ from twinbus.console.terminal.output import COULD_NOT, STOPPED
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store import upkeep
 
-VERBS = (["status"], ["update"], ["rebuild"], ["compact"], ["retain", "--days", "9"])
+VERBS = (
+    *(["status"], ["update"], ["rebuild"], ["compact"]),
+    *(["retain", "--days", "9"], ["erase", "--message-id", "x"]),
+)
 
 
 @pytest.fixture
