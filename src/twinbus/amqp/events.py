@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from twinbus.amqp.link import Link, LinkSession, ReceiverLink, SenderLink
+from twinbus.amqp.link import SERIAL_MASK, Link, LinkSession, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Error, Open
 
 
@@ -95,6 +96,17 @@ class Disposed:
     last: int
     settled: bool
     state: object
+
+    def among(self, ids: Collection[int]) -> list[int]:
+        """Which of these delivery ids the range holds; a wide range costs a look at each of them.
+
+        To count through the range would take minutes: a peer can name two billion ids.
+        """
+        span = (self.last - self.first) & SERIAL_MASK
+        if span < len(ids):
+            numbers = (n & SERIAL_MASK for n in range(self.first, self.first + span + 1))
+            return [number for number in numbers if number in ids]
+        return [number for number in ids if (number - self.first) & SERIAL_MASK <= span]
 
 
 Event = (

@@ -258,9 +258,10 @@ class _QueueReplay:
             case Disposed():
                 if event.by_receiver:
                     event.session.take_unsettled(event.first, event.last)
-                for number in range(event.first, event.last + 1):
-                    answer = self._answers.pop((event.by_receiver, number), None)
-                    if answer is not None and not answer.done():
+                waiting = {number for by, number in self._answers if by == event.by_receiver}
+                for number in event.among(waiting):
+                    answer = self._answers.pop((event.by_receiver, number))
+                    if not answer.done():
                         answer.set_result(event.state)
             case CreditChanged():
                 if event.link.credit:

@@ -10,7 +10,7 @@ import pytest
 from twinbus.amqp import encoding
 from twinbus.amqp.connection import AMQP_HEADER, Connection
 from twinbus.amqp.decoding import ALIKE_KEYS_MAX, decode
-from twinbus.amqp.events import Attached, CreditChanged
+from twinbus.amqp.events import Attached, CreditChanged, Disposed
 from twinbus.amqp.frames import encode_frame
 from twinbus.amqp.link import SenderLink
 from twinbus.amqp.performatives import Attach, Begin, Flow, Open, Source, Target
@@ -137,3 +137,20 @@ def test_a_link_that_closes_costs_no_look_at_the_deliveries_of_others() -> None:
     assert time.process_time() - began < WORK_S_PER_KIB * FRAMES * 150 / 1024
     taken = sent.session.take_unsettled(0, 2**30)
     assert [number for number, _, _ in taken] == list(range(UNSETTLED))
+
+
+def disposed(first: int, last: int) -> Disposed:
+    return Disposed(Connection("c").begin(), True, first, last, True, None)
+
+
+def test_a_range_of_two_billion_ids_costs_a_look_at_those_that_wait() -> None:
+    waiting = dict.fromkeys((3, 5, 2**31 + 7))
+    assert disposed(4, 2**31 + 3).among(waiting) == [5]
+    assert disposed(3, 4).among(waiting) == [3]
+    assert disposed(0, 2**31 - 1).among({}) == []
+
+
+def test_a_range_may_pass_the_end_of_the_serial_numbers() -> None:
+    waiting = dict.fromkeys((2**32 - 2, 2**32 - 1, 0, 1, 2))
+    assert disposed(2**32 - 1, 1).among(waiting) == [2**32 - 1, 0, 1]
+    assert disposed(2**32 - 1, 100).among(waiting) == [2**32 - 1, 0, 1, 2]

@@ -347,11 +347,7 @@ class Relay:
     def _on_settled(self, event: Disposed) -> None:
         """Tell the pump that the backlog queue settled a range of deliveries, or refused to."""
         taken = self._deliveries.pop
-        messages = [
-            message
-            for number in range(event.first, event.last + 1)
-            if (message := taken(number, None)) is not None
-        ]
+        messages = [taken(number) for number in event.among(self._deliveries)]
         error = event.state.error if isinstance(event.state, Rejected) else None
         self._books.settled(messages, None if error is None else str(error.condition))
         if error is not None:
