@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.fuzz.part import Part
 from tests.fuzz.values import ANY_VALUE
 from twinbus.amqp.message import Properties, encode_message
+from twinbus.amqp.types import Described, Symbol
 from twinbus.broker.descriptions import RuleDescription, SqlAction, SqlFilter
 from twinbus.broker.filters.rules import apply_action, matches, validate
 from twinbus.broker.messages.incoming import parse
@@ -97,4 +98,8 @@ def check(given: tuple[str, str | None, tuple[Any, ...], dict[str, Any], bool]) 
     assert parse(changed._wire, str).message_id == changed.message_id
 
 
-SQL = Part("sql", rules, check, short=60, round=400)
+FINDS = (
+    # A uri as a symbol, which no table of kinds knew.
+    ("w LIKE 'x'", None, (), {"w": Described(Symbol("com.microsoft:uri"), Symbol("s"))}, False),
+)
+SQL = Part("sql", rules, check, finds=FINDS, short=60, round=400)

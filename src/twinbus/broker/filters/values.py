@@ -94,7 +94,7 @@ def _from_described(raw: Described) -> Value:
         case "com.microsoft:datetime-offset", int(ticks):
             return Instant((ticks - EPOCH_TICKS) // TICKS_PER_MS)
         case "com.microsoft:uri", str(text):
-            return text
+            return str(text)  # It may be a symbol.
     return None
 
 

@@ -387,3 +387,8 @@ def test_a_bad_action_is_refused(expression: str, text: str) -> None:
 def test_a_value_that_amqp_cannot_carry_is_an_error_of_this_message() -> None:
     with pytest.raises(FilterError, match="cannot be sent"):
         act("SET x = big", message())
+
+
+def test_a_uri_that_travels_as_a_symbol_is_a_text() -> None:
+    link = message({"link": Described(Symbol("com.microsoft:uri"), Symbol("sb://x"))})
+    assert takes("link = 'sb://x' AND link LIKE 'sb%'", link)
