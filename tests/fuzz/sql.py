@@ -100,6 +100,6 @@ def check(given: tuple[str, str | None, tuple[Any, ...], dict[str, Any], bool]) 
 
 FINDS = (
     # A uri as a symbol, which no table of kinds knew.
-    ("w LIKE 'x'", None, (), {"w": Described(Symbol("com.microsoft:uri"), Symbol("s"))}, False),
+    ("w = 'x'", None, (), {"w": Described(Symbol("com.microsoft:uri"), Symbol("s"))}, False),
 )
 SQL = Part("sql", rules, check, finds=FINDS, short=60, round=400)
