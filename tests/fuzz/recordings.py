@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from struct import Struct
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,41 +13,40 @@ from hypothesis import strategies as st
 from tests.fuzz.values import ANY_VALUE
 from tests.fuzz.world import MANAGE_TOKEN, OTHER_TOKENS
 from twinbus.amqp import encoding
-from twinbus.amqp.composites import write_composite
 from twinbus.amqp.decoding import decode
-from twinbus.amqp.performatives import Accepted, Begin, Close, Detach, Disposition, End
+from twinbus.amqp.frames import encode_frame
+from twinbus.amqp.performatives import (
+    Accepted,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Performative,
+)
 from twinbus.amqp.types import AmqpError, Described, UInt, UShort
 
 SEEDS = Path(__file__).parent / "seeds"
 
-HEAD = Struct(">IBBH")
 HEAD_BYTES = 8
 REPEATS_MAX = 40
 STREAM_BYTES_MAX = 256 * 1024
 
 Frames = list[bytes]
 
-_EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+CHANNELS = 4
 _WINDOW = UInt(100)
-CRAFTED = [
-    write_composite(each)
-    for each in (
-        *(
-            Begin(
-                remote_channel=UShort(channel),
-                next_outgoing_id=UInt(0),
-                incoming_window=_WINDOW,
-                outgoing_window=_WINDOW,
-            )
-            for channel in range(3)
-        ),
-        Begin(next_outgoing_id=UInt(0), incoming_window=_WINDOW, outgoing_window=_WINDOW),
-        *(Detach(handle=UInt(handle), closed=True) for handle in range(4)),
-        Disposition(role=True, first=UInt(0), last=UInt(2**31 - 1), settled=True, state=Accepted()),
-        End(),
-        Close(),
-    )
-]
+_BEGIN = Begin(next_outgoing_id=UInt(0), incoming_window=_WINDOW, outgoing_window=_WINDOW)
+_SECOND = [replace(_BEGIN, remote_channel=UShort(channel)) for channel in range(2)]
+CRAFTED: tuple[tuple[Performative, ...], ...] = (
+    (_BEGIN,),
+    *((begin,) for begin in _SECOND),
+    *((begin, End()) for begin in _SECOND),
+    *((Detach(handle=UInt(handle), closed=True),) for handle in range(4)),
+    (Disposition(role=True, first=UInt(0), last=UInt(2**31 - 1), settled=True, state=Accepted()),),
+    (End(),),
+    (Close(),),
+)
 """Frames that take things away, or that begin them twice."""
 
 
@@ -119,7 +117,7 @@ def _cut(frames: Frames, at: int, given: Mutation) -> None:
 
 def _channel(frames: Frames, at: int, given: Mutation) -> None:
     frame = frames[at]
-    frames[at] = frame[:6] + (given.to % 4).to_bytes(2) + frame[8:]
+    frames[at] = frame[:6] + (given.to % CHANNELS).to_bytes(2) + frame[8:]
 
 
 def _field(frames: Frames, at: int, given: Mutation) -> None:
@@ -173,9 +171,10 @@ def _set(holder: Any, place: int, value: Any) -> None:
 
 
 def _craft(frames: Frames, at: int, given: Mutation) -> None:
-    """Insert a frame that no client sends there, on one of the channels that clients use."""
-    frames.insert(at, _sized(_EMPTY, CRAFTED[given.to % len(CRAFTED)]))
-    _channel(frames, at, Mutation("channel", at, given.at))
+    """Insert frames that no client sends there, on one of the channels that clients use."""
+    other, number = divmod(given.to, len(CRAFTED))
+    channel = other % CHANNELS
+    frames[at:at] = [encode_frame(channel, each) for each in CRAFTED[number]]
 
 
 def _right(frames: Frames, _: int, given: Mutation) -> None:
