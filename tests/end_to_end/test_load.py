@@ -87,6 +87,7 @@ async def phase(broker: ServedBroker, cycles: int) -> Phase:
         await receiver.complete(delivery)
         result.cycles.append(time.perf_counter() - began)
         await asyncio.sleep(0.01)
+    assert not monitor.done(), "a request for /health failed"
     monitor.cancel()
     await client.close()
     return result
