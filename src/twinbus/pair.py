@@ -180,6 +180,7 @@ class Pair:
             syphon=self._syphon_status() if self.options.enable_syphon else None,
             pings=state.counters.pings,
             forgotten=replace(state.watched.forgotten),
+            backlog_waiting=self._backlog_waiting(),
             ledger_unrecorded=state.recorder.unrecorded,
         )
 
@@ -331,6 +332,12 @@ class Pair:
     @property
     def _hosts(self) -> list[Any]:
         return [] if self._syphon is None else self._syphon.hosts
+
+    def _backlog_waiting(self) -> int | None:
+        """Return the depth by the last fresh measurement; None: a request would be billed."""
+        measured = (depth.depths() for depth in self._backlog_depths)
+        depths = next(filter(None, measured), None)
+        return None if depths is None else sum(queue.waiting for queue in depths.values())
 
     def _syphon_status(self) -> dict[str, dict[str, Any]]:
         return {} if self._syphon is None else self._syphon.status()

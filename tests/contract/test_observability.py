@@ -91,6 +91,7 @@ async def test_the_status_is_complete_and_plain_json(broker: EmbeddedBroker) -> 
         assert "nowhere" in plain["entities"]["nowhere"]["last_error"]
         assert set(plain["backlog_queues"]) == set(plain["syphon"]) == set(pair.backlog_queues)
         assert plain["sides"]["primary"]["state"] == "open"
+        assert plain["backlog_waiting"] is None
         assert plain["pings"] == {"answered": 0, "failed": 0, "dropped": 0}
         assert "frozen" in str(status)
         assert "1 raised" in str(status)
@@ -144,6 +145,7 @@ async def test_a_real_outage_as_its_numbers_tell_it(broker: EmbeddedBroker) -> N
         assert during["twinbus_divert_seconds_count{}"] == 1
         assert during["twinbus_divert_seconds_bucket{le=60}"] == 1
         await until(lambda: _waiting(collector) == 1)
+        assert pair.status().backlog_waiting == 1
         await asyncio.sleep(1.1)
         ages = [v for k, v in scraped(collector).items() if k.startswith("twinbus_backlog_old")]
         assert 1 < max(ages) < 60

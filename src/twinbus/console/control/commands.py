@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from twinbus.console.control import status_text
 from twinbus.console.control.hosts import ask_each, choose_hosts, find_hosts
+from twinbus.console.control.safety import safety
 from twinbus.console.control.status_text import PairView
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.console.terminal.table import paint, visible
@@ -65,11 +66,17 @@ def _show(pair: str | None, output: Output, *, show_all: bool, is_watched: bool 
     hosts, silent = _running()
     views = _views(choose_hosts(hosts, pair, "pair"))
     views.sort(key=lambda view: not status_text.attention(view.status))
-    pairs = [{**asdict(view), "attention": status_text.attention(view.status)} for view in views]
+    pairs = [_document(view) for view in views]
     document = {"pairs": pairs, "healthy": not any(pair["attention"] for pair in pairs)}
     first, *rest = _lines(views, show_all=show_all)
     show(output, document, [(_clear() if is_watched else "") + first, *rest])
     return ATTENTION if silent or not document["healthy"] else 0
+
+
+def _document(view: PairView) -> dict[str, Any]:
+    is_safe, sends = safety(view.status)
+    attention = status_text.attention(view.status)
+    return {**asdict(view), "attention": attention, "safe": is_safe, "sends": sends}
 
 
 def _clear() -> str:

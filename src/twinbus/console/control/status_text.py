@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
-from twinbus.console.terminal.table import aligned, duration, table_lines, visible
+from twinbus.console.control.safety import named, safety
+from twinbus.console.terminal.table import aligned, counted, duration, table_lines, visible
+from twinbus.pairing.core.status import IN_ROTATION
 
 RANKS: Final = {"unusable": 0, "failed over": 1, "suspect": 2, "healthy": 3}
 """Worst first."""
@@ -21,11 +24,6 @@ QUEUES_SHOWN_MAX: Final = 20
 
 REASON_LENGTH_MAX: Final = 160
 """An error of the service can be a page; its beginning is enough."""
-
-NAMED_MAX: Final = 5
-"""Entities to name in one line; the table has them all."""
-
-IN_ROTATION: Final = "in rotation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +49,10 @@ def attention(status: Mapping[str, Any]) -> list[str]:
     by_state = Counter(_state(entity) for entity in _entities(status))
     for state in sorted(by_state.keys() - {HEALTHY}, key=lambda state: RANKS.get(state, -1)):
         paths = [visible(e["path"]) for e in _entities(status) if _state(e) == state]
-        found.append(f"{state}: {_named(paths)}")
+        found.append(f"{state}: {named(paths)}")
     frozen = [visible(entity["path"]) for entity in _entities(status) if entity.get("frozen")]
     if frozen:
-        found.append(f"frozen by hand: {_named(frozen)}")
+        found.append(f"frozen by hand: {named(frozen)}")
     if status.get("ledger_unrecorded"):
         found.append(f"the ledger could not record {status['ledger_unrecorded']:,} lines")
     return found
@@ -65,6 +63,8 @@ def render(view: PairView, *, show_all: bool = False) -> list[str]:
     status = view.status
     lines = [_title(view)]
     lines += [f"  ! {what}" for what in attention(status)] or ["  all entities are healthy"]
+    is_safe, sends = safety(status)
+    lines.append(f"  {sends}" if is_safe else f"  ! {sends}")
     if status.get("searching"):
         lines.append(f"  still searching for backlog queues: {_short(status['searching'])}")
     lines.append("")
@@ -85,11 +85,6 @@ def summary(views: Sequence[PairView]) -> str:
     troubled = sum(1 for view in views if attention(view.status))
     pairs = f"{len(views)} pair{'s' if len(views) > 1 else ''}"
     return f"{pairs}, attention needed in {troubled}" if troubled else f"{pairs}, all healthy"
-
-
-def _named(paths: Sequence[str]) -> str:
-    more = len(paths) - NAMED_MAX
-    return ", ".join(paths[:NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _title(view: PairView) -> str:
@@ -118,25 +113,43 @@ def _entity_table(status: Mapping[str, Any], *, show_all: bool) -> list[str]:
 
 def _last_errors(shown: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the last errors of unhealthy entities; entities with the same error share a line."""
-    by_error: dict[str, list[str]] = {}
+    by_error: dict[str, list[Mapping[str, Any]]] = {}
     for entity in shown:
         if entity.get("last_error") and not _is_quiet(entity):
-            by_error.setdefault(_short(entity["last_error"]), []).append(visible(entity["path"]))
-    lines = [f"last error of {_named(paths)}: {error}" for error, paths in by_error.items()]
+            by_error.setdefault(_short(entity["last_error"]), []).append(entity)
+    lines = []
+    for error, entities in by_error.items():
+        paths = named([visible(entity["path"]) for entity in entities])
+        lines.append(f"last error of {paths}{_date(entities)}: {error}")
     return ["", *lines] if lines else []
+
+
+def _date(entities: Sequence[Mapping[str, Any]]) -> str:
+    """Return the local time of the latest of their errors."""
+    latest = max(entity.get("last_error_at") or 0.0 for entity in entities)
+    return f" ({datetime.fromtimestamp(latest).astimezone():%Y-%m-%d %H:%M:%S})" if latest else ""
 
 
 def _row(entity: Mapping[str, Any]) -> list[object]:
     since_s = entity.get("since_s")
     holds = [hold.upper() for hold in ("forced", "frozen") if entity.get(hold)]
-    state = _state(entity)
+    state, reason = _state(entity), entity.get("reason", "")
     return [
         entity["path"],
         ", ".join([state if state == HEALTHY else state.upper(), *holds]),
         "" if since_s is None else f"{duration(since_s)} ago",
         *(entity.get(count, 0) for count in ("sent", "diverted", "raised")),
-        "" if _is_quiet(entity) else _short(entity.get("reason", "")),
+        "" if _is_quiet(entity) else ", ".join(filter(None, (_short(reason), _next(entity)))),
     ]
+
+
+def _next(entity: Mapping[str, Any]) -> str:
+    """Return what happens next to an entity by itself, and when; empty: nothing."""
+    if (left_s := entity.get("fails_over_in_s")) is not None:
+        return f"fails over in {duration(left_s)}"
+    if (ping_s := entity.get("next_ping_in_s")) is not None:
+        return f"next ping in {duration(ping_s)}" if ping_s else "pinging now"
+    return ""
 
 
 def _queue_lines(status: Mapping[str, Any]) -> list[str]:
@@ -147,6 +160,12 @@ def _queue_lines(status: Mapping[str, Any]) -> list[str]:
     lines += aligned(rows[:QUEUES_SHOWN_MAX])
     if len(rows) > QUEUES_SHOWN_MAX:
         lines.append(f"  and {len(rows) - QUEUES_SHOWN_MAX} more that are not in rotation")
+    waiting = status.get("backlog_waiting")
+    lines.append(
+        "  depth: not measured here, `twinbus backlog list` asks the secondary"
+        if waiting is None
+        else f"  depth: {counted(waiting, 'message')}"
+    )
     unknown = {
         setting: None
         for queue in status["backlog_queues"].values()

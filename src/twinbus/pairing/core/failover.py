@@ -171,8 +171,8 @@ class EntityFailover:
 
     __slots__ = (
         "_failover_interval_s", "_healthy_pings", "_ping_in_flight", "_ping_interval_s",
-        "answered_pings", "closed", "forced", "frozen", "last_error", "reason", "route", "since",
-        "state", "timer_at",
+        "answered_pings", "closed", "forced", "frozen", "last_error", "last_error_at", "reason",
+        "route", "since", "state", "timer_at",
     )  # fmt: skip
 
     def __init__(
@@ -193,6 +193,8 @@ class EntityFailover:
         """Why the state was entered."""
         self.last_error = ""
         """The error of the last failed attempt or ping; it stays after a recovery."""
+        self.last_error_at: float | None = None
+        """When that attempt or ping failed."""
         self.forced = False
         self.frozen = False
         self.closed = False
@@ -238,7 +240,7 @@ class EntityFailover:
         return self._harmless(SendSucceeded())
 
     def _failure(self, event: SendFailed, now: float) -> Sequence[Action]:
-        self.last_error = event.error or self.last_error
+        self._note_error(event.error, now)
         if not event.counts or self.frozen:
             return self._harmless(event)
         match self.state:
@@ -270,7 +272,7 @@ class EntityFailover:
             self.answered_pings += 1
             return self._answered(now)
         self.answered_pings = 0
-        self.last_error = event.error or self.last_error
+        self._note_error(event.error, now)
         if not event.unusable or self.forced:
             return NOTHING
         reason = event.error or "not found or disabled"
@@ -352,6 +354,10 @@ class EntityFailover:
         self.timer_at = None
         self._ping_in_flight = False
         return (StopPinging(),) if self.state in PINGED else NOTHING
+
+    def _note_error(self, error: str, now: float) -> None:
+        if error:
+            self.last_error, self.last_error_at = error, now
 
     def _is_due(self, now: float) -> bool:
         return self.timer_at is not None and now >= self.timer_at

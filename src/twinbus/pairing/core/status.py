@@ -46,6 +46,12 @@ class EntityStatus:
     reserved: int = 0
     """Messages on the primary that could not have been diverted, because of their size with the
     aliases or a property with the name of an alias (SPEC 4)."""
+    last_error_at: float | None = None
+    """When the last error occurred, in unix seconds; None: there was none."""
+    fails_over_in_s: float | None = None
+    """Seconds until a suspect entity fails over; None: no timer runs."""
+    next_ping_in_s: float | None = None
+    """Seconds until the next ping, which may be late by a tenth of the interval; 0: it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,9 @@ class PairStatus:
     """Pings so far: answered, failed, dropped before their end."""
     forgotten: EntityTotals = field(default_factory=EntityTotals)
     """The numbers of healthy entities without a sender that are no longer in `entities`."""
+    backlog_waiting: int | None = None
+    """Messages in the backlog queues by the last measurement of a collector with `backlog_every`;
+    None: not measured."""
     ledger_unrecorded: int = 0
     """Lines that the ledger could not write, usually because of a full disk."""
 

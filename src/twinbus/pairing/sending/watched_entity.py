@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -143,11 +144,14 @@ class WatchedEntity:
         return failover.state is HEALTHY and not is_held
 
     def status(self) -> EntityStatus:
-        failover = self.failover
+        failover, now = self.failover, self._loop.time()
+        timer_at, error_at = failover.timer_at, failover.last_error_at
+        left_s = None if timer_at is None else max(0.0, timer_at - now)
+        is_suspect = failover.state is EntityState.SUSPECT
         return EntityStatus(
             path=self.path,
             state=failover.state.value,
-            since_s=None if failover.since is None else self._loop.time() - failover.since,
+            since_s=None if failover.since is None else now - failover.since,
             reason=failover.reason,
             last_error=failover.last_error,
             forced=failover.forced,
@@ -158,6 +162,9 @@ class WatchedEntity:
             reserved=self.reserved,
             raised=self.raised,
             answered_pings=failover.answered_pings,
+            last_error_at=None if error_at is None else time.time() - (now - error_at),
+            fails_over_in_s=left_s if is_suspect else None,
+            next_ping_in_s=0.0 if self._pinging is not None else None if is_suspect else left_s,
         )
 
     def known_error(self) -> PairingError | None:

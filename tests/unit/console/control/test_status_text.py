@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 
+from twinbus.console.control.safety import safety
 from twinbus.console.control.status_text import PairView, attention, entity_line, render, summary
 from twinbus.console.terminal.table import aligned, duration, size, visible
 
@@ -52,12 +54,14 @@ def test_a_healthy_pair_is_a_few_lines() -> None:
     assert lines == [
         "contoso  sb://contoso -> sb://contoso-dr  pid 4711 (app.py), up 1 h 1 min",
         "  all entities are healthy",
+        "  sends are safe: the primary takes them, 2 backlog queues can take over",
         "",
         "  ENTITY  STATE    SINCE   SENT  DIVERTED  RAISED  REASON",
         "  events  healthy             0         0       0",
         "  orders  healthy         1,200         0       0",
         "",
         "  backlog queues: 2 of 2 in rotation",
+        "    depth: not measured here, `twinbus backlog list` asks the secondary",
         "  syphon: not running in this process",
     ]
 
@@ -65,9 +69,11 @@ def test_a_healthy_pair_is_a_few_lines() -> None:
 def test_what_could_not_be_verified_for_lack_of_a_right_is_said_once() -> None:
     unknown = ["sessions", "forwarding"]
     queues = {name: queue(not_verified=unknown) for name in ("one", "two")}
-    lines = render(view(status(entity("orders"), backlog_queues=queues)))
-    assert lines[-3:-1] == [
+    document = status(entity("orders"), backlog_queues=queues, backlog_waiting=1_234)
+    lines = render(view(document))
+    assert lines[-4:-1] == [
         "  backlog queues: 2 of 2 in rotation",
+        "    depth: 1,234 messages",
         "    not verified, for lack of a right: sessions, forwarding",
     ]
 
@@ -92,11 +98,12 @@ def test_trouble_comes_first_and_one_error_of_many_entities_is_said_once() -> No
         "  ! failed over: orders, payments",
         "  ! frozen by hand: held",
     ]
+    assert lines[4].startswith("  ! sends are NOT safe: those to gone raise until")
     table = [line.split()[0] for line in lines if line.startswith("  ") and "healthy" in line]
-    assert lines[6].split()[:2] == ["gone", "UNUSABLE"]
-    assert "FAILED OVER, FORCED" in lines[8]
-    assert "4 min 0 s ago" in lines[7]
-    assert lines[7].split()[-8:-5] == ["7", "3", "1"]
+    assert lines[7].split()[:2] == ["gone", "UNUSABLE"]
+    assert "FAILED OVER, FORCED" in lines[9]
+    assert "4 min 0 s ago" in lines[8]
+    assert lines[8].split()[-8:-5] == ["7", "3", "1"]
     assert table == ["a-quiet-one", "held"]
     assert f"  last error of orders, payments: {refused}" in lines
     assert sum(refused in line for line in lines) == 1
@@ -130,9 +137,10 @@ def test_queues_out_of_use_and_the_syphons_obstacles_say_why() -> None:
         },
     )
     lines = render(view(document))
-    assert lines[-5:] == [
+    assert lines[-6:] == [
         "  backlog queues: 1 of 2 in rotation",
         "    contoso/x-servicebus-transfer/1  pulled, back in 20 s: full",
+        "    depth: not measured here, `twinbus backlog list` asks the secondary",
         "  syphon: 1,500 forwarded, 2 in flight, 0 dead-lettered",
         "    primary: refused",
         "    orders: disabled",
@@ -153,6 +161,56 @@ def test_what_needs_attention(document: dict[str, Any], said: str) -> None:
     assert summary([view(document)]) == "1 pair, attention needed in 1"
     assert attention(status(entity("orders"))) == []
     assert summary([view(status()), view(status())]) == "2 pairs, all healthy"
+
+
+def test_an_unhealthy_entity_says_what_comes_next_and_when_its_error_was() -> None:
+    at = datetime(2026, 11, 16, 3, 4, 5).astimezone()
+    failed = {"last_error": "Connection refused", "last_error_at": at.timestamp()}
+    document = status(
+        entity("orders", "suspect", reason="a send failed", fails_over_in_s=42.9, **failed),
+        entity("events", "failed over", reason="forced", forced=True, next_ping_in_s=7.2),
+        entity("bills", "failed over", reason="forced", forced=True, next_ping_in_s=0.0),
+    )
+    text = "\n".join(render(view(document)))
+    assert "a send failed, fails over in 42 s\n" in text
+    assert "forced, next ping in 7 s\n" in text
+    assert "forced, pinging now\n" in text
+    assert "last error of orders (2026-11-16 03:04:05): Connection refused" in text
+
+
+LOST = {"one": queue(reason="the secondary cannot be reached: refused")}
+
+
+@pytest.mark.parametrize(
+    ("document", "is_safe", "said"),
+    [
+        (status(entity("x", "failed over")), True, "those to x go to the backlog; the primary"),
+        (status(entity("x", "failed over", frozen=True)), True, "those to x go to the backlog"),
+        (
+            status(entity("x", "suspect", fails_over_in_s=42.0)),
+            True,
+            "those to x are retried, and diverted within 42 s (a call whose timeout ends before",
+        ),
+        (status(entity("x", "unusable")), False, "those to x raise until a ping is answered"),
+        (status(entity("x", frozen=True)), False, "those to x depend on the primary alone until"),
+        (status(protected=False), False, "because there is no backlog queue"),
+        (status(backlog_queues=LOST), False, "no backlog queue can be used now"),
+        (status(faulted="gone"), False, "every call raises (gone)"),
+        (
+            status(sides={"primary": {"state": "closed", "reason": "closed by hand"}}),
+            False,
+            "every call raises (the primary is closed)",
+        ),
+    ],
+)
+def test_one_line_says_whether_sends_are_safe(
+    document: dict[str, Any], is_safe: bool, said: str
+) -> None:
+    found, text = safety(document)
+    assert found is is_safe
+    assert text.startswith("sends are safe: " if is_safe else "sends are NOT safe: ")
+    assert said in text
+    assert any(line.endswith(text) for line in render(view(document)))
 
 
 def test_a_steered_entity_is_one_line() -> None:

@@ -82,6 +82,7 @@ def test_a_failure_that_does_not_count_starts_nothing() -> None:
     it = entity()
     assert it.handle(MINE, 1.0) == ()
     assert (it.state, it.timer_at, it.last_error) == (EntityState.HEALTHY, None, "too large")
+    assert it.last_error_at == 1.0
 
 
 def test_the_interval_runs_from_the_first_failure() -> None:
@@ -123,6 +124,7 @@ def test_pings_follow_one_interval_after_the_last_one_ended() -> None:
     assert it.handle(PingFailed(error="timed out"), 200.0) == ()
     assert clock.run(it, until=500) == [(260.0, SendPing())]
     assert (it.state, it.last_error) == (EntityState.FAILED_OVER, "timed out")
+    assert it.last_error_at == 200.0
 
 
 def test_healthy_pings_must_come_in_a_row() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -25,11 +26,16 @@ from twinbus.pairing.core.announcements import (
     PingEnded,
     ProtectionChanged,
 )
-from twinbus.pairing.core.failover import EntityState, ForceFailover, MarkHealthy
+from twinbus.pairing.core.failover import (
+    EntityState,
+    ForceFailover,
+    MarkHealthy,
+    SendFailed,
+)
 from twinbus.pairing.core.status import short_queue_list
 from twinbus.pairing.observing.listeners import Listeners
 from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import accepts, refuses
+from twinbus.testing.fake_sdk import accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 
@@ -139,6 +145,33 @@ async def test_an_outage_as_its_events_tell_it() -> None:
         plain = event.as_dict()
         assert json.loads(json.dumps(plain)) == plain
         assert plain["event"] == type(event).__name__
+
+
+async def test_the_status_counts_down_to_what_happens_next() -> None:
+    world = FakePair(retry_total=0)
+    entity = world.client.entity("orders")
+
+    def times() -> list[Any]:
+        status = entity.status()
+        return [status.fails_over_in_s, status.next_ping_in_s]
+
+    assert [*times(), entity.status().last_error_at] == [None, None, None]
+    began = time.time()
+    entity.tell(SendFailed(counts=True, error="refused"))
+    await asyncio.sleep(4)
+    assert times() == [pytest.approx(6.0), None]
+    error_at = entity.status().last_error_at
+    assert error_at is not None
+    # The loop's clock is virtual, and the date is not.
+    assert error_at == pytest.approx(began - 4, abs=60)
+    await asyncio.sleep(7)
+    assert times() == [None, pytest.approx(59.0)]
+    world.primary.behaviour = hangs
+    await asyncio.sleep(60)
+    assert times() == [None, 0.0]
+    entity.tell(MarkHealthy())
+    assert times() == [None, None]
+    await world.client.close()
 
 
 async def test_a_pulled_queue_tells_of_its_return_when_its_rest_is_over() -> None:
