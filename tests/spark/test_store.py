@@ -37,10 +37,13 @@ def ledger(spark: SparkSession, tmp_path: Path) -> Path:
 
 
 def test_tables_of_an_earlier_version_are_to_be_rebuilt(spark: SparkSession, ledger: Path) -> None:
-    (ledger / "_tables" / "commits").mkdir()
+    for name in ("commits", "checkpoint/sources/0", "sums-fates/batch=0-0a", "bronze/batch=0-0a"):
+        (ledger / "_tables" / name).mkdir(parents=True)
     told = r"made by an earlier version of Twinbus.*twinbus ledger rebuild LEDGER"
     with pytest.raises(LedgerError, match=told):
         open_store(spark, ledger)
+    TableStore(spark, ledger / "_tables").remove()
+    assert list((ledger / "_tables").iterdir()) == []
 
 
 def test_tables_of_other_columns_are_to_be_rebuilt(spark: SparkSession, ledger: Path) -> None:

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 _RAW_REMOVED: Final = "raw-removed"
 _BEING_REMOVED: Final = "being-removed"
 """A mark: to remove directories is no single step, and what is left half-way looks like tables."""
-_OLD_COMMITS: Final = "commits"
+OLD_COMMITS: Final = "commits"
 """Where versions of Twinbus before Delta kept which parts counted."""
-_OLD_NAMES: Final = re.compile(rf"{_OLD_COMMITS}|checkpoint|sums-.*")
+_OLD_NAMES: Final = re.compile(rf"{OLD_COMMITS}|checkpoint|sums-.*")
 _WORDS: Final = {BRONZE: "records", JOURNEYS: "journeys"}
 
 
@@ -83,7 +83,7 @@ class TableStore:
                 f"a rebuild of the tables at {self.place} is at work, or was broken off: wait for"
                 f" it, or {REBUILD}"
             )
-        if _OLD_COMMITS in names:
+        if OLD_COMMITS in names:
             raise LedgerError(
                 f"the tables at {self.place} were made by an earlier version of Twinbus, before"
                 f" they became Delta tables: {REBUILD}"
@@ -176,6 +176,35 @@ class TableStore:
                 f"the tables at {self.place} cannot be rebuilt: they are the only copy of records"
                 " whose files were removed (compact --remove-raw)"
             )
+
+    @property
+    def is_old(self) -> bool:
+        """Whether there are tables of a version of Twinbus before Delta."""
+        return OLD_COMMITS in self._names("")
+
+    def texts_in(self, directory: str) -> Iterator[tuple[str, str]]:
+        """Name and text of each file in a directory of old tables."""
+        for name in self._names(directory):
+            if not name.startswith("."):
+                yield name, self.text_at(f"{self.place}/{directory}", name)
+
+    def read_old(self, table: str, directory: str, parts: Sequence[str]) -> DataFrame:
+        """The rows of some parts of an old table, with the columns of today's."""
+        # With the directory as their root Spark takes names of directories for columns.
+        reader = self.session.read.schema(self._schemas[table])
+        reader = reader.option("basePath", f"{self.place}/{directory}")
+        place = _literal(f"{self.place}/{directory}")
+        return reader.parquet(*(f"{place}/{part}" for part in parts)).drop("batch")
+
+    def remove_old(self) -> None:
+        """Remove old tables, the commits last: while these are there, the tables are refused."""
+        for table in (BRONZE, JOURNEYS):
+            for name in self._names(table):
+                if name.startswith("batch="):
+                    self._files.delete(self._path(f"{self.place}/{table}/{name}"), True)
+        old = [name for name in self._names("") if _OLD_NAMES.fullmatch(name)]
+        for name in sorted(old, key=lambda name: name == OLD_COMMITS):
+            self._files.delete(self._path(f"{self.place}/{name}"), True)
 
     def remove(self) -> None:
         """Remove the tables, and nothing else that may be at their place."""

@@ -34,6 +34,7 @@ from twinbus.pipeline.store.lake import (
 )
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables, signature_of
 from twinbus.pipeline.store.store import TableStore, ledger_paths
+from twinbus.pipeline.store.takeover import take_over
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import GoldTable
 from twinbus.pipeline.tables.journeys import partial_journeys
@@ -136,12 +137,18 @@ def rebuild(
     *,
     shared: bool = False,
 ) -> Snapshot:
-    """Remove the tables and make them anew from the files of the ledger that are there."""
+    """Remove the tables and make them anew from the files of the ledger that are there.
+
+    Tables of the time before Delta that are the only copy of records are taken over as they are.
+    """
     require_shared(spark.sparkContext.master, (ledger, tables), shared=shared)
     bronze.location_of(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
-    store.require_raw()
-    store.remove()
+    if store.is_old and store.is_only_copy:
+        take_over(store)
+    else:
+        store.require_raw()
+        store.remove()
     return update(spark, ledger, tables, shared=shared)
 
 
