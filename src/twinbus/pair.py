@@ -116,6 +116,8 @@ class Pair:
             raise PairClosedError("the pair was closed before it was started")
         self._recorder = open_recorder(self._primary, self._secondary, self.options)
         self._client = PairedClient(self._primary, self._secondary, self.options, self._recorder)
+        if self._syphon is not None:
+            self._client.state.on_busy = self._syphon.yield_to_callers
         self._discovery = Discovery(self._client.state, self._drain)
         # A task of its own, because closing a side meanwhile must end it.
         self._starting = asyncio.create_task(self._discover(self._discovery), name="pairing")

@@ -102,6 +102,7 @@ def tied_to(world: World) -> Iterator[None]:
         (twinbus.syphon.relay.relay, "time", time),
         (twinbus.syphon.relay.relay, "random", rng),
         (twinbus.syphon.host, "random", rng),
+        (twinbus.syphon.host, "time", time),
         (twinbus.syphon.relay.request_tasks, "time", time),
         (twinbus.syphon.relay.outbound, "time", time),
     ]

@@ -81,6 +81,10 @@ class SyphonGroup:
         for host in self.hosts:
             host.resume()
 
+    def yield_to_callers(self) -> None:
+        """Slow down: the primary throttles the sends of this application."""
+        self.rate.governor.busy_for_others(time.monotonic())
+
     @property
     def in_flight(self) -> int:
         """Messages received and not yet settled."""

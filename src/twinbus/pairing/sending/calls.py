@@ -178,9 +178,11 @@ class PairedCall:
         # the opening fails, the pool reports that.
         counts = not isinstance(caught, CutShort) and self.state.counts(error)
         self.entity.tell(SendFailed(counts=counts, error=error_text(error)))
+        meaning = meaning_of(error)
+        if meaning is FailureMeaning.BUSY:
+            self.state.on_busy()
         self.require_repeatable(error)
-        now = self.loop.time()
-        return self.decisions.primary_failed(error, meaning_of(error), now, counts=counts)
+        return self.decisions.primary_failed(error, meaning, self.loop.time(), counts=counts)
 
     def time_left_s(self, timeout_s: float, now: float) -> float:
         """The bound of an attempt that begins now: waiting for a sender may have taken time."""

@@ -104,6 +104,8 @@ class SharedState:
         self._was_protected = False
         self._pick = pick
         self.jitter = jitter
+        self.on_busy: Callable[[], None] = lambda: None
+        """Called when the primary throttles a call: a syphon of this pair slows down."""
         self.on_queue_lost: Callable[..., None] = lambda queue, *, is_refusal: None
         """Called when a queue may be lost: a divert found it missing, disabled or closed to this
         application, it was pulled, or it refuses every message."""

@@ -245,3 +245,26 @@ async def test_a_secondary_that_throttles_gets_every_message_of_callers_with_pat
     assert attempts.count < 10 * CALLS
     assert pair.client.state.rotation.pulled(pair.now) == {}
     await pair.client.close()
+
+
+async def test_a_throttled_call_waits_for_the_next_second_and_tells_the_syphon() -> None:
+    asked: list[float] = []
+    slowed: list[float] = []
+
+    async def takes_one_a_second(sent: Any) -> None:
+        if sent is None:
+            return
+        now = asyncio.get_running_loop().time()
+        asked.append(now)
+        if [int(at) for at in asked].count(int(now)) > 1:
+            raise ServiceBusServerBusyError(message="more than 1 a second")
+
+    pair = FakePair(retry_total=1, retry_backoff_factor=0.05)
+    pair.primary.behaviour = takes_one_a_second
+    pair.client.state.on_busy = lambda: slowed.append(asyncio.get_running_loop().time())
+    sender = pair.client.get_queue_sender("orders")
+    assert await ends_of(sender, 2, timeout=30) == [None, None]
+    assert len(asked) == 3
+    assert 1.0 <= asked[2] - asked[1] <= 2.0
+    assert slowed == [asked[1]]
+    await pair.client.close()

@@ -211,3 +211,16 @@ def test_an_entity_that_is_throttled_by_itself_does_not_slow_the_others() -> Non
     assert governor.is_open
     governor.busy(2.0, accepted_at=1.9)
     assert not governor.is_open
+
+
+def test_a_refused_live_call_slows_a_drain_and_no_idle_syphon() -> None:
+    governor = Governor()
+    governor.busy_for_others(0.0)
+    assert governor.per_s == FIRST_PER_S
+    for tenth in range(20):
+        governor.accepted(1_000, 0.01, tenth / 10)
+    governor.busy_for_others(9.0)
+    assert governor.is_open
+    governor.accepted(1_000, 0.01, 9.5)
+    governor.busy_for_others(9.6)
+    assert governor.limit == "at most 500/s: the primary answers that it is busy"

@@ -158,6 +158,11 @@ class Governor:
         if not is_alone:
             self._cut(BUSY_CUT, BUSY, COOL_S, now)
 
+    def busy_for_others(self, now: float) -> None:
+        """Slow down: the primary refused a live call while the pumps use it."""
+        if now - self._accepted_at < STEP_S:
+            self._cut(BUSY_CUT, BUSY, COOL_S, now)
+
     # Decisions
 
     def _is_slow(self, now: float) -> bool:
