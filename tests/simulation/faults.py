@@ -272,7 +272,7 @@ class Faults:
 
     def _throttle(self, fault: Fault) -> Callable[[], None]:
         namespace = self._world.namespaces[fault.target]
-        throttle = namespace.throttle = Throttle(fault.amount, self._world.loop.time())
+        throttle = namespace.throttle = Throttle(fault.amount)
         self.throttles[fault.target] = throttle
 
         def undo() -> None:

@@ -105,7 +105,7 @@ class SimLine:
     async def authorize(self, path: str) -> bool:
         if path in self._authorized:
             return False
-        await self._ask(lambda: None)
+        await self._ask(lambda: self._require_entity(path))
         self._authorized.add(path)
         return True
 
@@ -184,11 +184,20 @@ class SimLine:
             raise ConnectionLost(self.lost.result())
         raise ConnectionLost(f"{self.endpoint.label} did not answer for {ANSWER_S:g} s")
 
+    def _require_entity(self, path: str) -> None:
+        """Refuse a token for a missing entity as `$cbs` does: with a status, and no condition."""
+        try:
+            self.namespace.engine.resolve(path)
+        except EntityNotFound as refusal:
+            refusal.condition = ""
+            raise
+
     def _answer(
         self, path: str, operation: str, body: dict[str, Any], link_name: str
     ) -> dict[str, Any]:
         """What the entity's `$management` node does."""
         self.namespace.requests[operation] += 1
+        self.namespace.charge(1)
         queue, now_ms = self.namespace.engine.receive_source(path), self.namespace.now_ms()
         match operation:
             case "renew-lock":

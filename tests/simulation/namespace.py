@@ -13,6 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.machine import NOBODY
+from twinbus.broker.engine.credits import ADMINISTRATION_COST, CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery
@@ -20,7 +21,7 @@ from twinbus.broker.engine.topic import Topic
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import parse
 from twinbus.broker.messages.rendering import render
-from twinbus.broker.refusals import EntityNotFound, Refusal, ServerBusy
+from twinbus.broker.refusals import EntityNotFound, Refusal
 from twinbus.broker.storage.store import MemoryStore
 
 if TYPE_CHECKING:
@@ -52,34 +53,40 @@ class Consumer:
 
 
 class Throttle:
-    """Answers server-busy to what is sent above a rate, as a namespace with a quota does."""
+    """Answers server-busy to what is sent above a rate, by the broker's own credits."""
 
-    def __init__(self, per_s: float, now: float) -> None:
-        self._per_s = per_s
-        self._left = per_s
-        self._at = now
+    def __init__(self, per_s: float) -> None:
+        self._account = CreditAccount(per_s)
         self.answers: list[tuple[float, str, bool]] = []
         """Time and kind (send, divert, forward, ping) of each request, and whether it was taken."""
 
     def require(self, kind: str, messages: int, now: float) -> None:
-        """Count messages; ServerBusy if the last second took as many as the rate allows."""
-        self._left = min(self._per_s, self._left + (now - self._at) * self._per_s)
-        self._at = now
-        is_taken = self._left >= messages
-        self.answers.append((now, kind, is_taken))
-        if not is_taken:
-            raise ServerBusy(f"more than {self._per_s:g} messages a second")
-        self._left -= messages
+        """Count messages; ServerBusy if this second took as many as the rate allows."""
+        refused_before = self._account.throttled
+        try:
+            self._account.require(messages, round(now * 1000))
+        finally:
+            self.answers.append((now, kind, self._account.throttled == refused_before))
 
 
 class SimNamespace:
     """One namespace, alive or not."""
 
     def __init__(
-        self, loop: SimLoop, name: str, performed: Callable[[SimNamespace, Deed, bytes], None]
+        self,
+        loop: SimLoop,
+        name: str,
+        performed: Callable[[SimNamespace, Deed, bytes], None],
+        credits_per_s: float | None = None,
     ) -> None:
-        """`performed` is told of every message that was stored, with its wire form."""
+        """`performed` is told of every message that was stored, with its wire form.
+
+        With `credits_per_s` the namespace throttles as the profile azure-standard does.
+        """
         self.name = name
+        self._short: set[Queue] = set()
+        """Queues whose deliveries wait for the credits of the next second."""
+        self.credits = None if credits_per_s is None else CreditAccount(credits_per_s)
         self.is_up = True
         self.is_dark = False
         self.is_stopped = False
@@ -197,17 +204,37 @@ class SimNamespace:
             assert consumers is not None
             consumer = consumers[0]
             consumers.rotate(-1)
-            if consumer.credit <= 0:
+            limit = self._affordable(queue, consumer.credit)
+            if limit <= 0:
                 continue
             try:
-                deliveries = queue.acquire(consumer, consumer.credit, self.now_ms())
+                deliveries = queue.acquire(consumer, limit, self.now_ms())
             except Refusal as refusal:
                 self.remove_consumer(consumer)
                 consumer.detach(refusal)
                 return
+            if self.credits is not None:
+                self.credits.spend(len(deliveries), self.now_ms())
             for delivery in deliveries:
                 consumer.credit -= 1
                 consumer.deliver(delivery, self.rendered(queue, delivery))
+
+    def _affordable(self, queue: Queue, limit: int) -> int:
+        """How many messages may be delivered now; the rest goes on in the next second."""
+        if self.credits is None:
+            return limit
+        now_ms = self.now_ms()
+        left = int(self.credits.left(now_ms))
+        if left < limit and queue.messages and queue not in self._short:
+            self._short.add(queue)
+            wait_s = self.credits.wait_ms(now_ms) / 1000
+            self._loop.call_later(wait_s, self._refilled, queue, context=NOBODY)
+        return min(limit, left)
+
+    def _refilled(self, queue: Queue) -> None:
+        self._short.discard(queue)
+        self._ready[queue] = None
+        self.settle()
 
     def rendered(self, queue: Queue, delivery: Delivery) -> bytes:
         """A locked message as its receiver gets it."""
@@ -227,6 +254,16 @@ class SimNamespace:
         if refusal is not None:
             raise refusal(f"{path} was told to refuse")
 
+    def charge(self, cost: int) -> None:
+        """Subtract the credits of a request; `ServerBusy` if none is left."""
+        if self.credits is not None:
+            self.credits.require(cost, self.now_ms())
+
+    def administered(self) -> None:
+        """Count a request of an administrator."""
+        self.requests["administration"] += 1
+        self.charge(ADMINISTRATION_COST)
+
     def attach_sender(self, path: str) -> int:
         """The size that the entity takes; a refusal if it cannot be sent to."""
         self.require_willing(path)
@@ -235,6 +272,7 @@ class SimNamespace:
     def send(self, path: str, wires: Sequence[bytes], deed: Deed) -> None:
         """Store messages, all or none."""
         self.require_willing(path)
+        self.charge(len(wires))
         if self.throttle is not None:
             self.throttle.require(deed.kind, len(wires), self._loop.time())
         target = self.engine.send_target(path)

@@ -94,6 +94,8 @@ class Plan:
     bursts: tuple[Burst, ...] = ()
     opening_s: float = 0.0
     """How much longer than a round trip opening a link to the primary takes: TLS, sign-in."""
+    credits_per_s: float | None = None
+    """Each namespace throttles as the profile azure-standard does, with so few credits."""
     night: str = ""
     """The kind of a bad night (night/plan.py); empty: a world of random faults alone."""
     is_clean: bool = False
@@ -113,8 +115,10 @@ class Plan:
         where = "and one inside app-0" if self.embedded else ""
         locks = "" if self.lock_s is None else f", locks of {self.lock_s:g} s in the backlog"
         night = f"a bad night: {self.night}{'' if self.is_clean else ', and other faults'}"
+        credit = f"each namespace has {self.credits_per_s} credits a second"
         return [
             *([night] if self.night else []),
+            *([credit] if self.credits_per_s is not None else []),
             "entities: " + "; ".join(map(str, self.entities)),
             "options: " + options,
             f"{self.applications} applications, {self.syphons} syphons {where}".rstrip() + locks,

@@ -6,6 +6,7 @@ It raises what the real one raises, and encodes messages with the real one's own
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
@@ -13,6 +14,7 @@ from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from azure.core.exceptions import (
+    HttpResponseError,
     ResourceExistsError,
     ResourceNotFoundError,
     ServiceRequestError,
@@ -20,6 +22,7 @@ from azure.core.exceptions import (
 )
 from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus._pyamqp.error import TokenAuthFailure
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.exceptions import (
     MessageSizeExceededError,
@@ -39,7 +42,7 @@ from twinbus.amqp.message import decode_map, split
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.rendering import render
-from twinbus.broker.refusals import EntityAlreadyExists, EntityNotFound, Refusal
+from twinbus.broker.refusals import EntityAlreadyExists, EntityNotFound, Refusal, ServerBusy
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.ping import PING_CONTENT_TYPE
 from twinbus.testing.fake_sdk import FakeClient, FakeLink, LinkRole
@@ -51,6 +54,8 @@ __all__ = ["Encoder", "SimAdministration", "SimLink", "SimSide", "wire_of"]
 
 BATCH_BYTES: Final = 3_000
 """What a batch may have. Small, so that batches that grow by their aliases must be split."""
+
+_QUIET: Final = logging.getLogger("tests.simulation.sdk")
 
 _CERTIFICATES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -83,6 +88,12 @@ class Encoder:
         if known is None:
             known = self._known[id(annotated)] = annotated, wire_of(annotated)
         return known[1]
+
+
+def _http_error(refusal: Refusal) -> HttpResponseError:
+    error = HttpResponseError(refusal.description)
+    error.status_code = refusal.status
+    return error
 
 
 def _sdk_error(refusal: Refusal) -> ServiceBusError:
@@ -200,6 +211,7 @@ class SimLink:
         """Messages from that number on, as far as a look needs them."""
 
         def peek() -> list[Any]:
+            self._namespace.charge(1)
             queue = self._namespace.engine.receive_source(self._path)
             found = queue.peek(first, count, self._namespace.now_ms())
             return [self._seen(queue.entity_id, message) for message in found]
@@ -236,8 +248,16 @@ class SimLink:
             if self._role == "sender":
                 if self._namespace is self._world.primary and self._world.plan.opening_s:
                     await asyncio.sleep(self._world.plan.opening_s)
-                await in_sdk_words(caller, lambda: self._namespace.attach_sender(self._path))
+                await self._attach(caller)
         return self._caller
+
+    async def _attach(self, caller: _Caller) -> None:
+        """Open the link; the token for a missing entity is refused, as by `$cbs`."""
+        try:
+            await in_sdk_words(caller, lambda: self._namespace.attach_sender(self._path))
+        except MessagingEntityNotFoundError as error:
+            refused = TokenAuthFailure(404, str(error).encode())  # type: ignore[no-untyped-call]
+            raise PyamqpTransport.create_servicebus_exception(_QUIET, refused) from error
 
     def _seen(self, entity_id: int, message: StoredMessage) -> Any:
         payload = self._namespace.store.payload(entity_id, message.sequence_number)
@@ -314,7 +334,7 @@ class SimAdministration:
 
     def _counted(self, operation: Callable[[], Any]) -> Callable[[], Any]:
         def work() -> Any:
-            self._namespace.requests["administration"] += 1
+            self._namespace.administered()
             return operation()
 
         return work
@@ -355,5 +375,7 @@ class SimAdministration:
             raise ResourceNotFoundError(refusal.description) from refusal
         except EntityAlreadyExists as refusal:
             raise ResourceExistsError(refusal.description) from refusal
+        except ServerBusy as refusal:
+            raise _http_error(refusal) from refusal
         finally:
             caller.wire.cut()

@@ -121,6 +121,12 @@ def test_every_kind_of_night_comes_clean_and_with_other_faults_within_three_hund
     assert any(burst.calls == 200 for plan in plans for burst in plan.bursts)
 
 
+def test_one_world_in_seven_counts_credits_and_runs_out_of_them() -> None:
+    seeds = [s for s in range(300) if draw_world(Random(s)).credits_per_s is not None]
+    assert 25 <= len(seeds) <= 60
+    assert sum(simulate(seed).facts["throttled"] for seed in seeds[:5]) > 0
+
+
 def test_a_timer_that_is_early_and_set_again_does_not_stop_time() -> None:
     async def wait() -> int:
         loop = asyncio.get_running_loop()
@@ -170,6 +176,7 @@ def test_a_seed_is_replayed_by_one_command_and_tells_the_same_story_in_any_proce
         stories.append(done.stdout)
     stories.append(simulate(11).report() + "\n")
     assert len({hash(story) for story in stories}) == 1
-    assert stories[0].startswith("seed 11\nentities: ")
+    assert stories[0].startswith("seed 11\n")
+    assert "\nentities: " in stories[0]
     assert "FAULT" in stories[0]
     assert stories[0].endswith("all checks passed\n")

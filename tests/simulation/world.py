@@ -116,8 +116,9 @@ class World:
         self.ledger = _Ledger()
         self.encoded = Encoder()
         self.client_class = client_class(self)
-        self.primary = SimNamespace(loop, "primary", self.truth.performed)
-        self.secondary = SimNamespace(loop, "secondary", self.truth.performed)
+        per_s = self.plan.credits_per_s
+        self.primary = SimNamespace(loop, "primary", self.truth.performed, per_s)
+        self.secondary = SimNamespace(loop, "secondary", self.truth.performed, per_s)
         self.namespaces = {side.name: side for side in (self.primary, self.secondary)}
         self.backlog_paths = backlog_paths("primary", self.options.backlog_queue_count)
         self.handovers: dict[bytes, Handover] = {}
@@ -237,6 +238,9 @@ class World:
             "killed": sum(call.outcome == "killed" for call in self.truth.calls),
             **{kind: kinds.count(kind) for kind in ("send", "divert", "forward")},
             "seconds": round(self.loop.time()),
+            "throttled": sum(
+                side.credits.throttled for side in self.namespaces.values() if side.credits
+            ),
         }
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

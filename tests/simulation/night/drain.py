@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from twinbus.pairing.core.attempts import BUSY_PAUSE_S, RetryPolicy, call_limit_s
+
 if TYPE_CHECKING:
     from tests.simulation.world import World
     from twinbus.syphon.core.pacing.governor import Governor
@@ -24,6 +26,9 @@ REFUSED_MAX: Final = 0.1
 GROWTH_S: Final = 4
 USED: Final = 0.3
 """A rate that is used for so many seconds, at least to this share, and not refused must grow."""
+
+HASTY_S: Final = 3 * BUSY_PAUSE_S
+"""A call with less time in all cannot outlast the second in which the credits ran out."""
 
 UNLIMITED: Final = float("inf")
 
@@ -60,7 +65,10 @@ def check_drain(world: World) -> Iterator[str]:
         late = sum(at > slowed_at for at in refused)
         if late > 1 + taken * REFUSED_MAX:
             yield f"{late} forwards met server-busy later than {slowed_at:.1f} s, {taken} did not"
+    bound_s = call_limit_s(RetryPolicy.of(world.options))
     for call in world.truth.calls:
+        if (call.timeout_s or bound_s) < HASTY_S:
+            continue
         if call.outcome == "raised" and call.error.startswith("ServiceBusServerBusyError"):
             yield f"call {call.number} raised {call.error} while the backlog came home"
     yield from _stagnation(world, refused)

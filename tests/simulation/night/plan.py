@@ -28,6 +28,12 @@ FOUND_S: Final = 75.0
 OPENING_S: Final = 0.2
 """What opening a link takes where callers are impatient; sending takes a tenth of it."""
 
+THROTTLED: Final = 0.15
+"""Share of the worlds whose namespaces count credits, as the profile azure-standard does."""
+
+CREDITS_PER_S: Final = (12.0, 30.0)
+"""Few enough to run out while the pairs start, in a drain, and in some calls."""
+
 BURST_CALLS: Final = 200
 LOCK_S: Final = 5.0
 
@@ -35,10 +41,12 @@ _OUTAGES: Final = (("crash namespace", ""), ("crash namespace", "dark"), ("stop 
 
 
 def draw_world(rng: Random) -> Plan:
-    """A world's shape: one in five is a bad night, and half of those are clean."""
+    """A world's shape: one in six is a bad night, and half of those are clean."""
     plan = draw_plan(rng)
     drawn = rng.random()
-    if "session_order" in plan.options:
+    if rng.random() < THROTTLED:
+        plan = replace(plan, credits_per_s=rng.choice(CREDITS_PER_S))
+    if plan.credits_per_s is not None or "session_order" in plan.options:
         return plan
     for night, (share, draw) in NIGHTS.items():
         drawn -= share
