@@ -105,4 +105,8 @@ def check_bounds(peer: Peer, stream_bytes: int) -> None:
         assert len(session.links) <= LINKS_MAX
 
 
-FRAMES = Part("frames", attacks, check, short=25, round=100)
+FINDS = (
+    # A second BEGIN that names a channel in use, and its END: a receiver that nobody closed.
+    Attack(1, [Mutation("craft", 10, 27), Mutation("end", 16)], 0, False),
+)
+FRAMES = Part("frames", attacks, check, finds=FINDS, short=25, round=100)

@@ -103,6 +103,11 @@ def _splice(frames: Frames, at: int, given: Mutation) -> None:
     frames[at:at] = [frame for frame in other if not frame.startswith(b"AMQP")][3:]
 
 
+def _end(frames: Frames, at: int, _: Mutation) -> None:
+    """Let the connection end here: the recordings take leave of everything they have opened."""
+    del frames[at:]
+
+
 def _flip(frames: Frames, at: int, given: Mutation) -> None:
     frame = bytearray(frames[at])
     frame[given.to % len(frame)] ^= 1 << (given.at % 8)
@@ -200,9 +205,10 @@ MUTATIONS: dict[str, Callable[[Frames, int, Mutation], None]] = {
     "section": _section,
     "right": _right,
     "craft": _craft,
+    "end": _end,
 }
 
-_KINDS = st.sampled_from((*MUTATIONS, *("field", "section") * 3, "craft"))
+_KINDS = st.sampled_from((*MUTATIONS, *("field", "section") * 3, *("craft", "end") * 2))
 mutations = st.builds(Mutation, _KINDS, st.integers(0, 200), st.integers(0, 10_000), ANY_VALUE)
 
 
