@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+
+EXAMPLE_S = 30.0
+"""Processor time of one example. Most take milliseconds, those with thousands of links seconds."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Part:
         """Try `count` examples that follow from `seed`; raises what the first find raised."""
 
         def check(example: Any) -> None:
-            self.check(example)
+            with _bounded():
+                self.check(example)
 
         test: Any = hypothesis.given(self.examples)(check)
         for find in self.finds if tries_finds else ():
@@ -45,6 +51,22 @@ class Part:
             report_multiple_bugs=False,
         )(test)
         hypothesis.seed(seed)(test)()
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Let an example that does not end be a find too."""
+
+    def stop(*_: object) -> None:
+        raise AssertionError(f"one example took more than {EXAMPLE_S:g} s of processor time")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, EXAMPLE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @cache
