@@ -100,7 +100,7 @@ class NamespaceInUseError(PairingError):
 
 
 class MissingRightError(PairingError):
-    """A credential lacks a right; the text names it, the namespace, and how to do without it."""
+    """A credential lacks a right, or is refused; the text says which, where, and what to do."""
 
 
 class PairFaultedError(PairingError):

@@ -5,6 +5,7 @@ Most run in the test's own process: what a command of its own adds is a second o
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.official_sdk import administration, client, receive_count
 from tests.processes import ENTRY, ServedBroker, run_twinbus
+from twinbus import MissingRightError, SendAvailabilityOptions, pair_namespaces
 from twinbus.console.cli import main
 from twinbus.transfer import to_backlog_message
 
@@ -215,6 +217,34 @@ def test_a_missing_right_is_named(typed: Terminal, primary: str, secondary: str)
         done = typed(primary, by_rule(secondary, "sender"), "backlog", *command)
         assert done.returncode == COULD_NOT
         assert "needs the Manage right" in one_line(done)
+
+
+def test_a_wrong_key_is_not_called_a_missing_right(
+    typed: Terminal, primary: str, secondary: str
+) -> None:
+    wrong_key = by_rule(secondary, "RootManageSharedAccessKey")
+    for text in (wrong_key, by_rule(secondary, "nobody")):
+        for command in (
+            ("backlog", "list"),
+            ("backlog", "create", "--label", "contoso"),
+            ("backlog", "peek", "--queue", "contoso/x-servicebus-transfer/0"),
+            ("syphon", "drain"),
+            ("syphon", "run"),
+        ):
+            done = typed(primary, text, *command)
+            assert done.returncode == COULD_NOT
+            line = one_line(done)
+            assert "refused the credential: wrong key or wrong key name" in line
+            assert "right" not in line
+    with pytest.raises(MissingRightError, match="wrong key or wrong key name"):
+        asyncio.run(pair_once(primary, wrong_key))
+    with pytest.raises(MissingRightError, match="wrong key or wrong key name"):
+        asyncio.run(pair_once(primary, wrong_key, create_backlog_queues=False))
+
+
+async def pair_once(primary: str, secondary: str, **options: Any) -> None:
+    async with pair_namespaces(primary, secondary, SendAvailabilityOptions(**options)):
+        pass
 
 
 def test_a_doctor_finds_a_good_pair_fit_and_leaves_nothing(

@@ -15,6 +15,9 @@ from urllib.parse import quote_plus
 
 SCHEME: Final = "SharedAccessSignature "
 
+WRONG_SIGNATURE: Final = ("InvalidSignature", "SubCode=40103")
+"""How Service Bus marks the refusal of a signature, over AMQP and over HTTP."""
+
 _EXPIRY: Final = re.compile(r"(?:^|[&\s])se=(\d{1,15})(?:&|$)")
 
 
@@ -29,6 +32,16 @@ def sign(audience: str, rule_name: str, key: str, expires_at_s: int) -> str:
 def signature_digest(key: str, resource: str, expiry: str) -> bytes:
     """Return the HMAC of an encoded audience and an expiry in unix seconds."""
     return hmac.new(key.encode(), f"{resource}\n{expiry}".encode(), hashlib.sha256).digest()
+
+
+def wrong_key_text(endpoint: str, refusal: str) -> str | None:
+    """Return the text for a signature that was refused as such, which no right mends; else None."""
+    if not any(sign in refusal for sign in WRONG_SIGNATURE):
+        return None
+    return (
+        f"{endpoint} refused the credential: wrong key or wrong key name; copy the connection"
+        " string again"
+    )
 
 
 def expiry_of(signature: str) -> float | None:

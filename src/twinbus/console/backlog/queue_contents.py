@@ -16,6 +16,7 @@ from twinbus.console.namespaces import FORBIDDEN, UnreachableError
 from twinbus.errors import MissingRightError, SyphonError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
+from twinbus.namespace.signatures import wrong_key_text
 from twinbus.pairing.core.backlog import Drift, drift_of, parse_backlog_path
 from twinbus.pairing.lifecycle.administration import description_of
 from twinbus.syphon.connection.amqp_json import as_time
@@ -170,7 +171,8 @@ async def _peeking(namespace: Namespace) -> AsyncIterator[NamespaceConnection]:
             refusal.status in FORBIDDEN or refusal.condition == UNAUTHORIZED
         ):
             raise MissingRightError(
-                f"peeking in {namespace.endpoint} needs the Listen right, and the credential is"
+                wrong_key_text(namespace.endpoint, str(refusal))
+                or f"peeking in {namespace.endpoint} needs the Listen right, and the credential is"
                 f" refused or does not have it ({refusal})"
             ) from error
         raise UnreachableError(f"peeking in {namespace.endpoint} failed: {error}") from error

@@ -22,7 +22,7 @@ from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
-from twinbus.syphon.connection.peeking import ListingRefused, list_backlog_queues
+from twinbus.syphon.connection.peeking import KeyRefused, ListingRefused, list_backlog_queues
 from twinbus.syphon.host import SyphonGroup
 
 CHECK_EVERY_S: Final = 1.0
@@ -114,6 +114,8 @@ class SyphonProgram:
                 )
             except ListingRefused as error:
                 raise SyphonError(f"{error} (--queues N)") from None
+            except KeyRefused:
+                raise
             except SyphonError as error:
                 self._say("waiting", f"searching for backlog queues: {error}")
                 return

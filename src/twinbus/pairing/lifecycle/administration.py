@@ -29,7 +29,7 @@ from azure.core.exceptions import (
 
 from twinbus.errors import MissingRightError
 from twinbus.namespace.administration_client import administration_client
-from twinbus.namespace.signatures import expiry_of, utc_text
+from twinbus.namespace.signatures import expiry_of, utc_text, wrong_key_text
 from twinbus.pairing.core.backlog import (
     LEASE_LOCK_S,
     OLD_LEASE_LOCK_S,
@@ -215,9 +215,11 @@ class BacklogAdministration:
         is_forbidden = status == FORBIDDEN and path is None
         if isinstance(error, ClientAuthenticationError) or is_forbidden:
             return MissingRightError(
-                f"creating backlog queues in {endpoint} needs the Manage right, and the credential"
-                f" was refused ({self._why_refused(error)}); grant it, or have an administrator run"
-                " `twinbus backlog create` and pair with create_backlog_queues=False"
+                wrong_key_text(endpoint, str(error))
+                or f"creating backlog queues in {endpoint} needs the Manage right, and the"
+                f" credential was refused ({self._why_refused(error)}); grant it, or have an"
+                " administrator run `twinbus backlog create` and pair with"
+                " create_backlog_queues=False"
             )
         if isinstance(error, ServiceRequestError | ServiceResponseError | TimeoutError | OSError):
             why = first_line(error) or f"no answer within {self._timeout_s:g} s"

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from twinbus.errors import MissingRightError
+from twinbus.namespace.signatures import wrong_key_text
 from twinbus.pairing.core.backlog import DANGERS
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of, refusing_setting
 from twinbus.pairing.lifecycle.administration import Findings, SecondaryUnreachable, first_line
@@ -107,7 +108,8 @@ class LinkSearch:
         endpoint = self._state.secondary.endpoint
         if meaning is FailureMeaning.UNAUTHORIZED:
             missing = MissingRightError(
-                f"diverting to {path} in {endpoint} needs the Send right, and the credential was"
+                wrong_key_text(endpoint, why)
+                or f"diverting to {path} in {endpoint} needs the Send right, and the credential was"
                 f" refused ({why}); grant it, or give another"
             )
             if self._fails_fast:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.signatures import wrong_key_text
 from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.administration_request import NotAnswered, get, token_for
 
@@ -76,7 +77,8 @@ def _ask(endpoint: Endpoint, queue: str, token: NamespaceToken) -> QueueCounts:
 def _read(endpoint: Endpoint, queue: str, status: int, text: str) -> QueueCounts:
     if status in (401, 403):
         raise SyphonError(
-            f"counting the messages of {queue} in {endpoint.label} needs the Manage right, and "
+            wrong_key_text(endpoint.label, text)
+            or f"counting the messages of {queue} in {endpoint.label} needs the Manage right, and "
             f"{endpoint.tokens.who} does not have it: use a credential that has it"
         )
     counts = dict(_COUNT.findall(text))

@@ -14,6 +14,7 @@ from twinbus.amqp.events import Event
 from twinbus.amqp.types import Int
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.signatures import wrong_key_text
 from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.administration_request import NotAnswered, get, token_for
 from twinbus.syphon.connection.namespace_connection import (
@@ -39,6 +40,10 @@ _BACKLOG: Final = re.compile(r"(?P<label>.+)/x-servicebus-transfer/(?P<index>\d+
 
 class ListingRefused(SyphonError):
     """The credential may not list the queues of a namespace; named queues can be used."""
+
+
+class KeyRefused(SyphonError):
+    """The namespace refused the credential itself, whatever its rights."""
 
 
 class NamespaceUnreachable(SyphonError):
@@ -144,6 +149,8 @@ def _page(endpoint: Endpoint, token: NamespaceToken, skip: int) -> str:
         status, text = get(endpoint, queues, token, query=query, bytes_max=PAGE_BYTES_MAX)
     except NotAnswered as error:
         raise SyphonError(f"{endpoint.label} cannot be reached: {error}") from error
+    if wrong := wrong_key_text(endpoint.label, text) if status == 401 else None:
+        raise KeyRefused(wrong)
     if status in (401, 403):
         raise ListingRefused(
             f"listing the queues of {endpoint.label} needs the Manage right, and "
