@@ -333,6 +333,23 @@ def test_a_doctor_finds_what_is_wrong(
         assert done.stdout.splitlines()[-1].startswith("not fit to be paired")
 
 
+@pytest.mark.parametrize("down", ["primary", "secondary"])
+def test_a_doctor_examines_the_side_that_answers_while_the_other_is_down(
+    typed: Terminal, primary: str, secondary: str, down: str
+) -> None:
+    sides = {"primary": primary, "secondary": secondary, down: NOWHERE}
+    done = typed(*sides.values(), "doctor", "--queues", "1", "--label", "x", "--output", "json")
+    assert done.returncode == COULD_NOT
+    other = "secondary" if down == "primary" else "primary"
+    expected = {"sides": "ok", "names": "ok", f"reach {other}": "ok", f"reach {down}": "fail"}
+    expected |= {f"{check} {other}": "ok" for check in ("clock", "credential")}
+    expected |= {f"right {right} {other}": "ok" for right in ("Manage", "Send")}
+    if other == "secondary":
+        expected |= {"right Listen secondary": "ok", "backlog queues": "ok", "drift": "ok"}
+    assert levels(done) == {**expected, "not checked": "skip"}
+    assert not any("doctor" in name for name in names(sides[other]))
+
+
 def test_every_command_shows_an_example(typed: Terminal, primary: str) -> None:
     commands: list[Any] = [("status",), ("freeze",), ("unfreeze",), ("force-failover",)]
     commands += [("mark-healthy",), ("doctor",)]

@@ -39,6 +39,12 @@ async def _trials(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
     return [finding for findings in found for finding in findings]
 
 
+def _not_tried(pair: ExaminedPair) -> Finding:
+    (role,) = pair.unsound
+    text = f"message size, ping, there and back: they need the {role} too"
+    return Finding("not checked", Level.SKIP, text, "run the doctor again when it answers")
+
+
 async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> list[Finding]:
     findings: list[Finding] = []
 
@@ -50,21 +56,30 @@ async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> l
 
     async def ask_sides(
         what: str, check: Callable[[ExaminedPair, str], Awaitable[Finding]]
-    ) -> None:
+    ) -> set[str]:
+        """Check each side that is sound so far; return those that fail."""
         line.say(what)
-        take(await asyncio.gather(*(check(pair, role) for role in pair.roles)))
+        found = await asyncio.gather(*(check(pair, role) for role in pair.sound))
+        failed = {
+            role
+            for role, finding in zip(pair.sound, found, strict=True)
+            if finding.level is Level.FAIL
+        }
+        take(found)
+        return failed
 
     async def ask(what: str, question: Awaitable[list[Finding]]) -> None:
         line.say(what)
         take(await question)
 
     await ask("comparing the sides", check_sides(pair))
-    await ask_sides("connecting", check_reach)
-    if findings[0].level is Level.FAIL or not all(pair.reached.values()):
+    is_named = all(finding.level is not Level.FAIL for finding in findings)
+    if findings[0].level is Level.FAIL:
         return findings
-    await ask_sides("comparing clocks", check_clock)
-    await ask_sides("signing in", check_credential)
-    if any(finding.level is Level.FAIL for finding in findings):
+    pair.unsound |= await ask_sides("connecting", check_reach)
+    pair.unsound |= await ask_sides("comparing clocks", check_clock)
+    pair.unsound |= await ask_sides("signing in", check_credential)
+    if not pair.sound or not is_named:
         return findings
     scratch = Scratch()
     try:
@@ -72,9 +87,13 @@ async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> l
             await ask_sides("checking rights", check_manage)
             await ask("creating scratch entities", make_probes(pair, scratch))
             await ask("checking rights", check_rights(pair))
-            await ask("checking backlog queues", check_queues(pair))
-            await ask("comparing limits", check_limits(pair))
-            await ask("sending scratch messages", _trials(pair, scratch))
+            if "secondary" in pair.sound:
+                await ask("checking backlog queues", check_queues(pair))
+            if pair.unsound:
+                take([_not_tried(pair)])
+            else:
+                await ask("comparing limits", check_limits(pair))
+                await ask("sending scratch messages", _trials(pair, scratch))
             line.say("deleting scratch entities")
     finally:
         do = "it goes by itself in 5 min"

@@ -47,7 +47,6 @@ async def check_reach(pair: ExaminedPair, role: str) -> Finding:
     check, namespace = f"reach {role}", pair.roles[role]
     began = time.monotonic()
     endpoint = endpoint_of(namespace)
-    pair.reached[role] = False
     host, port = endpoint.administration[:2] if endpoint.route.websocket else endpoint.amqp
     where = f"{host}:{port}"
     try:
@@ -67,7 +66,6 @@ async def check_reach(pair: ExaminedPair, role: str) -> Finding:
         if endpoint.route.proxy is not None:
             do = "check the proxy, and that it lets this address pass"
         return Finding(check, Level.FAIL, text, do)
-    pair.reached[role] = True
     took_ms = (time.monotonic() - began) * 1_000
     how = "without TLS, as a development emulator" if namespace.emulator else "with TLS"
     route = f" ({endpoint.route.text})" if endpoint.route.text else ""

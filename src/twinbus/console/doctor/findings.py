@@ -47,7 +47,8 @@ class ExaminedPair:
     count: int
     entity: str | None
     """An entity of the primary that the application sends to; None: the doctor creates one."""
-    reached: dict[str, bool] = field(default_factory=dict)
+    unsound: set[str] = field(default_factory=set)
+    """Roles that do not answer or refuse the credential; the other one is examined further."""
     manages: dict[str, bool] = field(default_factory=dict)
     """By role: whether the credential may create and delete entities."""
     probes: dict[str, str] = field(default_factory=dict)
@@ -62,6 +63,10 @@ class ExaminedPair:
     @property
     def roles(self) -> dict[str, Namespace]:
         return {"primary": self.primary, "secondary": self.secondary}
+
+    @property
+    def sound(self) -> dict[str, Namespace]:
+        return {role: one for role, one in self.roles.items() if role not in self.unsound}
 
     @property
     def backlog_paths(self) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ async def make_probes(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
     elif queues:
         pair.probes["secondary"] = queues[0].path
     found = []
-    for role, namespace in pair.roles.items():
+    for role, namespace in pair.sound.items():
         if role not in pair.probes and pair.manages.get(role):
             try:
                 path = f"{scratch.label}-probe"
