@@ -34,7 +34,6 @@ app = typer.Typer(
     name="twinbus",
     help="Keep sending while a Service Bus namespace is down.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

@@ -8,9 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import twinbus
 from tests.unit.console.commands import run
+from twinbus.console.cli import app
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -71,3 +73,17 @@ def test_a_module_of_ours_that_is_missing_is_a_fault_of_ours() -> None:
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "pip install" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("twinbus force", "force-failover"),
+        ("twinbus backlog dead", "dead-letters"),
+        ("twinbus status --wa", "--watch"),
+    ],
+)
+def test_a_shell_completes_commands_and_options(line: str, completed: str) -> None:
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    asked = CliRunner().invoke(app, [], env={"_TWINBUS_COMPLETE": "complete_bash", **words})
+    assert asked.output.split() == [completed]
