@@ -57,7 +57,7 @@ _VERSION: Final = "_version"
 _TOOK: Final = "took"
 
 _CONFIGURATION: Final = {
-    # A batch that dies may have made a checkpoint; only `sweep` knows which versions are named.
+    # Delta-rs keeps what the newest version needs; the newest set may name an older one.
     "delta.enableExpiredLogCleanup": "false"
 }
 
