@@ -102,6 +102,18 @@ def test_a_pair_is_seen_and_steered_from_outside(desk: Desk) -> None:
         assert "frozen" in desk.types("freeze", "payments").stdout
         assert desk.entities()["payments"]["frozen"]
         assert desk.types("unfreeze", "payments").stdout.startswith("payments: healthy; ")
+        for verb, state, hold in (
+            ("force-failover", "failed over", "forced"),
+            ("mark-healthy", "healthy", ""),
+            ("freeze", "healthy", "frozen"),
+            ("unfreeze", "healthy", ""),
+        ):
+            done = desk.types(verb, "payments", "--output", "json")
+            (steered,) = json.loads(done.stdout)["pairs"]
+            assert (done.returncode, steered["pid"]) == (0, program.pid)
+            assert steered["entity"]["path"] == "payments"
+            assert steered["entity"]["state"] == state
+            assert [one for one in ("forced", "frozen") if steered["entity"][one]] == hold.split()
         assert desk.types("status").returncode == 0
 
 

@@ -32,33 +32,39 @@ def status(
 
 
 @command(app, "twinbus freeze orders")
-def freeze(path: PathArgument, pair: PairOption = None) -> int:
+def freeze(path: PathArgument, pair: PairOption = None, output: OutputOption = Output.TEXT) -> int:
     """Keep the routing of an entity as it is, until unfreeze.
 
     A frozen entity has no failover timer and no pings.
     """
-    return _steer("freeze", path, pair)
+    return _steer("freeze", path, pair, output)
 
 
 @command(app, "twinbus unfreeze orders --pair contoso")
-def unfreeze(path: PathArgument, pair: PairOption = None) -> int:
+def unfreeze(
+    path: PathArgument, pair: PairOption = None, output: OutputOption = Output.TEXT
+) -> int:
     """Let the routing of an entity change again."""
-    return _steer("unfreeze", path, pair)
+    return _steer("unfreeze", path, pair, output)
 
 
 @command(app, "twinbus force-failover orders")
-def force_failover(path: PathArgument, pair: PairOption = None) -> int:
+def force_failover(
+    path: PathArgument, pair: PairOption = None, output: OutputOption = Output.TEXT
+) -> int:
     """Divert an entity's sends until mark-healthy."""
-    return _steer("force-failover", path, pair)
+    return _steer("force-failover", path, pair, output)
 
 
 @command(app, "twinbus mark-healthy orders")
-def mark_healthy(path: PathArgument, pair: PairOption = None) -> int:
+def mark_healthy(
+    path: PathArgument, pair: PairOption = None, output: OutputOption = Output.TEXT
+) -> int:
     """Send to the primary again, whatever the pings say."""
-    return _steer("mark-healthy", path, pair)
+    return _steer("mark-healthy", path, pair, output)
 
 
-def _steer(verb: str, path: str, pair: str | None) -> int:
+def _steer(verb: str, path: str, pair: str | None, output: Output) -> int:
     from twinbus.console.control.commands import steer
 
-    return steer(verb, path, pair)
+    return steer(verb, path, pair, output)

@@ -51,14 +51,18 @@ def show_status(pair: str | None, output: Output, *, watch: bool, show_all: bool
         return status
 
 
-def steer(verb: str, path: str, pair: str | None) -> int:
+def steer(verb: str, path: str, pair: str | None, output: Output) -> int:
     """Run a verb on an entity of a pair; return the exit status."""
     hosts = choose_hosts(_running()[0], pair, "pair", is_steered=True)
     answers = ask_each(hosts, verb, {"path": path})
+    documents, lines = [], []
     for host, entity in answers:
         prefix = f"{host.process}: " if len(hosts) > 1 else ""
         then = DONE[verb].format(path=visible(entity["path"]))
-        print(f"{prefix}{status_text.entity_line(entity)}; {then}")
+        lines.append(f"{prefix}{status_text.entity_line(entity)}; {then}")
+        documents.append({"name": host.card.name, "pid": host.card.pid, "entity": entity})
+    if answers or output is Output.JSON:
+        show(output, {"pairs": documents}, lines)
     return COULD_NOT if len(answers) < len(hosts) else 0
 
 
