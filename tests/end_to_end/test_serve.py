@@ -14,9 +14,10 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMess
 from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from tests.contract.certificates import write_server_files
 from tests.end_to_end.raw_client import ConnectionLost, RawClient, message
 from tests.official_sdk import ClosedTogether, administration, client, is_missing
-from tests.processes import ServedBroker
+from tests.processes import ServedBroker, run_twinbus
 
 pytestmark = pytest.mark.end_to_end
 
@@ -240,6 +241,38 @@ def test_a_quiet_broker_logs_neither(tmp_path: Path) -> None:
         send_to_nowhere(broker)
         broker.terminate()
         assert broker.log() == ""
+
+
+def test_entities_are_created_where_they_are_missing(tmp_path: Path) -> None:
+    wanted = ("--queue", "orders", "--queue", "a/b", "--topic", "events/all", "--topic", "news")
+    with ServedBroker(tmp_path, "contoso", "contoso-dr", options=wanted) as broker:
+        with client(broker.connection_string()) as sdk, sdk.get_queue_sender("orders") as sender:
+            sender.send_messages(ServiceBusMessage("kept"))
+        broker.terminate()
+        broker.start()
+        with administration(broker.connection_string("contoso")) as admin:
+            assert sorted(queue.name for queue in admin.list_queues()) == ["a/b", "orders"]
+            assert admin.get_queue_runtime_properties("orders").active_message_count == 1
+            assert sorted(topic.name for topic in admin.list_topics()) == ["events", "news"]
+            assert [one.name for one in admin.list_subscriptions("events")] == ["all"]
+        with administration(broker.connection_string("contoso-dr")) as admin:
+            assert not list(admin.list_queues())
+
+
+@pytest.mark.parametrize("wrong", [("--queue", "a$b?"), ("--queue", "x", "--topic", "x")])
+def test_an_entity_that_cannot_be_created_is_a_usage_error(wrong: tuple[str, ...]) -> None:
+    done = run_twinbus("serve", "contoso", "--ephemeral", *wrong)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "twinbus: --queue or --topic: " in done.stderr
+
+
+def test_the_connection_string_for_tls_is_printed_too(tmp_path: Path) -> None:
+    chain, key = write_server_files(tmp_path)
+    tls = ("--tls-cert", str(chain), "--tls-key", str(key), "--key", "my own")
+    with ServedBroker(tmp_path, "contoso", ephemeral=True, options=tls) as broker:
+        plain, secure = (broker.connection_string(n) for n in ("contoso", "contoso over TLS"))
+    assert plain == f"{secure}UseDevelopmentEmulator=true;"
+    assert "my own" not in secure
 
 
 def test_a_key_of_ones_own_replaces_the_default(tmp_path: Path) -> None:

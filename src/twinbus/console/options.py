@@ -139,6 +139,14 @@ class ServeOptions:
     ]
     data: Annotated[Path | None, option("DIR", "Directory to keep messages in.")] = None
     ephemeral: Annotated[bool, flag("--ephemeral", "Keep messages in memory only.")] = False
+    queue: Annotated[
+        list[str] | None,
+        option("NAME", "Create this queue in the first namespace if missing. Repeatable."),
+    ] = None
+    topic: Annotated[
+        list[str] | None,
+        option("NAME[/SUB]", "The same for a topic, with a subscription. Repeatable."),
+    ] = None
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost"
     key: Annotated[
         str | None,

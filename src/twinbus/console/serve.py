@@ -8,17 +8,29 @@ import logging
 import signal
 import ssl
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from twinbus.broker.access.admission import ConnectionLimits
+from twinbus.broker.descriptions import (
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
 from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt, parse_rule, parse_token
 from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
+from twinbus.broker.refusals import EntityAlreadyExists, Refusal
+from twinbus.broker.server import BrokerServer
 from twinbus.broker.tls import server_context
 from twinbus.console.options import ServeOptions
 from twinbus.console.terminal.times import seconds_of
 from twinbus.errors import BrokerStartError, StoreError
 from twinbus.loops import run_alone
+
+PLAIN: Final = "UseDevelopmentEmulator=true;"
+"""The part of a connection string that makes a client speak without TLS."""
 
 
 def run(given: ServeOptions) -> int:
@@ -55,7 +67,7 @@ def run(given: ServeOptions) -> int:
         format="%(asctime)s %(message)s",
         datefmt="%H:%M:%S",
     )
-    run_alone(_serve(broker, given.data))
+    run_alone(_serve(broker, given))
     return 0
 
 
@@ -105,7 +117,30 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     return server_context(certificate, key)
 
 
-async def _serve(broker: BrokerHost, data: Path | None) -> None:
+async def _create_entities(server: BrokerServer, given: ServeOptions) -> None:
+    """Create the entities of --queue and --topic that are missing; return when they are on disk."""
+    engine, now_ms = server.namespace, server.now_ms()
+    try:
+        for path in given.queue or ():
+            with suppress(EntityAlreadyExists):
+                engine.create_queue(path, QueueDescription(), now_ms)
+            engine.get_queue(path)
+        for text in given.topic or ():
+            path, _, subscription = text.partition("/")
+            with suppress(EntityAlreadyExists):
+                engine.create_topic(path, TopicDescription(), now_ms)
+            engine.get_topic(path)
+            if subscription:
+                with suppress(EntityAlreadyExists):
+                    engine.create_subscription(
+                        path, subscription, SubscriptionDescription(), now_ms
+                    )
+    except Refusal as error:
+        raise BrokerStartError(f"--queue or --topic: {error}") from error
+    await server.commit.durable()
+
+
+async def _serve(broker: BrokerHost, given: ServeOptions) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -117,9 +152,17 @@ async def _serve(broker: BrokerHost, data: Path | None) -> None:
     await broker.start()
     gc.freeze()
     gc.enable()
+    try:
+        await _create_entities(broker.server(), given)
+    except BaseException:
+        await broker.close()
+        raise
     for name in broker.names:
-        print(f"{name}  {broker.printable_connection_string(name)}", flush=True)
-    storage = f"kept in {data}" if data else "kept in memory only"
+        text = broker.printable_connection_string(name)
+        print(f"{name}  {text}", flush=True)
+        if given.tls_cert is not None and text.endswith(PLAIN):
+            print(f"{name} over TLS  {text.removesuffix(PLAIN)}", flush=True)
+    storage = f"kept in {given.data}" if given.data else "kept in memory only"
     print(f"ready; messages are {storage}; stop with Ctrl-C", flush=True)
     await stopping.wait()
     gone = broker.gone
