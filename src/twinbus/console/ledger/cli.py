@@ -10,7 +10,7 @@ from twinbus.console.ledger.options import PlaceOptions, TablesOptions
 from twinbus.console.options import require_shared_places
 from twinbus.console.terminal.command import command, command_group, flag, option
 
-app = command_group("Maintain the tables of a ledger: update, compact, retain, erase.")
+app = command_group("Maintain the tables of a ledger: update, retain, erase.")
 
 
 @command(app, "twinbus ledger status ./ledger --output json")
