@@ -41,7 +41,7 @@ _SECOND = [replace(_BEGIN, remote_channel=UShort(channel)) for channel in range(
 CRAFTED: tuple[tuple[Performative, ...], ...] = (
     (_BEGIN,),
     *((begin,) for begin in _SECOND),
-    *((begin, End()) for begin in _SECOND),
+    *((begin, End()) for begin in _SECOND * 3),
     *((Detach(handle=UInt(handle), closed=True),) for handle in range(4)),
     (Disposition(role=True, first=UInt(0), last=UInt(2**31 - 1), settled=True, state=Accepted()),),
     (End(),),
@@ -101,11 +101,6 @@ def _splice(frames: Frames, at: int, given: Mutation) -> None:
     """Bring in the frames of another recording."""
     other = recordings()[given.to % len(recordings())]
     frames[at:at] = [frame for frame in other if not frame.startswith(b"AMQP")][3:]
-
-
-def _end(frames: Frames, at: int, _: Mutation) -> None:
-    """Let the connection end here: the recordings take leave of everything they have opened."""
-    del frames[at:]
 
 
 def _flip(frames: Frames, at: int, given: Mutation) -> None:
@@ -205,16 +200,19 @@ MUTATIONS: dict[str, Callable[[Frames, int, Mutation], None]] = {
     "section": _section,
     "right": _right,
     "craft": _craft,
-    "end": _end,
 }
 
-_KINDS = st.sampled_from((*MUTATIONS, *("field", "section") * 3, *("craft", "end") * 2))
+_KINDS = st.sampled_from((*MUTATIONS, *("field", "section") * 3, *("craft",) * 2))
 mutations = st.builds(Mutation, _KINDS, st.integers(0, 200), st.integers(0, 10_000), ANY_VALUE)
 
 
-def mutated(number: int, changes: list[Mutation]) -> bytes:
-    """A recording after these changes."""
+def mutated(number: int, changes: list[Mutation], kept_percent: int) -> bytes:
+    """The first frames of a recording after these changes.
+
+    Whole, the recordings take leave of everything they have opened.
+    """
     frames = list(recordings()[number % len(recordings())])
+    del frames[len(frames) * kept_percent // 100 :]
     for change in changes:
         change.apply(frames)
     return b"".join(frames)[:STREAM_BYTES_MAX]
