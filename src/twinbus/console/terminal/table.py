@@ -1,15 +1,20 @@
-"""Text for a terminal or a pipe: aligned columns, no wrapping, colour only on a terminal."""
+"""Text for a terminal or a pipe: aligned columns; width and colour matter only on a terminal."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import zip_longest
+from textwrap import wrap
 from typing import IO, Final
 
 GAP: Final = "  "
+LAST_WIDTH_MIN: Final = 16
+"""Columns that the last cell of a row needs to be wrapped beside the others."""
+
 UNPRICED: Final = "not priced"
 UNKNOWN: Final = "unknown"
 
@@ -32,11 +37,58 @@ def aligned(
     ]
 
 
-def table_lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return headings and rows with aligned columns; a name with > in front is right-aligned."""
+def table_lines(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, width: int | None = None
+) -> list[str]:
+    """Return headings and rows with aligned columns; a name with > in front is right-aligned.
+
+    A table that is wider than `width`, by default the terminal's, wraps its last column between
+    words; where that leaves no room, each row becomes a paragraph.
+    """
     right = {index for index, column in enumerate(columns) if column.startswith(">")}
     headings = [column.lstrip(">") for column in columns]
-    return aligned([headings, *([cell(value) for value in row] for row in rows)], right=right)
+    cells = [headings, *([cell(value) for value in row] for row in rows)]
+    lines = aligned(cells, right=right)
+    width = _terminal_width() if width is None else width
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    start = sum(widths[:-1]) + len(GAP) * (len(widths) - 1)
+    words = [word for row in cells for word in row[-1].split()]
+    if start + max([LAST_WIDTH_MIN, *map(len, words)]) <= width and len(columns) - 1 not in right:
+        wrapped = [_wrapped(row[-1], width - start) for row in cells]
+        firsts = aligned([[*row[:-1], last[0]] for row, last in zip(cells, wrapped, strict=True)],
+                         right=right)  # fmt: skip
+        return [
+            line
+            for first, last in zip(firsts, wrapped, strict=True)
+            for line in (first, *(" " * start + more for more in last[1:]))
+        ]
+    return [line for row in cells[1:] for line in _paragraph(headings, row, width)]
+
+
+def _paragraph(headings: Sequence[str], row: Sequence[str], width: int) -> list[str]:
+    """Return the first cell, and below it the others, each after its heading."""
+    lines: list[str] = []
+    for heading, text in zip(headings[1:], row[1:], strict=True):
+        if not text:
+            continue
+        named = f"{heading.lower()} {text}"
+        if lines and len(lines[-1]) + len(GAP) + len(named) <= width:
+            lines[-1] += GAP + named
+        else:
+            lines += [GAP + part for part in _wrapped(named, width - len(GAP))]
+    return [row[0], *lines] if row[0] else lines
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the text in lines of this width; a word that is longer is left whole."""
+    return wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _terminal_width() -> int | None:
+    """Return the columns of the terminal without an indent; None: stdout is a file or a pipe."""
+    return shutil.get_terminal_size().columns - len(GAP) if sys.stdout.isatty() else None
 
 
 def cell(value: object) -> str:
