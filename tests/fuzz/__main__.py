@@ -18,6 +18,8 @@ from tests.fuzz.parts import PARTS
 
 SEED_MAX = 2**32
 LINE_WIDTH = 78
+LINE_LENGTH_MAX = 1000
+"""Characters of one line of a report: an example may hold long texts."""
 
 
 def main() -> int:
@@ -64,7 +66,8 @@ def _runs_clean(part: Part, seed: int, *, tries_finds: bool = False) -> bool:
         part.run(seed, part.round, tries_finds=tries_finds)
     except Exception:  # noqa: BLE001 - whatever it is, it is a find
         _show("")
-        traceback.print_exc()
+        for line in traceback.format_exc().splitlines():
+            sys.stderr.write(f"{line[:LINE_LENGTH_MAX]}\n")
         sys.stdout.write(
             f"fuzz: a find in {part.name}, seed {seed}; replay it with\n"
             f"  make fuzz PART={part.name} SEED={seed}\n"

@@ -127,7 +127,8 @@ def dead_letter_description(parent: QueueDescription | SubscriptionDescription) 
 
 def require_bounded(changes: dict[str, object], reason: str | None, text: str | None) -> None:
     """Raise if what receivers give to a message is too much."""
-    size_bytes = len(encode({**changes, REASON: reason, ERROR_DESCRIPTION: text}))
+    own = {name: value for name, value in ((REASON, reason), (ERROR_DESCRIPTION, text)) if value}
+    size_bytes = len(encode({**changes, **own}))
     if size_bytes > OVERRIDE_BYTES_MAX:
         raise ArgumentOutOfRange(
             f"the properties that receivers gave to the message have {size_bytes} bytes, the limit "
