@@ -16,6 +16,7 @@ from twinbus.console.control.cli import app as control_app
 from twinbus.console.cost.cli import app as cost_app
 from twinbus.console.cost.cli import prices_app
 from twinbus.console.doctor.cli import app as doctor_app
+from twinbus.console.faults.cli import app as faults_app
 from twinbus.console.ledger.cli import app as ledger_app
 from twinbus.console.options import ServeOptions
 from twinbus.console.plan.cli import app as plan_app
@@ -114,6 +115,7 @@ app.add_typer(report_app, name="report")
 app.add_typer(prices_app, name="prices")
 app.add_typer(cost_app, name="cost")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(faults_app, name="faults")
 
 
 def main() -> None:
