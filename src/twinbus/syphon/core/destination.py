@@ -35,6 +35,11 @@ ATTACHED_SOON_S: Final = 2.0
 """An attach usually takes milliseconds. If it takes longer, what waits for it must not block the
 other destinations."""
 
+ATTACH_ANSWER_S: Final = 10.0
+"""An attach without an answer is given up after this time, or sooner with a shorter `answer_s`. It
+carries no message, so that another one duplicates nothing, and an entity that hung does not answer
+the old one when it works again."""
+
 RECENT_S: Final = 10.0
 """A destination that accepted a message within this time is progressing."""
 
@@ -151,7 +156,8 @@ class Destination:
             return self.held_until
         if self.attach_at is not None:
             is_late = self.held_until is not None
-            return self.attach_at + (answer_s if is_late else min(answer_s, ATTACHED_SOON_S))
+            longest_s = ATTACH_ANSWER_S if is_late else ATTACHED_SOON_S
+            return self.attach_at + min(answer_s, longest_s)
         return next((oldest.sent_at + answer_s for oldest in self.sent.values()), None)
 
     def hold(self, reason: str, now: float, chance: float) -> None:
@@ -188,7 +194,9 @@ class Destination:
     def doubt(self, now: float) -> None:
         """Hold it while the attach is unanswered; try it with one message first."""
         self.held_until = now
-        self.reason = f"an attach to {self.path} was not answered for {ATTACHED_SOON_S:g} s so far"
+        self.reason = (
+            f"an attach to {self.path} is not answered; another follows after {ATTACH_ANSWER_S:g} s"
+        )
         self.start_trial()
 
     def start_trial(self) -> None:

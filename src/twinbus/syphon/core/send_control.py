@@ -15,6 +15,7 @@ from twinbus.syphon.core.actions import (
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.destination import (
     ANY_NUMBER,
+    ATTACH_ANSWER_S,
     SERVER_BUSY,
     TOO_LARGE,
     Destination,
@@ -166,8 +167,9 @@ class SendControl:
             if now >= destination.held_until:
                 destination.start_trial()
             return self.serve(destination, now)
-        if destination.attach_at is not None and now >= destination.attach_at + answer_s:
-            text = f"an attach to {destination.path} was not answered for {answer_s:g} s"
+        attach_s = min(answer_s, ATTACH_ANSWER_S)
+        if destination.attach_at is not None and now >= destination.attach_at + attach_s:
+            text = f"an attach to {destination.path} was not answered for {attach_s:g} s"
             return self.give_up_attach(destination, text, now)
         if destination.sent and now >= (destination.due_at(answer_s) or 0.0):
             destination.drop_link()

@@ -422,6 +422,8 @@ def test_a_lock_that_is_lost_before_the_message_was_sent_ends_it_here() -> None:
     world = running(limits=IntakeLimits(messages=40, answer_s=1_000))
     world.store("orders")
     world.deliver()
+    # It waits for the credit of its link.
+    world.perform(world.pump.attached("orders", 0, world.now))
     world.tick(LOCK_S / 2)
     world.expire(1)
     world.renew()

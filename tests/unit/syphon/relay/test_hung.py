@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from tests.unit.syphon.core.pump_world import World
 from tests.unit.syphon.core.test_pump import opened, running
+from twinbus.syphon.core.destination import (
+    ATTACH_ANSWER_S,
+    ATTACHED_SOON_S,
+    BACKOFF_JITTER,
+    FIRST_BACKOFF_S,
+)
 from twinbus.syphon.core.pump import IntakeLimits
 
 
@@ -67,17 +73,37 @@ def test_an_entity_that_answers_no_attach_does_not_fill_the_window_of_the_others
     for _ in range(150):
         world.store("hung")
         world.store("orders")
-    arrived = {}
-    while world.now < 35.0:
+    arrived, deferred = {}, {}
+    while world.now < 30.0:
         answer_all_but_hung(world)
         world.tick(0.1)
         arrived[round(world.now, 1)] = len(world.in_primary)
+        deferred[round(world.now, 1)] = world.pump.deferred
     assert arrived[1.9] < 100, "the first attach has some time"
     assert arrived[10.0] == 150
-    assert (world.reconnects, world.pump.deferred) == ([], 149), "one is tried"
-    assert world.pump.held == {"hung": "an attach to hung was not answered for 30 s"}
+    assert (world.reconnects, deferred[9.9]) == ([], 149), "one is tried"
+    assert world.pump.held == {"hung": "an attach to hung was not answered for 10 s"}
     world.settle_everything()
     assert sorted(world.in_primary) == list(range(1, 301))
+
+
+def test_an_entity_that_hung_is_asked_again_soon_after_it_works() -> None:
+    world = running(limits=IntakeLimits(messages=40))
+    world.store("hung")
+    world.deliver()
+    world.tick(ATTACHED_SOON_S)
+    assert world.pump.held == {
+        "hung": "an attach to hung is not answered; another follows after 10 s"
+    }
+    # It works again now. It never answers what it was asked while it hung.
+    world.perform(world.pump.authorized(world.now))
+    while not (world.detached and world.attaching):
+        world.tick(0.1)
+    assert world.now <= ATTACH_ANSWER_S + FIRST_BACKOFF_S * (1 + BACKOFF_JITTER) + 0.2
+    world.attach("hung")
+    world.settle_everything()
+    assert world.in_primary == [1]
+    assert world.pump.held == {}
 
 
 def test_attaches_that_are_slow_for_everybody_have_nothing_deferred() -> None:
