@@ -29,9 +29,10 @@ STOP_LIMIT_S: Final = 3.0
 
 
 def require_spark() -> None:
-    """Raise SparkStartError if Spark is not installed."""
-    if importlib.util.find_spec("pyspark") is None:
-        raise SparkStartError("this command needs Spark: pip install 'twinbus[all]'")
+    """Raise SparkStartError if Spark, or what the tables need beside it, is not installed."""
+    for package, what in (("pyspark", "Spark"), ("deltalake", "the package deltalake")):
+        if importlib.util.find_spec(package) is None:
+            raise SparkStartError(f"this command needs {what}: pip install 'twinbus[all]'")
 
 
 class SparkThread:
