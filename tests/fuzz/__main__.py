@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 
-from tests.fuzz.part import Part
+from tests.fuzz.part import EndlessExample, Part
 from tests.fuzz.parts import PARTS
 
 SEED_MAX = 2**32
@@ -64,7 +64,7 @@ def _search(parts: list[Part], limit_s: float) -> int:
 def _runs_clean(part: Part, seed: int, *, tries_finds: bool = False) -> bool:
     try:
         part.run(seed, part.round, tries_finds=tries_finds)
-    except Exception:  # noqa: BLE001 - whatever it is, it is a find
+    except (Exception, EndlessExample):  # noqa: BLE001 - whatever it is, it is a find
         _show("")
         for line in traceback.format_exc().splitlines():
             sys.stderr.write(f"{line[:LINE_LENGTH_MAX]}\n")
