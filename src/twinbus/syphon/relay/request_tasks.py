@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from twinbus.syphon.connection.counts import BUSY, BUSY_WAITS_S
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action
@@ -81,17 +82,26 @@ class RequestTasks:
             return
         requests = QueueRequests(self.connection, self._queue)
         named = dict(zip(DEAD_LETTER_ARGUMENTS, arguments, strict=False))
-        result = await requests.settle(messages, status, named)
-        self._books.settled(result.done)
-        self._books.settled(result.lost, LOCK_LOST)
-        if result.refusal is not None:
-            self._books.settled(result.rest, _error(result.refusal))
-            count = len(result.rest)
-            log.warning("%s: %d not %s: %s", self._queue, count, status, result.refusal)
-        now = time.monotonic()
-        self._perform(self._pump.settled(result.done, now))
-        # The rest is delivered again when the locks end; nothing is asked for again.
-        self._perform(self._pump.settle_failed(result.lost + result.rest, now))
+        waits_s = iter(BUSY_WAITS_S)
+        while messages:
+            result = await requests.settle(messages, status, named)
+            self._books.settled(result.done)
+            self._books.settled(result.lost, LOCK_LOST)
+            now = time.monotonic()
+            self._perform(self._pump.settled(result.done, now))
+            self._perform(self._pump.settle_failed(result.lost, now))
+            messages, refusal = result.rest, result.refusal
+            if refusal is None:
+                return
+            wait_s = next(waits_s, None) if refusal.status in BUSY else None
+            if wait_s is None:
+                self._books.settled(messages, _error(refusal))
+                log.warning("%s: %d not %s: %s", self._queue, len(messages), status, refusal)
+                # They are delivered again when their locks end; nothing is asked for again.
+                self._perform(self._pump.settle_failed(messages, now))
+                return
+            # Their locks are valid. If they ended, another syphon would send what the primary has.
+            await asyncio.sleep(wait_s)
 
     async def renew(self, messages: list[BacklogMessage]) -> None:
         """Renew locks before they end."""

@@ -18,6 +18,7 @@ from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.syphon.relay.queue_requests import QueueRequests
 from twinbus.syphon.relay.request_tasks import RequestTasks
+from twinbus.testing import run_virtual
 
 PAGE = 10
 
@@ -165,5 +166,28 @@ def test_the_ledger_has_the_reason_for_which_a_settlement_failed(
     errands.connection = cast("NamespaceConnection", Asked({0}, status, condition))
     messages = locked(1)
     messages[0].outcome = Complete
-    asyncio.run(errands.settle(messages, "completed", []))
+    run_virtual(errands.settle(messages, "completed", []))
     assert [error for error in ledger.errors if error] == [told]
+
+
+class BusyAtFirst(Asked):
+    """A line that throttles the first requests."""
+
+    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self.requests == 2:
+            self._bad = set()
+        return await super().request(path, operation, body)
+
+
+def test_a_throttled_settlement_is_asked_for_again_while_the_locks_are_valid() -> None:
+    """Else another syphon gets the messages when their locks end, and sends them once more."""
+    ledger, pump = Records(), Pump()
+    books = Bookkeeper(ledger, "contoso", "second", "queue")
+    errands = RequestTasks(pump, books, list[Action]().extend, cast("Any", None), "queue")
+    line = BusyAtFirst({0}, 503, "com.microsoft:server-busy")
+    errands.connection = cast("NamespaceConnection", line)
+    messages = locked(1)
+    messages[0].outcome = Complete
+    pump._intake.add(messages[0], 0.0)
+    run_virtual(errands.settle(messages, "completed", []))
+    assert (line.requests, pump.completed, ledger.errors) == (3, 1, [None])
