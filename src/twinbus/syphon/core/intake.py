@@ -64,7 +64,8 @@ class Intake:
         self._fetch_window = limits.messages // FETCH_SHARE
         self._link_window = limits.messages - self._fetch_window
         self._fetched = 0
-        self._remembered: dict[tuple[int, int], None] = {}
+        self.remembered: dict[tuple[int, int], None] = {}
+        """Identities of messages that the primary has and that the queue may deliver again."""
         self._highest = 0
         """The highest sequence number that was delivered: a lower one may be delivered again."""
 
@@ -109,8 +110,8 @@ class Intake:
         self.size_bytes -= message.size_bytes
         if message.is_deferred:
             self._fetched -= 1
-        if message.accepted and self._remembered:
-            self._remembered.pop(message.identity, None)
+        if message.accepted and self.remembered:
+            self.remembered.pop(message.identity, None)
         if self.on_removed is not None:
             self.on_removed(message)
         return True
@@ -182,13 +183,13 @@ class Intake:
 
     def remember(self, message: BacklogMessage) -> None:
         """Remember a message that the primary has and that the queue will deliver again."""
-        self._remembered[message.identity] = None
-        if len(self._remembered) > REMEMBERED_MAX:
-            del self._remembered[next(iter(self._remembered))]
+        self.remembered[message.identity] = None
+        if len(self.remembered) > REMEMBERED_MAX:
+            del self.remembered[next(iter(self.remembered))]
 
     def recall(self, message: BacklogMessage) -> bool:
         """Return whether the primary already has this message, and forget that."""
-        if not self._remembered or message.identity not in self._remembered:
+        if not self.remembered or message.identity not in self.remembered:
             return False
-        del self._remembered[message.identity]
+        del self.remembered[message.identity]
         return True

@@ -249,6 +249,7 @@ class Pump:
         """Send the messages that one read brought from the backlog queue, or let them wait."""
         intake, destinations, waiting = self._intake, self._destinations, self._waiting
         look_ahead, order = self._receiving.look_ahead, self._order
+        settlements, remembered = self._settlements, intake.remembered
         self._poll_at = now + self._poll_s
         self._deferred.message_arrived(now)
         actions: list[Action] = []
@@ -262,11 +263,10 @@ class Pump:
             if look_ahead.target is not None and not message.is_deferred:
                 look_ahead.delivered(message.sequence_number, now)
             if message.fault is not None and destinations.is_selected(message.path):
-                actions += self._settlements.dead_letter(message, *message.fault, now)
+                actions += settlements.dead_letter(message, *message.fault, now)
                 continue
-            if intake.recall(message):
-                message.accepted = True
-                actions += self._settlements.complete([message], now)
+            if remembered and (known := settlements.complete_known(message, now)) is not None:
+                actions += known
                 continue
             destination = destinations.by_key.get(message.destination)
             if destination is None:

@@ -66,6 +66,7 @@ class SendControl:
                 actions.append(OpenDestination(destination.path))
             return actions
         sent, limit_bytes = destination.sent, destination.limit_bytes
+        settlements, remembered = self._settlements, self._settlements.remembered
         pace = self._receiving.pace
         if pace is not None and pace.governor.is_open:
             pace = None
@@ -75,6 +76,10 @@ class SendControl:
                 break
             most -= 1
             message = destination.next_waiting()
+            # While it waited, the primary may have accepted an earlier delivery of it.
+            if remembered and (known := settlements.complete_known(message, now)) is not None:
+                actions += known
+                continue
             if 0 < limit_bytes < len(message.wire):
                 too_large = destination.size_problem(message)
                 actions += self._settlements.dead_letter(message, TOO_LARGE_REASON, too_large, now)

@@ -17,8 +17,17 @@ class Settlements:
     def __init__(self, intake: Intake) -> None:
         self.is_open = False
         """The backlog queue can be reached."""
+        self.remembered = intake.remembered
+        """Usually empty: a cheap question before `complete_known`."""
         self._intake = intake
         self._opened_at = 0.0
+
+    def complete_known(self, message: BacklogMessage, now: float) -> list[Action] | None:
+        """Complete a message that the primary has by an earlier delivery; None: it has it not."""
+        if not self._intake.recall(message):
+            return None
+        message.accepted = True
+        return self.complete([message], now)
 
     def complete(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Complete messages that the primary has."""

@@ -393,6 +393,28 @@ def test_a_message_delivered_again_before_its_completion_is_known_to_have_failed
     assert world.in_primary == [1]
 
 
+def test_a_message_delivered_again_that_waits_while_its_first_copy_is_accepted() -> None:
+    world = running()
+    world.store("orders", 1)
+    world.deliver(1)
+    world.attaching.remove("orders")
+    world.perform(world.pump.attached("orders", 0, world.now))
+    world.grant("orders", 1)
+    assert len(world.sent) == 1
+    # The primary does not answer; the namespace of the backlog crashes and forgets the lock.
+    world.secondary_down()
+    world.expire(1)
+    world.tick(1.0)
+    world.secondary_up()
+    world.deliver()
+    world.accept()
+    world.grant("orders", 1)
+    assert world.sent == []
+    world.settle_everything()
+    assert world.states() == {1: "gone"}
+    assert world.in_primary == [1]
+
+
 def test_a_message_delivered_again_while_its_completion_is_on_its_way() -> None:
     world = opened(count=1)
     world.accept()
