@@ -47,6 +47,17 @@ class Roads:
                     await sender.send_messages(message)
             assert pair.status().entities[entity].diverted == len(messages)
 
+    async def put_in_backlog(self, messages: list[bytes]) -> None:
+        """Create the backlog queues and store messages in the first, as they are."""
+        async with (
+            pair_namespaces(self.primary, self.secondary, quick()),
+            self.client(self.secondary) as client,
+        ):
+            sender = await client.sender(self.backlog[0])
+            for message in messages:
+                await sender.room()
+                await sender.send(message)
+
     async def syphoned(self) -> DrainStats:
         work = drain(self.primary, self.secondary, self.backlog, idle_s=0.2)
         return await asyncio.wait_for(work, PATIENCE_S)

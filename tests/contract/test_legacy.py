@@ -16,10 +16,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.contract.pairs import quick
 from tests.contract.roads import QUEUE, SESSIONS, Roads, running_roads
 from tests.end_to_end.raw_client import RawReceiver
-from twinbus import pair_namespaces
 from twinbus.amqp.message import (
     Header,
     Properties,
@@ -191,18 +189,6 @@ def roads() -> Iterator[Roads]:
         yield made
 
 
-async def left_behind(roads: Roads, messages: list[bytes]) -> None:
-    """Put messages into a backlog queue of the old library."""
-    async with (
-        pair_namespaces(roads.primary, roads.secondary, quick()),
-        roads.client(roads.secondary) as client,
-    ):
-        sender = await client.sender(roads.backlog[0])
-        for message in messages:
-            await sender.room()
-            await sender.send(message)
-
-
 async def all_of(receiver: RawReceiver, count: int) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for _ in range(count):
@@ -226,7 +212,7 @@ async def test_what_the_net_library_left_behind_arrives_as_its_senders_meant_it(
     roads: Roads,
 ) -> None:
     messages = [legacy(name, **aliases) for name, (aliases, _) in GOOD.items()]
-    await left_behind(roads, [*messages, SPELLED_OUT])
+    await roads.put_in_backlog([*messages, SPELLED_OUT])
     stats = await roads.syphoned()
     assert (stats.forwarded, stats.dead_lettered) == (len(GOOD) + 1, 0)
     found = {
@@ -253,7 +239,7 @@ async def test_what_the_net_library_left_behind_arrives_as_its_senders_meant_it(
 
 
 async def test_an_alias_of_the_wrong_type_is_dead_lettered_with_a_reason(roads: Roads) -> None:
-    await left_behind(roads, [legacy(name, **aliases) for name, (aliases, *_) in BAD.items()])
+    await roads.put_in_backlog([legacy(name, **aliases) for name, (aliases, *_) in BAD.items()])
     stats = await roads.syphoned()
     assert (stats.forwarded, stats.dead_lettered) == (0, len(BAD))
     async with roads.client(roads.secondary) as client:

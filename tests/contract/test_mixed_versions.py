@@ -28,12 +28,10 @@ from azure.servicebus import ServiceBusMessage as Message
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from tests.contract.corpus import SESSION
-from tests.contract.pairs import quick
 from tests.contract.roads import QUEUE, SESSIONS, TOPIC, Roads, running_roads
 from tests.end_to_end.raw_client import Refused
 from tests.official_sdk import administration
 from tests.simulation.sdk import wire_of
-from twinbus import pair_namespaces
 from twinbus.amqp.message import (
     Properties,
     decode_header,
@@ -116,18 +114,6 @@ def roads() -> Iterator[Roads]:
         yield made
 
 
-async def put_in_backlog(roads: Roads, messages: list[bytes]) -> None:
-    """Create the backlog queues and store messages in the first."""
-    async with (
-        pair_namespaces(roads.primary, roads.secondary, quick()),
-        roads.client(roads.secondary) as client,
-    ):
-        sender = await client.sender(roads.backlog[0])
-        for message in messages:
-            await sender.room()
-            await sender.send(message)
-
-
 def meaning_of(payload: bytes) -> tuple[object, ...]:
     """Everything of a message but what a service or the SDK adds to it."""
     sections = split(payload)
@@ -146,7 +132,7 @@ def meaning_of(payload: bytes) -> tuple[object, ...]:
 async def test_a_backlog_of_the_version_before_is_drained_as_its_senders_meant_it(
     roads: Roads,
 ) -> None:
-    await put_in_backlog(roads, [bytes.fromhex(one["diverted"]) for one in RECORDED.values()])
+    await roads.put_in_backlog([bytes.fromhex(one["diverted"]) for one in RECORDED.values()])
     stats = await roads.syphoned()
     assert (stats.forwarded, stats.dead_lettered) == (len(RECORDED), 0)
     found: dict[str, bytes] = {}
@@ -201,7 +187,7 @@ async def test_a_message_of_a_later_version_is_dead_lettered_with_the_order_of_u
     )
     # Between others, so that what the syphon learned of them does not hide it.
     plain = bytes.fromhex(RECORDED["plain"]["diverted"])
-    await put_in_backlog(roads, [plain, of_later[0], of_this, of_later[1]])
+    await roads.put_in_backlog([plain, of_later[0], of_this, of_later[1]])
     stats = await roads.syphoned()
     assert (stats.forwarded, stats.dead_lettered) == (2, 2)
     assert sorted(await roads.received(QUEUE, 2)) == ["format 1", "plain"]

@@ -9,8 +9,8 @@ them, and `sets` gets a row. Only the row makes it count. A process that dies ea
 versions that no row names; the next version of the table is made from the named one, so it drops
 what they added and restores what they removed.
 
-Delta-rs creates each version and each row only if nobody else did (`CommitConflict`). All paths in
-the tables are relative: they can be moved, copied and mounted elsewhere.
+Delta-rs creates each version and each row only if no other process did (`CommitConflict`). All
+paths in the tables are relative: they can be moved, copied and mounted elsewhere.
 
 This module knows no Spark. Credentials for a URL come from the environment, as delta-rs reads them.
 """
@@ -36,7 +36,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
-from twinbus.ledger.record import LedgerError
+from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 
 FORMAT: Final = 3
 """Goes up when a reader of today would misread tables of tomorrow. 1 and 2 were no Delta tables."""
@@ -136,7 +136,15 @@ class Lake:
             if sets is None:
                 return {}
             rows = sets.to_pyarrow_table(columns=["batch", _TOOK]).to_pylist()
-        return {name: row["batch"] for row in rows for name in row[_TOOK]}
+        taken = {name: row["batch"] for row in rows for name in row[_TOOK]}
+        for name in taken:
+            # These are files that `compact --remove-raw` deletes: none may lead elsewhere.
+            if "/" in name or not name.endswith(FILE_SUFFIX):
+                raise LedgerError(
+                    f"the table {SETS} at {self._place} names {name!r}, which is no file of a"
+                    f" ledger: {REBUILD}"
+                )
+        return taken
 
     def files(self, table: str, snapshot: Snapshot) -> tuple[DataFile, ...]:
         """The files that a table has in a snapshot."""

@@ -26,7 +26,9 @@ START_LIMIT_S = 60.0
 
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.skipif(AZURITE is None, reason="Azurite is not installed"),
+    pytest.mark.skipif(
+        AZURITE is None, reason="Azurite is not installed: npm install --global azurite"
+    ),
 ]
 
 
