@@ -204,8 +204,7 @@ class Queue:
         index, quota_bytes = states.index, self._quota_bytes
         held_bytes = index.size_bytes + reserved_bytes
         count, extra_bytes = len(index.messages), index.extra_bytes + reserved_memory_bytes
-        if states.dead_letter is not None:
-            dead = states.dead_letter.index
+        if states.dead_letter is not None and (dead := states.dead_letter.index).messages:
             held_bytes += dead.size_bytes
             count += len(dead.messages)
             extra_bytes += dead.extra_bytes

@@ -112,7 +112,8 @@ def parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
         if incoming is None:
             incoming = _parse(wire, new_message_id)
             # A plain message has no annotations, so it is not scheduled.
-            _check_schedule(incoming.scheduled_for_ms)
+            if incoming.scheduled_for_ms:
+                _check_schedule(incoming.scheduled_for_ms)
     except (DecodeError, *MALFORMED) as error:
         raise _malformed(error, wire) from error
     return incoming
@@ -205,12 +206,8 @@ def _parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
         properties = _with_message_id(properties, message_id)
     if application_properties:
         _check_entries(application_properties)
-    # The sender's delivery annotations are passed on as Azure does. A forwarded message may bring a
-    # lock token along, but that is the broker's to set.
-    entries = entries_without(delivery_annotations, {LOCK_TOKEN}) if delivery_annotations else []
-    marks = b"".join(entries)
-    mark_count, mark_size = 2 * len(entries), len(marks)
-    prefix = PREFIX.pack(FORMAT, durable, priority, mark_count, mark_size, item_count, len(kept))
+    mark_count, marks = _read_marks(delivery_annotations) if delivery_annotations else (0, b"")
+    prefix = PREFIX.pack(FORMAT, durable, priority, mark_count, len(marks), item_count, len(kept))
     return Incoming(
         message_id,
         session_id,
@@ -323,6 +320,15 @@ def _read_annotations(raw: bytes) -> tuple[int, str | None, int, bytes]:
     if offset != len(raw):
         raise DecodeError(f"the annotations end at byte {offset}, their map at {len(raw)}")
     return scheduled_for_ms, partition_key, 2 * len(kept), b"".join(kept)
+
+
+def _read_marks(raw: bytes) -> tuple[int, bytes]:
+    """The sender's delivery annotations, which are passed on as Azure does: item count and bytes.
+
+    A forwarded message may bring a lock token along, but that is the broker's to set.
+    """
+    entries = entries_without(raw, {LOCK_TOKEN})
+    return 2 * len(entries), b"".join(entries)
 
 
 def _value(raw: bytes, offset: int) -> Any:
