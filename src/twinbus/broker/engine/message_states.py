@@ -182,9 +182,7 @@ class MessageStates:
 
     def ttl_of(self, ttl_ms: int) -> int:
         """The shorter of a message's time to live and the entity's; 0: unlimited."""
-        default_ms, limit_ms = self.description.default_ttl_ms, self.ttl_limit_ms
-        if limit_ms < default_ms:
-            default_ms = limit_ms
+        default_ms = min(self.description.default_ttl_ms, self.ttl_limit_ms)
         if 0 < ttl_ms < default_ms:
             return ttl_ms
         return default_ms if default_ms < FOREVER_MS else 0
