@@ -192,7 +192,9 @@ class Connection:
         events: list[Event] = []
         if self.phase is ConnectionPhase.CLOSED:
             return events
-        if self._idle_timeout_ms and now_ms >= self._heard_ms + self._idle_timeout_ms:
+        # Nothing heard at all is not silence: the owner limits how long the peer may take to open.
+        heard_ms = self._heard_ms or now_ms
+        if self._idle_timeout_ms and now_ms >= heard_ms + self._idle_timeout_ms:
             text = f"the peer sent nothing for {self._idle_timeout_ms // 1000} s"
             self._fail("amqp:resource-limit-exceeded", text, events)
         elif 0 < self._remote_idle_timeout_ms // 2 <= now_ms - self._spoke_ms:

@@ -367,6 +367,12 @@ def test_a_silent_peer_is_given_up(pair: Pair) -> None:
     assert "the peer sent nothing for 240 s" in (said(closed).description or "")
 
 
+def test_a_peer_that_has_said_nothing_yet_is_not_called_silent() -> None:
+    client = Connection("c", sasl=ClientSasl())
+    assert client.run_timers(1_763_000_000_000) == []
+    assert client.phase is not ConnectionPhase.CLOSED
+
+
 def test_a_keep_alive_is_sent_when_the_peer_asks_for_one(pair: Pair) -> None:
     assert pair.server.run_timers(1_000 + IDLE_TIMEOUT_MS // 2) == []
     assert pair.server.take_output(200_000) == EMPTY_FRAME

@@ -41,6 +41,9 @@ T = TypeVar("T")
 ANSWER_S: Final = 15.0
 """Time limit of each step: the socket, the open, a token, a request."""
 
+HANDSHAKE_S: Final = 5.0
+"""Time limit from the connected socket to the first session: three round trips."""
+
 CLOSE_S: Final = 2.0
 """Time limit of a clean close; nothing depends on it."""
 
@@ -104,7 +107,8 @@ class NamespaceConnection:
                 if self.endpoint.tls and tls is None:
                     tls = await asyncio.to_thread(ssl.create_default_context)
                 self._transport = await self._connect(tls)
-                await self._unless_lost(self._begun.wait())
+                async with asyncio.timeout(HANDSHAKE_S):
+                    await self._unless_lost(self._begun.wait())
         except (OSError, TimeoutError, UnicodeError) as error:
             # UnicodeError: an invalid host name, such as contoso..example.
             text = f"{self.endpoint.label} cannot be reached: {str(error) or 'no answer'}"
