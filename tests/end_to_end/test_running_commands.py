@@ -117,6 +117,45 @@ def test_a_pair_is_seen_and_steered_from_outside(desk: Desk) -> None:
         assert desk.types("status").returncode == 0
 
 
+def test_a_monitoring_system_gets_a_line_a_level_and_figures(desk: Desk) -> None:
+    secondary = desk.sides[1]
+    with desk.program("watched", "orders") as program:
+        fine = desk.types("check", "--pair", "watched")
+        assert fine.returncode == 0, fine
+        start = f"TWINBUS OK - watched.{program.pid}: sends are safe"
+        assert fine.stdout.startswith(start)
+        assert " | pairs=1;;;0 unprotected=0;;;0 failed_over=0;;;0 sent=" in fine.stdout
+        assert "backlog=" not in fine.stdout
+
+        desk.types("force-failover", "orders", "--pair", "watched")
+        until(lambda: desk.entities()["orders"]["diverted"] > 3)
+        words = ("check", "--secondary", secondary, "--label", "watched", "--output", "json")
+        seen = desk.types(*words)
+        document = json.loads(seen.stdout)
+        assert (seen.returncode, document["state"]) == (1, "WARNING")
+        assert document["figures"]["failed_over"] == 1
+        assert document["figures"]["backlog"] > 3
+        assert document["figures"]["backlog_age"] > 0
+        full = desk.types(*words[:-2], "--backlog-depth", "1,3")
+        assert (full.returncode, full.stderr) == (2, "")
+        assert full.stdout.startswith("TWINBUS CRITICAL - backlog: ")
+        assert "; failed over: orders" not in full.stdout
+        assert "failed over: orders" in full.stdout
+
+        wrong_key = secondary.replace("SAS_KEY_VALUE", "WRONG")
+        unknown = desk.types("check", "--secondary", wrong_key, "--unprotected", "ok")
+        assert (unknown.returncode, unknown.stderr) == (1, "")
+        assert "failed over: orders; " in unknown.stdout
+        assert "key" in unknown.stdout
+    # Where no pair runs, the backlog alone is judged; it has what the program left.
+    alone = desk.types(*words[:-2])
+    assert (alone.returncode, alone.stdout[:13]) == (0, "TWINBUS OK - ")
+    listed = desk.types("backlog", "list", "--secondary", secondary, "--output", "json")
+    queues = [one for one in json.loads(listed.stdout)["queues"] if one["label"] == "watched"]
+    waiting = sum(one["active"] + one["scheduled"] + one["deferred"] for one in queues)
+    assert f" backlog={waiting};;;0 " in alone.stdout
+
+
 def test_a_wrong_path_or_pair_changes_nothing_and_lists_what_there_is(desk: Desk) -> None:
     with desk.program() as program:
         line = desk.one_line(COULD_NOT, "freeze", "ordrs")

@@ -25,6 +25,7 @@ from twinbus.console.syphon.cli import app as syphon_app
 from twinbus.console.terminal.command import command, option
 from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR, Output, OutputOption, WrongUse
 from twinbus.console.terminal.times import seconds_of
+from twinbus.console.watch.cli import app as watch_app
 from twinbus.errors import BrokerStartError, TwinbusError
 from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S
 
@@ -107,7 +108,7 @@ def drill(
     return run(plan, report, output)
 
 
-for commands in (control_app, plan_app, doctor_app):
+for commands in (control_app, watch_app, plan_app, doctor_app):
     app.add_typer(commands)
 app.add_typer(backlog_app, name="backlog")
 app.add_typer(syphon_app, name="syphon")

@@ -85,7 +85,7 @@ def status_lines(title: str, document: Mapping[str, Any]) -> list[str]:
         lines.append("  no backlog queue found yet")
     limits = dict.fromkeys(state["limit"] for state in queues.values() if state.get("limit"))
     lines += [f"  {visible(limit)}" for limit in limits]
-    lines += [f"  ! {visible(reason)}" for reason in _obstacles(queues)]
+    lines += [f"  ! {visible(reason)}" for reason in obstacles(queues)]
     if document.get("waiting") is not None:
         lines.append("  " + _forecast(document))
     return lines
@@ -118,10 +118,15 @@ def _forecast(document: Mapping[str, Any]) -> str:
     return f"{waiting:,} messages wait, {rate}, {soon}"
 
 
-def _obstacles(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def obstacles(
+    queues: Mapping[str, Mapping[str, Any]], *, is_standing_by_left_out: bool = False
+) -> list[str]:
+    """Return what blocks the queues, and where: problems and held destinations."""
     found: dict[str, list[str]] = {}
     for queue, state in queues.items():
         for what, why in {**state["problems"], **state["held"]}.items():
+            if is_standing_by_left_out and why.startswith(STANDING_BY):
+                continue
             left_s = state["gives_up_in_s"].get(what)
             more = "" if left_s is None else f" (dead-lettered in {duration(left_s)})"
             found.setdefault(f"{what}: {why}{more}", []).append(queue)

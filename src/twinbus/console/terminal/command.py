@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any, Final, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 KEEP_LINES: Final = "\b\n"
 """Tells the help formatter not to rewrap the lines of a paragraph."""
@@ -28,6 +29,7 @@ def command(
     name: str | None = None,
     exit_status: str = "",
     note: str = "",
+    cls: type[TyperCommand] | None = None,
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add a function that returns an exit status to the command line.
 
@@ -49,7 +51,7 @@ def command(
         options = list(_options(function, hints))
         run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         run.__annotations__ = {option.name: option.annotation for option in options}
-        app.command(name, epilog=epilog(example, exit_status=exit_status, note=note))(run)
+        app.command(name, epilog=epilog(example, exit_status=exit_status, note=note), cls=cls)(run)
         return function
 
     return add

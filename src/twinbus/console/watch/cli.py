@@ -1,0 +1,82 @@
+"""The command `twinbus check`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from twinbus.console.options import PairOption, SidesOptions
+from twinbus.console.terminal.command import command, command_group, option
+from twinbus.console.terminal.output import Output, OutputOption
+from twinbus.console.terminal.times import seconds_of
+
+app = command_group("")
+
+TIMEOUT_MAX_S: Final = 600.0
+
+_UsageError: Final[Any] = typer.BadParameter.__mro__[1]
+"""Typer has its own copy of Click, and exports only this one's children."""
+
+
+class _PluginCommand(TyperCommand):
+    """A command whose usage errors are one line on stdout and UNKNOWN: 2 would be CRITICAL."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            from twinbus.console.watch.check import print_verdict
+            from twinbus.console.watch.thresholds import CheckLevel
+            from twinbus.console.watch.verdict import CheckFinding
+
+            finding = CheckFinding(CheckLevel.UNKNOWN, f"usage error: {error.format_message()}")
+            raise typer.Exit(print_verdict([finding], [])) from None
+
+
+@command(
+    app,
+    "twinbus check --pair contoso --backlog-age 30min,2h",
+    exit_status="0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, also for a usage error.",
+    note="A limit is WARNING[,CRITICAL]; a figure above it is reported. `off` turns one off.",
+    cls=_PluginCommand,
+)
+def check(
+    given: SidesOptions,
+    pair: PairOption = None,
+    backlog_age: Annotated[
+        str, option("LIMIT", "Age of the oldest message in the backlog; needs the secondary.")
+    ] = "1h,6h",
+    backlog_depth: Annotated[str, option("LIMIT", "Messages in the backlog.")] = "off",
+    dead_letters: Annotated[str, option("LIMIT", "Dead letters of the backlog.")] = "0",
+    unprotected: Annotated[
+        Literal["ok", "warning", "critical"],
+        typer.Option(help="CheckLevel of a pair whose sends depend on the primary alone."),
+    ] = "critical",
+    timeout: Annotated[str, option("TIME", "Time for the secondary to answer.")] = "10s",
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Report to a monitoring system: one line, Nagios exit status.
+
+    Asks the pairs and syphons of this machine. With a secondary it also counts the backlog there,
+    which needs the rights Manage and Listen, and costs a few operations for each check.
+    """
+    from twinbus.console.watch.check import CheckRequest, run_check
+    from twinbus.console.watch.thresholds import CheckLevel, Thresholds, limits_of
+
+    def request() -> CheckRequest:
+        return CheckRequest(
+            pair=pair,
+            secondary=given.secondary_side if given.secondary else None,
+            label=given.given_label,
+            thresholds=Thresholds(
+                age_s=limits_of(backlog_age, "--backlog-age", is_time=True),
+                depth=limits_of(backlog_depth, "--backlog-depth"),
+                dead_letters=limits_of(dead_letters, "--dead-letters"),
+                unprotected=CheckLevel(unprotected.upper()),
+            ),
+            timeout_s=seconds_of(timeout, "--timeout", least=0.1, most=TIMEOUT_MAX_S),
+        )
+
+    return run_check(request, output)

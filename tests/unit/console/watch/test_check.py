@@ -1,0 +1,208 @@
+"""The verdict of `twinbus check`: levels, the line of a plugin, and the limits of its options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.console.commands import run
+from tests.unit.console.control.test_status_text import entity, queue, status
+from twinbus.console.terminal.output import WrongUse
+from twinbus.console.watch.thresholds import CheckLevel, Limits, Thresholds, limits_of
+from twinbus.console.watch.verdict import (
+    BacklogFigures,
+    CheckedHost,
+    CheckFinding,
+    PerfFigure,
+    backlog_findings,
+    figures,
+    findings_of,
+    known_backlog,
+    plugin_line,
+    worst,
+)
+
+OK, WARNING, CRITICAL, UNKNOWN = CheckLevel
+
+
+def pair(document: dict[str, Any]) -> CheckedHost:
+    return CheckedHost("pair", "contoso", "contoso.4711", document)
+
+
+def syphon(paused: bool = False, **queue_changes: Any) -> CheckedHost:
+    state = {
+        "in_flight": 0,
+        "completed": 3,
+        "dead_lettered": 0,
+        "held": {},
+        "problems": {},
+        "gives_up_in_s": {},
+        "paused": paused,
+        **queue_changes,
+    }
+    queues = {"contoso/x-servicebus-transfer/0": state}
+    document = {"queues": queues, "paused": paused, "waiting": 7}
+    return CheckedHost("syphon", "contoso", "contoso.4712", document)
+
+
+def levels(host: CheckedHost, unprotected: CheckLevel = CRITICAL) -> list[CheckLevel]:
+    return [finding.level for finding in findings_of(host, unprotected)]
+
+
+@pytest.mark.parametrize(
+    ("document", "level"),
+    [
+        (status(entity("orders")), OK),
+        (status(entity("orders", "suspect", fails_over_in_s=5.0)), WARNING),
+        (status(entity("orders", "failed over")), WARNING),
+        (status(entity("orders", "unusable")), CRITICAL),
+        (status(entity("orders", "failed over", frozen=True)), WARNING),
+        (status(entity("orders"), protected=False), CRITICAL),
+        (status(entity("orders"), backlog_queues={"q": queue("pulled")}), CRITICAL),
+        (status(entity("orders", frozen=True)), CRITICAL),
+        (status(faulted="broken", sides={}), CRITICAL),
+        (status(sides={"primary": {"state": "closed", "reason": "by hand"}}), CRITICAL),
+        (status(entity("orders"), ledger_unrecorded=3), WARNING),
+    ],
+)
+def test_the_level_of_a_pair(document: dict[str, Any], level: CheckLevel) -> None:
+    assert levels(pair(document)) == [level]
+
+
+@pytest.mark.parametrize("level", [OK, WARNING, CRITICAL])
+def test_unprotected_has_the_level_of_its_option_and_hides_nothing_worse(level: CheckLevel) -> None:
+    assert levels(pair(status(protected=False)), level) == [level]
+    assert levels(pair(status(entity("orders", "unusable"), protected=False)), level) == [CRITICAL]
+
+
+@pytest.mark.parametrize(
+    ("host", "level"),
+    [
+        (syphon(), OK),
+        (syphon(paused=True), WARNING),
+        (syphon(problems={"primary": "connection refused"}), WARNING),
+        (syphon(held={"orders": "not found"}, gives_up_in_s={"orders": 60.0}), WARNING),
+        (syphon(problems={"lease": "another syphon has the lease"}), OK),
+        (syphon(dead_lettered=2), OK),
+    ],
+)
+def test_the_level_of_a_syphon(host: CheckedHost, level: CheckLevel) -> None:
+    assert levels(host) == [level]
+
+
+def test_a_syphon_inside_a_pair_is_judged_too() -> None:
+    inside = syphon(problems={"primary": "connection refused"}).status["queues"]
+    assert levels(pair(status(entity("orders"), syphon=inside))) == [OK, WARNING]
+
+
+def test_the_backlog_is_judged_by_its_limits_and_what_is_unknown_is_left_out() -> None:
+    thresholds = Thresholds(
+        age_s=Limits(60, 600), depth=Limits(None, 10), dead_letters=Limits(0), unprotected=OK
+    )
+    full = backlog_findings(BacklogFigures(10, 601.0, 1), thresholds)
+    assert [one.level for one in full] == [OK, CRITICAL, WARNING]
+    assert [one.text for one in full] == [
+        "backlog: 10 messages",
+        "oldest message in the backlog: 10 min 1 s",
+        "1 dead letter",
+    ]
+    assert backlog_findings(BacklogFigures(), thresholds) == []
+    assert [one.level for one in backlog_findings(BacklogFigures(11), thresholds)] == [CRITICAL]
+
+
+def test_without_a_secondary_the_hosts_tell_depth_and_dead_letters() -> None:
+    hosts = [pair(status(backlog_waiting=9)), syphon(dead_lettered=2)]
+    assert known_backlog(hosts) == BacklogFigures(depth=9, dead_letters=2)
+    assert known_backlog([pair(status())]) == BacklogFigures()
+
+
+def test_figures_have_units_limits_and_a_minimum() -> None:
+    hosts = [pair(status(entity("orders", "failed over", sent=5, diverted=2, raised=1)))]
+    numbers = figures(hosts, BacklogFigures(2, 1.5, 0), Thresholds(age_s=Limits(3600.0, 21600.0)))
+    assert " ".join(map(str, numbers)) == (
+        "pairs=1;;;0 unprotected=0;;;0 failed_over=1;;;0 sent=5c;;;0 diverted=2c;;;0 raised=1c;;;0"
+        " backlog=2;;;0 backlog_age=1.5s;3600;21600;0 dead_letters=0;;;0"
+    )
+
+
+def test_the_line_names_what_is_wrong_worst_first_and_can_not_be_forged_by_a_name() -> None:
+    findings = [
+        CheckFinding(OK, "fine"),
+        CheckFinding(UNKNOWN, "who knows"),
+        CheckFinding(WARNING, "a | b\nc"),
+        CheckFinding(CRITICAL, "worst"),
+    ]
+    line = plugin_line(findings, [PerfFigure("pairs", 1)])
+    assert line == "TWINBUS CRITICAL - worst; a / b c; who knows | pairs=1;;;0"
+    assert plugin_line(findings[:1], []) == "TWINBUS OK - fine"
+    many = plugin_line([CheckFinding(WARNING, str(number)) for number in range(8)], [])
+    assert many == "TWINBUS WARNING - 0; 1; 2; 3; 4; and 3 more"
+
+
+def test_the_exit_status_is_the_one_of_nagios() -> None:
+    assert [level.exit_status for level in (OK, WARNING, CRITICAL, UNKNOWN)] == [0, 1, 2, 3]
+    assert worst([]) is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("0", Limits(0)),
+        ("10, 20", Limits(10, 20)),
+        ("off", Limits()),
+        ("off,20", Limits(None, 20)),
+        (",20", Limits(None, 20)),
+    ],
+)
+def test_limits_are_a_warning_and_a_critical_one(text: str, limits: Limits) -> None:
+    assert limits_of(text, "--backlog-depth") == limits
+
+
+def test_limits_of_an_age_are_durations() -> None:
+    assert limits_of("90s,2h", "--backlog-age", is_time=True) == Limits(90, 7200)
+
+
+@pytest.mark.parametrize("text", ["1,2,3", "-1", "many", "2,1", "1.5", "²"])
+def test_a_wrong_limit_is_refused_with_its_option(text: str) -> None:
+    with pytest.raises(WrongUse, match="--dead-letters"):
+        limits_of(text, "--dead-letters")
+
+
+@pytest.fixture
+def nobody_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TWINBUS_RUN_DIR", str(tmp_path))
+    for name in ("TWINBUS_PRIMARY", "TWINBUS_SECONDARY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("nobody_runs")
+@pytest.mark.parametrize(
+    ("words", "exit_status", "start"),
+    [
+        ([], 3, "TWINBUS UNKNOWN - no pair and no syphon runs here"),
+        (["--pair", "contoso"], 2, "TWINBUS CRITICAL - no pair or syphon 'contoso' runs here"),
+        (["--nonsense"], 3, "TWINBUS UNKNOWN - usage error: No such option: --nonsense"),
+        (["--unprotected", "x"], 3, "TWINBUS UNKNOWN - usage error: Invalid value"),
+        (["--backlog-age", "soon"], 3, "TWINBUS UNKNOWN - --backlog-age must be"),
+        (["--secondary", "no string"], 3, "TWINBUS UNKNOWN - the secondary namespace: "),
+    ],
+)
+def test_what_goes_wrong_in_the_check_is_one_line_on_stdout(
+    capsys: pytest.CaptureFixture[str], words: list[str], exit_status: int, start: str
+) -> None:
+    done = run(capsys, "check", *words)
+    assert (done.status, done.err) == (exit_status, "")
+    (line,) = done.out.splitlines()
+    assert line.startswith(start)
+
+
+@pytest.mark.usefixtures("nobody_runs")
+def test_the_verdict_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run(capsys, "check", "--pair", "contoso", "--output", "json")
+    document = json.loads(done.out)
+    assert (document["state"], document["exit_status"], done.status) == ("CRITICAL", 2, 2)
+    assert document["findings"][0]["level"] == "CRITICAL"
+    assert document["figures"]["pairs"] == 0
