@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.official_sdk import administration, client, receive_count
 from tests.processes import ENTRY, ServedBroker, run_twinbus
@@ -164,6 +166,44 @@ def test_a_syphon_runs_is_paused_and_resumed_and_ends_cleanly(desk: Desk) -> Non
     assert desk.types("status").returncode == COULD_NOT
 
 
+def test_metrics_and_health_follow_the_syphon(desk: Desk) -> None:
+    desk.divert(QUEUES[0], "orders", 3)
+    desk.divert(QUEUES[0], "missing", 1)
+    arguments = ("--metrics", "0", "--backlog-every", "1s", "--output", "json")
+    with desk.running(*arguments) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+
+        def metrics() -> dict[tuple[str, ...], float]:
+            with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
+                families = text_string_to_metric_families(answer.read().decode())
+            samples = [sample for family in families for sample in family.samples]
+            return {(one.name, *one.labels.values()): one.value for one in samples}
+
+        of = ("contoso", QUEUES[0])
+        until(lambda: metrics().get(("twinbus_syphon_messages_total", *of, "completed")) == 3)
+        until(lambda: metrics().get(("twinbus_backlog_messages", *of, "waiting")) == 1)
+        assert metrics()["twinbus_backlog_oldest_seconds", *of] > 0
+        # A destination that is missing ends by itself, or by hand: no reason to restart.
+        until(lambda: metrics()["twinbus_syphon_held_destinations", *of] == 1)
+        with urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S) as answer:
+            health = json.load(answer)
+        assert (health["status"], health["failures"]) == ("waiting", [])
+        assert "missing" in health["waits_for"][0]
+
+        desk.types("pause")
+        assert metrics()["twinbus_syphon_paused", "contoso"] == 1
+        busy = desk.types("run", "--label", "contoso", "--metrics", url.removeprefix("http://"))
+        assert (busy.returncode, busy.stdout) == (COULD_NOT, "")
+        assert "address already in use" in busy.stderr
+        assert len(busy.stderr.splitlines()) == 1
+
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
 def test_sigterm_waits_for_what_is_in_flight(desk: Desk) -> None:
     for queue in QUEUES:
         for part in range(4):
@@ -284,6 +324,8 @@ def test_without_the_manage_right_the_queues_are_named_by_their_count(
         (("drain", "--engine", "spark", "--timeout", "5"), ASKED_WRONGLY, "--engine relay"),
         (("drain", "--label", "fabrikam"), COULD_NOT, "no backlog queue of fabrikam"),
         (("pause",), COULD_NOT, "no syphon runs here"),
+        (("run", "--metrics", "here"), ASKED_WRONGLY, "an address is HOST:PORT"),
+        (("run", "--backlog-every", "1min"), ASKED_WRONGLY, "need --metrics"),
     ],
 )
 def test_words_that_lead_nowhere(

@@ -25,6 +25,7 @@ from twinbus.broker.refusals import EntityAlreadyExists, Refusal
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.tls import server_context
 from twinbus.console.options import ServeOptions
+from twinbus.console.terminal.secret_file import secret_in, secret_lines
 from twinbus.console.terminal.times import seconds_of
 from twinbus.errors import BrokerStartError, StoreError
 from twinbus.loops import run_alone
@@ -44,13 +45,13 @@ def run(given: ServeOptions) -> int:
         data=given.data,
         host=given.host,
         key=_key(given.key, given.key_file),
-        rules=[parse_rule(text) for text in [*(given.rule or ()), *_lines(given.rule_file)]],
+        rules=[parse_rule(text) for text in [*(given.rule or ()), *secret_lines(given.rule_file)]],
         tokens=[parse_token(text) for text in given.token or ()],
         token_file=given.tokens,
         require_token=given.require_token,
         tls=_tls(given.tls_cert, given.tls_key),
         require_tls=given.require_tls,
-        metrics_token=_secret(given.metrics_token_file),
+        metrics_token=secret_in(given.metrics_token_file),
         limits=ConnectionLimits(
             connections=given.connections_max,
             strangers_per_address=given.strangers_max,
@@ -83,28 +84,7 @@ def _profile(like: str | None, idle_detach: str | None) -> ServiceProfile:
 def _key(key: str | None, file: Path | None) -> str:
     if key is not None and file is not None:
         raise BrokerStartError("the key is given twice; give --key (TWINBUS_KEY) or --key-file")
-    return _secret(file) or key or DEFAULT_KEY
-
-
-def _secret(file: Path | None) -> str | None:
-    """The one line of a file with one secret."""
-    if file is None:
-        return None
-    lines = _lines(file)
-    if len(lines) != 1:
-        raise BrokerStartError(f"{file} has {len(lines)} lines; give the secret on one line")
-    return lines[0]
-
-
-def _lines(file: Path | None) -> list[str]:
-    """The lines of a file of secrets, without empty ones and comments."""
-    if file is None:
-        return []
-    try:
-        lines = [line.strip() for line in file.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise BrokerStartError(f"{file} cannot be read: {error}") from error
-    return [line for line in lines if line and not line.startswith("#")]
+    return secret_in(file) or key or DEFAULT_KEY
 
 
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -108,14 +109,36 @@ def run(
             max=100,
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        option(
+            "ADDRESS",
+            "Serve /metrics for Prometheus and /health for a supervisor at HOST:PORT, or at PORT on"
+            " loopback.",
+        ),
+    ] = None,
+    metrics_token_file: Annotated[
+        Path | None,
+        option("FILE", "File with the bearer token for /metrics, which is closed beyond loopback."),
+    ] = None,
+    backlog_every: Annotated[
+        str | None,
+        option(
+            "TIME",
+            "Measure depth and age of the backlog this often, for /metrics. Each time costs billed"
+            " operations.",
+        ),
+    ] = None,
 ) -> int:
     """Run the syphon until Ctrl-C or SIGTERM.
 
     Control it with `twinbus syphon pause`, `resume` and `status`.
     """
     from twinbus.console.syphon import run as syphon_run
+    from twinbus.console.syphon.metrics import MetricsRequest
 
-    return syphon_run.run(given.request(poll), queues, given.output)
+    port = MetricsRequest.of(metrics, metrics_token_file, backlog_every)
+    return syphon_run.run(given.request(poll), queues, given.output, port)
 
 
 @command(

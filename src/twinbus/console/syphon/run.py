@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from twinbus.console.namespaces import runs_to_its_end
+from twinbus.console.syphon.metrics import MetricsRequest, SyphonMetrics
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import visible
@@ -39,13 +40,15 @@ FIND_FIRST_S: Final = 30.0
 
 
 @runs_to_its_end
-async def run(request: SyphonRequest, count: int | None, output: Output) -> int:
+async def run(
+    request: SyphonRequest, count: int | None, output: Output, metrics: MetricsRequest | None = None
+) -> int:
     """Run the syphon until a signal; return the exit status."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with open_ledger(request.ledger) as ledger, recording_to(ledger):
-        await SyphonProgram(request, ledger, count, output).run(stop)
+        await SyphonProgram(request, ledger, count, output, metrics).run(stop)
     return 0
 
 
@@ -58,6 +61,7 @@ class SyphonProgram:
         ledger: LedgerWriter | NullLedger,
         count: int | None,
         output: Output,
+        metrics: MetricsRequest | None = None,
     ) -> None:
         """With `count` the queues are known and not listed, which would need the Manage right."""
         self._request = request
@@ -66,6 +70,10 @@ class SyphonProgram:
         self._output = output
         self._group = SyphonGroup(request.make_rate())
         self._obstacles: set[str] = set()
+        self._metrics: SyphonMetrics | None = None
+        if metrics is not None:
+            secondary = endpoint_of(request.secondary)
+            self._metrics = SyphonMetrics(metrics, request.label, self._group, secondary, ledger)
         verbs = {"status": Verb(self.status), **steering_verbs(self._group)}
         self._control = ControlServer("syphon", request.label, verbs)
 
@@ -73,6 +81,9 @@ class SyphonProgram:
         """Run until `stop` is set, then wait for messages in flight."""
         await self._control.start()
         try:
+            if self._metrics is not None:
+                url = await self._metrics.start()
+                self._say("metrics", f"metrics at {url}/metrics, health at {url}/health", url=url)
             await self._request.have_lease_queue()
             find_at = 0.0
             while not stop.is_set():
@@ -81,11 +92,15 @@ class SyphonProgram:
                     wait_s = FIND_AGAIN_S if self._group.hosts else FIND_FIRST_S
                     find_at = time.monotonic() + wait_s
                 self._report_obstacles()
+                if self._metrics is not None:
+                    self._metrics.observe()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CHECK_EVERY_S):
                         await stop.wait()
         finally:
             await asyncio.gather(*(host.close() for host in self._group.hosts))
+            if self._metrics is not None:
+                await self._metrics.close()
             await self._control.close()
         states = self._group.status().values()
         moved, dead = (sum(s[key] for s in states) for key in ("completed", "dead_lettered"))

@@ -1,0 +1,152 @@
+"""The port of a syphon's metrics: who may read what, and clients that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from twinbus.errors import SyphonError
+from twinbus.syphon.observing import http_port
+from twinbus.syphon.observing.http_port import HttpAddress, HttpAnswer, HttpPort
+
+LOOPBACK = HttpAddress("127.0.0.1", 0)
+EVERYWHERE = HttpAddress("0.0.0.0", 0)
+
+
+def names(may_read_names: bool) -> HttpAnswer:
+    return HttpAnswer(200, "names\n") if may_read_names else HttpAnswer(401, "no\n")
+
+
+@asynccontextmanager
+async def serving(address: HttpAddress, token: str | None = None) -> AsyncIterator[HttpPort]:
+    port = HttpPort(address, token, {"/metrics": names})
+    await port.start()
+    try:
+        yield port
+    finally:
+        await port.close()
+
+
+async def ask(port: HttpPort, request: str) -> str:
+    """Return the whole answer to raw bytes; empty: the connection was closed without one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.address.port)
+    writer.write(request.encode("latin-1"))
+    try:
+        return (await reader.read()).decode()
+    except ConnectionResetError:
+        return ""
+    finally:
+        writer.close()
+
+
+def get(*headers: str, target: str = "/metrics", method: str = "GET") -> str:
+    return "\r\n".join([f"{method} {target} HTTP/1.1", *headers, "", ""])
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9100", "127.0.0.1:9100"),
+        ("localhost:9100", "127.0.0.1:9100"),
+        ("0.0.0.0:0", "0.0.0.0:0"),
+        ("[::1]:9100", "[::1]:9100"),
+        ("metrics.example:9100", "metrics.example:9100"),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(text: str, address: str) -> None:
+    assert str(HttpAddress.parse(text)) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", ":9100", "host:", "host:99999", "a@b:1", "h:1/x", "70000", "::1:9100"]
+)
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        HttpAddress.parse(text)
+
+
+def test_who_may_read_names() -> None:
+    async def scenario() -> None:
+        async with serving(LOOPBACK) as port:
+            assert (await ask(port, get())).endswith("\r\n\r\nnames\n")
+            assert "200 OK" in await ask(port, get("Host: LOCALHOST:9100"))
+            # A page of another site that reaches the port by a name of its own.
+            assert " 403 " in await ask(port, get("Host: evil.example:9100"))
+        async with serving(EVERYWHERE) as port:
+            assert " 401 " in await ask(port, get("Authorization: Bearer "))
+        async with serving(EVERYWHERE, "s3cret") as port:
+            assert " 200 " in await ask(port, get("authorization: Bearer s3cret", "Host: x"))
+            assert " 401 " in await ask(port, get("Authorization: Bearer s3cre"))
+            assert "WWW-Authenticate: Bearer" in await ask(port, get())
+        async with serving(LOOPBACK, "s3cret") as port:
+            assert " 401 " in await ask(port, get("Authorization: Bearer \xff"))
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_are_none() -> None:
+    async def scenario() -> None:
+        async with serving(LOOPBACK) as port:
+            assert " 404 " in await ask(port, get(target="/"))
+            assert " 405 " in await ask(port, get(method="POST"))
+            assert " 405 " in await ask(port, "\r\n\r\n")
+            assert (await ask(port, get(method="HEAD"))).endswith("\r\n\r\n")
+            assert await ask(port, "x" * (http_port.HEAD_BYTES_MAX * 4)) == ""
+            assert " 200 " in await ask(port, get(target="/metrics?x=1"))
+
+    asyncio.run(scenario())
+
+
+def test_clients_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "CLIENTS_MAX", 2)
+    monkeypatch.setattr(http_port, "REQUEST_S", 600.0)
+
+    async def scenario() -> None:
+        async with serving(LOOPBACK) as port:
+            # Connections are accepted in their order: the third one is one too many.
+            slow = [await asyncio.open_connection("127.0.0.1", port.address.port) for _ in "ab"]
+            assert await ask(port, get()) == ""
+            reader, writer = slow[0]
+            writer.write(get().encode())
+            assert b" 200 " in await reader.read()
+            assert " 200 " in await ask(port, get())
+            # Closing the port ends the client that still says nothing.
+            await port.close()
+            assert await _rest(slow[1][0]) == b""
+            for _, writer in slow:
+                writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_sends_no_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "REQUEST_S", 0.05)
+
+    async def scenario() -> None:
+        async with serving(LOOPBACK) as port:
+            assert await ask(port, "GET /metrics HTTP/1.1\r\n") == ""
+
+    asyncio.run(scenario())
+
+
+def test_a_busy_port_is_one_clear_line() -> None:
+    async def scenario() -> str:
+        async with serving(LOOPBACK) as port:
+            with pytest.raises(SyphonError) as refused:
+                await HttpPort(port.address, None, {}).start()
+            return str(refused.value)
+
+    text = asyncio.run(scenario())
+    assert "\n" not in text
+    assert "address already in use" in text.lower()
+    assert "--metrics HOST:PORT" in text
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
