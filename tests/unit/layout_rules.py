@@ -23,7 +23,7 @@ PURE_FOLDERS = frozenset(
 )
 """Folders whose modules are pure although they are not called `core`."""
 
-PURE_MODULES = frozenset({"twinbus.errors", "twinbus.options", "twinbus.timers"})
+PURE_MODULES = frozenset({"twinbus.errors", "twinbus.options", "twinbus.timers", "twinbus.wording"})
 
 SHELLS: Mapping[str, str] = {
     "twinbus.amqp.transport": "moves bytes between a socket and the sans-IO connection",
@@ -52,6 +52,7 @@ ARROWS: Mapping[str, Set[str]] = {
     "errors": set(),
     "timers": set(),
     "loops": set(),
+    "wording": set(),
     "options": {"errors"},
     "amqp": set(),
     "ledger": {"errors"},
@@ -66,6 +67,7 @@ ARROWS: Mapping[str, Set[str]] = {
     "pair": {"control", "errors", "namespace", "options", "pairing", "syphon"},
     "blocking": {"errors", "namespace", "options", "pair", "pairing"},
     "pipeline": {"cost", "errors", "ledger", "loops", "namespace", "options", "planning", "syphon"},
+    "page": {"control", "cost", "errors", "ledger", "namespace", "wording"},
     "testing": {
         *("broker", "errors", "ledger", "namespace", "options", "pair", "pairing", "timers")
     },
@@ -81,7 +83,7 @@ FOREIGN_HOMES: Mapping[str, Set[str]] = {
     "opentelemetry": {"pairing"},
     "prometheus_client": {"pairing"},
     "pyspark": {"console", "pipeline"},
-    "starlette": {"broker", "console"},
+    "starlette": {"broker", "console", "page"},
     "uvicorn": {"broker", "console"},
 }
 """Units that may import a heavy or foreign library at all."""

@@ -15,7 +15,6 @@ from typing import Any, Final
 from twinbus.control.protocol import (
     ANSWER_BYTES_MAX,
     HELLO,
-    Answer,
     ControlRefused,
     ControlRequest,
     HostCard,
@@ -70,6 +69,16 @@ def find() -> tuple[list[RunningHost], list[SilentHost]]:
     Sockets that killed processes left are removed. A directory in which another user could put a
     socket is not used: a program there could answer for a host of this user.
     """
+    paths, unsafe = find_sockets()
+    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+        found = list(pool.map(_probe, paths))
+    hosts = [one for one in found if isinstance(one, RunningHost)]
+    hosts.sort(key=lambda host: (host.card.name, host.card.pid, host.path.name))
+    return hosts, unsafe + [one for one in found if isinstance(one, SilentHost)]
+
+
+def find_sockets() -> tuple[list[Path], list[SilentHost]]:
+    """Return the control sockets of this user, and the directories that are not safe to use."""
     unsafe: list[SilentHost] = []
     paths: list[Path] = []
     for place in socket_directories_of(os.environ):
@@ -79,11 +88,7 @@ def find() -> tuple[list[RunningHost], list[SilentHost]]:
             paths += sockets_in(place.path)
         except RunDirectoryUnusable as error:
             unsafe.append(SilentHost(place.path, str(error)))
-    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-        found = list(pool.map(_probe, paths))
-    hosts = [one for one in found if isinstance(one, RunningHost)]
-    hosts.sort(key=lambda host: (host.card.name, host.card.pid, host.path.name))
-    return hosts, unsafe + [one for one in found if isinstance(one, SilentHost)]
+    return paths, unsafe
 
 
 def socket_directories() -> str:
@@ -95,11 +100,11 @@ def socket_directories() -> str:
 def ask(path: Path, verb: str, arguments: Mapping[str, str] | None = None) -> Any:
     """Return a host's answer to a verb; ControlError if it refuses or does not answer."""
     try:
-        answer = _exchange(path, ControlRequest(verb, arguments or {}))
+        answer = parse_answer(exchange(path, verb, arguments))
     except FileNotFoundError as error:
         raise ControlError(f"{path.stem} no longer exists") from error
     except (OSError, ControlRefused) as error:
-        raise ControlError(f"{path.stem} does not answer: {_why(error)}") from error
+        raise ControlError(f"{path.stem} does not answer: {why_silent(error)}") from error
     if answer.error_kind is not None:
         raise ControlError(f"{answer.host.name}.{answer.host.pid}: {answer.error_text}")
     return answer.result
@@ -111,7 +116,7 @@ def _directories() -> list[Path]:
 
 def _probe(path: Path) -> RunningHost | SilentHost | None:
     try:
-        return RunningHost(path, _exchange(path, ControlRequest(HELLO)).host)
+        return RunningHost(path, parse_answer(exchange(path, HELLO)).host)
     except ConnectionRefusedError:
         # Its process is gone, and a name is not used twice.
         with contextlib.suppress(OSError):
@@ -120,10 +125,11 @@ def _probe(path: Path) -> RunningHost | SilentHost | None:
     except FileNotFoundError:
         return None
     except (OSError, ControlRefused) as error:
-        return SilentHost(path, _why(error))
+        return SilentHost(path, why_silent(error))
 
 
-def _why(error: Exception) -> str:
+def why_silent(error: Exception) -> str:
+    """Return why `exchange` or `parse_answer` failed, for people."""
     if isinstance(error, TimeoutError):
         return f"no answer within {ANSWER_S:g} s: its process or its event loop is blocked"
     if isinstance(error, OSError) and error.strerror:
@@ -131,12 +137,13 @@ def _why(error: Exception) -> str:
     return str(error)
 
 
-def _exchange(path: Path, request: ControlRequest) -> Answer:
+def exchange(path: Path, verb: str, arguments: Mapping[str, str] | None = None) -> bytes:
+    """Return the line that a host answers; OSError or ControlRefused if there is none."""
     deadline = time.monotonic() + ANSWER_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(ANSWER_S)
         line.connect(str(path))
-        line.sendall(encode_request(request))
+        line.sendall(encode_request(ControlRequest(verb, arguments or {})))
         received = bytearray()
         while not received.endswith(b"\n"):
             line.settimeout(max(0.001, deadline - time.monotonic()))
@@ -149,4 +156,4 @@ def _exchange(path: Path, request: ControlRequest) -> Answer:
             if len(received) > ANSWER_BYTES_MAX:
                 text = f"its answer has more than {ANSWER_BYTES_MAX} bytes"
                 raise ControlRefused("bad-answer", text)
-        return parse_answer(bytes(received))
+        return bytes(received)

@@ -11,6 +11,8 @@ from itertools import zip_longest
 from textwrap import wrap
 from typing import IO, Final
 
+from twinbus import wording
+
 GAP: Final = "  "
 LAST_WIDTH_MIN: Final = 16
 """Columns that the last cell of a row needs to be wrapped beside the others."""
@@ -20,7 +22,13 @@ UNKNOWN: Final = "unknown"
 
 _CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
-_MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
+counted, duration, size, visible = (
+    wording.counted,
+    wording.duration,
+    wording.size,
+    wording.visible,
+)
+"""Commands find all their words here."""
 
 
 def aligned(
@@ -96,39 +104,6 @@ def cell(value: object) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:,}" if isinstance(value, int) else visible(value)
-
-
-def visible(text: object) -> str:
-    """Return foreign text as one line without control characters, which could steer a terminal."""
-    line = " ".join(str(text).split())
-    return "".join(char if char.isprintable() else "�" for char in line)
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time span in its two largest units."""
-    whole = int(seconds)
-    if whole < _MINUTE_S:
-        return f"{whole} s"
-    if whole < _HOUR_S:
-        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
-    if whole < _DAY_S:
-        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
-    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
-
-
-def size(count_bytes: int) -> str:
-    """Return a size in the largest unit that leaves at least 1."""
-    amount = float(count_bytes)
-    for unit in ("B", "KB", "MB"):
-        if amount < 1_024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1_024
-    return f"{amount:.1f} GB"
 
 
 def paint(text: str, *styles: str, stream: IO[str] | None = None) -> str:

@@ -1,0 +1,5 @@
+"""The page: the pairs and syphons of this host in a browser, shown and steered (SPEC 10).
+
+`core` decides what is shown, `sources` ask the hosts, the ledger and other pages, `server` answers
+HTTP requests, `static` is what the browser loads.
+"""

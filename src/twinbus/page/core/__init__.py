@@ -1,0 +1,1 @@
+"""What the page shows, from answers and records to documents. Pure."""

@@ -1,0 +1,69 @@
+"""One sentence and one level about all pairs that are shown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from twinbus.page.core.pair_table import Pair
+from twinbus.wording import counted, duration, visible
+
+NAMED_MAX: Final = 3
+"""Pairs or entities that the sentence names."""
+
+
+def headline_of(pairs: Iterable[Pair], now: float) -> dict[str, Any]:
+    """Return the worst that is true of the pairs: level, text, and since when if that is known."""
+    shown = list(pairs)
+    alive = [pair for pair in shown if pair["state"] != "gone" and pair["kind"] == "pair"]
+    running = [pair for pair in alive if pair["state"] == "running"]
+    if not alive:
+        ended = sum(pair["kind"] == "pair" for pair in shown)
+        more = f"; {counted(ended, 'pair')} ended within the last hour" if ended else ""
+        return _headline("none", f"No pair runs here{more}.")
+    if unprotected := [pair for pair in running if not pair["protected"]]:
+        why = next((pair["why"] for pair in unprotected if pair["why"]), "no backlog queue")
+        names = _named([pair["name"] for pair in unprotected])
+        return _headline("unprotected", f"Unprotected: {names}, sends have no backlog ({why}).")
+    if unsafe := [pair for pair in running if pair["safe"] is False]:
+        return _headline("attention", f"{visible(unsafe[0]['name'])}: {unsafe[0]['safety']}.")
+    if silent := [pair for pair in alive if pair["state"] == "silent"]:
+        names = _named([pair["name"] for pair in silent])
+        return _headline("attention", f"No answer from {names}: {visible(silent[0]['why'])}.")
+    if diverted := _diverted(running):
+        return _failed_over(running, diverted, now)
+    if troubled := [pair for pair in shown if pair["state"] == "running" and pair["attention"]]:
+        more = f" (and {len(troubled) - 1:,} more)" if len(troubled) > 1 else ""
+        first = troubled[0]
+        return _headline("attention", f"{visible(first['name'])}: {first['attention'][0]}{more}.")
+    entities = sum(len(pair["entities"]) for pair in running)
+    what = f"{counted(len(running), 'pair')}, {counted(entities, 'entity', 'entities')}"
+    return _headline("healthy", f"Healthy: {what}, sends go to the primary.")
+
+
+def _diverted(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    return [one for pair in pairs for one in pair["entities"] if one["state"] == "failed over"]
+
+
+def _failed_over(
+    pairs: Sequence[Pair], entities: Sequence[dict[str, Any]], now: float
+) -> dict[str, Any]:
+    times = [one["since"] for one in entities if one["since"] is not None]
+    since = min(times, default=None)
+    lasting = "" if since is None else f" for {duration(max(0.0, now - since))}"
+    count = sum(one["diverted"] for one in entities)
+    raised = sum(one["raised"] for one in entities)
+    errors = f", {raised:,} raised to their callers" if raised else ""
+    names = _named(list(dict.fromkeys(one["path"] for one in entities)))
+    text = f"Failed over{lasting}: {names}; {count:,} diverted, nothing lost{errors}."
+    return {**_headline("failed-over", text), "since": since}
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - NAMED_MAX
+    shown = ", ".join(visible(name) for name in names[:NAMED_MAX])
+    return shown + (f" and {more:,} more" if more > 0 else "")
+
+
+def _headline(level: str, text: str) -> dict[str, Any]:
+    return {"level": level, "text": text, "since": None}

@@ -1,0 +1,1 @@
+"""Where the page learns what it shows: control sockets, the ledger, other pages."""

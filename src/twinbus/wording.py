@@ -1,0 +1,38 @@
+"""Foreign text, counts, durations and sizes in the words that people read. Pure."""
+
+from __future__ import annotations
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
+
+
+def visible(text: object) -> str:
+    """Return foreign text as one line without control characters, which could steer a terminal."""
+    line = " ".join(str(text).split())
+    return "".join(char if char.isprintable() else "�" for char in line)
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in its two largest units."""
+    whole = int(seconds)
+    if whole < _MINUTE_S:
+        return f"{whole} s"
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
+    if whole < _DAY_S:
+        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
+    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
+
+
+def size(count_bytes: int) -> str:
+    """Return a size in the largest unit that leaves at least 1."""
+    amount = float(count_bytes)
+    for unit in ("B", "KB", "MB"):
+        if amount < 1_024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1_024
+    return f"{amount:.1f} GB"
