@@ -1,0 +1,223 @@
+// What an operator can do. Each action is confirmed in a dialog that says what will happen.
+
+import { act } from "./api.js";
+import { byId, el, keyed, set, setText, show } from "./dom.js";
+import { count, counted } from "./format.js";
+
+const quoted = (path) => `“${path}”`;
+
+/** Title, what will happen, the word on the button and the same as a command; by action. */
+const ACTIONS = {
+  "force-failover": ({ entity, pair }) => ({
+    title: `Force failover of ${quoted(entity.path)}`,
+    lines: [
+      `Sends to ${quoted(entity.path)} go to the backlog queues in ${pair.secondary} at once, even while the primary works.`,
+      "It stays so until someone marks the entity healthy; answered pings do not end it.",
+      "Nothing is lost: the syphon moves the messages to the primary.",
+    ],
+    yes: "Force failover",
+    body: { path: entity.path },
+    command: `force-failover ${entity.path} --pair ${pair.name}`,
+  }),
+  "mark-healthy": ({ entity, pair }) => ({
+    title: `Mark ${quoted(entity.path)} healthy`,
+    lines: [
+      `Sends to ${quoted(entity.path)} go to the primary ${pair.primary} at once.`,
+      "If the primary still fails, callers wait or see errors until the failover interval has passed again.",
+    ],
+    yes: "Mark healthy",
+    body: { path: entity.path },
+    command: `mark-healthy ${entity.path} --pair ${pair.name}`,
+  }),
+  freeze: ({ entity, pair }) => ({
+    title: `Freeze ${quoted(entity.path)}`,
+    lines: [
+      `Sends to ${quoted(entity.path)} keep going ${entity.state === "failed over" ? "to the backlog" : "to the primary"}, whatever happens.`,
+      "No failover timer and no ping runs until someone unfreezes the entity.",
+    ],
+    yes: "Freeze",
+    body: { path: entity.path },
+    command: `freeze ${entity.path} --pair ${pair.name}`,
+  }),
+  unfreeze: ({ entity, pair }) => ({
+    title: `Unfreeze ${quoted(entity.path)}`,
+    lines: ["Failover timer and pings run again: the entity may fail over, or return to the primary."],
+    yes: "Unfreeze",
+    body: { path: entity.path },
+    command: `unfreeze ${entity.path} --pair ${pair.name}`,
+  }),
+  pause: ({ pair }) => ({
+    title: "Pause the syphon",
+    lines: [
+      "The syphon takes no more messages from the backlog queues.",
+      `${counted(pair.syphon?.in_flight ?? 0, "message")} in flight will be finished.`,
+      "The backlog stays where it is, and grows while entities are failed over.",
+    ],
+    yes: "Pause",
+    command: `syphon pause --pair ${pair.name}`,
+  }),
+  resume: ({ pair }) => ({
+    title: "Resume the syphon",
+    lines: ["The syphon moves the backlog to the primary again, gently at first."],
+    yes: "Resume",
+    command: `syphon resume --pair ${pair.name}`,
+  }),
+  rate: ({ pair }) => ({
+    title: "Set the rate of the syphon",
+    lines: [
+      "The syphon forwards at most this many messages a second.",
+      "Empty: adaptive. It slows down when the primary is busy and speeds up after a recovery.",
+    ],
+    yes: "Set rate",
+    input: number("Messages a second", pair.syphon?.rate),
+  }),
+  "only-entity": ({ pair }) => ({
+    title: "Move only one entity",
+    lines: [
+      "The syphon forwards only the messages of this entity; the others wait in the backlog.",
+      "“all entities” ends it.",
+    ],
+    yes: "Apply",
+    input: select("Entity", ["", ...pair.entities.map((one) => one.path)], "all entities"),
+    field: "path",
+  }),
+  "drain-once": ({ pair }) => ({
+    title: "Drain the backlog once",
+    lines: [
+      `A syphon starts, moves what is in the backlog of ${pair.name} to the primary, and stops.`,
+      "Each moved message is billed as a receive, a send and a settlement.",
+    ],
+    yes: "Drain once",
+    command: "syphon drain",
+  }),
+  prune: ({ pair, found }) => ({
+    title: "Remove extra backlog queues",
+    lines: [
+      `Empty backlog queues that no pair of ${pair.name} uses are deleted from ${pair.secondary}. Queues with messages stay.`,
+      `The dry run says: ${found}`,
+    ],
+    yes: "Remove them",
+    body: { dry_run: false },
+    command: "backlog prune",
+  }),
+  replay: ({ letters }) => ({
+    title: `Replay ${counted(letters.length, "dead letter")}`,
+    lines: [
+      `${letters.length === 1 ? "The message goes" : "The messages go"} back into the backlog queue; the syphon tries to deliver ${letters.length === 1 ? "it" : "them"} again.`,
+      "A message whose destination still refuses it becomes a dead letter again.",
+      ...reasons(letters),
+    ],
+    yes: "Replay",
+    bodies: byQueue(letters),
+  }),
+  prove: () => ({
+    title: "Make the proof anew",
+    lines: ["The conservation report is computed from the whole ledger. That takes about a minute and a Java runtime."],
+    yes: "Make it",
+    command: "report conservation",
+  }),
+};
+
+/** The actions that make sense for an entity as it is. */
+export function entityActions(entity) {
+  const failed = entity.state !== "healthy" || entity.forced;
+  return [
+    !entity.forced && { action: "force-failover", label: "Force failover…" },
+    failed && { action: "mark-healthy", label: "Mark healthy…" },
+    entity.frozen ? { action: "unfreeze", label: "Unfreeze…" } : { action: "freeze", label: "Freeze…" },
+  ].filter(Boolean);
+}
+
+function reasons(letters) {
+  const totals = new Map();
+  for (const { reason } of letters) totals.set(reason, (totals.get(reason) ?? 0) + 1);
+  return [...totals].slice(0, 5).map(([reason, total]) => `${count(total)}: ${reason || "no reason"}`);
+}
+
+function byQueue(letters) {
+  const queues = new Map();
+  for (const { queue, sequence } of letters) queues.set(queue, [...(queues.get(queue) ?? []), sequence]);
+  return [...queues].map(([queue, sequences]) => ({ queue, sequences }));
+}
+
+function number(label, value) {
+  const input = el("input", { type: "number", min: 0.1, max: 1_000_000, step: "any", value: value ?? "" });
+  return { node: el("label", {}, `${label} `, input), read: () => (input.value === "" ? null : Number(input.value)) };
+}
+
+function select(label, values, none) {
+  const options = values.map((value) => el("option", { value, text: value || none }));
+  const input = el("select", {}, ...options);
+  return { node: el("label", {}, `${label} `, input), read: () => input.value || null };
+}
+
+let pending = null;
+let afterAction = () => {};
+
+/** Prepare the dialog; `done()` is called after each action that succeeded. */
+export function prepareActions(done) {
+  afterAction = done;
+  byId("confirm-no").addEventListener("click", () => byId("confirm").close());
+  byId("confirm").addEventListener("close", () => (pending = null));
+  byId("confirm").querySelector("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    run(pending);
+  });
+}
+
+/** Ask the operator, then do it. `what` has the entity or the letters that the action is about. */
+export async function confirmAction(action, pair, what = {}) {
+  const facts = { pair, ...what };
+  if (action === "prune") {
+    try {
+      facts.found = await act({ action, pair: pair.id, dry_run: true });
+    } catch (error) {
+      toast(error.message, true);
+      return;
+    }
+  }
+  const question = ACTIONS[action](facts);
+  pending = { action, pair: pair?.id ?? null, question };
+  setText(byId("confirm-title"), question.title);
+  keyed(byId("confirm-text"), question.lines, (line) => line, (text) => ({ node: el("li", { text }) }), () => {});
+  byId("confirm-input").replaceChildren(...(question.input ? [question.input.node] : []));
+  show(byId("confirm-command"), question.command);
+  setText(byId("confirm-command"), question.command ? `The same as: twinbus ${question.command}` : "");
+  setText(byId("confirm-error"), "");
+  setText(byId("confirm-yes"), question.yes);
+  set(byId("confirm-yes"), { disabled: false });
+  byId("confirm").showModal();
+}
+
+async function run(asked) {
+  if (!asked) return;
+  const { action, pair, question } = asked;
+  const given = question.input ? { [question.field ?? "value"]: question.input.read() } : {};
+  set(byId("confirm-yes"), { disabled: true });
+  setText(byId("confirm-error"), "");
+  try {
+    const texts = [];
+    for (const body of question.bodies ?? [question.body ?? {}]) {
+      texts.push(await act({ action, pair, ...body, ...given }));
+    }
+    byId("confirm").close();
+    toast(texts.join(" "));
+    afterAction(action);
+  } catch (error) {
+    setText(byId("confirm-error"), error.message);
+  } finally {
+    set(byId("confirm-yes"), { disabled: false });
+  }
+}
+
+const TOAST_MS = 8_000;
+let toastTimer = 0;
+
+/** Say what an action did, for a while. */
+export function toast(text, failed = false) {
+  const node = byId("toast");
+  set(node, { "data-failed": failed });
+  setText(node, text);
+  clearTimeout(toastTimer);
+  toastTimer = setTimeout(() => setText(node, ""), TOAST_MS);
+}

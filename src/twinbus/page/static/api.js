@@ -1,0 +1,50 @@
+// Requests to the server of this page, and its stream of changes.
+
+/** GET a JSON answer; throws an Error with the server's own words. */
+export async function ask(path, parameters = {}) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value !== "" && value !== null && value !== undefined) query.set(name, value);
+  }
+  const answer = await fetch(`${path}?${query}`, { headers: { Accept: "application/json" } });
+  return read(answer);
+}
+
+/** POST an action; returns the server's text, or throws an Error with it. */
+export async function act(body) {
+  const answer = await fetch("/api/actions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Twinbus-Page": "1" },
+    body: JSON.stringify(body),
+  });
+  const { ok, text } = await read(answer);
+  if (!ok) throw new Error(text);
+  return text;
+}
+
+async function read(answer) {
+  const text = await answer.text();
+  let parsed = null;
+  try {
+    parsed = JSON.parse(text);
+  } catch {
+    // An error page of a proxy, or the one line of a 401.
+  }
+  if (!answer.ok) throw new Error(parsed?.text || text.slice(0, 300) || `HTTP status ${answer.status}`);
+  if (parsed === null) throw new Error("the server answered with something other than JSON");
+  return parsed;
+}
+
+const RETRY_MS = 3_000;
+
+/** Follow the stream for as long as the page is open; `takers` are functions by event name. */
+export function follow(takers) {
+  const source = new EventSource("/api/stream");
+  for (const [name, take] of Object.entries(takers)) {
+    source.addEventListener(name, (event) => take(JSON.parse(event.data)));
+  }
+  source.addEventListener("error", () => {
+    // The browser retries a broken connection by itself, but not a refusal.
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => follow(takers), RETRY_MS);
+  });
+}

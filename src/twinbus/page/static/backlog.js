@@ -1,0 +1,164 @@
+// The backlog: depth and age per queue, the way home, what is held, and the syphon's controls.
+
+import { confirmAction } from "./actions.js";
+import { ask } from "./api.js";
+import { byId, button, el, keyed, set, setText, show } from "./dom.js";
+import { clock, count, duration, rate, utc } from "./format.js";
+import { poll } from "./polling.js";
+import { chosen, left, mayAct } from "./state.js";
+import { makeFact, updateFact } from "./summary.js";
+
+const QUEUES_MAX = 50;
+const EVERY_S = 10; // The server asks the secondary at most every 30 s, however often it is asked.
+
+let known = null;
+let failed = "";
+let redraw = () => {};
+let lettersChanged = () => {};
+
+const refresh = poll(
+  () => {
+    const pair = chosen();
+    return pair ? ask("/api/backlog", { pair: pair.id }).then((backlog) => ({ backlog, id: pair.id })) : null;
+  },
+  ({ backlog, id }) => {
+    const before = known?.letters;
+    known = { ...backlog, id, letters: sum(backlog.queues, "dead_letters"), received_at: performance.now() };
+    failed = "";
+    redraw();
+    if (known.letters !== null && known.letters !== before) lettersChanged(known.letters);
+  },
+  (why) => {
+    failed = why;
+    redraw();
+  },
+  () => EVERY_S,
+);
+
+/** Prepare the card; `counted(total)` is called when the number of dead letters has changed. */
+export function prepareBacklog(changed, counted) {
+  redraw = changed;
+  lettersChanged = counted;
+}
+
+/** Drop what is known and ask: another pair. */
+export function forgetBacklog() {
+  known = null;
+  failed = "";
+  refresh();
+}
+
+/** Ask now: something was done. */
+export const refreshBacklog = () => refresh();
+
+/** Draw the card. */
+export function drawBacklog(pair) {
+  const backlog = known?.id === pair.id ? known : null;
+  setText(byId("backlog-asof"), backlog?.as_of ? `as of ${clock(backlog.as_of)}` : "");
+  set(byId("backlog-asof"), { title: backlog?.as_of ? utc(backlog.as_of) : null });
+  keyed(byId("backlog-facts"), facts(pair, backlog), ({ name }) => name, makeFact, updateFact);
+  const why = failed || backlog?.why || "";
+  show(byId("backlog-why"), why);
+  setText(byId("backlog-why"), why ? `The depth is not known: ${why}` : "");
+  drawHeld(pair, backlog);
+  drawQueues(pair, backlog);
+  drawControls(pair);
+}
+
+/** The sum of what is known; null: nothing is. */
+function sum(queues, field) {
+  const values = queues.map((queue) => queue[field]).filter((value) => value !== null && value !== undefined);
+  return values.length ? values.reduce((total, value) => total + value, 0) : null;
+}
+
+function facts(pair, backlog) {
+  const queues = backlog?.queues ?? [];
+  const waiting = sum(queues, "waiting") ?? pair.waiting;
+  const oldest = queues.map((queue) => queue.oldest_age_s).filter((age) => age !== null && age !== undefined);
+  const home = backlog?.rate ?? pair.syphon?.rate ?? null;
+  const letters = sum(queues, "dead_letters");
+  return [
+    { name: "Waiting", value: count(waiting), note: waiting === 1 ? "message" : "messages" },
+    { name: "Oldest", value: oldest.length ? duration(Math.max(...oldest)) : waiting === 0 ? "none" : "–" },
+    { name: "Rate home", value: rate(home), note: syphonState(pair) },
+    { name: "Empty in", value: forecast(pair, backlog, waiting) },
+    { name: "Dead letters", value: count(letters), level: letters ? "attention" : null },
+  ];
+}
+
+function syphonState(pair) {
+  if (!pair.syphon) return "no syphon in this process";
+  if (pair.syphon.paused) return "the syphon is paused";
+  return `${count(pair.syphon.completed)} moved, ${count(pair.syphon.in_flight)} in flight`;
+}
+
+function forecast(pair, backlog, waiting) {
+  if (waiting === 0) return "empty now";
+  if (pair.syphon?.paused) return "paused";
+  const seconds = pair.syphon?.forecast_s ?? backlog?.empty_in_s ?? null;
+  return seconds === null ? "not known" : `about ${duration(left(pair, seconds))}`;
+}
+
+function drawHeld(pair, backlog) {
+  const held = backlog?.held?.length
+    ? backlog.held.map(({ path, why, retry_in_s }) => ({ what: path, why, retry_in_s }))
+    : (pair.syphon?.obstacles ?? []);
+  keyed(
+    byId("held"),
+    held,
+    ({ what }) => what,
+    () => ({ node: el("li") }),
+    ({ node }, { what, why, retry_in_s }) => {
+      const again = retry_in_s ? `; next attempt in ${duration(retry_in_s)}` : "";
+      setText(node, `${what}: ${why}${again}`);
+    },
+  );
+}
+
+function drawQueues(pair, backlog) {
+  const rows = new Map(pair.queues.map((queue) => [queue.path, { ...queue }]));
+  for (const queue of backlog?.queues ?? []) rows.set(queue.path, { ...rows.get(queue.path), ...queue });
+  const all = [...rows.values()];
+  show(byId("queues-frame"), all.length);
+  keyed(byId("queues"), all.slice(0, QUEUES_MAX), ({ path }) => path, makeQueue, (row, queue) => {
+    const back = left(pair, queue.returns_in_s ?? null);
+    const texts = [
+      [queue.state ?? "not used by this pair", queue.why, back ? `back in ${duration(back)}` : ""].filter(Boolean).join("; "),
+      count(queue.waiting),
+      duration(queue.oldest_age_s),
+      count(queue.in_flight),
+      count(queue.dead_letters),
+    ];
+    texts.forEach((text, index) => setText(row.cells[index], text));
+    set(row.cells[4], { "data-level": queue.dead_letters ? "attention" : null });
+  });
+  show(byId("queues-more"), all.length > QUEUES_MAX);
+  setText(byId("queues-more"), `and ${count(all.length - QUEUES_MAX)} more`);
+}
+
+function makeQueue({ path }) {
+  const cells = ["", "n", "n", "n", "n"].map((name) => el("td", { class: name || null }));
+  const cut = path.lastIndexOf("/") + 1;
+  const name = el("th", { scope: "row" }, el("span", { class: "prefix", text: path.slice(0, cut) }), path.slice(cut));
+  return { node: el("tr", {}, name, ...cells), cells };
+}
+
+function drawControls(pair) {
+  const allowed = mayAct(pair) && pair.state === "running";
+  const syphon = allowed && pair.syphon;
+  const controls = [
+    syphon && !pair.syphon.paused && { action: "pause", label: "Pause…" },
+    syphon && pair.syphon.paused && { action: "resume", label: "Resume…" },
+    syphon && { action: "rate", label: "Rate…" },
+    syphon && { action: "only-entity", label: "Only one entity…" },
+    allowed && { action: "drain-once", label: "Drain once…" },
+    allowed && { action: "prune", label: "Prune…" },
+  ].filter(Boolean);
+  keyed(
+    byId("backlog-actions"),
+    controls,
+    ({ action }) => action,
+    ({ action, label }) => ({ node: button(label, () => confirmAction(action, chosen())) }),
+    () => {},
+  );
+}

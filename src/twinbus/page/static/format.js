@@ -1,0 +1,99 @@
+// Numbers, durations and times as people read them. Null is "not known" and is written as a dash.
+
+import { el, set, setText } from "./dom.js";
+
+const WHOLE = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
+const TENTH = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
+const CLOCK = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  hourCycle: "h23",
+});
+const MINUTE = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  hourCycle: "h23",
+});
+const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
+const UNKNOWN = "–";
+
+const known = (value) => value !== null && value !== undefined;
+
+/** A count with thousands separators. */
+export const count = (value) => (known(value) ? WHOLE.format(value) : UNKNOWN);
+
+/** A count and its noun: "1 message", "1,204 messages". */
+export const counted = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
+
+/** A rate per second. */
+export function rate(value) {
+  if (!known(value)) return UNKNOWN;
+  return `${(value < 100 ? TENTH : WHOLE).format(value)}/s`;
+}
+
+/** A size with its unit; 1 KB is 1,024 bytes, as Service Bus counts. */
+export function size(bytes) {
+  if (!known(bytes)) return UNKNOWN;
+  if (bytes < 1024) return `${WHOLE.format(bytes)} B`;
+  const kilobytes = bytes / 1024;
+  return kilobytes < 1024 ? `${TENTH.format(kilobytes)} KB` : `${TENTH.format(kilobytes / 1024)} MB`;
+}
+
+/** An amount of money; small amounts keep the digits that matter. */
+export function money(value, currency) {
+  if (!known(value)) return "not priced";
+  const digits = value !== 0 && Math.abs(value) < 1 ? 4 : 2;
+  const options = { minimumFractionDigits: 2, maximumFractionDigits: digits };
+  if (!/^[A-Z]{3}$/.test(currency ?? "")) return new Intl.NumberFormat(undefined, options).format(value);
+  return new Intl.NumberFormat(undefined, { style: "currency", currency, ...options }).format(value);
+}
+
+/** A duration in its two largest units. */
+export function duration(seconds) {
+  if (!known(seconds)) return UNKNOWN;
+  const whole = Math.max(0, Math.round(seconds));
+  const units = [
+    [86_400, "d"],
+    [3_600, "h"],
+    [60, "min"],
+    [1, "s"],
+  ];
+  const first = units.findIndex(([length]) => whole >= length);
+  if (first < 0) return "0 s";
+  const [length, name] = units[first];
+  const rest = units[first + 1];
+  const more = rest ? Math.floor((whole % length) / rest[0]) : 0;
+  return `${WHOLE.format(Math.floor(whole / length))} ${name}${more ? ` ${more} ${rest[1]}` : ""}`;
+}
+
+const date = (epoch) => new Date(epoch * 1000);
+
+/** The time of day in the viewer's zone, with the day if it is another one. */
+export function clock(epoch) {
+  if (!known(epoch)) return UNKNOWN;
+  const at = date(epoch);
+  const today = at.toDateString() === new Date().toDateString();
+  return today ? CLOCK.format(at) : `${DAY.format(at)} ${CLOCK.format(at)}`;
+}
+
+/** The label of a tick on an axis that is `span_s` long. */
+export const tick = (epoch, span_s) => (span_s > 200_000 ? DAY : MINUTE).format(date(epoch));
+
+/** The time in UTC, for `title`. */
+export function utc(epoch) {
+  return known(epoch) ? `${date(epoch).toISOString().slice(0, 19).replace("T", " ")} UTC` : "not known";
+}
+
+/** Make a <time> that shows the viewer's zone and says UTC on hover. */
+export function when(epoch) {
+  const node = el("time");
+  setWhen(node, epoch);
+  return node;
+}
+
+/** Change a <time>. */
+export function setWhen(node, epoch) {
+  setText(node, clock(epoch));
+  set(node, { title: utc(epoch), datetime: known(epoch) ? date(epoch).toISOString() : null });
+}

@@ -1,0 +1,37 @@
+// The sends below the timeline: to the primary, to the backlog, and errors raised to callers.
+
+import { byId, byPlace, keyed, set, setText, svg } from "./dom.js";
+import { clock, count, rate } from "./format.js";
+
+/** Draw one bar for each bucket, stacked from the bottom: primary, backlog, raised. */
+export function drawSends(sends, bucket_s, { from, to, place }) {
+  const shown = sends.filter(([t]) => t + bucket_s > from && t < to);
+  const top = Math.max(1, ...shown.map(([, primary, backlog, raised]) => primary + backlog + raised));
+  const width = Math.max(0.15, place(from + bucket_s) * 0.86);
+  keyed(byId("sends"), shown, byPlace, makeBar, (bar, [t, ...counts]) => {
+    let height = 0;
+    for (const [index, value] of counts.entries()) {
+      const share = (100 * value) / top;
+      height += share;
+      set(bar.parts[index], {
+        x: `${Math.max(0, place(t)).toFixed(2)}%`,
+        y: `${(100 - height).toFixed(2)}%`,
+        width: `${width.toFixed(2)}%`,
+        height: `${share.toFixed(2)}%`,
+      });
+    }
+    const [primary, backlog, raised] = counts.map(count);
+    setText(bar.title, `${clock(t)}: ${primary} to the primary, ${backlog} to the backlog, ${raised} errors raised`);
+  });
+  const total = (index) => shown.reduce((sum, one) => sum + one[index], 0);
+  const said = `${count(total(1))} to the primary, ${count(total(2))} to the backlog, ${count(total(3))} errors raised`;
+  set(byId("sends"), { "aria-label": `Sends in the time shown: ${said}` });
+  setText(byId("sends-rate"), `${count(total(1) + total(2))} sent, ${count(total(3))} raised`);
+  setText(byId("sends-top"), shown.length ? `peak ${rate(top / bucket_s)}` : "");
+}
+
+function makeBar() {
+  const title = svg("title");
+  const parts = [0, 1, 2].map((index) => svg("rect", { class: `send-${index}` }));
+  return { node: svg("g", {}, title, ...parts), title, parts };
+}
