@@ -72,22 +72,23 @@ const ACTIONS = {
     input: number("Messages a second", pair.syphon?.rate),
   }),
   "only-entity": ({ pair }) => ({
-    title: "Move only one entity",
+    title: "Drain one entity",
     lines: [
-      "The syphon forwards only the messages of this entity; the others wait in the backlog.",
-      "“all entities” ends it.",
+      "A drain starts on the machine of this page. It moves the messages of this entity to the primary, and stops.",
+      "Messages of other entities stay in the backlog. The event list says when it has ended.",
     ],
-    yes: "Apply",
-    input: select("Entity", ["", ...pair.entities.map((one) => one.path)], "all entities"),
+    yes: "Start",
+    input: select("Entity", pair.entities.map((one) => one.path)),
     field: "path",
+    command: "syphon drain --only ENTITY",
   }),
   "drain-once": ({ pair }) => ({
     title: "Drain the backlog once",
     lines: [
-      `A syphon starts, moves what is in the backlog of ${pair.name} to the primary, and stops.`,
-      "Each moved message is billed as a receive, a send and a settlement.",
+      `A drain starts on the machine of this page. It moves the backlog of ${pair.name} to the primary, and stops.`,
+      "Each moved message is billed as a receive, a send and a settlement. The event list says when it has ended.",
     ],
-    yes: "Drain once",
+    yes: "Start",
     command: "syphon drain",
   }),
   prune: ({ pair, found }) => ({
@@ -142,13 +143,13 @@ function byQueue(letters) {
 
 function number(label, value) {
   const input = el("input", { type: "number", min: 0.1, max: 1_000_000, step: "any", value: value ?? "" });
-  return { node: el("label", {}, `${label} `, input), read: () => (input.value === "" ? null : Number(input.value)) };
+  return { node: el("label", {}, `${label} `, input), read: () => (input.value === "" ? "adaptive" : Number(input.value)) };
 }
 
-function select(label, values, none) {
-  const options = values.map((value) => el("option", { value, text: value || none }));
+function select(label, values) {
+  const options = values.map((value) => el("option", { value, text: value }));
   const input = el("select", {}, ...options);
-  return { node: el("label", {}, `${label} `, input), read: () => input.value || null };
+  return { node: el("label", {}, `${label} `, input), read: () => input.value };
 }
 
 let pending = null;

@@ -150,7 +150,7 @@ function drawControls(pair) {
     syphon && !pair.syphon.paused && { action: "pause", label: "Pause…" },
     syphon && pair.syphon.paused && { action: "resume", label: "Resume…" },
     syphon && { action: "rate", label: "Rate…" },
-    syphon && { action: "only-entity", label: "Only one entity…" },
+    allowed && pair.entities.length && { action: "only-entity", label: "Drain one entity…" },
     allowed && { action: "drain-once", label: "Drain once…" },
     allowed && { action: "prune", label: "Prune…" },
   ].filter(Boolean);

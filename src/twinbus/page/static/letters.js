@@ -101,7 +101,8 @@ export function draw() {
     setText(row.id, letter.id || "–");
     setWhen(row.at, letter.enqueued_at);
     setText(row.size, size(letter.size));
-    setText(row.queue, `${letter.queue} #${letter.sequence}`);
+    setText(row.queue, `${letter.queue.split("/").at(-1)} #${letter.sequence}`);
+    set(row.queue, { title: letter.queue });
   });
   const more = letters.length - SHOWN_MAX;
   show(byId("letters-more"), more > 0);
