@@ -1,0 +1,159 @@
+"""The files of deploy/: every metric and label they name exists, and promtool accepts the rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.promtool import NoPromtool, find_promtool
+from twinbus.pairing.core.failover import EntityState
+from twinbus.pairing.core.status import QUEUE_STATES
+from twinbus.pairing.observing import metrics as pair_metrics
+from twinbus.syphon.observing.exposition import OUTCOMES, SyphonFigures, exposition
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = DEPLOY / "prometheus/twinbus.rules.yml"
+CASES = DEPLOY / "prometheus/twinbus.test.yml"
+DASHBOARD = DEPLOY / "grafana/twinbus.json"
+
+TARGET_LABELS = frozenset({"instance", "job"})
+"""What Prometheus adds itself."""
+
+VALUES = {
+    "state": {*EntityState, *QUEUE_STATES},
+    "outcome": set(OUTCOMES),
+    "kind": {"waiting", "dead-lettered"},
+    "by": {"primary", "secondary", "lease", "pump"},
+}
+"""The values of labels that an expression may select."""
+
+
+def exposed() -> dict[str, set[str]]:
+    """Return every series that a pair or a syphon exposes, with the labels of the pair's own."""
+    registry = CollectorRegistry()
+    registry.register(pair_metrics.PairCollector())
+    figures = SyphonFigures(
+        pair="contoso", queues={}, is_paused=False, is_healthy=True, unrecorded=0, depths={},
+        unix_s=0.0,
+    )  # fmt: skip
+    text = generate_latest(registry).decode() + exposition(figures)
+    names: dict[str, set[str]] = {}
+    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE):
+        parts = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        family = pair_metrics.FAMILIES.get(name.removesuffix("_total"), (None, None))
+        for part in parts:
+            names[name + part] = {"pair", *family[2:], *({"le"} if part else ())}
+    names["twinbus_syphon_blocked"] |= {"queue", "by"}
+    names["twinbus_syphon_held_destinations"] |= {"queue"}
+    return names
+
+
+def expressions() -> list[str]:
+    """Return the expressions of the dashboard, with its variables filled in."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    found = [one["expr"] for panel in dashboard["panels"] for one in panel.get("targets", ())]
+    return [text.replace("$__rate_interval", "5m").replace("$pair", ".*") for text in found]
+
+
+def breaches(text: str) -> Iterator[str]:
+    """Yield what a text names that nothing exposes: series, labels, values of labels."""
+    known = exposed()
+    for name, _, selected in re.findall(r"\b(twinbus_\w+)(\{([^}]*)\})?", text):
+        if name not in known:
+            yield f"there is no series {name}"
+            continue
+        for label, values in re.findall(r'(\w+)[!=~]+"([^"]*)"', selected):
+            if label not in known[name] | TARGET_LABELS:
+                yield f"{name} has no label {label}"
+            if label in VALUES and not set(values.split("|")) <= VALUES[label]:
+                yield f"{label} of {name} is never {values!r}"
+
+
+@pytest.mark.parametrize("file", [RULES, CASES], ids=lambda file: file.name)
+def test_rules_and_cases_name_what_is_exposed(file: Path) -> None:
+    text = file.read_text()
+    assert text.count("twinbus_") > 15
+    assert list(breaches(re.sub(r"twinbus_?\w*\.\w+\.yml", "", text))) == []
+
+
+def test_the_dashboard_names_what_is_exposed_and_shows_nearly_all_of_it() -> None:
+    texts = expressions()
+    assert list(breaches("\n".join(texts))) == []
+    shown = set(re.findall(r"twinbus_\w+", "\n".join(texts)))
+    hidden = {"twinbus_divert_seconds_sum", "twinbus_divert_seconds_count"}
+    assert exposed().keys() - shown == hidden
+
+
+def test_panels_have_their_own_ids_and_do_not_overlap() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for place in [panel["gridPos"]]
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+@pytest.mark.parametrize(
+    ("text", "breach"),
+    [
+        ("sum(twinbus_protected)", None),
+        ("sum(twinbus_protectd)", "there is no series twinbus_protectd"),
+        ('twinbus_entities{stat="healthy"}', "twinbus_entities has no label stat"),
+        ('twinbus_entities{state="failed-over"}', "state of twinbus_entities is never"),
+    ],
+)
+def test_a_planted_breach_is_found(text: str, breach: str | None) -> None:
+    found = list(breaches(text))
+    assert found == [] if breach is None else found[0].startswith(breach)
+
+
+@pytest.fixture(scope="module")
+def promtool() -> Path:
+    try:
+        return find_promtool()
+    except NoPromtool as error:
+        pytest.skip(str(error))
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+# One test, so that only one worker fetches promtool.
+def test_promtool_accepts_the_rules_their_cases_and_the_dashboard(
+    promtool: Path, tmp_path: Path
+) -> None:
+    checked = run(promtool, "check", "rules", RULES)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    tested = run(promtool, "test", "rules", CASES)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    # The cases would find a broken rule.
+    for file in (RULES, CASES):
+        text = file.read_text().replace("== 0\n        for: 5m", "== 0\n        for: 50m")
+        (tmp_path / file.name).write_text(text)
+    broken = run(promtool, "test", "rules", tmp_path / CASES.name)
+    assert broken.returncode != 0
+    assert "TwinbusUnprotected" in broken.stdout + broken.stderr
+    rules = [{"record": f"panel:{n}", "expr": text} for n, text in enumerate(expressions())]
+    file = tmp_path / "dashboard.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    checked = run(promtool, "check", "rules", file)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_alert_has_a_case_that_fires_it() -> None:
+    alerts = set(re.findall(r"- alert: (\w+)", RULES.read_text()))
+    fired = set(re.findall(r'alertname="(\w+)"', CASES.read_text()))
+    assert len(alerts) > 10
+    assert fired == alerts
