@@ -20,6 +20,7 @@
      |    +-- BacklogGuardError            the message could not be stored in a backlog queue
      |         +-- BacklogMessageTooLargeError     ... because of its size
      |         +-- ReservedPropertyError           ... because of the name of a property
+     +-- SettingsError             the settings file cannot be used
      +-- CredentialError           a source of credentials cannot be opened or read
      +-- ControlError              a running pair or syphon does not answer, or refuses a command
      +-- SyphonError               a backlog cannot be drained as requested
@@ -201,6 +202,10 @@ class ReservedPropertyError(BacklogGuardError):
             message_ids=message_ids,
         )
         self.name = name
+
+
+class SettingsError(TwinbusError):
+    """The settings file, or a value in it, cannot be used; the text names the file and the line."""
 
 
 class CredentialError(TwinbusError):

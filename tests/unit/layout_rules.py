@@ -64,6 +64,7 @@ ARROWS: Mapping[str, Set[str]] = {
     "pairing": {"errors", "namespace", "options", "timers", "transfer"},
     "syphon": {"amqp", "errors", "namespace", "options", "transfer"},
     "control": {"errors"},
+    "settings": {"cost", "errors", "namespace", "options"},
     "pair": {"control", "errors", "namespace", "options", "pairing", "syphon"},
     "blocking": {"errors", "namespace", "options", "pair", "pairing"},
     "pipeline": {"cost", "errors", "ledger", "loops", "namespace", "options", "planning", "syphon"},

@@ -1,0 +1,1 @@
+"""The settings file `twinbus.toml`: named pairs for the commands."""

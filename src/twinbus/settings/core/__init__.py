@@ -1,0 +1,1 @@
+"""Pure: the keys of a pair, and the document that holds them."""

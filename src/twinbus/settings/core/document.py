@@ -1,0 +1,146 @@
+"""The text of a settings file as named pairs, each value with its line. Pure.
+
+[pair.eu]
+primary = "env:EU_PRIMARY"
+secondary = "sb://contoso-dr.servicebus.windows.net"
+credential = "managed-identity"
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final, NamedTuple
+
+from twinbus.settings.core.keys import KEYS, holds_secret
+
+PAIR: Final = "pair"
+NAME_FORM: Final = "1 to 40 letters, digits, '-' or '_'"
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
+_PLACE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
+
+KeyPath = tuple[str, ...]
+
+
+class SettingsFault(ValueError):
+    """The text is wrong at a line; no value of it is repeated."""
+
+    def __init__(self, line: int, text: str) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+class SettingsEntry(NamedTuple):
+    """A value and the line of its key."""
+
+    value: Any
+    line: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PairSettings:
+    """One `[pair.NAME]` table; without a repr, which would show its secrets."""
+
+    name: str
+    entries: Mapping[str, SettingsEntry]
+
+    @property
+    def secrets(self) -> Iterator[tuple[str, int]]:
+        """The keys whose values have a secret in them, with their lines."""
+        for key, entry in self.entries.items():
+            if holds_secret(key, entry.value):
+                yield key, entry.line
+
+
+def parse_settings(text: str) -> dict[str, PairSettings]:
+    """Return the pairs by name, in the order of the file; SettingsFault if anything is wrong."""
+    document = _parsed(text)
+    lines = key_lines(text)
+    for key in document:
+        if key != PAIR:
+            belongs = "belongs below [pair.NAME]" if key in KEYS else _unknown(key, [PAIR])
+            raise SettingsFault(lines[key,], f"{_shown(key)} {belongs}")
+    pairs = document.get(PAIR, {})
+    if not isinstance(pairs, dict):
+        raise SettingsFault(lines[PAIR,], "pair must be tables: [pair.NAME]")
+    return {name: _pair(name, table, lines) for name, table in pairs.items()}
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """Return the line of each key and table of a valid document.
+
+    A statement of TOML ends at the first line break where it is complete, so each is found by
+    parsing it alone.
+    """
+    found: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    statement, start = "", 1
+    for number, line in enumerate(text.split("\n"), 1):
+        statement = f"{statement}{line}\n"
+        try:
+            part = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue
+        paths = list(_paths(part))
+        if statement.lstrip().startswith("["):
+            table = paths[-1]
+            paths = [table[:length] for length in range(1, len(table) + 1)]
+        else:
+            paths = [table + path for path in paths]
+        for path in paths:
+            found.setdefault(path, start)
+        statement, start = "", number + 1
+    return found
+
+
+def _paths(table: Mapping[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the path of each key; a table comes before what is in it."""
+    for key, value in table.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from _paths(value, (*above, key))
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = _PLACE.search(str(error))
+        line = (place and place[1]) or text.rstrip().count("\n") + 1
+        raise SettingsFault(int(line), f"not TOML: {_PLACE.sub('', str(error))}") from None
+    except (RecursionError, ValueError):
+        # Brackets in brackets, or a number of thousands of digits.
+        raise SettingsFault(1, "not TOML that can be read: a value is too deep or long") from None
+
+
+def _pair(name: str, table: object, lines: Mapping[KeyPath, int]) -> PairSettings:
+    line = lines[PAIR, name]
+    if not _NAME.fullmatch(name):
+        raise SettingsFault(line, f"the name of a pair must be {NAME_FORM}")
+    if not isinstance(table, dict):
+        raise SettingsFault(line, f"pair.{name} must be a table: [pair.{name}]")
+    entries = {}
+    for key, value in table.items():
+        line = lines[PAIR, name, key]
+        if key not in KEYS:
+            raise SettingsFault(line, f"pair.{name}.{_shown(key)} {_unknown(key, KEYS)}")
+        if not KEYS[key].accepts(value):
+            raise SettingsFault(line, f"pair.{name}.{key} must be {KEYS[key].form}")
+        entries[key] = SettingsEntry(value, line)
+    return PairSettings(name, entries)
+
+
+def _unknown(key: str, known: Mapping[str, Any] | list[str]) -> str:
+    close = get_close_matches(key.lower().replace("_", "-"), known, n=1)
+    return f"is not a known key; did you mean {close[0]}?" if close else (
+        f"is not a known key; there are {', '.join(known)}"
+    )  # fmt: skip
+
+
+def _shown(key: str) -> str:
+    """Return the key, unless it may be a secret that lost its name."""
+    return key if _NAME.fullmatch(key) else "a key"
