@@ -58,6 +58,8 @@ def _run_directory() -> Iterator[None]:
     """Keep the control sockets of pairs in tests away from those of this machine's user."""
     with tempfile.TemporaryDirectory(prefix="twinbus-test-") as directory:
         os.environ["TWINBUS_RUN_DIR"] = directory
+        # Nor may a settings file of the user have a say.
+        os.environ["TWINBUS_CONFIG"] = ""
         yield
 
 

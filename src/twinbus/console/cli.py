@@ -12,6 +12,7 @@ import typer
 
 from twinbus import __version__
 from twinbus.console.backlog.cli import app as backlog_app
+from twinbus.console.config.cli import app as config_app
 from twinbus.console.control.cli import app as control_app
 from twinbus.console.cost.cli import app as cost_app
 from twinbus.console.cost.cli import prices_app
@@ -26,7 +27,7 @@ from twinbus.console.terminal.command import command, option
 from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR, Output, OutputOption, WrongUse
 from twinbus.console.terminal.times import seconds_of
 from twinbus.console.watch.cli import app as watch_app
-from twinbus.errors import BrokerStartError, TwinbusError
+from twinbus.errors import BrokerStartError, SettingsError, TwinbusError
 from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S
 
 OUTAGE_MAX_S: Final = 3_600.0
@@ -117,6 +118,7 @@ app.add_typer(prices_app, name="prices")
 app.add_typer(cost_app, name="cost")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(faults_app, name="faults")
+app.add_typer(config_app, name="config")
 
 
 def main() -> None:
@@ -125,5 +127,5 @@ def main() -> None:
         app()
     except TwinbusError as error:
         typer.echo(f"twinbus: {error}", err=True)
-        is_usage = isinstance(error, BrokerStartError | WrongUse)
+        is_usage = isinstance(error, BrokerStartError | SettingsError | WrongUse)
         raise SystemExit(USAGE_ERROR if is_usage else COULD_NOT) from None

@@ -14,6 +14,7 @@ from twinbus.broker.access.admission import (
     STRANGERS_MAX,
     TOKEN_LIMIT_S,
 )
+from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.terminal.command import argument, flag, option
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.arithmetic import CountingRule
@@ -36,6 +37,7 @@ PrimaryOption = Annotated[
         " queues.",
         envvar="TWINBUS_PRIMARY",
     ),
+    FromFile("primary"),
 ]
 SecondaryOption = Annotated[
     str | None,
@@ -44,9 +46,12 @@ SecondaryOption = Annotated[
         "Connection string of the secondary, or sb://HOST. It holds the backlog queues.",
         envvar="TWINBUS_SECONDARY",
     ),
+    FromFile("secondary"),
 ]
 LabelOption = Annotated[
-    str | None, option("LABEL", "The `name` the application gave its primary, if any.")
+    str | None,
+    option("LABEL", "The `name` the application gave its primary, if any."),
+    FromFile("label"),
 ]
 CredentialOption = Annotated[
     str | None,
@@ -56,6 +61,7 @@ CredentialOption = Annotated[
         " workload-identity, file:PATH or env:NAME.",
         envvar="TWINBUS_CREDENTIAL",
     ),
+    FromFile("credential"),
 ]
 TransportOption = Annotated[
     str | None,
@@ -64,6 +70,7 @@ TransportOption = Annotated[
         "amqp, or websocket, which needs port 443 only.",
         envvar="TWINBUS_TRANSPORT",
     ),
+    FromFile("transport"),
 ]
 ProxyOption = Annotated[
     str | None,
@@ -72,6 +79,7 @@ ProxyOption = Annotated[
         "HTTP proxy, http://HOST:PORT, or env:NAME for a variable with it. Uses WebSocket.",
         envvar="TWINBUS_PROXY",
     ),
+    FromFile("proxy"),
 ]
 EndpointOption = Annotated[
     str | None,
@@ -80,9 +88,14 @@ EndpointOption = Annotated[
         "Address to connect to in place of the namespaces' own, such as a gateway.",
         envvar="TWINBUS_ENDPOINT",
     ),
+    FromFile("endpoint"),
 ]
 QueueOption = Annotated[str | None, option("QUEUE", "One backlog queue only: its index or path.")]
-QueuesOption = Annotated[int, option("N", "The application's backlog_queue_count.", min=1, max=100)]
+QueuesOption = Annotated[
+    int,
+    option("N", "The application's backlog_queue_count.", min=1, max=100),
+    FromFile("queues"),
+]
 EntityOption = Annotated[str | None, option("PATH", "Only messages of this queue or topic.")]
 SinceOption = Annotated[
     str | None,
@@ -95,12 +108,16 @@ SinceOption = Annotated[
 PairOption = Annotated[
     str | None,
     option(
-        "NAME", "The pair: the label of its primary for all its processes, or LABEL.PID for one."
+        "NAME",
+        "The pair: the label of its primary for all its processes, or LABEL.PID for one. A name of"
+        " the settings file stands for the label of that pair.",
+        is_eager=True,
     ),
 ]
 LedgerArgument = Annotated[
     str,
     argument("LEDGER", "The ledger: a directory or a Hadoop URL.", envvar="TWINBUS_LEDGER"),
+    FromFile("ledger"),
 ]
 MasterOption = Annotated[str | None, option("URL", "Spark master. Unset: this machine.")]
 SettlementOption = Annotated[
@@ -238,7 +255,7 @@ class AccessOptions:
         if not text or not text.strip():
             raise WrongUse(
                 f"the {role} namespace is missing: put its connection string into"
-                f" TWINBUS_{role.upper()}, or give it as an option"
+                f" TWINBUS_{role.upper()}, give it as an option, or name a pair with --pair"
             )
         try:
             return NamespaceAccess.parse(

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.main import get_group
 
+from twinbus.console.config.pair_defaults import CONFIG_TEXT, FromFile
 from twinbus.console.options import (
     SECRETS,
     CredentialOption,
@@ -71,7 +73,9 @@ def create(
     sides: SidesOptions,
     queues: QueuesOption = 10,
     strict: Annotated[
-        bool, flag("--strict", "Also create the lease queue of strict order.")
+        bool,
+        flag("--strict/--no-strict", "Also create the lease queue of strict order."),
+        FromFile("strict"),
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
@@ -135,6 +139,8 @@ def dead_letters(
     transport: TransportOption = None,
     proxy: ProxyOption = None,
     endpoint: EndpointOption = None,
+    pair: Annotated[str | None, option("NAME", "A pair of the settings file.")] = None,
+    config: Annotated[str | None, option("FILE", CONFIG_TEXT)] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List, show, replay and export dead letters.
@@ -142,15 +148,10 @@ def dead_letters(
     Dead letters are messages that the syphon could not deliver. Without a command: list.
     """
     if context.invoked_subcommand is None:
-        given = LettersOptions(
-            primary=primary,
-            secondary=secondary,
-            credential=credential,
-            transport=transport,
-            proxy=proxy,
-            endpoint=endpoint,
-        )
-        raise typer.Exit(list_letters(given, output=output))
+        given = {name: value for name, value in context.params.items() if value is not None}
+        words = [f"--{name}={value}" for name, value in given.items()]
+        list_command = get_group(letters_app).commands["list"]
+        raise typer.Exit(list_command.main(words, prog_name="list", standalone_mode=False))
 
 
 @command(letters_app, "twinbus backlog dead-letters list --entity orders --since 2h", name="list")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
+from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.options import AccessOptions, LabelOption, QueuesOption, SidesOptions
 from twinbus.console.terminal.command import argument, command, command_group, option
 from twinbus.console.terminal.output import Output, OutputOption
@@ -26,10 +27,12 @@ def doctor(
         argument(
             "PRIMARY", "Connection string of the primary, or sb://HOST.", envvar="TWINBUS_PRIMARY"
         ),
+        FromFile("primary"),
     ] = None,
     secondary: Annotated[
         str | None,
         argument("SECONDARY", "The same of the secondary.", envvar="TWINBUS_SECONDARY"),
+        FromFile("secondary"),
     ] = None,
     entity: Annotated[
         str | None,

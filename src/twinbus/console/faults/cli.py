@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.options import AccessOptions
 from twinbus.console.terminal.command import argument, command, command_group, option
 from twinbus.console.terminal.output import Output, OutputOption
@@ -18,6 +19,7 @@ NamespaceOption = Annotated[
         "Connection string of the broker's namespace, as `serve` prints it.",
         envvar="TWINBUS_PRIMARY",
     ),
+    FromFile("primary"),
 ]
 
 

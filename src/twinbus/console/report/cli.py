@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.options import AccessOptions, PricesOption, SettlementOption, counting_rule
 from twinbus.console.report.options import ReportOptions
 from twinbus.console.terminal.command import command, command_group, option
@@ -18,8 +19,13 @@ PeekOption = Annotated[
         " changes nothing. `none`: do not peek.",
         envvar="TWINBUS_SECONDARY",
     ),
+    FromFile("secondary"),
 ]
-DetectionOption = Annotated[str, option("TIME", "Duplicate detection window of the destinations.")]
+DetectionOption = Annotated[
+    str,
+    option("TIME", "Duplicate detection window of the destinations."),
+    FromFile("detection-window"),
+]
 
 
 @command(

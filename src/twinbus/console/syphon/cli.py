@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.options import MasterOption, PairOption, SharedOption, SidesOptions
 from twinbus.console.terminal.command import command, command_group, flag, option
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
@@ -32,6 +33,7 @@ class SyphonOptions(SidesOptions):
             "Rate limit over all queues, like 500/s (or just 500) or 30000/min. `standard` is"
             " 250/s, which leaves the application half of a Standard namespace's 1,000 credits.",
         ),
+        FromFile("rate"),
     ] = None
     only: Annotated[
         list[str] | None,
@@ -41,10 +43,18 @@ class SyphonOptions(SidesOptions):
             " in front are deferred; the next syphon that serves them finds them.",
         ),
     ] = None
-    lease: Annotated[bool, flag("--lease", "Serve a queue only while holding its lease.")] = False
+    lease: Annotated[
+        bool,
+        flag("--lease/--no-lease", "Serve a queue only while holding its lease."),
+        FromFile("lease"),
+    ] = False
     strict: Annotated[
         bool,
-        flag("--strict", "Keep the order within sessions (session_order='strict'); uses leases."),
+        flag(
+            "--strict/--no-strict",
+            "Keep the order within sessions (session_order='strict'); uses leases.",
+        ),
+        FromFile("strict"),
     ] = False
     grace: Annotated[
         str,
@@ -52,13 +62,17 @@ class SyphonOptions(SidesOptions):
             "TIME",
             "Dead-letter the messages of a destination that is missing for this long, at most 30d.",
         ),
+        FromFile("grace"),
     ] = "6h"
     ttl_policy: Annotated[
         Literal["full", "remaining"],
         typer.Option(help="Restore the whole time to live, or what remains of it."),
+        FromFile("ttl-policy"),
     ] = "full"
     ledger: Annotated[
-        str | None, option("DIR", "Ledger to record into.", envvar="TWINBUS_LEDGER")
+        str | None,
+        option("DIR", "Ledger to record into.", envvar="TWINBUS_LEDGER"),
+        FromFile("ledger"),
     ] = None
     output: OutputOption = Output.TEXT
 
@@ -98,7 +112,9 @@ class SyphonOptions(SidesOptions):
 )
 def run(
     given: SyphonOptions,
-    poll: Annotated[str, option("TIME", "Length of one idle poll, 1s to 15min.")] = POLL,
+    poll: Annotated[
+        str, option("TIME", "Length of one idle poll, 1s to 15min."), FromFile("poll")
+    ] = POLL,
     queues: Annotated[
         int | None,
         option(

@@ -11,6 +11,8 @@ from typing import Any, Final, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from twinbus.console.config.pair_defaults import keys_of, running_name, settings_parameters
+
 KEEP_LINES: Final = "\b\n"
 """Tells the help formatter not to rewrap the lines of a paragraph."""
 
@@ -30,25 +32,37 @@ def command(
     exit_status: str = "",
     note: str = "",
     cls: type[TyperCommand] | None = None,
+    takes_pair: bool = True,
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add a function that returns an exit status to the command line.
 
-    A parameter that is a dataclass stands for one option for each of its fields.
+    A parameter that is a dataclass stands for one option for each of its fields. A command with
+    parameters that the settings file can set also gets --pair and --config, unless `takes_pair` is
+    false. A function with its own parameter `pair` gets there the label of a configured pair.
     """
 
     def add(function: Callable[..., int]) -> Callable[..., int]:
         hints = get_type_hints(function, include_extras=True)
         groups: dict[str, Any] = {of: one for of, one in hints.items() if is_dataclass(one)}
 
+        options = list(_options(function, hints))
+        keys = keys_of(options) if takes_pair else {}
+        is_label = takes_pair and "pair" in hints
+        if keys or is_label:
+            options += settings_parameters(keys, is_label=is_label)
+
         @wraps(function)
         def run(**given: Any) -> None:
+            if keys or is_label:
+                config, pair = given.pop("config"), given.pop("pair")
+                if is_label:
+                    given["pair"] = pair and running_name(pair, config)
             made = {
                 of: group(**{field.name: given.pop(field.name) for field in fields(group)})
                 for of, group in groups.items()
             }
             raise typer.Exit(function(**made, **given))
 
-        options = list(_options(function, hints))
         run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         run.__annotations__ = {option.name: option.annotation for option in options}
         app.command(name, epilog=epilog(example, exit_status=exit_status, note=note), cls=cls)(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -11,6 +11,7 @@ from twinbus.console.options import PairOption, SidesOptions
 from twinbus.console.terminal.command import command, command_group, option
 from twinbus.console.terminal.output import Output, OutputOption
 from twinbus.console.terminal.times import seconds_of
+from twinbus.errors import SettingsError
 
 app = command_group("")
 
@@ -27,12 +28,24 @@ class _PluginCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
-            from twinbus.console.watch.check import print_verdict
-            from twinbus.console.watch.thresholds import CheckLevel
-            from twinbus.console.watch.verdict import CheckFinding
+            _report_unknown(f"usage error: {error.format_message()}")
+        except SettingsError as error:
+            _report_unknown(str(error))
 
-            finding = CheckFinding(CheckLevel.UNKNOWN, f"usage error: {error.format_message()}")
-            raise typer.Exit(print_verdict([finding], [])) from None
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SettingsError as error:
+            # The label of a configured pair cannot be found out.
+            _report_unknown(str(error))
+
+
+def _report_unknown(text: str) -> NoReturn:
+    from twinbus.console.watch.check import print_verdict
+    from twinbus.console.watch.thresholds import CheckLevel
+    from twinbus.console.watch.verdict import CheckFinding
+
+    raise typer.Exit(print_verdict([CheckFinding(CheckLevel.UNKNOWN, text)], [])) from None
 
 
 @command(

@@ -188,6 +188,11 @@ def nobody_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["--unprotected", "x"], 3, "TWINBUS UNKNOWN - usage error: Invalid value"),
         (["--backlog-age", "soon"], 3, "TWINBUS UNKNOWN - --backlog-age must be"),
         (["--secondary", "no string"], 3, "TWINBUS UNKNOWN - the secondary namespace: "),
+        (["--config", "/no/file"], 3, "TWINBUS UNKNOWN - /no/file of --config does not exist"),
+        (
+            ["--pair", "eu", "--config", "/no/file", "--secondary", "sb://host"],
+            *(3, "TWINBUS UNKNOWN - /no/file of --config does not exist"),
+        ),
     ],
 )
 def test_what_goes_wrong_in_the_check_is_one_line_on_stdout(

@@ -1,0 +1,1 @@
+"""The settings file in the command line: `--pair` and `--config` of all commands, and `config`."""

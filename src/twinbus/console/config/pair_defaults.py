@@ -1,0 +1,196 @@
+"""The values of a configured pair as defaults of a command's options.
+
+A value comes from the option, else from its environment variable, else from the settings file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from inspect import Parameter
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+
+from twinbus.console.terminal.output import WrongUse
+from twinbus.errors import SettingsError
+from twinbus.namespace.access import NamespaceAccess
+from twinbus.settings.core.document import PairSettings
+from twinbus.settings.core.keys import ANY_CREDENTIAL, KEYS
+from twinbus.settings.files import VARIABLE, SettingsFile, read_settings, settings_place
+
+CONFIG_TEXT: Final = (
+    f"Settings file. Unset: {VARIABLE}, else twinbus/twinbus.toml in your configuration directory."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FromFile:
+    """Marks a parameter of a command that a key of the settings file can set."""
+
+    key: str
+
+
+class ChosenPair(NamedTuple):
+    """A pair of a settings file."""
+
+    file: SettingsFile
+    pair: PairSettings
+
+
+class PairDefaults(dict[str, Any]):
+    """What the parser of the command line asks for the value of an option that nobody gave.
+
+    It reads the file at the first question that concerns it. By then all words of the command line
+    have been parsed.
+    """
+
+    def __init__(self, context: typer.Context, keys: Mapping[str, str], *, is_label: bool) -> None:
+        """`keys` are the keys of the parameters; `is_label`: --pair may be the label of a pair."""
+        super().__init__()
+        self._context = context
+        self._keys = keys
+        self._is_label = is_label
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a parameter; SettingsError if the file cannot be used."""
+        key = self._keys.get(name)
+        # The parser is resilient while it makes a help text or completes a word.
+        if key is None or self._context.resilient_parsing:
+            return default
+        chosen = self._chosen
+        if chosen is None or key not in chosen.pair.entries:
+            return default
+        return chosen.file.value(chosen.pair, key)
+
+    @cached_property
+    def _chosen(self) -> ChosenPair | None:
+        name = self._context.params.get("pair")
+        if name is not None:
+            return self._named(name)
+        if self._named_by(is_argument_too=True):
+            return None
+        file = _read(self._context.params.get("config"))
+        if file is None or len(file.pairs) != 1:
+            return None
+        (pair,) = file.pairs.values()
+        print(f"twinbus: using pair {pair.name} of {file.place.path}", file=sys.stderr)
+        return ChosenPair(file, pair)
+
+    def _named(self, name: str) -> ChosenPair | None:
+        config = self._context.params.get("config")
+        if self._is_label:
+            found = _pair_of_process(name, config)
+            return found and found[0]
+        chosen = require_pair(_read(config), name, config)
+        for key, source in self._named_by().items():
+            if source == "ENVIRONMENT" and key in chosen.pair.entries:
+                line = f"twinbus: TWINBUS_{key.upper()} overrides the {key} of pair {name}"
+                print(line, file=sys.stderr)
+        return chosen
+
+    def _named_by(self, *, is_argument_too: bool = False) -> dict[str, str]:
+        """Return the sides that the command line or the environment gives, each with which."""
+        found = {}
+        for parameter in self._context.command.params:
+            name = parameter.name or ""
+            key = self._keys.get(name, "")
+            is_asked = is_argument_too and parameter.param_type_name == "argument"
+            if not key or not (KEYS[key].is_side or is_asked):
+                continue
+            source = self._context.get_parameter_source(name)
+            if source is not None and source.name in {"COMMANDLINE", "ENVIRONMENT"}:
+                found[key] = source.name
+            elif source is None and parameter.resolve_envvar_value(self._context):
+                found[key] = "ENVIRONMENT"
+        return found
+
+
+def keys_of(parameters: list[Parameter]) -> dict[str, str]:
+    """Return the keys of the parameters that are marked with FromFile."""
+    return {
+        parameter.name: mark.key
+        for parameter in parameters
+        for mark in getattr(parameter.annotation, "__metadata__", ())
+        if isinstance(mark, FromFile)
+    }
+
+
+def settings_parameters(keys: Mapping[str, str], *, is_label: bool) -> list[Parameter]:
+    """Return the parameters --pair, unless the command has its own, and --config."""
+
+    def take_defaults(context: typer.Context, value: str | None) -> str | None:
+        context.default_map = PairDefaults(context, keys, is_label=is_label)
+        return value
+
+    # Both are eager: they are parsed before what they give values for.
+    pair = typer.Option(metavar="NAME", help="A pair of the settings file.", is_eager=True)
+    config = typer.Option(
+        metavar="FILE", help=CONFIG_TEXT, is_eager=True, callback=take_defaults if keys else None
+    )
+    options = {"config": config} if is_label else {"pair": pair, "config": config}
+    return [
+        Parameter(
+            name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, info]
+        )
+        for name, info in options.items()
+    ]
+
+
+def require_pair(file: SettingsFile | None, name: str, config: str | None) -> ChosenPair:
+    """Return the pair of this name; WrongUse, with the names that there are, if there is none."""
+    if file is None:
+        place = settings_place(config, os.environ)
+        where = "it is turned off" if place is None else f"{place.path} does not exist"
+        raise WrongUse(f"--pair {name!r:.60}: there is no settings file: {where}")
+    if name not in file.pairs:
+        close = get_close_matches(name, file.pairs, n=1)
+        there = f"did you mean {close[0]}?" if close else f"it has {', '.join(file.pairs) or None}"
+        raise WrongUse(f"{file.place.path} has no pair {name!r:.60}; {there}")
+    return ChosenPair(file, file.pairs[name])
+
+
+def running_name(name: str, config: str | None) -> str:
+    """Return the label, or LABEL.PID, of a configured pair; any other name as it is."""
+    found = _pair_of_process(name, config)
+    if found is None:
+        return name
+    (file, pair), suffix = found
+    return label_of(file, pair) + suffix
+
+
+def label_of(file: SettingsFile, pair: PairSettings) -> str:
+    """Return the label of a pair's primary; SettingsError if the file does not say it."""
+    if "label" in pair.entries:
+        return str(file.value(pair, "label"))
+    if "primary" not in pair.entries:
+        raise SettingsError(f"{file.place.path}: pair {pair.name} has neither label nor primary")
+    try:
+        text = file.value(pair, "primary")
+        return NamespaceAccess.parse(text, credential=ANY_CREDENTIAL).label
+    except ValueError as error:
+        line = pair.entries["primary"].line
+        raise SettingsError(
+            f"{file.place.path}:{line}: the primary of pair {pair.name}: {error}"
+        ) from None
+
+
+def _pair_of_process(name: str, config: str | None) -> tuple[ChosenPair, str] | None:
+    """Return the pair that NAME or NAME.PID names, and its .PID; None: it is not configured."""
+    file = _read(config)
+    if file is None:
+        return None
+    stem, dot, pid = name.rpartition(".")
+    names = {name: "", stem: dot + pid} if pid.isdecimal() else {name: ""}
+    for one, suffix in names.items():
+        if one in file.pairs:
+            return ChosenPair(file, file.pairs[one]), suffix
+    return None
+
+
+def _read(config: str | None) -> SettingsFile | None:
+    return read_settings(settings_place(config, os.environ))

@@ -1,0 +1,120 @@
+"""`twinbus config check` and `twinbus config path`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.console.commands import run
+
+STRING = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=R;SharedAccessKey={}"
+TEXT = """\
+[pair.eu]
+primary = "env:EU_PRIMARY"
+secondary = "sb://contoso-dr.servicebus.windows.net"
+credential = "managed-identity"
+proxy = "http://me:s3cret@proxy:3128"
+lease = true
+
+[pair.us]
+secondary = "sb://fabrikam-dr.servicebus.windows.net"
+"""
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in "PRIMARY SECONDARY CREDENTIAL TRANSPORT PROXY ENDPOINT LEDGER".split():
+        monkeypatch.delenv(f"TWINBUS_{name}", raising=False)
+    monkeypatch.setenv("EU_PRIMARY", STRING.format("s3cret"))
+    found = tmp_path / "twinbus.toml"
+    found.write_text(TEXT)
+    found.chmod(0o600)
+    monkeypatch.setenv("TWINBUS_CONFIG", str(found))
+    return found
+
+
+def test_check_shows_each_value_its_origin_and_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    monkeypatch.setenv("TWINBUS_LEDGER", "/var/ledger")
+    ran = run(capsys, "config", "check", "--pair", "eu", "--label", "x", "--output", "json")
+    assert (ran.status, ran.err) == (0, "")
+    assert "s3cret" not in ran.out
+    document = json.loads(ran.out)
+    assert document["file"] == str(path)
+    shown = {row["key"]: (row["value"], row["origin"]) for row in document["pairs"]["eu"]}
+    assert shown == {
+        "primary": (
+            "sb://contoso.servicebus.windows.net, credential key or signature",
+            "twinbus.toml:2, env:EU_PRIMARY",
+        ),
+        "secondary": (
+            "sb://contoso-dr.servicebus.windows.net, credential managed-identity",
+            "twinbus.toml:3",
+        ),
+        "label": ("x", "--label"),
+        "credential": ("managed-identity", "twinbus.toml:4"),
+        "proxy": ("http://proxy:3128, login hidden", "twinbus.toml:5"),
+        "ledger": ("/var/ledger", "TWINBUS_LEDGER"),
+        "lease": ("true", "twinbus.toml:6"),
+    }
+    assert all(row["meaning"] for row in document["pairs"]["eu"])
+
+
+def test_check_shows_all_pairs_and_what_cannot_be_used_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    monkeypatch.delenv("EU_PRIMARY")
+    ran = run(capsys, "config", "check")
+    assert (ran.status, ran.err) == (3, "")
+    assert f"! primary: {path}:2: pair.eu.primary is env:EU_PRIMARY: it is not set" in ran.out
+    assert "! secondary: sb://fabrikam-dr.servicebus.windows.net needs a credential" in ran.out
+    assert "s3cret" not in ran.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--credential", "s3cret.token"),
+        ("--proxy", "https://me:s3cret@p:1"),
+        ("--primary", "SharedAccessKey=s3cret"),
+        ("--label", "s3cret!"),
+    ],
+)
+def test_check_does_not_show_a_wrong_value(
+    capsys: pytest.CaptureFixture[str], path: Path, words: tuple[str, ...]
+) -> None:
+    ran = run(capsys, "config", "check", "--pair", "eu", *words)
+    assert (ran.status, f"! {words[0][2:]}: " in ran.out) == (3, True)
+    assert "s3cret" not in ran.out + ran.err
+
+
+def test_a_wrong_file_is_one_line_and_exit_status_2(
+    capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    path.write_text(TEXT.replace("lease", "leese"))
+    ran = run(capsys, "config", "check")
+    assert ran == (
+        *(2, ""),
+        f"twinbus: {path}:6: pair.eu.leese is not a known key; did you mean lease?\n",
+    )
+
+
+def test_check_without_a_file_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("TWINBUS_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    expected = tmp_path / "twinbus" / "twinbus.toml"
+    ran = run(capsys, "config", "check")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == f"twinbus: there is no settings file: {expected} does not exist\n"
+    assert run(capsys, "config", "path") == (0, f"{expected}\n", "twinbus: it does not exist\n")
+
+
+def test_path_is_the_file_in_use(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    assert run(capsys, "config", "path") == (0, f"{path}\n", "")
+    ran = run(capsys, "config", "path", "--config", str(path.parent / "other"))
+    assert ran.out == f"{path.parent / 'other'}\n"

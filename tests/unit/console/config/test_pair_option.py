@@ -1,0 +1,272 @@
+"""`--pair` and `--config` of the commands: option before environment before file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from tests.unit.console.commands import run
+from tests.unit.console.test_option_names import commands
+from twinbus.console.backlog import commands as backlog
+from twinbus.console.cli import app
+from twinbus.console.control import commands as control
+from twinbus.console.doctor import commands as doctor
+from twinbus.console.ledger import commands as ledger
+from twinbus.console.report import commands as report
+from twinbus.console.syphon import run as syphon_run
+
+HOST = "servicebus.windows.net"
+KEY = f"Endpoint=sb://NAME.{HOST}/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
+EU = """\
+[pair.eu]
+primary = "env:EU_PRIMARY"
+secondary = "env:EU_SECONDARY"
+queues = 7
+ledger = "/var/eu"
+rate = 250
+lease = true
+ttl-policy = "remaining"
+poll = "60s"
+detection-window = "20min"
+"""
+US = '[pair.us]\nprimary = "env:US_PRIMARY"\nlabel = "fabrikam"\n'
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A settings file with one pair, in the user's configuration directory."""
+    for name in "CONFIG PRIMARY SECONDARY CREDENTIAL TRANSPORT PROXY ENDPOINT LEDGER".split():
+        monkeypatch.delenv(f"TWINBUS_{name}", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("EU_PRIMARY", KEY.replace("NAME", "contoso"))
+    monkeypatch.setenv("EU_SECONDARY", KEY.replace("NAME", "contoso-dr"))
+    found = tmp_path / "twinbus" / "twinbus.toml"
+    found.parent.mkdir(mode=0o755)
+    found.write_text(EU)
+    found.chmod(0o600)
+    return found
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the commands were called with, in place of their work."""
+    calls: list[tuple[Any, ...]] = []
+
+    def take(*given: Any, **more: Any) -> int:
+        calls.append((*given, more))
+        return 0
+
+    for module, name in (
+        *((backlog, "list_queues"), (backlog, "create"), (doctor, "run"), (report, "conservation")),
+        *((control, "show_status"), (control, "steer"), (syphon_run, "run"), (ledger, "run")),
+    ):
+        monkeypatch.setattr(module, name, take)
+    return calls
+
+
+def test_a_named_pair_gives_the_values_of_a_command(
+    capsys: pytest.CaptureFixture[str], called: list[tuple[Any, ...]], path: Path
+) -> None:
+    path.write_text(EU + US)
+    assert run(capsys, "backlog", "create", "--pair", "eu") == (0, "", "")
+    primary, secondary, queues, *_ = called.pop()
+    assert (primary.label, secondary.label, queues) == ("contoso", "contoso-dr", 7)
+    assert run(capsys, "doctor", "--pair", "eu") == (0, "", "")
+    primary, secondary, queues, *_ = called.pop()
+    assert (primary.label, secondary.label, queues) == ("contoso", "contoso-dr", 7)
+    assert run(capsys, "report", "conservation", "--pair", "eu") == (0, "", "")
+    given, secondary, window_s, _ = called.pop()
+    assert (given.ledger, secondary.label, window_s) == ("/var/eu", "contoso-dr", 1_200)
+    assert run(capsys, "ledger", "status", "--pair", "eu") == (0, "", "")
+    assert called.pop()[0].ledger == "/var/eu"
+    assert run(capsys, "syphon", "run", "--pair", "eu", "--no-lease") == (0, "", "")
+    request, queues, *_ = called.pop()
+    assert (request.rate_per_s, request.lease, request.ledger) == (250, False, "/var/eu")
+    assert (request.options.ttl_policy, request.options.syphon_poll_s) == ("remaining", 60)
+    # With a count it would not search for other queues, which may hold messages.
+    assert queues is None
+
+
+def test_an_option_precedes_the_environment_and_that_the_file(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    called: list[tuple[Any, ...]],
+    path: Path,
+) -> None:
+    create = ("backlog", "create", "--pair", "eu")
+    monkeypatch.setenv("TWINBUS_SECONDARY", KEY.replace("NAME", "of-environment"))
+    ran = run(capsys, *create, "--queues", "3")
+    assert ran.err == "twinbus: TWINBUS_SECONDARY overrides the secondary of pair eu\n"
+    primary, secondary, queues, *_ = called.pop()
+    assert (primary.label, secondary.label, queues) == ("contoso", "of-environment", 3)
+    option = KEY.replace("NAME", "of-option")
+    for words in (
+        (*create, "--secondary", option),
+        (*create[:2], "--secondary", option, *create[2:]),
+    ):
+        assert run(capsys, *words) == (0, "", "")
+        assert called.pop()[1].label == "of-option"
+
+
+def test_the_only_pair_is_used_where_nothing_else_names_namespaces_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    called: list[tuple[Any, ...]],
+    path: Path,
+) -> None:
+    said = f"twinbus: using pair eu of {path}\n"
+    assert run(capsys, "backlog", "list") == (0, "", said)
+    assert [called[0][0].label, called.pop()[1]] == ["contoso-dr", "contoso"]
+    assert run(capsys, "report", "conservation") == (0, "", said)
+    assert called.pop()[1].label == "contoso-dr"
+    # A ledger or a namespace that is given belongs to another pair.
+    assert run(capsys, "report", "conservation", "./ledger") == (0, "", "")
+    assert called.pop()[1] is None
+    monkeypatch.setenv("TWINBUS_SECONDARY", KEY.replace("NAME", "other"))
+    assert run(capsys, "backlog", "list") == (0, "", "")
+    assert [called[0][0].label, called.pop()[1]] == ["other", None]
+
+
+def test_one_of_several_pairs_must_be_named(
+    capsys: pytest.CaptureFixture[str], called: list[tuple[Any, ...]], path: Path
+) -> None:
+    path.write_text(EU + US)
+    ran = run(capsys, "backlog", "list")
+    assert (ran.status, called) == (2, [])
+    assert "name a pair with --pair" in ran.err
+    ran = run(capsys, "backlog", "list", "--pair", "EU1")
+    assert (ran.status, ran.err) == (2, f"twinbus: {path} has no pair 'EU1'; it has eu, us\n")
+    ran = run(capsys, "backlog", "list", "--pair", "eu1")
+    assert (ran.status, ran.err) == (2, f"twinbus: {path} has no pair 'eu1'; did you mean eu?\n")
+
+
+def test_config_names_another_file_wherever_it_stands(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    called: list[tuple[Any, ...]],
+    path: Path,
+) -> None:
+    other = path.parent / "other.toml"
+    other.write_text(EU.replace("7", "9"))
+    for words in (
+        ("--pair", "eu", "--config", str(other)),
+        ("--config", str(other), "--pair", "eu"),
+    ):
+        assert run(capsys, "backlog", "create", *words) == (0, "", "")
+        assert called.pop()[2] == 9
+    monkeypatch.setenv("TWINBUS_CONFIG", str(other))
+    assert run(capsys, "backlog", "create", "--pair", "eu").status == 0
+    assert called.pop()[2] == 9
+
+
+def test_a_file_in_the_working_directory_has_no_say(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    called: list[tuple[Any, ...]],
+    path: Path,
+    tmp_path: Path,
+) -> None:
+    planted = tmp_path / "planted"
+    for place in ("twinbus.toml", ".twinbus.toml", ".config/twinbus/twinbus.toml"):
+        (planted / place).parent.mkdir(parents=True, exist_ok=True)
+        (planted / place).write_text(EU.replace("EU_", "EVIL_"))
+    path.unlink()
+    monkeypatch.chdir(planted)
+    ran = run(capsys, "backlog", "list")
+    assert (ran.status, called) == (2, [])
+    assert "the secondary namespace is missing" in ran.err
+    ran = run(capsys, "backlog", "list", "--pair", "eu")
+    assert (ran.status, called) == (2, [])
+    assert f"there is no settings file: {path} does not exist" in ran.err
+
+
+def test_a_wrong_file_stops_only_what_needs_it(
+    capsys: pytest.CaptureFixture[str], called: list[tuple[Any, ...]], path: Path
+) -> None:
+    path.write_text("[pair.eu]\nqueues = 's3cret'\n")
+    line = f"twinbus: {path}:2: pair.eu.queues must be a whole number from 1 to 100\n"
+    assert run(capsys, "backlog", "list") == (2, "", line)
+    assert run(capsys, "freeze", "orders", "--pair", "eu") == (2, "", line)
+    assert called == []
+    assert run(capsys, "status").status == 0
+    given = KEY.replace("NAME", "given")
+    assert run(capsys, "backlog", "list", "--secondary", given) == (0, "", "")
+    assert run(capsys, "backlog", "list", "--help").status == 0
+
+
+def test_help_shows_no_value_of_the_file(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    path.write_text(EU.replace("env:EU_SECONDARY", KEY))
+    for words in (("--pair", "eu"), ("--config", str(path), "--pair", "eu")):
+        ran = run(capsys, "backlog", "create", *words, "--help")
+        assert (ran.status, "s3cret" in ran.out, "--queues" in ran.out) == (0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        *(("eu", "contoso"), ("eu.4711", "contoso.4711"), ("us", "fabrikam")),
+        *(("contoso", "contoso"), ("contoso.4711", "contoso.4711"), ("eu.x", "eu.x")),
+    ],
+)
+def test_for_running_pairs_a_name_stands_for_its_label(
+    capsys: pytest.CaptureFixture[str],
+    called: list[tuple[Any, ...]],
+    path: Path,
+    name: str,
+    label: str,
+) -> None:
+    path.write_text(EU + US)
+    assert run(capsys, "status", "--pair", name) == (0, "", "")
+    assert called.pop()[0] == label
+    assert run(capsys, "freeze", "orders", "--pair", name) == (0, "", "")
+    assert called.pop()[:3] == ("freeze", "orders", label)
+
+
+def test_a_label_that_the_file_does_not_say_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    monkeypatch.setenv("EU_PRIMARY", "SharedAccessKey=s3cret")
+    ran = run(capsys, "status", "--pair", "eu")
+    assert (ran.status, ran.out, "s3cret" in ran.err) == (2, "", False)
+    assert ran.err.startswith(f"twinbus: {path}:2: the primary of pair eu: a connection string")
+    path.write_text("[pair.eu]\nqueues = 3\n")
+    ran = run(capsys, "status", "--pair", "eu")
+    assert ran.err == f"twinbus: {path}: pair eu has neither label nor primary\n"
+
+
+def test_dead_letters_without_a_command_takes_the_pair_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    from twinbus.console.backlog import dead_letter_commands
+
+    taken = []
+
+    def take(selection: Any, *_: Any) -> int:
+        taken.append((selection.secondary.label, selection.label))
+        return 3
+
+    monkeypatch.setattr(dead_letter_commands, "list_letters", take)
+    path.write_text(EU + US)
+    for words in (("--pair", "eu"), ("list", "--pair", "eu")):
+        assert run(capsys, "backlog", "dead-letters", *words) == (3, "", "")
+    path.write_text(EU)
+    ran = run(capsys, "backlog", "dead-letters", "list")
+    assert ran.err == f"twinbus: using pair eu of {path}\n"
+    assert taken == [("contoso-dr", "contoso")] * 3
+
+
+ALONE = {"serve", "drill", "plan", "cost", "prices", "config"}
+"""Commands that are about no pair, and `config` itself, which has its own --pair."""
+
+
+def test_every_command_about_a_pair_takes_pair_and_config() -> None:
+    wrong = []
+    for words, command in commands(get_command(app)):
+        names = {name for parameter in command.params for name in parameter.opts}
+        is_about_pair = bool(names & {"--secondary", "--label", "--queues", "ledger", "--ledger"})
+        if words.split()[1:2] and words.split()[1] not in ALONE and is_about_pair:
+            wrong += [words] if not {"--pair", "--config"} <= names else []
+    assert wrong == []
