@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,6 +162,13 @@ def test_a_home_is_put_in_front_of_paths_only() -> None:
     assert at_home("~/ledger", "/home/me") == "/home/me/ledger"
     assert at_home("file:~/token", "/home/me") == "file:/home/me/token"
     assert at_home("/a~/b", "/home/me") == "/a~/b"
+
+
+def test_the_page_about_the_file_names_every_key_and_its_example_is_valid() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "settings.md").read_text()
+    assert list(parse_settings(page.partition("```toml\n")[2].partition("```")[0])) == ["eu", "us"]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert KEYS.keys() <= {name.strip(" `") for row in rows for name in row.split(",")}
 
 
 WORDS = "[pair.eu] [pair.us] primary='env:A' queues= 3 ' [ ] { } = . pair eu # é lease=true 9999"
