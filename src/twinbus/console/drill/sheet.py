@@ -42,7 +42,10 @@ def drill_sheet(result: DrillResult) -> Sheet:
         story=tuple(_story(result)),
         tiles=tuple(Tile(row.name, row.value, row.is_bad) for row in rows if row.name in TILES),
         charts=(
-            Figure("The outage", lambda: chart.timeline(outage_timeline(result))),
+            Figure(
+                "The outage",
+                lambda width: chart.timeline(replace(outage_timeline(result), width=width)),
+            ),
             cause_figure("Operations by cause", result.operations_by_cause),
         ),
         tables=(

@@ -7,6 +7,7 @@ from typing import Final
 
 from twinbus.console.report.scope_text import closing_sections
 from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, clock, span, table
+from twinbus.console.sheet.svg import WIDTH
 from twinbus.console.sheet.timeline import Band, Bar, Marker, Timeline, timeline
 from twinbus.console.terminal.table import cell, counted, visible
 from twinbus.pipeline.reports.documents import AvailabilityReport, FailoverWindow, Percentiles
@@ -27,7 +28,7 @@ def availability_sheet(report: AvailabilityReport) -> Sheet:
         tiles=tuple(_tiles(report)),
         tables=tuple(_tables(report)),
         charts=(
-            (Figure("Sends and backlog", lambda: over_time(report)),)
+            (Figure("Sends and backlog", lambda width: over_time(report, width)),)
             if report.sends or report.backlog
             else ()
         ),
@@ -135,7 +136,7 @@ def _until(window: FailoverWindow) -> str:
     return "not yet"
 
 
-def over_time(report: AvailabilityReport) -> str:
+def over_time(report: AvailabilityReport, width: int = WIDTH) -> str:
     """Sends, depth of the backlog and its age on one clock, with the failovers as bands."""
     bucket_s = report.bucket_s
     starts = [*(point.at_s for point in report.sends), *(point.at_s for point in report.backlog)]
@@ -171,6 +172,7 @@ def over_time(report: AvailabilityReport) -> str:
             ]
             if any(point.oldest_age_s is not None for point in report.backlog)
             else [],
+            width=width,
         )
     )
 

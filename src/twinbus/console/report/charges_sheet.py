@@ -138,7 +138,8 @@ def _charts(report: ChargesReport) -> Iterator[Figure]:
     yield cause_figure("Billed operations by cause", causes)
     if len(days) > 1:
         yield Figure(
-            "Billed operations by day (UTC)", lambda: bars.columns(sorted(days.items()), names)
+            "Billed operations by day (UTC)",
+            lambda width: bars.columns(sorted(days.items()), names, width),
         )
 
 

@@ -193,12 +193,13 @@ def _charts(report: ConservationReport) -> Iterator[Figure]:
     if rows:
         yield Figure(
             "What became of the accepted messages",
-            lambda: bars.shares(
+            lambda width: bars.shares(
                 [
-                    # The worst first: on a phone the end of a bar is out of sight.
+                    # The worst first: it is read first.
                     (row.entity, [(fate, _of_fate(row, fate)) for fate in reversed(FATE_WORDS)])
                     for row in rows
                 ],
                 FATE_WORDS,
+                width,
             ),
         )

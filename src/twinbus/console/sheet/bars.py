@@ -7,14 +7,21 @@ from html import escape
 from typing import Final, NamedTuple
 
 from twinbus.console.sheet.sheet import Figure
-from twinbus.console.sheet.svg import LEFT, RIGHT, WIDTH, AmountAxis, legend, series_class, svg
+from twinbus.console.sheet.svg import (
+    CHAR_WIDTH,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    AmountAxis,
+    legend,
+    series_class,
+    svg,
+)
 from twinbus.console.terminal.table import aligned, visible
 
 PANEL: Final = 220
 ROW: Final = 34
 NAMES_WIDTH: Final = 190
-NAME_LENGTH: Final = 28
-"""Letters of a name that fit beside a bar."""
 BAR_NAMES_WIDTH: Final = 230
 BAR_ROW: Final = 28
 BAR_LABEL_WIDTH: Final = 150
@@ -38,24 +45,26 @@ class NamedBar(NamedTuple):
 
 def bar_figure(title: str, found: Sequence[NamedBar], *, in_text: bool = False) -> Figure:
     """The bars as a chart of a sheet."""
-    return Figure(title, lambda: bars(title, found), tuple(_text_bars(found)) if in_text else ())
+    text = tuple(_text_bars(found)) if in_text else ()
+    return Figure(title, lambda width: bars(title, found, width), text)
 
 
-def bars(title: str, found: Sequence[NamedBar]) -> str:
+def bars(title: str, found: Sequence[NamedBar], width: int = WIDTH) -> str:
     """Horizontal bars in the order given; a marked one stands out."""
     longest = max((bar.value for bar in found), default=0) or 1.0
-    room = WIDTH - BAR_NAMES_WIDTH - BAR_LABEL_WIDTH
+    left = min(BAR_NAMES_WIDTH, width * 36 // 100)
+    room = width - left - min(BAR_LABEL_WIDTH, width * 26 // 100)
     parts = []
     for row, bar in enumerate(found):
-        y, width = 8 + row * BAR_ROW, room * bar.value / longest
+        y, length = 8 + row * BAR_ROW, room * bar.value / longest
         kind = "backlog" if bar.is_marked else "plain"
-        name = escape(visible(bar.name))
+        name = _short(bar.name, left)
         parts += [
-            f'<text x="{BAR_NAMES_WIDTH - 10}" y="{y + 15}" text-anchor="end">{name}</text>',
-            f'<rect class="{kind}" x="{BAR_NAMES_WIDTH}" y="{y}" width="{width:.1f}" height="20"/>',
-            f'<text x="{BAR_NAMES_WIDTH + width + 8:.1f}" y="{y + 15}">{escape(bar.label)}</text>',
+            f'<text x="{left - 10}" y="{y + 15}" text-anchor="end">{name}</text>',
+            f'<rect class="{kind}" x="{left}" y="{y}" width="{length:.1f}" height="20"/>',
+            f'<text x="{left + length + 8:.1f}" y="{y + 15}">{escape(bar.label)}</text>',
         ]
-    return svg(16 + BAR_ROW * len(found), title, parts)
+    return svg(16 + BAR_ROW * len(found), title, parts, width)
 
 
 def _text_bars(found: Sequence[NamedBar]) -> list[str]:
@@ -71,38 +80,46 @@ def _text_bars(found: Sequence[NamedBar]) -> list[str]:
     return aligned(rows, right={0})
 
 
-def shares(rows: Sequence[tuple[str, Sequence[tuple[str, int]]]], names: Mapping[str, str]) -> str:
+def shares(
+    rows: Sequence[tuple[str, Sequence[tuple[str, int]]]],
+    names: Mapping[str, str],
+    width: int = WIDTH,
+) -> str:
     """A bar of full length for each row, divided as its parts are."""
     some = {key for _, pieces in rows for key, amount in pieces if amount}
-    parts, top = legend([key for key in names if key in some], names)
-    room = WIDTH - NAMES_WIDTH - RIGHT - 80
+    parts, top = legend([key for key in names if key in some], names, width)
+    left = min(NAMES_WIDTH, width * 36 // 100)
+    room = width - left - RIGHT - 80
     for row, (name, pieces) in enumerate(rows):
         y = top + row * ROW
         whole = sum(amount for _, amount in pieces)
         parts.append(
-            f'<text x="{NAMES_WIDTH - 10}" y="{y + 15}" text-anchor="end">{_short(name)}</text>'
+            f'<text x="{left - 10}" y="{y + 15}" text-anchor="end">{_short(name, left)}</text>'
         )
-        x = float(NAMES_WIDTH)
-        for key, width in _widths(pieces, room):
+        x = float(left)
+        for key, length in _widths(pieces, room):
             amount = dict(pieces)[key]
             parts.append(
-                f'<rect class="{series_class(key, names)}" x="{x:.1f}" y="{y}" width="{width:.1f}"'
+                f'<rect class="{series_class(key, names)}" x="{x:.1f}" y="{y}" width="{length:.1f}"'
                 f' height="20"><title>{escape(names[key])}: {amount:,} of {whole:,}</title></rect>'
             )
-            x += width
-        parts.append(f'<text x="{NAMES_WIDTH + room + 8}" y="{y + 15}">{whole:,}</text>')
-    return svg(top + ROW * len(rows), "Shares by entity", parts)
+            x += length
+        parts.append(f'<text x="{left + room + 8}" y="{y + 15}">{whole:,}</text>')
+    return svg(top + ROW * len(rows), "Shares by entity", parts, width)
 
 
-def columns(rows: Sequence[tuple[str, Mapping[str, int]]], names: Mapping[str, str]) -> str:
+def columns(
+    rows: Sequence[tuple[str, Mapping[str, int]]], names: Mapping[str, str], width: int = WIDTH
+) -> str:
     """A stacked column for each row (a day), with an axis of amounts."""
     present = [key for key in names if any(row.get(key) for _, row in rows)]
-    parts, top = legend(present, names)
-    axis = AmountAxis(top, PANEL, max((sum(row.values()) for _, row in rows), default=0) or 1)
+    parts, top = legend(present, names, width)
+    most = max((sum(row.values()) for _, row in rows), default=0) or 1
+    axis = AmountAxis(top, PANEL, most, width)
     parts += axis.lines()
-    slot = (WIDTH - LEFT - RIGHT) / len(rows)
-    width = max(1.0, min(slot * 0.8, COLUMN_WIDTH_MAX))
-    every = -(-len(rows) * NAME_WIDTH // (WIDTH - LEFT - RIGHT))
+    slot = (width - LEFT - RIGHT) / len(rows)
+    thick = max(1.0, min(slot * 0.8, COLUMN_WIDTH_MAX))
+    every = -(-len(rows) * NAME_WIDTH // (width - LEFT - RIGHT))
     for index, (name, row) in enumerate(rows):
         middle = LEFT + (index + 0.5) * slot
         low = 0
@@ -111,8 +128,8 @@ def columns(rows: Sequence[tuple[str, Mapping[str, int]]], names: Mapping[str, s
             if amount:
                 y = axis.y(low + amount)
                 parts.append(
-                    f'<rect class="{series_class(key, names)}" x="{middle - width / 2:.1f}"'
-                    f' y="{y:.1f}" width="{width:.1f}" height="{axis.y(low) - y:.1f}">'
+                    f'<rect class="{series_class(key, names)}" x="{middle - thick / 2:.1f}"'
+                    f' y="{y:.1f}" width="{thick:.1f}" height="{axis.y(low) - y:.1f}">'
                     f"<title>{escape(name)}, {escape(names[key])}: {amount:,}</title></rect>"
                 )
                 low += amount
@@ -121,7 +138,7 @@ def columns(rows: Sequence[tuple[str, Mapping[str, int]]], names: Mapping[str, s
                 f'<text x="{middle:.1f}" y="{top + PANEL + 18}" text-anchor="middle">'
                 f"{escape(name)}</text>"
             )
-    return svg(top + PANEL + 28, "Amounts by day", parts)
+    return svg(top + PANEL + 28, "Amounts by day", parts, width)
 
 
 def _widths(pieces: Sequence[tuple[str, int]], room: float) -> list[tuple[str, float]]:
@@ -134,6 +151,7 @@ def _widths(pieces: Sequence[tuple[str, int]], room: float) -> list[tuple[str, f
     return [(key, width - over if key == largest else width) for key, width in raw]
 
 
-def _short(name: str) -> str:
-    shown = visible(name)
-    return escape(shown if len(shown) <= NAME_LENGTH else "…" + shown[-NAME_LENGTH + 1 :])
+def _short(name: str, room: float) -> str:
+    """As much of the end of a name as there is room for."""
+    shown, letters = visible(name), int((room - 10) / CHAR_WIDTH)
+    return escape(shown if len(shown) <= letters else "…" + shown[-letters + 1 :])

@@ -34,7 +34,8 @@ class Figure(NamedTuple):
     """A chart: SVG for a page, and lines of text where it has a text form."""
 
     title: str
-    draw: Callable[[], str]
+    draw: Callable[[int], str]
+    """Draws it as wide as is asked for."""
     text: tuple[str, ...] = ()
 
 

@@ -11,6 +11,8 @@ from html import escape
 from typing import Final
 
 WIDTH: Final = 880
+NARROW_WIDTH: Final = 400
+"""Of the same chart on a phone: a wide one would be cut, or its letters too small to read."""
 LEFT: Final = 64
 RIGHT: Final = 12
 CHAR_WIDTH: Final = 6.6
@@ -53,8 +55,8 @@ STYLE: Final = _LINES_STYLE + "\n".join(
 class AmountAxis:
     """A vertical axis from 0 to a round number that is not below `most`."""
 
-    def __init__(self, top: float, height: float, most: int) -> None:
-        self._top, self._height = top, height
+    def __init__(self, top: float, height: float, most: int, width: int = WIDTH) -> None:
+        self._top, self._height, self._width = top, height, width
         self._step = nice(most / 4)
         self._highest = self._step * (-(-most // self._step) if most else 4)
 
@@ -68,26 +70,29 @@ class AmountAxis:
         for amount in range(0, self._highest + 1, self._step):
             y, kind = self.y(amount), "grid" if amount else "axis"
             parts.append(
-                f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+                f'<line class="{kind}" x1="{LEFT}" x2="{self._width - RIGHT}" y1="{y:.1f}"'
+                f' y2="{y:.1f}"/>'
                 f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_brief(amount)}</text>'
             )
         return parts
 
 
-def legend(present: Sequence[str], names: Mapping[str, str]) -> tuple[list[str], int]:
+def legend(
+    present: Sequence[str], names: Mapping[str, str], width: int = WIDTH
+) -> tuple[list[str], int]:
     """The legend of the series that are present, on as many rows as it needs, and its height."""
     parts: list[str] = []
     x, y = 8.0, 6
     for key in present:
-        width = 17 + len(names[key]) * CHAR_WIDTH + 18
-        if x + width > WIDTH and x > 8:
+        room = 17 + len(names[key]) * CHAR_WIDTH + 18
+        if x + room > width and x > 8:
             x, y = 8.0, y + 20
         parts.append(
             f'<rect class="{series_class(key, names)}" x="{x:.1f}" y="{y}" width="11" height="11"'
             ' rx="2"/>'
             f'<text x="{x + 17:.1f}" y="{y + 10}">{escape(names[key])}</text>'
         )
-        x += width
+        x += room
     return parts, y + 30
 
 
@@ -98,11 +103,13 @@ def series_class(key: str, names: Mapping[str, str]) -> str:
     return f"series-{list(names).index(key) % len(_LIGHT)}"
 
 
-def svg(height: float, label: str, parts: Iterable[str], *, alone: bool = False) -> str:
-    """The parts as one picture of the usual width; `alone`: with its style inside."""
+def svg(
+    height: float, label: str, parts: Iterable[str], width: int = WIDTH, *, alone: bool = False
+) -> str:
+    """The parts as one picture; `alone`: with its style inside."""
     style = f"<style>{STYLE}</style>" if alone else ""
     return (
-        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}"'
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}"'
         f' role="img" aria-label="{escape(label)}">{style}\n' + "\n".join(parts) + "\n</svg>"
     )
 

@@ -68,11 +68,17 @@ class Timeline:
     """Unix time of second 0: the axis shows the clock, in UTC. None: it shows the seconds."""
     ages: Sequence[tuple[float, int]] = ()
     """Age in seconds of the oldest message in the backlog at a time: a third panel, if any."""
+    width: int = WIDTH
+
+    @property
+    def titles_left(self) -> int:
+        """Where titles of panels begin: on a phone they need all the room."""
+        return LEFT if self.width == WIDTH else 8
 
     def x(self, at_s: float) -> float:
         """The place of a time on the axis."""
         share = min(max(at_s / self.until_s, 0.0), 1.0) if self.until_s else 0.0
-        return LEFT + (WIDTH - LEFT - RIGHT) * share
+        return LEFT + (self.width - LEFT - RIGHT) * share
 
 
 def timeline(data: Timeline, *, alone: bool = False) -> str:
@@ -84,19 +90,20 @@ def timeline(data: Timeline, *, alone: bool = False) -> str:
     tops = [top, below, *([below + PANEL + GAP] if data.ages else [])]
     height = tops[-1] + PANEL + 40
     per = {1: "second", 60: "minute"}.get(round(data.bucket_s), f"{data.bucket_s:g} s")
+    left = data.titles_left
     parts = [
-        f'<text class="title" x="{LEFT}" y="16">Sends per {per}</text>',
-        *_legend(),
+        f'<text class="title" x="{left}" y="16">Sends per {per}</text>',
+        *_legend(data.width),
         *_marks(data, tops),
         *sends.amounts.lines(),
         *(part for bar in data.bars for part in sends.bar(bar)),
-        f'<text class="title" x="{LEFT}" y="{below - 12}">Messages in the backlog</text>',
+        f'<text class="title" x="{left}" y="{below - 12}">Messages in the backlog</text>',
         *depths.amounts.lines(),
         depths.area(data.depth),
         *(_ages(data, tops[-1]) if data.ages else depths.axis()),
     ]
     label = "Sends to the primary and to the backlog over time, and the depth of the backlog"
-    return svg(height, label, parts, alone=alone)
+    return svg(height, label, parts, data.width, alone=alone)
 
 
 def _ages(data: Timeline, top: float) -> list[str]:
@@ -109,7 +116,7 @@ def _ages(data: Timeline, top: float) -> list[str]:
     panel = _Panel(data, top, -(-oldest_s // length_s))
     title = f"Age of the oldest message in the backlog, {unit}"
     return [
-        f'<text class="title" x="{LEFT}" y="{top - 12}">{title}</text>',
+        f'<text class="title" x="{data.titles_left}" y="{top - 12}">{title}</text>',
         *panel.amounts.lines(),
         panel.area([(at_s, age_s / length_s) for at_s, age_s in data.ages]),
         *panel.axis(),
@@ -122,15 +129,16 @@ class _Panel:
     def __init__(self, data: Timeline, top: float, most: int) -> None:
         self._data, self.x = data, data.x
         self._top = top
-        self.amounts = AmountAxis(top, PANEL, most)
+        self.amounts = AmountAxis(top, PANEL, most, data.width)
 
     def axis(self) -> list[str]:
         """The time below the panel."""
         y = self._top + PANEL + 18
         if self._data.origin_s is not None:
-            marks = _clock_marks(self._data.origin_s, self._data.until_s)
+            most = CLOCK_MARKS * self._data.width // WIDTH
+            marks = _clock_marks(self._data.origin_s, self._data.until_s, most)
         else:
-            step = nice(self._data.until_s / 10)
+            step = nice(self._data.until_s / (10 * self._data.width // WIDTH))
             marks = [(at_s, f"{at_s} s") for at_s in range(0, int(self._data.until_s) + 1, step)]
         return [
             f'<text x="{self.x(at_s):.1f}" y="{y}" text-anchor="{self._anchor(at_s)}">'
@@ -145,7 +153,7 @@ class _Panel:
 
     def _anchor(self, at_s: float) -> str:
         """In the middle below its place, but for what would not fit into the picture."""
-        return "end" if self.x(at_s) > WIDTH - RIGHT - 20 else "middle"
+        return "end" if self.x(at_s) > self._data.width - RIGHT - 20 else "middle"
 
     def bar(self, bar: Bar) -> list[str]:
         left = self.x(bar.at_s)
@@ -169,7 +177,7 @@ class _Panel:
     def area(self, depth: Sequence[tuple[float, float]]) -> str:
         if not depth:
             middle = self._top + PANEL / 2
-            return f'<text x="{WIDTH / 2}" y="{middle}" text-anchor="middle">none</text>'
+            return f'<text x="{self._data.width / 2}" y="{middle}" text-anchor="middle">none</text>'
         points: list[tuple[float, float]] = [(0.0, 0.0)]
         for at_s, amount in depth:
             if at_s - self._data.bucket_s > points[-1][0]:
@@ -187,9 +195,9 @@ class _Panel:
         )
 
 
-def _clock_marks(origin_s: int, until_s: float) -> list[tuple[int, str]]:
+def _clock_marks(origin_s: int, until_s: float, most: int = CLOCK_MARKS) -> list[tuple[int, str]]:
     """Round times in UTC, with the date where a day begins and on the first."""
-    step = next((step for step in _STEPS_S if until_s / step <= CLOCK_MARKS), _STEPS_S[-1])
+    step = next((step for step in _STEPS_S if until_s / step <= most), _STEPS_S[-1])
     form = "%H:%M:%S" if step < 60 else "%H:%M"
     marks: list[tuple[int, str]] = []
     for at_s in range(-(-origin_s // step) * step, int(origin_s + until_s) + 1, step):
@@ -202,8 +210,8 @@ def _clock_marks(origin_s: int, until_s: float) -> list[tuple[int, str]]:
     return marks
 
 
-def _legend() -> list[str]:
-    x = WIDTH - RIGHT - 230
+def _legend(width: int) -> list[str]:
+    x = width - RIGHT - 230
     return [
         f'<rect class="primary" x="{x}" y="6" width="11" height="11" rx="2"/>',
         f'<text x="{x + 17}" y="16">to the primary</text>',
@@ -218,17 +226,17 @@ def _label_rows(data: Timeline) -> list[int]:
     rows = []
     for marker in data.markers:
         x = data.x(marker.at_s)
-        left = _label_left(x, marker.label)
+        left = _label_left(x, marker.label, data.width)
         row = next((row for row, end in enumerate(ends) if end < left), len(ends))
         ends[row : row + 1] = [left + len(marker.label) * CHAR_WIDTH + 10]
         rows.append(row)
     return rows
 
 
-def _label_left(x: float, label: str) -> float:
+def _label_left(x: float, label: str, width: int) -> float:
     """Where a label begins: right of its marker, or left of it where the picture ends."""
-    width = len(label) * CHAR_WIDTH
-    return x + 4 if x + 4 + width <= WIDTH - RIGHT else x - 4 - width
+    length = len(label) * CHAR_WIDTH
+    return x + 4 if x + 4 + length <= width - RIGHT else max(0.0, x - 4 - length)
 
 
 def _marks(data: Timeline, tops: Sequence[float]) -> list[str]:
@@ -243,7 +251,8 @@ def _marks(data: Timeline, tops: Sequence[float]) -> list[str]:
         x = data.x(marker.at_s)
         y = LABELS_TOP + LABEL_ROW * (row + 1)
         label = escape(marker.label)
-        parts.append(f'<text x="{_label_left(x, marker.label):.1f}" y="{y}">{label}</text>')
+        left = _label_left(x, marker.label, data.width)
+        parts.append(f'<text x="{left:.1f}" y="{y}">{label}</text>')
         parts += [
             f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{begins}" y2="{top + PANEL}"/>'
             for top, begins in zip(tops, [y - 10, *tops[1:]], strict=True)

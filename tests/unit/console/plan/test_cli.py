@@ -57,7 +57,7 @@ def test_the_text_says_what_to_take_why_and_what_the_others_do() -> None:
 def test_the_page_has_charts_and_every_setting_and_needs_nothing_else() -> None:
     page = page_of(plan_sheet(made_up(), []))
     assert "Fail over after 10 s, ping every 1 min 0 s, backlog in 10 queues" in page
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 3 * 2, "each for a screen and for a phone"
     assert page.count("<tr") == 1 + 3 + len(plan_sheet(made_up(), []).tables[0].rows)
     assert "http" not in page.replace('xmlns="http://www.w3.org/2000/svg"', "")
 

@@ -8,8 +8,8 @@ from xml.etree import ElementTree as ET
 from tests.unit.console.report import ledger_reports as made
 from twinbus.console.report.availability_sheet import over_time
 from twinbus.console.sheet import bars as bar_charts
-from twinbus.console.sheet.svg import WIDTH
-from twinbus.console.sheet.timeline import Bar, Timeline, timeline
+from twinbus.console.sheet.svg import CHAR_WIDTH, NARROW_WIDTH, WIDTH
+from twinbus.console.sheet.timeline import Bar, Marker, Timeline, timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 WORDS = {"delivered": "delivered", "waiting": "waiting", "lost": "lost"}
@@ -76,3 +76,27 @@ def test_a_clock_that_begins_in_the_night_says_its_day_first() -> None:
     )  # fmt: skip
     times = [text for text in texts(timeline(late)) if ":" in text or "Nov" in text]
     assert times == ["15 Nov 23:59:50", "23:59:55", "16 Nov", "00:00:05", "00:00:10"]
+
+
+def test_a_chart_for_a_phone_keeps_every_letter_inside() -> None:
+    entity = "a-queue-with-a-name-that-is-far-too-long-for-a-phone"
+    days = [(f"day {number}", {"lost": 5, "delivered": 1_000_000}) for number in range(30)]
+    marks = [Marker(4.0, "the primary is gone"), Marker(9.5, "the primary is back again")]
+    data = Timeline(
+        bucket_s=1, bars=[Bar(0, 1_000_000, 0)], depth=[(1.0, 5)], bands=[], markers=marks,
+        until_s=10.0, origin_s=made.BEGAN_S - 5, ages=[(4.0, 400)], width=NARROW_WIDTH,
+    )  # fmt: skip
+    for svg in (
+        bar_charts.bars("Bars", [bar_charts.NamedBar(entity, 3.0, "15,660.14 USD")], NARROW_WIDTH),
+        bar_charts.shares([(entity, [("lost", 1), ("delivered", 99_999)])], WORDS, NARROW_WIDTH),
+        bar_charts.columns(days, WORDS, NARROW_WIDTH),
+        timeline(data),
+    ):
+        drawn = ET.fromstring(svg)
+        assert drawn.get("viewBox", "").startswith(f"0 0 {NARROW_WIDTH} ")
+        for text in drawn.iter(f"{SVG}text"):
+            x, words = float(text.get("x", "0")), text.text or ""
+            length = len(words) * CHAR_WIDTH
+            before = {"end": length, "middle": length / 2}.get(text.get("text-anchor", ""), 0.0)
+            assert x - before >= -1, words
+            assert x - before + length <= NARROW_WIDTH + 1, words
