@@ -20,6 +20,7 @@ from twinbus.console.doctor.cli import app as doctor_app
 from twinbus.console.faults.cli import app as faults_app
 from twinbus.console.ledger.cli import app as ledger_app
 from twinbus.console.options import ServeOptions
+from twinbus.console.page.cli import app as page_app
 from twinbus.console.plan.cli import app as plan_app
 from twinbus.console.report.cli import app as report_app
 from twinbus.console.syphon.cli import app as syphon_app
@@ -109,7 +110,7 @@ def drill(
     return run(plan, report, output)
 
 
-for commands in (control_app, watch_app, plan_app, doctor_app):
+for commands in (control_app, watch_app, page_app, plan_app, doctor_app):
     app.add_typer(commands)
 app.add_typer(backlog_app, name="backlog")
 app.add_typer(syphon_app, name="syphon")

@@ -23,10 +23,11 @@ OPEN_SUFFIX: Final = ".open"
 
 OPERATIONS: Final = frozenset(
     """send divert ping backlog_receive complete defer dead_letter forward receive renew manage
-    state expire""".split()
+    state expire action""".split()
 )
-"""What was done. All are calls to a namespace but `state`, which is news of an entity, and
-`expire`, a message that ran out of time, which only a broker sees. A reader that does not know an
+"""What was done. All are calls to a namespace but `state`, which is news of an entity, `expire`, a
+message that ran out of time, which only a broker sees, and `action`, what a person asked for on the
+page: its name is in `state`, who asked in `error`. A reader that does not know an
 operation passes over it: a new one is no new version."""
 
 CAUSES: Final = frozenset(

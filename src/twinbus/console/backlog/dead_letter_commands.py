@@ -61,7 +61,7 @@ async def show_letter(selection: QueueSelection, number: int, output: Output) ->
             f"there is no dead letter {number} in {selection.queue}; "
             "`twinbus backlog dead-letters list` shows them all"
         )
-    text = _text_of(letter.body)
+    text = text_of_body(letter.body)
     document = {**letter.document(), "body_text": text}
     left_out = {"wire_base64", "body_text"} | ({"body_base64"} if text is not None else set())
     rows = [
@@ -117,7 +117,7 @@ def filter_of(
     )
 
 
-def _text_of(body: bytes | None) -> str | None:
+def text_of_body(body: bytes | None) -> str | None:
     """Return a body that is UTF-8 text; None: it is not, or there is none."""
     try:
         text = None if body is None else body.decode()

@@ -40,10 +40,17 @@ class DeadLetterFilter:
     since_ms: int | None = None
     """Messages enqueued at or after this time (unix milliseconds)."""
     sequence_number: int | None = None
+    sequence_numbers: frozenset[int] | None = None
+    """One of these."""
 
     def matches(self, letter: PeekedMessage) -> bool:
         """Return whether this dead letter is selected."""
         if self.sequence_number is not None and letter.sequence_number != self.sequence_number:
+            return False
+        if (
+            self.sequence_numbers is not None
+            and letter.sequence_number not in self.sequence_numbers
+        ):
             return False
         if self.path is not None and _folded(letter.path) != _folded(self.path):
             return False

@@ -1,0 +1,49 @@
+"""The options of `twinbus page`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twinbus.console.options import SidesOptions
+from twinbus.console.terminal.command import flag, option
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PageOptions(SidesOptions):
+    """The options of `twinbus page`; without a repr, which would show its secrets."""
+
+    port: Annotated[int, option("PORT", "Port to listen on; 0 picks a free one.", min=0)] = 0
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost"
+    ledger: Annotated[
+        str | None,
+        option(
+            "DIR",
+            "Ledger to read the past from, and to record actions in.",
+            envvar="TWINBUS_LEDGER",
+        ),
+    ] = None
+    peer: Annotated[
+        list[str] | None,
+        option(
+            "URL",
+            "Also show the pairs of the page at this address, with its token. Repeatable.",
+            envvar="TWINBUS_PEERS",
+        ),
+    ] = None
+    read_only: Annotated[bool, flag("--read-only", "Refuse every action.")] = False
+    name: Annotated[
+        list[str] | None,
+        option("HOST", "A further name by which browsers reach this page. Repeatable."),
+    ] = None
+    operator_token_file: Annotated[
+        Path | None, option("FILE", "File with the operator's token. Unset: a new one.")
+    ] = None
+    viewer_token_file: Annotated[
+        Path | None, option("FILE", "File with the token of viewers, who may not act.")
+    ] = None
+    tls_cert: Annotated[Path | None, option("FILE", "Certificate chain (PEM).")] = None
+    tls_key: Annotated[Path | None, option("FILE", "The certificate's private key (PEM).")] = None

@@ -1,0 +1,1 @@
+"""The HTTP server of the page: access, documents, the live stream, actions."""

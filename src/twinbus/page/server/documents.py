@@ -1,0 +1,245 @@
+"""The documents of the page besides the view: timeline, events, backlog, dead letters, actions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from starlette.requests import Request
+
+from twinbus.page.core.pair_table import Pair
+from twinbus.page.server.access import Role
+from twinbus.page.server.actions import Actions, Unanswerable
+from twinbus.page.server.live import LiveView
+from twinbus.page.sources.ledger_tail import ledger_events, timeline
+
+COUNT_AGAIN_S: Final = 30.0
+"""Runtime counts are billed."""
+
+REMEMBERED_S: Final = 5.0
+"""How long a timeline and events are kept: several tabs ask for the same."""
+
+HISTORY_S: Final = 7 * 86_400.0
+EVENTS_MAX: Final = 1_000
+
+
+class SecondarySource(Protocol):
+    """What the page asks of a secondary; `console.page` implements it with the commands' code."""
+
+    def holds(self, secondary: str) -> bool:
+        """Return whether this is the secondary of that endpoint."""
+
+    async def queues(self, label: str) -> list[dict[str, Any]]:
+        """Return path, waiting, oldest_age_s and dead_letters of each backlog queue."""
+
+    async def letters(
+        self, label: str, search: Mapping[str, str], *, with_bodies: bool
+    ) -> dict[str, Any]:
+        """Return the dead letters that match, and whether there are more."""
+
+    async def letter(self, queue: str, number: int) -> dict[str, Any] | None:
+        """Return one dead letter with its body."""
+
+
+class PageDocuments:
+    """Makes the documents of one page."""
+
+    def __init__(
+        self, live: LiveView, actions: Actions, secondary: SecondarySource | None,
+        ledger: Path | None,
+    ) -> None:  # fmt: skip
+        self._live = live
+        self._actions = actions
+        self._secondary = secondary
+        self._ledger = ledger
+        self._remembered: dict[object, tuple[float, Any]] = {}
+        self._asking = asyncio.Lock()
+
+    @property
+    def is_read_only(self) -> bool:
+        return self._actions.is_read_only
+
+    async def act(self, given: Mapping[str, Any], who: str) -> dict[str, Any]:
+        """Carry out an action; Unanswerable if it is refused."""
+        return await self._actions.act(given, who)
+
+    async def timeline(self, request: Request) -> dict[str, Any]:
+        """Return the states, pings and sends of a pair; without a ledger what was observed."""
+        pair = self._pair(request)
+        ends = _number(request, "to", time.time())
+        begins = max(_number(request, "from", ends - 600), ends - HISTORY_S)
+        if self._ledger is None or pair["read_only"]:
+            return _observed(pair, begins, ends)
+        table = self._live.board.table.pairs.values()
+        running = [
+            one["pid"]
+            for one in table
+            if one["state"] == "running" and not one["read_only"] and one["name"] == pair["name"]
+        ]
+        begins, ends = float(int(begins)), float(int(ends) + 1)
+        key = pair["name"], round(ends - begins, -1)
+        found: dict[str, Any] = await self._cached(
+            key, REMEMBERED_S, timeline, self._ledger, pair["name"], begins, ends, running
+        )
+        return found
+
+    async def events(self, request: Request) -> dict[str, Any]:
+        """Return what happened, oldest first: as observed, and before that by the ledger."""
+        limit = int(min(EVENTS_MAX, max(1, _number(request, "limit", 200))))
+        observed = list(self._live.board.events)
+        found: list[dict[str, Any]] = []
+        if self._ledger is not None:
+            found = await self._cached(
+                "events", REMEMBERED_S, ledger_events, self._ledger, time.time() - HISTORY_S
+            )
+        # Both tell of the same change: the observed one says from which state.
+        known = {(one["path"], int(one["t"]) + near) for one in observed for near in (-1, 0, 1)}
+        earlier = [one for one in found if (one["path"], int(one["t"])) not in known]
+        return {"events": sorted([*earlier, *observed], key=lambda one: float(one["t"]))[-limit:]}
+
+    async def backlog(self, request: Request) -> dict[str, Any]:
+        """Return what the backlog queues of a pair hold, and how fast it leaves them."""
+        pair = self._pair(request)
+        why = self._why_not_asked(pair)
+        as_of: float | None = None
+        queues: list[dict[str, Any]] = []
+        if not why:
+            assert self._secondary is not None
+            as_of, queues = await self._counted(self._secondary, pair["name"])
+        return backlog_of(queues, as_of, why, self._syphons(pair["name"]))
+
+    async def dead_letters(self, request: Request) -> dict[str, Any]:
+        """Return the dead letters of a pair that match a search; a viewer sees no bodies."""
+        pair = self._pair(request)
+        if why := self._why_not_asked(pair):
+            return {"as_of": None, "truncated": False, "letters": [], "why": why}
+        assert self._secondary is not None
+        is_operator = request.state.role is Role.OPERATOR
+        names = ("reason", "entity", "id", *(("body",) if is_operator else ()))
+        search = {name: request.query_params.get(name, "") for name in names}
+        async with self._asking:
+            found = await self._secondary.letters(pair["name"], search, with_bodies=is_operator)
+        return {"as_of": time.time(), **found}
+
+    async def dead_letter(self, request: Request) -> dict[str, Any]:
+        """Return one dead letter with its body."""
+        pair = self._pair(request)
+        if why := self._why_not_asked(pair):
+            raise Unanswerable(why, 409)
+        assert self._secondary is not None
+        queue, number = request.query_params.get("queue", ""), int(_number(request, "sequence", 0))
+        if not queue.lower().startswith(f"{pair['name']}/".lower()):
+            raise Unanswerable("that queue is no backlog queue of this pair")
+        found = await self._secondary.letter(queue, number)
+        if found is None:
+            raise Unanswerable("there is no such dead letter", 404)
+        return found
+
+    def _pair(self, request: Request) -> Pair:
+        pair = self._live.board.table.pairs.get(request.query_params.get("pair", ""))
+        if pair is None:
+            raise Unanswerable("there is no such pair", 404)
+        return pair
+
+    def _why_not_asked(self, pair: Pair) -> str:
+        if pair["read_only"]:
+            return f"the page of {pair['host']} has it"
+        if self._secondary is None:
+            return "start `twinbus page` with --secondary to see what the backlog queues hold"
+        if not self._secondary.holds(pair["secondary"]):
+            return f"this page was not started with the secondary {pair['secondary']}"
+        return ""
+
+    def _syphons(self, label: str) -> list[Mapping[str, Any]]:
+        """Return the status of each queue's pump, of every syphon of this label on this host."""
+        answers = self._live.board.answers.values()
+        return [
+            one.status.get("syphon", one.status.get("queues")) or {}
+            for one in answers
+            if one.card is not None and one.card.name == label and one.status is not None
+        ]
+
+    async def _counted(
+        self, secondary: SecondarySource, label: str
+    ) -> tuple[float, list[dict[str, Any]]]:
+        async with self._asking:
+            known = self._remembered.get(("counts", label))
+            if known is None or time.time() - known[0] >= COUNT_AGAIN_S:
+                known = time.time(), await secondary.queues(label)
+                self._remembered["counts", label] = known
+        return known
+
+    async def _cached(
+        self, key: object, for_s: float, make: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Return what a blocking function returns, kept for a moment."""
+        async with self._asking:
+            known = self._remembered.get(key)
+            if known is None or time.time() - known[0] >= for_s:
+                known = time.time(), await asyncio.to_thread(make, *arguments)
+                self._remembered[key] = known
+        return known[1]
+
+
+def backlog_of(
+    queues: list[dict[str, Any]],
+    as_of: float | None,
+    why: str,
+    syphons: list[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the document of a backlog from the counts and what the syphons of the label do."""
+    pumps = [(path, state) for one in syphons for path, state in one.items()]
+    rate = round(sum(state.get("rate_per_s", 0.0) for _, state in pumps), 1)
+    is_paused = any(state.get("paused") for _, state in pumps)
+    waiting = sum(queue["waiting"] for queue in queues)
+    in_flight = {path: 0 for path, _ in pumps}
+    held: dict[tuple[str, str], float | None] = {}
+    for path, state in pumps:
+        in_flight[path] += state.get("in_flight", 0)
+        for what, reason in {**state.get("problems", {}), **state.get("held", {})}.items():
+            held[str(what), str(reason)] = state.get("gives_up_in_s", {}).get(what)
+    empty_in_s = None
+    if as_of is not None and not waiting:
+        empty_in_s = 0.0
+    elif as_of is not None and rate > 0 and not is_paused:
+        empty_in_s = waiting / rate
+    return {
+        "as_of": as_of,
+        "why": why,
+        "queues": [{**queue, "in_flight": in_flight.get(queue["path"])} for queue in queues],
+        "rate": rate if pumps else None,
+        "empty_in_s": empty_in_s,
+        "held": [
+            {"path": what, "why": reason, "retry_in_s": None, "gives_up_in_s": left_s}
+            for (what, reason), left_s in held.items()
+        ],
+    }
+
+
+def _observed(pair: Pair, begins: float, ends: float) -> dict[str, Any]:
+    return {
+        "from": begins,
+        "to": ends,
+        "entities": [
+            {"path": one["path"], "spans": one["spans"], "marks": []} for one in pair["entities"]
+        ],
+        "sends": pair["sends"],
+        "bucket_s": 10.0,
+        "truncated": True,
+    }
+
+
+def _number(request: Request, name: str, default: float) -> float:
+    text = request.query_params.get(name)
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e12:
+        raise Unanswerable(f"{name} must be a number from 0")
+    return number

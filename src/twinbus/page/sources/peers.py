@@ -1,0 +1,162 @@
+"""Reads the pairs of other hosts' pages. Each peer has a thread: one that hangs delays no other."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from twinbus.namespace.address import is_loopback
+from twinbus.page.core.foreign import foreign_pairs
+from twinbus.page.core.pair_table import Pair, PairTable
+
+PEERS_MAX: Final = 50
+ASK_AGAIN_S: Final = 2.0
+SILENT_AGAIN_S: Final = 10.0
+READ_S: Final = 3.0
+"""Timeout of one step: connecting, or one piece of the answer."""
+ANSWER_S: Final = 6.0
+"""Timeout of the whole answer, however slowly it comes."""
+ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+"""The view of 50 pairs with 40 entities each has about 2 MB."""
+PIECE_BYTES: Final = 64 * 1024
+
+
+class PeerRefused(Exception):
+    """A peer gives no view; the text says why, without the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a peer's page is, and the token for it."""
+
+    host: str
+    port: int
+    is_tls: bool
+    token: str = field(repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> PeerAddress:
+        """Return the address in a URL like the one a page prints; ValueError if it is none."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            raise ValueError("a peer is a URL like https://HOST:PORT/?token=TOKEN") from None
+        token = parse_qs(parts.query).get("token", [""])[0]
+        if parts.scheme not in ("http", "https") or not host or not token:
+            raise ValueError("a peer is a URL like https://HOST:PORT/?token=TOKEN")
+        is_tls = parts.scheme == "https"
+        if not is_tls and not is_loopback(host):
+            raise ValueError(f"the peer {host} needs https: its token would be sent in plain text")
+        return cls(host, port or (443 if is_tls else 80), is_tls, token)
+
+    @property
+    def place(self) -> str:
+        """The address without the token."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.is_tls else 'http'}://{self.place}/"
+
+
+class PeerPoller:
+    """Puts the pairs of all peers into a table."""
+
+    def __init__(self, addresses: list[PeerAddress], table: PairTable) -> None:
+        self._peers = [_Peer(address) for address in addresses]
+        self._table = table
+        self._pool = ThreadPoolExecutor(max(1, len(addresses)), "twinbus-page-peer")
+
+    def poll(self, now: float) -> None:
+        """Take the answers that came, and ask again where it is time; returns at once."""
+        for peer in self._peers:
+            if peer.request is not None and peer.request.done():
+                self._take(peer, peer.request, now)
+            if peer.request is None and now >= peer.ask_at:
+                peer.request = self._pool.submit(read_peer, peer.address)
+
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        """For each peer its address, whether it answers, and why not."""
+        return [
+            {"url": peer.address.url, "state": peer.state, "why": peer.why, "since": peer.since}
+            for peer in self._peers
+        ]
+
+    def close(self) -> None:
+        """End the threads once their requests have ended."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, peer: _Peer, request: Future[list[Pair]], now: float) -> None:
+        peer.request = None
+        try:
+            pairs, state, why = request.result(), "ok", ""
+            peer.ask_at = now + ASK_AGAIN_S
+        except PeerRefused as error:
+            pairs, state, why = peer.silent(str(error)), "unreachable", str(error)
+            peer.ask_at = now + SILENT_AGAIN_S
+        if state != peer.state:
+            peer.state, peer.since = state, now
+        peer.why = why
+        for gone in {pair["id"] for pair in peer.pairs} - {pair["id"] for pair in pairs}:
+            self._table.remove(gone)
+        peer.pairs = pairs
+        for pair in pairs:
+            self._table.put(pair)
+
+
+@dataclass(slots=True)
+class _Peer:
+    address: PeerAddress
+    state: str = "unreachable"
+    why: str = "not asked yet"
+    since: float | None = None
+    ask_at: float = 0.0
+    request: Future[list[Pair]] | None = None
+    pairs: list[Pair] = field(default_factory=list)
+
+    def silent(self, why: str) -> list[Pair]:
+        """Return what was known of the peer's pairs, which may not be so any more."""
+        text = f"the peer {self.address.place} cannot be read: {why}"
+        return [{**pair, "state": "silent", "why": text} for pair in self.pairs]
+
+
+def read_peer(address: PeerAddress) -> list[Pair]:
+    """Return the pairs of a peer's page; PeerRefused if it gives none."""
+    try:
+        return foreign_pairs(json.loads(_read(address)), address.place)
+    except (OSError, http.client.HTTPException) as error:
+        raise PeerRefused(str(error) or type(error).__name__) from error
+    except (ValueError, RecursionError) as error:
+        why = str(error) if type(error) is ValueError else "its answer is not JSON"
+        raise PeerRefused(why) from error
+
+
+def _read(address: PeerAddress) -> bytes:
+    deadline = time.monotonic() + ANSWER_S
+    kind = http.client.HTTPSConnection if address.is_tls else http.client.HTTPConnection
+    more: dict[str, Any] = {"context": ssl.create_default_context()} if address.is_tls else {}
+    connection = kind(address.host, address.port, timeout=READ_S, **more)
+    try:
+        connection.request("GET", "/api/view", headers={"Authorization": f"Bearer {address.token}"})
+        answer = connection.getresponse()
+        if answer.status != http.client.OK:
+            raise PeerRefused(f"it answers {answer.status}")
+        body = bytearray()
+        while piece := answer.read1(PIECE_BYTES):
+            body += piece
+            if len(body) > ANSWER_BYTES_MAX:
+                raise PeerRefused(f"its answer has more than {ANSWER_BYTES_MAX:,} bytes")
+            if time.monotonic() > deadline:
+                raise PeerRefused(f"its answer takes longer than {ANSWER_S:g} s")
+        return bytes(body)
+    finally:
+        connection.close()

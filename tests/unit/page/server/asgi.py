@@ -1,0 +1,59 @@
+"""Calls an ASGI application as a browser would, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message
+
+
+@dataclass
+class PageAnswer:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+async def call(
+    app: ASGIApp, method: str, target: str, headers: Mapping[str, str], body: bytes = b"",
+    *, frames: int = 0,
+) -> PageAnswer:  # fmt: skip
+    """Return the answer; with `frames` hang up after that many pieces of the body."""
+    path, _, query = target.partition("?")
+    scope = {
+        "type": "http", "http_version": "1.1", "method": method, "path": path,
+        "raw_path": quote(path).encode(), "query_string": query.encode(), "scheme": "http",
+        "headers": [(name.lower().encode(), text.encode()) for name, text in headers.items()],
+        "client": ("127.0.0.1", 4711), "server": ("127.0.0.1", 80), "root_path": "",
+    }  # fmt: skip
+    answer, pieces, enough = PageAnswer(), 0, asyncio.Event()
+    incoming = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if incoming:
+            return incoming.pop()
+        await enough.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        nonlocal pieces
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.headers = {name.decode(): text.decode() for name, text in message["headers"]}
+            return
+        answer.body += message.get("body", b"")
+        pieces += 1
+        if frames and pieces >= frames:
+            enough.set()
+
+    await app(scope, receive, send)
+    return answer

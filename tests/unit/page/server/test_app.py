@@ -1,0 +1,372 @@
+"""The page attacked: other sites, wrong names, viewers, markup, and what an answer may not hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp
+
+from tests.unit.page.pairs import answer, entity, status
+from tests.unit.page.server.asgi import PageAnswer, call
+from twinbus.console.page.judging import judged
+from twinbus.ledger import LedgerWriter, read
+from twinbus.page.core.view import Board, HostAnswer
+from twinbus.page.server import actions as actions_module
+from twinbus.page.server.access import PageAccess, Role
+from twinbus.page.server.actions import Actions
+from twinbus.page.server.app import application
+from twinbus.page.server.documents import PageDocuments
+from twinbus.page.server.live import LiveView
+from twinbus.page.sources.peers import PeerPoller
+
+HOST = "localhost:8080"
+OPERATOR, VIEWER = "operator-token-0123456789", "viewer-token-0123456789"
+ACTION = {
+    "host": HOST, "origin": f"http://{HOST}", "x-twinbus-page": "1",
+    "content-type": "application/json", "cookie": f"twinbus-page-8080={OPERATOR}",
+}  # fmt: skip
+MARKUP = '</script><img src=x onerror="alert(1)">'
+ID = "contoso.7.abc"
+
+
+class FakeHosts:
+    """Hosts that answer what the test puts there."""
+
+    def __init__(self) -> None:
+        self.answers: list[HostAnswer] = [answer(status(entity("orders"), entity(MARKUP)))]
+        self.polls = 0
+
+    def poll(self) -> list[HostAnswer]:
+        self.polls += 1
+        return self.answers
+
+    def path_of(self, id_: str) -> Path | None:
+        return Path(f"/run/{id_}.sock") if any(one.id == id_ for one in self.answers) else None
+
+
+class FakeSecondary:
+    """A secondary with one dead letter."""
+
+    def __init__(self) -> None:
+        self.searches: list[Mapping[str, str]] = []
+        self.counts = 0
+        self.replayed: list[tuple[str, list[int]]] = []
+
+    def holds(self, secondary: str) -> bool:
+        return secondary == "contoso-dr.example"
+
+    async def queues(self, label: str) -> list[dict[str, Any]]:
+        self.counts += 1
+        path = f"{label}/x-servicebus-transfer/0"
+        return [{"path": path, "waiting": 12, "oldest_age_s": 3.0, "dead_letters": 1}]
+
+    async def letters(
+        self, label: str, search: Mapping[str, str], *, with_bodies: bool
+    ) -> dict[str, Any]:
+        self.searches.append(search)
+        letter = {"id": MARKUP, "sequence": 4, **({"preview": "secret"} if with_bodies else {})}
+        return {"truncated": False, "letters": [letter]}
+
+    async def letter(self, queue: str, number: int) -> dict[str, Any] | None:
+        return {"body_text": "secret"} if number == 4 else None
+
+    async def replay(self, queue: str, numbers: list[int]) -> str:
+        self.replayed.append((queue, numbers))
+        return f"replayed {len(numbers)}"
+
+
+class World:
+    """One page with all that it needs."""
+
+    def __init__(self, ledger: LedgerWriter | None = None, *, is_read_only: bool = False) -> None:
+        self.hosts, self.secondary = FakeHosts(), FakeSecondary()
+        self.board = Board(judged, "web-1")
+        self.live = LiveView(self.board, self.hosts, PeerPoller([], self.board.table))
+        acting = Actions(self.live, self.hosts, self.secondary, ledger, is_read_only=is_read_only)
+        directory = None if ledger is None else ledger.directory
+        documents = PageDocuments(self.live, acting, self.secondary, directory)
+        access = PageAccess(
+            tokens={Role.OPERATOR: OPERATOR, Role.VIEWER: VIEWER},
+            hosts=frozenset({HOST, "127.0.0.1:8080"}),
+            port=8080,
+        )
+        self.app: ASGIApp = application(access, self.live, documents, "1.0")
+
+    async def get(self, target: str, token: str = OPERATOR, **headers: str) -> PageAnswer:
+        given = {"host": HOST, "authorization": f"Bearer {token}", **headers}
+        return await call(self.app, "GET", target, given)
+
+    async def act(
+        self, document: Any, headers: Mapping[str, str] = ACTION, **more: str
+    ) -> PageAnswer:
+        if not self.board.table.pairs:
+            await self.live.refresh()
+        body = json.dumps(document).encode()
+        return await call(self.app, "POST", "/api/actions", {**headers, **more}, body)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Any]]:
+    """What was asked over control sockets."""
+    found: list[tuple[str, str, Any]] = []
+
+    def ask(path: Path, verb: str, arguments: Mapping[str, str] | None = None) -> None:
+        found.append((path.stem, verb, arguments))
+
+    monkeypatch.setattr(actions_module, "ask", ask)
+    return found
+
+
+FREEZE = {"action": "freeze", "pair": ID, "path": "orders"}
+
+
+async def test_the_printed_address_becomes_a_cookie_and_the_token_leaves_the_address() -> None:
+    world = World()
+    entered = await call(world.app, "GET", f"/?token={OPERATOR}", {"host": HOST})
+    assert (entered.status, entered.headers["location"]) == (303, "/")
+    cookie = entered.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    home = await call(world.app, "GET", "/", {"host": HOST, "cookie": cookie.partition(";")[0]})
+    assert home.status == 200
+    assert b"<html" in home.body
+    assert home.headers["content-security-policy"].startswith("default-src 'none'")
+    assert home.headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status_code"),
+    [
+        ({"host": HOST}, 401),
+        ({"host": HOST, "authorization": "Bearer wrong"}, 401),
+        ({"host": HOST, "cookie": "twinbus-page-8080=wrong; a=b"}, 401),
+        ({"host": HOST, "cookie": f"twinbus-page-8081={OPERATOR}"}, 401),
+        ({"host": "evil.example:8080", "authorization": f"Bearer {OPERATOR}"}, 421),
+        ({"host": "localhost:9090", "authorization": f"Bearer {OPERATOR}"}, 421),
+        ({"authorization": f"Bearer {OPERATOR}"}, 421),
+        (
+            {
+                "host": HOST,
+                "cookie": f"twinbus-page-8080={OPERATOR}",
+                "sec-fetch-site": "cross-site",
+            },
+            403,
+        ),
+    ],
+)
+@pytest.mark.parametrize("target", ["/", "/static/page.css", "/api/view", "/api/stream"])
+async def test_strangers_and_other_sites_see_nothing(
+    headers: dict[str, str], status_code: int, target: str
+) -> None:
+    world = World()
+    refused = await call(world.app, "GET", target, headers)
+    assert refused.status == status_code
+    assert refused.headers["content-security-policy"]
+    assert world.hosts.polls == 0
+    assert b"contoso" not in refused.body
+
+
+async def test_a_wrong_name_gets_no_cookie_for_a_right_token() -> None:
+    world = World()
+    refused = await call(world.app, "GET", f"/?token={OPERATOR}", {"host": "evil.example"})
+    assert refused.status == 421
+    assert "set-cookie" not in refused.headers
+    wrong = await call(world.app, "GET", "/?token=guess", {"host": HOST})
+    assert wrong.status == 401
+
+
+@pytest.mark.parametrize(
+    ("change", "status_code"),
+    [
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": f"https://{HOST}"}, 403),
+        ({"origin": "http://localhost:9090"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"x-twinbus-page": ""}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"host": "evil.example"}, 421),
+        ({"cookie": f"twinbus-page-8080={VIEWER}"}, 403),
+        ({"cookie": ""}, 401),
+    ],
+)
+async def test_an_action_of_another_site_or_of_a_viewer_is_refused(
+    asked: list[Any], change: dict[str, str], status_code: int
+) -> None:
+    refused = await World().act(FREEZE, {**ACTION, **change})
+    assert refused.status == status_code
+    assert asked == []
+
+
+async def test_an_action_without_an_origin_needs_a_bearer_token(asked: list[Any]) -> None:
+    world = World()
+    bare = {name: text for name, text in ACTION.items() if name != "origin"}
+    assert (await world.act(FREEZE, bare)).status == 403
+    script = {**bare, "cookie": "", "authorization": f"Bearer {OPERATOR}"}
+    assert (await world.act(FREEZE, script)).status == 200
+    viewer = {**script, "authorization": f"Bearer {VIEWER}"}
+    assert (await world.act(FREEZE, viewer)).status == 403
+    assert asked == [(ID, "freeze", {"path": "orders"})]
+
+
+async def test_an_action_is_recorded_with_who_asked(asked: list[Any], tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as ledger:
+        world = World(ledger)
+        done = (await world.act(FREEZE)).json
+        assert done["ok"] is True
+        assert done["ledger"] is True
+        (event,) = world.board.events
+        assert (event["kind"], event["who"]) == ("action", "operator at 127.0.0.1")
+        (record,) = list(read(tmp_path))
+        assert record["operation"] == "action"
+        assert (record["state"], record["entity"], record["outcome"]) == ("freeze", "orders", "ok")
+        assert record["error"] == "asked by operator at 127.0.0.1"
+        shown = (await world.get("/api/events")).json["events"]
+        assert [one["kind"] for one in shown] == ["action"]
+
+
+async def test_a_read_only_page_refuses_every_action(asked: list[Any]) -> None:
+    world = World(is_read_only=True)
+    for action in ("freeze", "pause", "replay", "prune"):
+        refused = await world.act({**FREEZE, "action": action})
+        assert (refused.status, refused.json["ok"]) == (403, False)
+    assert (await world.get("/api/view")).json["read_only"] is True
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [], "freeze", {}, {"action": "freeze"}, {**FREEZE, "path": 5}, {**FREEZE, "path": ""},
+        {**FREEZE, "action": "rm -rf"}, {**FREEZE, "action": ["freeze"]},
+        {"action": "replay", "pair": ID, "queue": "fabrikam/x-servicebus-transfer/0",
+         "sequences": [1]},
+        {"action": "replay", "pair": ID, "queue": "contoso/x-servicebus-transfer/0",
+         "sequences": [True]},
+        {"action": "replay", "pair": ID, "queue": "contoso/x-servicebus-transfer/0",
+         "sequences": []},
+        {"action": "pause", "pair": ID},
+    ],
+)  # fmt: skip
+async def test_an_action_that_makes_no_sense_does_nothing(asked: list[Any], document: Any) -> None:
+    world = World()
+    refused = await world.act(document)
+    assert 400 <= refused.status < 500
+    assert refused.json["ok"] is False
+    assert asked == []
+    assert world.secondary.replayed == []
+
+
+async def test_a_long_action_is_refused() -> None:
+    world = World()
+    await world.live.refresh()
+    refused = await call(world.app, "POST", "/api/actions", ACTION, b"[" * 300_000)
+    assert refused.status == 413
+    deep = await call(world.app, "POST", "/api/actions", ACTION, b"[" * 200_000)
+    assert deep.status == 400
+
+
+async def test_dead_letters_are_replayed_by_the_operator(asked: list[Any]) -> None:
+    world = World()
+    queue = "contoso/x-servicebus-transfer/0"
+    wanted = {"action": "replay", "pair": ID, "queue": queue, "sequences": [4, 5]}
+    assert (await world.act(wanted)).json["text"] == "replayed 2"
+    assert world.secondary.replayed == [(queue, [4, 5])]
+
+
+async def test_bodies_are_for_operators() -> None:
+    world = World()
+    await world.live.refresh()
+    target = f"/api/dead-letters?pair={ID}&body=secret"
+    seen = await world.get(target, VIEWER)
+    assert b"secret" not in seen.body
+    assert "body" not in world.secondary.searches[0]
+    assert (await world.get(target)).json["letters"][0]["preview"] == "secret"
+    assert world.secondary.searches[1]["body"] == "secret"
+    one = f"/api/dead-letters/one?pair={ID}&queue=contoso/x-servicebus-transfer/0&sequence=4"
+    assert (await world.get(one, VIEWER)).status == 403
+    assert (await world.get(one)).json["body_text"] == "secret"
+    assert (await world.get(one.replace("=4", "=5"))).status == 404
+    assert (await world.get(one.replace("queue=contoso", "queue=other"))).status == 400
+
+
+async def test_names_with_markup_come_as_json_alone() -> None:
+    world = World()
+    seen = await world.get("/api/view")
+    assert seen.headers["content-type"] == "application/json"
+    assert seen.headers["x-content-type-options"] == "nosniff"
+    assert [one["path"] for one in seen.json["pairs"][0]["entities"]] == ["orders", MARKUP]
+    wrong = await world.get(f"/api/timeline?pair={MARKUP.replace(' ', '%20')}")
+    assert wrong.headers["content-type"] == "application/json"
+    assert b"<img" not in wrong.body
+
+
+async def test_counts_are_asked_once_in_half_a_minute() -> None:
+    world = World()
+    await world.live.refresh()
+    first = (await world.get(f"/api/backlog?pair={ID}")).json
+    assert (await world.get(f"/api/backlog?pair={ID}", VIEWER)).json == first
+    assert world.secondary.counts == 1
+    assert first["queues"][0]["waiting"] == 12
+    assert first["empty_in_s"] is None
+
+
+@pytest.mark.parametrize("name", ["../__init__.py", "..%2f__init__.py", "nothing.js", "a.py", ""])
+async def test_only_files_of_the_page_are_served(name: str) -> None:
+    assert (await World().get(f"/static/{name}")).status == 404
+
+
+async def frames_of(body: bytes) -> AsyncIterator[tuple[str, Any]]:
+    for frame in body.decode().split("\n\n")[:-1]:
+        kind, data = frame.split("\n", 1)
+        yield kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+async def test_the_stream_sends_the_view_once_and_then_what_changed() -> None:
+    world = World()
+    headers = {"host": HOST, "authorization": f"Bearer {VIEWER}"}
+    reading = asyncio.create_task(call(world.app, "GET", "/api/stream", headers, frames=3))
+    await asyncio.sleep(0.3)
+    world.hosts.answers = [answer(status(entity("orders", "suspect", since_s=0.1)), 1)]
+    streamed = await reading
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    frames = [frame async for frame in frames_of(streamed.body)]
+    kinds = [kind for kind, _ in frames]
+    assert kinds[0] == "view"
+    assert frames[0][1]["role"] == "viewer"
+    assert kinds.count("view") == 1
+    assert kinds.count("pair") == 1
+    assert kinds.count("event") == 1
+    assert kinds.count("head") == 2
+    await asyncio.sleep(0)
+    assert world.live.watchers == 0
+    await world.live.close()
+
+
+async def test_nothing_is_polled_while_nobody_watches() -> None:
+    world = World()
+    await asyncio.sleep(0)
+    assert world.hosts.polls == 0
+    await call(world.app, "GET", "/api/stream", {"host": HOST, "authorization": f"Bearer {VIEWER}"},
+               frames=1)  # fmt: skip
+    polls = world.hosts.polls
+    await asyncio.sleep(1.5)
+    assert world.hosts.polls <= polls + 1
+    await world.live.close()
+
+
+async def test_no_answer_holds_a_token() -> None:
+    world = World()
+    await world.live.refresh()
+    for target in ("/api/view", "/api/events", f"/api/timeline?pair={ID}", "/", "/nothing"):
+        seen = await world.get(target)
+        text = seen.body.decode() + str(seen.headers)
+        assert OPERATOR not in text
+        assert VIEWER not in text
