@@ -5,7 +5,7 @@ import { ask } from "./api.js";
 import { byId, button, el, keyed, set, setText, show } from "./dom.js";
 import { clock, count, duration, rate, utc } from "./format.js";
 import { poll } from "./polling.js";
-import { chosen, left, mayAct } from "./state.js";
+import { chosen, left, mayAct, offers } from "./state.js";
 import { makeFact, updateFact } from "./summary.js";
 
 const QUEUES_MAX = 50;
@@ -149,10 +149,10 @@ function drawControls(pair) {
   const controls = [
     syphon && !pair.syphon.paused && { action: "pause", label: "Pause…" },
     syphon && pair.syphon.paused && { action: "resume", label: "Resume…" },
-    syphon && { action: "rate", label: "Rate…" },
-    allowed && pair.entities.length && { action: "only-entity", label: "Drain one entity…" },
-    allowed && { action: "drain-once", label: "Drain once…" },
-    allowed && { action: "prune", label: "Prune…" },
+    syphon && offers("rate") && { action: "rate", label: "Rate…" },
+    allowed && offers("only-entity") && pair.entities.length && { action: "only-entity", label: "Drain one entity…" },
+    allowed && offers("drain-once") && { action: "drain-once", label: "Drain once…" },
+    allowed && offers("prune") && { action: "prune", label: "Prune…" },
   ].filter(Boolean);
   keyed(
     byId("backlog-actions"),

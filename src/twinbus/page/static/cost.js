@@ -4,7 +4,7 @@ import { ask } from "./api.js";
 import { byId, el, keyed, set, setText, show } from "./dom.js";
 import { clock, count, counted, duration, money, utc } from "./format.js";
 import { poll } from "./polling.js";
-import { chosen, now } from "./state.js";
+import { chosen, now, offers } from "./state.js";
 import { makeFact, updateFact } from "./summary.js";
 
 const EVERY_S = 30;
@@ -12,7 +12,7 @@ const EVERY_S = 30;
 const refresh = poll(
   () => {
     const pair = chosen();
-    return pair ? ask("/api/cost", { pair: pair.id }) : null;
+    return pair && offers("cost") ? ask("/api/cost", { pair: pair.id }) : null;
   },
   draw,
   (why) => draw({ why }),

@@ -81,7 +81,8 @@ function take(found) {
   setText(byId("letters-asof"), found.as_of ? `as of ${clock(found.as_of)}` : "");
   set(byId("letters-asof"), { title: found.as_of ? utc(found.as_of) : null });
   const more = found.truncated ? "; there are more, narrow the search" : "";
-  say(letters.length ? `${counted(letters.length, "dead letter")} found${more}.` : "No dead letter matches.");
+  if (found.why) say(`The dead letters are not known: ${found.why}`);
+  else say(letters.length ? `${counted(letters.length, "dead letter")} found${more}.` : "No dead letter matches.");
   draw();
 }
 

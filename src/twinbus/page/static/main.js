@@ -10,7 +10,7 @@ import { drawHeadline } from "./headline.js";
 import { countLetters, draw as drawLetters, forgetLetters, prepareLetters, search } from "./letters.js";
 import { drawPairs, preparePairs } from "./pairs.js";
 import { refreshProof } from "./proof.js";
-import { choose, chosen, mayAct, takeHead, takePair, takeView, view } from "./state.js";
+import { choose, chosen, mayAct, offers, takeHead, takePair, takeView, view } from "./state.js";
 import { drawSummary } from "./summary.js";
 import { drawTimeline, forget as forgetTimeline, prepareTimeline } from "./timeline.js";
 
@@ -44,6 +44,7 @@ function drawChosen() {
   const pair = chosen();
   show(byId("nobody"), !pair);
   show(byId("pair"), pair);
+  for (const name of ["cost", "proof"]) show(byId(name), offers(name));
   set(document.body, { "data-acts": mayAct(pair) });
   if (!pair) return;
   if (pair.id !== shownId) turnTo(pair);

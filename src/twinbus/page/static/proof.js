@@ -5,7 +5,7 @@ import { ask } from "./api.js";
 import { byId, button, keyed, set, setText } from "./dom.js";
 import { clock, utc } from "./format.js";
 import { poll } from "./polling.js";
-import { chosen, mayAct } from "./state.js";
+import { chosen, mayAct, offers } from "./state.js";
 import { makeLine } from "./summary.js";
 
 const VERDICTS = {
@@ -21,7 +21,7 @@ let making = false;
 
 /** Ask now: a proof was asked for. */
 export const refreshProof = poll(
-  () => ask("/api/proof"),
+  () => (offers("proof") ? ask("/api/proof") : null),
   draw,
   (why) => draw({ verdict: "none", text: why, unknown: [] }),
   () => (making ? MAKING_S : EVERY_S),
@@ -38,7 +38,7 @@ function draw(proof) {
   keyed(byId("proof-unknown"), [...new Set(proof.unknown ?? [])], (text) => text, makeLine, () => {});
   keyed(
     byId("proof-actions"),
-    mayAct() ? ["Make it anew…"] : [],
+    mayAct() && offers("prove") ? ["Make it anew…"] : [],
     (label) => label,
     (label) => ({ node: button(label, () => confirmAction("prove", chosen())) }),
     ({ node }) => set(node, { disabled: making }),

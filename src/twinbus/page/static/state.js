@@ -5,6 +5,7 @@ export const view = {
   role: "viewer",
   read_only: true,
   version: "",
+  offers: [],
   headline: null,
   peers: [],
   pairs: new Map(),
@@ -17,7 +18,7 @@ let chosenId = new URL(location.href).searchParams.get("pair");
 /** Take a whole view: the first one, or the one after a reconnect. */
 export function takeView(whole) {
   const { pairs, now, ...rest } = whole;
-  Object.assign(view, rest);
+  Object.assign(view, { offers: [], ...rest });
   view.pairs = new Map();
   for (const pair of pairs) takePair(pair);
   hear(now);
@@ -69,6 +70,9 @@ export function choose(id) {
 export function mayAct(pair) {
   return view.role === "operator" && !view.read_only && !(pair?.read_only ?? false);
 }
+
+/** Whether this server has a document or an action that not every server has. */
+export const offers = (name) => view.offers.includes(name);
 
 /** What a pair's list entry and its chip say. */
 export function condition(pair) {
