@@ -68,7 +68,7 @@ function makeEvent(event) {
   const time = el("time");
   setWhen(time, event.t);
   const pair = view.pairs.get(event.pair)?.name ?? event.pair ?? "";
-  const who = event.who ? `by ${event.who}` : "";
+  const who = event.who && !event.text.includes(event.who) ? `by ${event.who}` : "";
   const node = el(
     "li",
     {},
