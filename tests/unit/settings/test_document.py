@@ -119,14 +119,21 @@ def test_a_wrong_line_is_named_with_its_key_and_without_its_value(line: str, sai
         ("[pair.eu.more]\nx = 1", 1, "pair.eu.more is not a known key"),
         ("pair.eu.queues = 0", 1, "pair.eu.queues must be"),
         ("\npair = {eu = {queues = 0}}", 2, "pair.eu.queues must be"),
-        ("x = " + "[" * 5_000, 1, "not TOML that can be read"),
-        ("[pair.eu]\nqueues = " + "9" * 5_000, 1, "not TOML that can be read"),
         ("[pair.eu]\nlabel = '''\n", 2, "not TOML: "),
     ],
 )
 def test_a_wrong_shape_is_named_with_its_line(text: str, line: int, said: str) -> None:
     number, found = fault(text)
     assert (number, found[: len(said)]) == (line, said)
+
+
+def test_a_value_that_is_too_deep_or_long_is_refused() -> None:
+    deep = "x = " + "[" * 5_000
+    assert fault(deep) == (1, "not TOML that can be read: a value is too deep or long")
+    digits = "[pair.eu]\nqueues = " + "9" * 5_000
+    assert fault(digits) == (1, "not TOML that can be read: a value is too deep or long")
+    rows = "\nx = [\n" + "1,\n" * 20_000 + "]"
+    assert fault(rows) == (2, "a value spans more than 20 lines")
 
 
 def test_lines_inside_of_a_value_are_no_keys() -> None:

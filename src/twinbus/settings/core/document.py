@@ -20,6 +20,9 @@ from twinbus.settings.core.keys import KEYS, holds_secret
 PAIR: Final = "pair"
 NAME_FORM: Final = "1 to 40 letters, digits, '-' or '_'"
 
+STATEMENT_LINES_MAX: Final = 20
+"""Each value fits one line, and finding the end of a statement takes the square of its lines."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _PLACE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 
@@ -84,6 +87,9 @@ def key_lines(text: str) -> dict[KeyPath, int]:
         try:
             part = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
+            if number - start >= STATEMENT_LINES_MAX:
+                text = f"a value spans more than {STATEMENT_LINES_MAX} lines"
+                raise SettingsFault(start, text) from None
             continue
         paths = list(_paths(part))
         if statement.lstrip().startswith("["):
