@@ -111,8 +111,11 @@ class PairFaultedError(PairingError):
     """
 
 
-class PairClosedError(PairingError):
-    """The pair, or the side that a call needs, was closed. Make a new pair."""
+class PairClosedError(PairingError, ValueError):
+    """The pair, or the side that a call needs, was closed. Make a new pair.
+
+    A ValueError too, because the SDK raises that for a closed client or sender.
+    """
 
 
 class BacklogUnavailableError(PairingError):

@@ -28,6 +28,8 @@ async def test_an_error_of_what_was_closed_has_the_ids(given: Any, closed: str) 
         with pytest.raises(kind, match=f"the {text}.* was closed") as caught:
             await call(given)
         assert caught.value.message_ids == ("1",)  # type: ignore[attr-defined]
+        # As the SDK's sender raises it.
+        assert isinstance(caught.value, ValueError)
     await world.client.close()
 
 
