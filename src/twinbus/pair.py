@@ -54,9 +54,8 @@ async def pair_namespaces(
     A side is a connection string or a Namespace. Raises SameNamespaceError, NamespaceInUseError,
     MissingRightError, and with `require_secondary` BacklogUnavailableError.
     """
-    pair = Pair(
-        Namespace.of(primary), Namespace.of(secondary), options or SendAvailabilityOptions()
-    )
+    given = SendAvailabilityOptions() if options is None else options
+    pair = Pair(Namespace.of(primary), Namespace.of(secondary), given)
     try:
         await pair.start()
         yield pair
@@ -70,6 +69,8 @@ class Pair:
     def __init__(
         self, primary: Namespace, secondary: Namespace, options: SendAvailabilityOptions
     ) -> None:
+        if not isinstance(options, SendAvailabilityOptions):
+            raise TypeError(f"options must be SendAvailabilityOptions or None; got {options!r:.60}")
         if primary.place == secondary.place:
             raise SameNamespaceError(
                 f"both sides of the pair are {primary.endpoint}: if it is down, so is the backlog;"

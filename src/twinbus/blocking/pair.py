@@ -37,9 +37,8 @@ def pair_namespaces(
     options: SendAvailabilityOptions | None = None,
 ) -> Iterator[Pair]:
     """Pair two namespaces for the `with` block, as `twinbus.pair_namespaces` does."""
-    pair = Pair(
-        Namespace.of(primary), Namespace.of(secondary), options or SendAvailabilityOptions()
-    )
+    given = SendAvailabilityOptions() if options is None else options
+    pair = Pair(Namespace.of(primary), Namespace.of(secondary), given)
     try:
         pair.start()
         yield pair

@@ -67,11 +67,13 @@ class PairedClient:
         return self._sender(topic_name, self._primary_sdk.get_topic_sender, sdk_options)
 
     def _sender(
-        self, path: str, make: Callable[..., ServiceBusSender], sdk_options: dict[str, Any]
+        self, path: Any, make: Callable[..., ServiceBusSender], sdk_options: dict[str, Any]
     ) -> PairedSender:
         self.state.require_open()
-        if not path.strip("/"):
-            raise ValueError(f"the name of an entity must not be empty; got {path!r}")
+        if not isinstance(path, str) or not path.strip("/"):
+            raise ValueError(
+                f"the name of an entity must be a text that is not empty; got {path!r}"
+            )
         entity = self.entity(path)
         make_one = partial(make, path, **{**KEEP_ALIVE_OFF, **sdk_options})
         pool = SenderPool(make_one, self.state.closer)

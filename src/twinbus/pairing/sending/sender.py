@@ -275,9 +275,14 @@ class PairedSender:
     def _deadline(self, timeout: float | None) -> float | None:
         if timeout is None:
             return None
-        if timeout <= 0:
+        try:
+            deadline, is_positive = self._loop.time() + timeout, timeout > 0
+        except TypeError:
+            text = f"the timeout must be a number of seconds or None; got {timeout!r}"
+            raise TypeError(text) from None
+        if not is_positive:
             raise ValueError(f"the timeout must be greater than 0 seconds; got {timeout!r}")
-        return self._loop.time() + timeout
+        return deadline
 
     def _require_open(self, messages: Any = ()) -> None:
         """Raise if the sender or the pair was closed, with the ids of these messages."""

@@ -1,0 +1,61 @@
+"""What callers pass by mistake is refused with a text that says what to pass."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+
+import twinbus
+from twinbus import Namespace, blocking
+from twinbus.testing.fake_pair import FakePair
+
+STRING = "Endpoint=sb://{}.example/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("name", [None, 7, b"orders", "", "//"])
+async def test_the_name_of_an_entity_is_a_text(name: Any) -> None:
+    world = FakePair()
+    for make in (world.client.get_queue_sender, world.client.get_topic_sender):
+        with pytest.raises(ValueError, match="the name of an entity must be a text that is not"):
+            make(name)
+    await world.client.close()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("wrong", ["10", timedelta(seconds=10), [10], Decimal(10)])
+async def test_a_timeout_is_a_number(wrong: Any) -> None:
+    world = FakePair()
+    sender = world.client.get_queue_sender("orders")
+    message, at = ServiceBusMessage("x"), datetime(2030, 1, 1, tzinfo=UTC)
+    for call in (
+        lambda: sender.send_messages(message, timeout=wrong),
+        lambda: sender.send_messages([message], timeout=wrong),
+        lambda: sender.schedule_messages(message, at, timeout=wrong),
+        lambda: sender.cancel_scheduled_messages(1, timeout=wrong),
+    ):
+        with pytest.raises(TypeError, match="the timeout must be a number of seconds or None; got"):
+            await call()
+    assert world.primary.took == []
+    await world.client.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"ledger": "x"}, "", 0])
+async def test_options_are_of_their_class(options: Any) -> None:
+    primary, secondary = (Namespace.from_connection_string(STRING.format(x)) for x in ("a", "b"))
+    text = "options must be SendAvailabilityOptions or None; got"
+    with pytest.raises(TypeError, match=text):
+        async with twinbus.pair_namespaces(primary, secondary, options):
+            pass
+    with (
+        pytest.raises(TypeError, match=text),
+        blocking.pair_namespaces(primary, secondary, options),
+    ):
+        pass
+    # What was refused is not in use.
+    for side in (primary, secondary):
+        side.claim()
