@@ -53,6 +53,7 @@ SENDER = {
     "cancel_scheduled_messages": (
         "(sequence_numbers: int | list[int], *, timeout: float | None = None) -> None"
     ),
+    "client_identifier": "str",
     "close": "() -> None",
     "create_message_batch": ("(max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch"),
     "entity_name": "str",

@@ -30,6 +30,11 @@ class PairedSender:
         return repr(self._core)
 
     @property
+    def client_identifier(self) -> str:
+        """Its name for the service, as given or made for it."""
+        return self._core.client_identifier
+
+    @property
     def entity_name(self) -> str:
         """The queue or topic."""
         return self._core.entity_name

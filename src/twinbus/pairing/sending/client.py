@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions
@@ -75,14 +76,16 @@ class PairedClient:
                 f"the name of an entity must be a text that is not empty; got {path!r}"
             )
         entity = self.entity(path)
-        make_one = partial(make, path, **{**KEEP_ALIVE_OFF, **sdk_options})
+        identifier = sdk_options.get("client_identifier") or f"SBSender-{uuid4()}"
+        given = {**KEEP_ALIVE_OFF, **sdk_options, "client_identifier": identifier}
+        make_one = partial(make, path, **given)
         pool = SenderPool(make_one, self.state.closer)
         sessions = None
         if self.session_scan is not None:
             self.session_scan.wake()
             sessions = SessionRouting(entity, self.state.rotation, self.session_scan)
         target = SendTarget(self.state, entity, pool, self.state.choice(), sessions)
-        sender = PairedSender(target, on_close=partial(self._sender_closed, entity))
+        sender = PairedSender(target, identifier, on_close=partial(self._sender_closed, entity))
         self._senders.add(sender)
         return sender
 

@@ -39,7 +39,13 @@ BATCH_BYTES: Final = 262_144
 class PairedSender:
     """Sends to one entity of the primary, or to a backlog queue while the entity is down."""
 
-    def __init__(self, target: SendTarget, on_close: Callable[[PairedSender], None]) -> None:
+    def __init__(
+        self,
+        target: SendTarget,
+        client_identifier: str,
+        on_close: Callable[[PairedSender], None],
+    ) -> None:
+        self._client_identifier = client_identifier
         self.pool = target.pool
         self._target = target
         self._on_close = on_close
@@ -70,6 +76,11 @@ class PairedSender:
 
     def __repr__(self) -> str:
         return f"PairedSender({self.entity_name}, {self._entity.failover.state.value})"
+
+    @property
+    def client_identifier(self) -> str:
+        """Its name for the service, as given or made for it."""
+        return self._client_identifier
 
     @property
     def entity_name(self) -> str:

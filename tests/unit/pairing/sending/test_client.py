@@ -352,3 +352,23 @@ async def test_unprotected_sends_use_the_primary_whatever_its_state() -> None:
     await sender.send_messages(message())
     assert world.state() == "healthy"
     await world.client.close()
+
+
+async def test_a_sender_has_the_identifier_of_its_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = FakePair()
+    made = []
+    make = world.client._primary_sdk.get_queue_sender
+
+    def note(name: str, **options: Any) -> Any:
+        made.append(options["client_identifier"])
+        return make(name, **options)
+
+    monkeypatch.setattr(world.client._primary_sdk, "get_queue_sender", note)
+    named = world.client.get_queue_sender("orders", client_identifier="me")
+    unnamed = world.client.get_queue_sender("orders")
+    for sender in (named, unnamed):
+        await sender.send_messages(ServiceBusMessage("x"))
+    assert named.client_identifier == "me"
+    assert unnamed.client_identifier.startswith("SBSender-")
+    assert made == [named.client_identifier, unnamed.client_identifier]
+    await world.client.close()
