@@ -14,7 +14,7 @@ from twinbus.console.terminal.command import flag, option
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PageOptions(SidesOptions):
-    """The options of `twinbus page`; without a repr, which would show its secrets."""
+    """The options of `twinbus page`."""
 
     port: Annotated[int, option("PORT", "Port to listen on; 0 picks a free one.", min=0)] = 0
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost"
@@ -47,3 +47,7 @@ class PageOptions(SidesOptions):
     ] = None
     tls_cert: Annotated[Path | None, option("FILE", "Certificate chain (PEM).")] = None
     tls_key: Annotated[Path | None, option("FILE", "The certificate's private key (PEM).")] = None
+
+    def __repr__(self) -> str:
+        # That of a dataclass would show connection strings and tokens.
+        return "PageOptions(...)"

@@ -69,21 +69,32 @@ class StateRecord:
 
 
 def entity_rows(
-    records: Iterable[StateRecord], ended: dict[str, float], begins: float, ends: float
+    records: Iterable[StateRecord],
+    first: dict[str, float],
+    ended: dict[str, float],
+    begins: float,
+    ends: float,
 ) -> list[dict[str, Any]]:
     """Return path, spans and marks of each entity within the window.
 
-    Several processes may send to one entity: the worst of their states is shown. `ended` has the
-    time of the last record of each process that no longer runs.
+    Several processes may send to one entity: the worst of their states is shown. `first` has the
+    time of each process's first record, `ended` that of the last one if it no longer runs.
     """
     by_entity: dict[str, list[StateRecord]] = {}
     for record in sorted(records, key=lambda one: one.at):
         by_entity.setdefault(record.entity, []).append(record)
-    return [{"path": path, **_row(found, ended, begins, ends)} for path, found in by_entity.items()]
+    return [
+        {"path": path, **_row(found, first, ended, begins, ends)}
+        for path, found in by_entity.items()
+    ]
 
 
 def _row(
-    records: Sequence[StateRecord], ended: dict[str, float], begins: float, ends: float
+    records: Sequence[StateRecord],
+    first: dict[str, float],
+    ended: dict[str, float],
+    begins: float,
+    ends: float,
 ) -> dict[str, Any]:
     changes = [one for one in records if not one.state.startswith("ping")]
     processes = {one.process for one in changes}
@@ -96,7 +107,8 @@ def _row(
     ]
     states: dict[str, str] = {}
     if changes and changes[0].state == "suspect":
-        spans.append([begins, None, "healthy"])
+        # It was healthy before, for as long as the process is known.
+        spans.append([first.get(changes[0].process, changes[0].at), None, "healthy"])
     for change in sorted([*changes, *last], key=lambda one: one.at):
         before = states.get(change.process)
         if change.state == CLOSED:

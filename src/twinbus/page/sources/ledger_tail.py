@@ -125,10 +125,12 @@ def timeline(
     """Return the timeline of the pairs of a label; `running` are the ids of its processes here."""
     tail, name = LedgerTail(directory, begins), label.encode()
     sends, records = SendBuckets(begins, ends), []
+    first: dict[bytes, int] = {}
     last: dict[bytes, int] = {}
     for line in tail:
         if line.operation not in (b"send", b"divert", b"state", b"ping") or not line.is_of(name):
             continue
+        first[line.process] = min(line.at_ms, first.get(line.process, line.at_ms))
         last[line.process] = max(line.at_ms, last.get(line.process, 0))
         at = line.at_ms / 1000
         if line.operation in (b"send", b"divert"):
@@ -146,10 +148,11 @@ def timeline(
         for process, at_ms in last.items()
         if not any(f"-{pid}-".encode() in process for pid in running)
     }
+    known_from = {process.decode(): at_ms / 1000 for process, at_ms in first.items()}
     return {
         "from": max(begins, tail.covered_from),
         "to": ends,
-        "entities": entity_rows(records, ended, begins, ends),
+        "entities": entity_rows(records, known_from, ended, begins, ends),
         "sends": sends.rows(),
         "bucket_s": sends.bucket_s,
         "truncated": tail.is_cut,

@@ -1,0 +1,186 @@
+"""Peers that lie, hang, drip or send without end harm nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from tests.unit.page.pairs import answer, entity, status
+from twinbus.console.page.judging import judged
+from twinbus.page.core.foreign import LIST_MAX, PAIRS_MAX, TEXT_MAX, foreign_pairs
+from twinbus.page.core.headline import headline_of
+from twinbus.page.core.pair_table import PairTable
+from twinbus.page.core.view import Board
+from twinbus.page.sources import peers as peers_module
+from twinbus.page.sources.peers import PeerAddress, PeerPoller, PeerRefused, read_peer
+
+OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+Answering = Callable[[socket.socket], None]
+
+
+@contextmanager
+def peer(answering: Answering) -> Iterator[PeerAddress]:
+    """A server that answers each connection with a function, and its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                line, _ = listening.accept()
+                with line, suppress(OSError):
+                    line.recv(65_536)
+                    answering(line)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield PeerAddress("127.0.0.1", listening.getsockname()[1], False, "s3cret")
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join(10)
+
+
+def says(document: Any) -> Answering:
+    text = json.dumps(document).encode()
+    return lambda line: line.sendall(OK + text)
+
+
+def real_view() -> dict[str, Any]:
+    board = Board(judged, "web-2")
+    board.observe([answer(status(entity(state="failed over", since_s=5.0)))], 1_000.0)
+    return {"pairs": list(board.table.pairs.values())}
+
+
+def test_a_peers_pairs_are_shown_read_only_and_unchanged_otherwise() -> None:
+    view = real_view()
+    with peer(says(view)) as address:
+        (pair,) = read_peer(address)
+    assert pair["id"] == f"{address.place}/contoso.7.abc"
+    assert pair["read_only"] is True
+    assert {**pair, "id": "", "read_only": False} == {**view["pairs"][0], "id": ""}
+
+
+def test_pairs_of_a_peers_peers_are_left_out() -> None:
+    view = real_view()
+    view["pairs"][0]["read_only"] = True
+    assert foreign_pairs(view, "x") == []
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {}, [], None, "view", {"pairs": None}, {"pairs": {}},
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_no_view_is_refused(lie: Any) -> None:
+    with peer(says(lie)) as address, pytest.raises(PeerRefused, match="no view"):
+        read_peer(address)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"entities": [{"path": 5, "diverted": "many", "spans": [[1], "x", [1, None, {}]]}, 7]},
+        {"entities": [{"diverted": 10**400, "since": float("inf"), "raised": -(10**20)}]},
+        {"name": "x" * 100_000, "attention": ["y" * 9_999] * 5_000},
+        {"syphon": "yes", "sends": [["a", 1, 2, 3], 4], "queues": [[]], "protected": "no"},
+        {"state": None, "kind": "pair"},
+        {"state": "running", "kind": "<b>"},
+    ],
+)
+def test_a_peer_that_lies_gets_the_types_that_the_page_expects(lie: dict[str, Any]) -> None:
+    view = real_view()
+    view["pairs"][0] |= lie
+    for pair in foreign_pairs(view, "x"):
+        assert len(pair["name"]) <= TEXT_MAX
+        assert len(pair["attention"]) <= LIST_MAX
+        json.dumps(pair, allow_nan=False)
+        headline_of([pair], 2_000.0)
+
+
+def test_a_peer_with_very_many_pairs_is_cut() -> None:
+    view = real_view()
+    view["pairs"] *= PAIRS_MAX * 3
+    assert len(foreign_pairs(view, "x")) == PAIRS_MAX
+
+
+def endless(line: socket.socket) -> None:
+    line.sendall(OK)
+    while True:
+        line.sendall(b"[" * 1_000_000)
+
+
+def drip(line: socket.socket) -> None:
+    line.sendall(OK)
+    while True:
+        line.sendall(b" ")
+        time.sleep(0.02)
+
+
+def hang(line: socket.socket) -> None:
+    line.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("answering", "why"),
+    [
+        (endless, "more than 8,388,608 bytes"),
+        (drip, "takes longer than"),
+        (hang, "timed out"),
+        (lambda line: line.sendall(OK + b"[" * 100_000), "not JSON"),
+        (lambda line: line.sendall(OK + b"\xff\xfe"), "not JSON"),
+        (lambda line: line.sendall(b"garbage\r\n\r\n"), "garbage"),
+        (lambda line: line.sendall(b"HTTP/1.1 302 x\r\nLocation: http://evil/\r\n\r\n"), "302"),
+        (lambda line: None, "closed connection"),
+    ],
+)
+def test_a_peer_that_misbehaves_is_refused_in_bounded_time(
+    answering: Answering, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "READ_S", 0.3)
+    monkeypatch.setattr(peers_module, "ANSWER_S", 0.5)
+    with peer(answering) as address, pytest.raises(PeerRefused, match=why) as refused:
+        read_peer(address)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_peer_that_hangs_delays_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "READ_S", 1.0)
+    table = PairTable()
+    with peer(hang) as hanging, peer(says(real_view())) as honest:
+        poller = PeerPoller([hanging, honest], table)
+        limit = time.monotonic() + 60
+        while not table.pairs or "timed out" not in poller.states[0]["why"]:
+            poller.poll(time.time())
+            time.sleep(0.02)
+            assert time.monotonic() < limit
+        assert [one["state"] for one in poller.states] == ["unreachable", "ok"]
+        poller.close()
+    assert "s3cret" not in json.dumps(poller.states)
+
+
+def test_a_peer_that_is_gone_leaves_its_pairs_as_silent() -> None:
+    table = PairTable()
+    with peer(says(real_view())) as address:
+        poller = PeerPoller([address], table)
+        limit = time.monotonic() + 60
+        while not table.pairs:
+            poller.poll(time.time())
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+    later = time.time()
+    while next(iter(table.pairs.values()))["state"] != "silent":
+        later += 5
+        poller.poll(later)
+        time.sleep(0.01)
+        assert time.monotonic() < limit
+    assert "cannot be read" in next(iter(table.pairs.values()))["why"]
+    poller.close()
