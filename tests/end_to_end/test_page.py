@@ -105,6 +105,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
         yield served
 
 
+def texts(page: ServedPage) -> list[str]:
+    return [one["text"] for one in page.ask("GET", "/api/events")[1]["events"]]
+
+
 def status_of(environment: dict[str, str]) -> dict[str, Any]:
     done = run_twinbus("status", "--output", "json", environment=environment)
     (pair,) = json.loads(done.stdout)["pairs"]
@@ -115,7 +119,11 @@ def test_a_pair_is_followed_and_steered_and_its_figures_are_those_of_the_command
     broker: ServedBroker, run_directory: Path, tmp_path: Path
 ) -> None:
     sides = broker.connection_string("contoso"), broker.connection_string("contoso-dr")
-    environment = {VARIABLE: str(run_directory), "TWINBUS_SECONDARY": sides[1]}
+    environment = {
+        VARIABLE: str(run_directory),
+        "TWINBUS_PRIMARY": sides[0],
+        "TWINBUS_SECONDARY": sides[1],
+    }
     with (
         running(run_directory, *sides, "contoso", "orders") as program,
         paged(environment, "--ledger", str(tmp_path)) as page,
@@ -149,7 +157,8 @@ def test_a_pair_is_followed_and_steered_and_its_figures_are_those_of_the_command
         program.wait()
         until(lambda: page.pairs()[0]["state"] == "gone")
         assert page.pairs()[0]["why"] == "no longer running"
-        listed = run_twinbus("backlog", "list", "--output", "json", environment=environment)
+        command = ("backlog", "list", "--label", "contoso", "--output", "json")
+        listed = run_twinbus(*command, environment=environment)
         queues = json.loads(listed.stdout)["queues"]
         backlog = page.ask("GET", f"/api/backlog?pair={pair['id']}")[1]
         shown = {one["path"]: (one["waiting"], one["dead_letters"]) for one in backlog["queues"]}
@@ -161,11 +170,17 @@ def test_a_pair_is_followed_and_steered_and_its_figures_are_those_of_the_command
             for one in queues
         }
         assert sum(waiting for waiting, _ in shown.values()) > 0
+
+        drain = {"action": "drain-once", "pair": pair["id"]}
+        assert page.ask("POST", "/api/actions", drain)[1]["ok"] is True
+        ended = until(lambda: [one for one in texts(page) if one.startswith("drain-once ended")])
+        assert "drained: " in ended[0]
         assert page.stop() == 0
     asked = [one for one in read(tmp_path) if one["operation"] == "action"]
     assert [(one["state"], one["outcome"]) for one in asked] == [
         ("force-failover", "ok"),
         ("force-failover", "failed"),
+        ("drain-once", "ok"),
     ]
 
 

@@ -16,6 +16,7 @@ import uvicorn
 
 from twinbus import __version__
 from twinbus.broker.tls import server_context
+from twinbus.console.page.drains import PageDrains, command_environment
 from twinbus.console.page.judging import judged
 from twinbus.console.page.options import PageOptions
 from twinbus.console.page.secondary import PageSecondary
@@ -32,7 +33,9 @@ from twinbus.page.server.app import application
 from twinbus.page.server.documents import PageDocuments
 from twinbus.page.server.live import LiveView
 from twinbus.page.sources.hosts import HostPoller
+from twinbus.page.sources.jobs import JobRunner
 from twinbus.page.sources.peers import PEERS_MAX, PeerAddress, PeerPoller
+from twinbus.page.sources.proof import Proof
 
 TOKEN_BYTES: Final = 32
 TOKEN_LENGTH_MIN: Final = 20
@@ -97,10 +100,12 @@ async def _serve(
     board, hosts = Board(judged, socket.gethostname()), HostPoller()
     peers = PeerPoller(addresses, board.table)
     live = LiveView(board, hosts, peers)
-    actions = Actions(live, hosts, secondary, ledger, is_read_only=given.read_only)
-    documents = PageDocuments(
-        live, actions, secondary, None if given.ledger is None else Path(given.ledger)
-    )
+    jobs = JobRunner(command_environment(given))
+    directory = None if given.ledger is None else Path(given.ledger)
+    proof = None if directory is None else Proof(directory, jobs)
+    drains = PageDrains(given, jobs) if given.primary and given.secondary else None
+    actions = Actions(live, hosts, secondary, ledger, drains, proof, is_read_only=given.read_only)
+    documents = PageDocuments(live, actions, secondary, directory, proof)
     server = _Server(_config(application(access, live, documents, __version__), tls))
     loop = asyncio.get_running_loop()
 
@@ -118,6 +123,7 @@ async def _serve(
         await server.serve(sockets=[listening])
     finally:
         await live.close()
+        await jobs.close()
         hosts.close()
         peers.close()
     print("stopped", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -12,6 +12,8 @@ from twinbus.control.client import ask
 from twinbus.errors import ControlError, TwinbusError
 from twinbus.page.core.pair_table import Pair
 from twinbus.page.server.live import LiveView
+from twinbus.page.sources.jobs import JobResult
+from twinbus.page.sources.proof import Proof
 
 STEERING: Final = {
     "freeze": "{path}: its routing stays as it is until it is unfrozen",
@@ -23,13 +25,11 @@ SYPHON: Final = {
     "pause": "the syphon is paused; messages in flight are finished",
     "resume": "the syphon is resumed",
 }
+DRAINS: Final = ("drain-once", "only-entity")
 BY_COMMAND: Final = {
     "rate": "the rate of a running syphon cannot be changed: restart it with"
     " `twinbus syphon run --rate`",
-    "only-entity": "use `twinbus syphon drain --only PATH`",
-    "drain-once": "use `twinbus syphon drain`",
     "prune": "use `twinbus backlog prune --dry-run`",
-    "prove": "use `twinbus report conservation`",
 }
 """Actions that the page does not carry out, and the command that does."""
 
@@ -54,6 +54,16 @@ class ReplaySource(Protocol):
         """Replay dead letters of a backlog queue; return what was done."""
 
 
+class DrainSource(Protocol):
+    """What drains a backlog in a process of its own."""
+
+    def moves(self, primary: str, secondary: str) -> bool:
+        """Return whether both namespaces are those that the page was started with."""
+
+    def drain(self, label: str, path: str | None, ended: Callable[[JobResult], None]) -> bool:
+        """Start a drain of all destinations or of one; False: one of this label runs."""
+
+
 class ActionLedger(Protocol):
     """A LedgerWriter, or one that keeps nothing."""
 
@@ -76,14 +86,24 @@ class Actions:
         sockets: SocketSource,
         secondary: ReplaySource | None,
         ledger: ActionLedger | None,
+        drains: DrainSource | None = None,
+        proof: Proof | None = None,
         *,
         is_read_only: bool,
     ) -> None:
         self.is_read_only = is_read_only
+        self._drains = drains
+        self._proof = proof
         self._live = live
         self._sockets = sockets
         self._secondary = secondary
         self._ledger = ledger
+
+    @property
+    def offers(self) -> list[str]:
+        """The actions and documents that depend on how the page was started."""
+        drains = DRAINS if self._drains is not None else ()
+        return [*drains, *(("proof", "prove") if self._proof is not None else ())]
 
     async def act(self, given: Mapping[str, Any], who: str) -> dict[str, Any]:
         """Carry out one action, and record it; Unanswerable if it is refused."""
@@ -94,7 +114,7 @@ class Actions:
         if path is not None and not isinstance(path, str):
             raise Unanswerable("path must be a text")
         try:
-            text = await self._carried_out(action, pair, path or "", given)
+            text = await self._carried_out(action, pair, path or "", given, who)
         except TwinbusError as error:
             self._record(pair, action, path, who, str(error))
             raise Unanswerable(str(error), 409) from error
@@ -110,7 +130,7 @@ class Actions:
         return pair
 
     async def _carried_out(
-        self, action: str, pair: Pair, path: str, given: Mapping[str, Any]
+        self, action: str, pair: Pair, path: str, given: Mapping[str, Any], who: str
     ) -> str:
         if action in STEERING:
             if not path:
@@ -123,9 +143,45 @@ class Actions:
             return SYPHON[action]
         if action == "replay":
             return await self._replay(pair, given)
+        if action in DRAINS:
+            return self._drain(pair, path if action == "only-entity" else None, who)
+        if action == "prove":
+            return self._prove(pair, who)
         if action in BY_COMMAND:
             raise Unanswerable(BY_COMMAND[action], 409)
         raise Unanswerable("there is no such action")
+
+    def _drain(self, pair: Pair, path: str | None, who: str) -> str:
+        if path == "":
+            raise Unanswerable("only-entity needs the path of an entity")
+        drains, name = self._drains, pair["name"]
+        if drains is None or not drains.moves(pair["primary"], pair["secondary"]):
+            raise Unanswerable(
+                f"start `twinbus page` with the primary {pair['primary']} and the secondary"
+                f" {pair['secondary']}, or use `twinbus syphon drain`", 409,
+            )  # fmt: skip
+        what = "drain-once" if path is None else "only-entity"
+
+        def ended(result: JobResult) -> None:
+            text = result.lines[-1] if result.lines else f"exit status {result.status}"
+            level = "info" if result.status == 0 else "error"
+            said = text if result.status == 0 else result.error or text
+            self._add_event(name, path, f"{what} ended: {said}", who, level)
+
+        if not drains.drain(name, path, ended):
+            raise Unanswerable(f"a drain of {name} that this page started still runs", 409)
+        return f"started: {name}'s backlog{f' for {path}' if path else ''} is drained once"
+
+    def _prove(self, pair: Pair, who: str) -> str:
+        if self._proof is None:
+            raise Unanswerable("start `twinbus page` with --ledger to prove conservation", 409)
+
+        def ended(text: str, is_made: bool) -> None:
+            self._add_event(pair["name"], None, text, who, "info" if is_made else "error")
+
+        if not self._proof.make(ended):
+            raise Unanswerable("a report is being made already", 409)
+        return "started: the conservation report is being made"
 
     def _syphon_hosts(self, pair: Pair) -> list[str]:
         """Return the hosts whose syphons serve this pair: itself, or those of the same label."""
@@ -165,13 +221,11 @@ class Actions:
         await asyncio.to_thread(ask, path, verb, arguments)
 
     def _record(self, pair: Pair, action: str, path: str | None, who: str, error: str) -> None:
-        now, name = time.time(), pair["name"]
+        name = pair["name"]
         why = f": {error}" if error else ""
         what = f"{action} {path}" if path else action
-        self._live.board.add_event(
-            name, "action", f"{what} (asked by {who}){why}", now,
-            path=path, level="error" if error else "info", who=who,
-        )  # fmt: skip
+        level = "error" if error else "info"
+        self._add_event(name, path, f"{what} (asked by {who}){why}", who, level)
         if self._ledger is not None:
             self._ledger.record(
                 "action", pair=f"{name}+{pair['secondary']}", namespace=name, entity=path,
@@ -179,3 +233,8 @@ class Actions:
                 error=f"asked by {who}{why}"[:TEXT_MAX], view="client",
             )  # fmt: skip
             self._ledger.flush()
+
+    def _add_event(self, name: str, path: str | None, text: str, who: str, level: str) -> None:
+        self._live.board.add_event(
+            name, "action", text, time.time(), path=path, level=level, who=who
+        )

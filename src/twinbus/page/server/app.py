@@ -111,7 +111,12 @@ def application(
 
     def fixed(request: Request) -> dict[str, Any]:
         role = request.state.role.value
-        return {"role": role, "read_only": documents.is_read_only, "version": version}
+        return {
+            "role": role,
+            "read_only": documents.is_read_only,
+            "offers": documents.offers,
+            "version": version,
+        }
 
     def document(make: Callable[[Request], Awaitable[Any]], *, operator: bool = False) -> Any:
         async def answer(request: Request) -> Response:
@@ -136,6 +141,7 @@ def application(
             Route("/api/backlog", document(documents.backlog)),
             Route("/api/dead-letters", document(documents.dead_letters)),
             Route("/api/dead-letters/one", document(documents.dead_letter, operator=True)),
+            Route("/api/proof", document(documents.proof)),
             Route("/api/events", document(documents.events)),
             Route("/api/actions", document(act), methods=["POST"]),
         ],

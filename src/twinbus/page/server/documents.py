@@ -15,6 +15,7 @@ from twinbus.page.server.access import Role
 from twinbus.page.server.actions import Actions, Unanswerable
 from twinbus.page.server.live import LiveView
 from twinbus.page.sources.ledger_tail import ledger_events, timeline
+from twinbus.page.sources.proof import Proof
 
 COUNT_AGAIN_S: Final = 30.0
 """Runtime counts are billed."""
@@ -49,8 +50,9 @@ class PageDocuments:
 
     def __init__(
         self, live: LiveView, actions: Actions, secondary: SecondarySource | None,
-        ledger: Path | None,
+        ledger: Path | None, proof: Proof | None = None,
     ) -> None:  # fmt: skip
+        self._proof = proof
         self._live = live
         self._actions = actions
         self._secondary = secondary
@@ -61,6 +63,16 @@ class PageDocuments:
     @property
     def is_read_only(self) -> bool:
         return self._actions.is_read_only
+
+    @property
+    def offers(self) -> list[str]:
+        return self._actions.offers
+
+    async def proof(self, _: Request) -> dict[str, Any]:
+        """Return the verdict of the last conservation report."""
+        if self._proof is None:
+            raise Unanswerable("start `twinbus page` with --ledger to prove conservation", 409)
+        return await asyncio.to_thread(self._proof.document)
 
     async def act(self, given: Mapping[str, Any], who: str) -> dict[str, Any]:
         """Carry out an action; Unanswerable if it is refused."""
