@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +25,7 @@ import pytest
 from tests.end_to_end.paired_program import running
 from tests.official_sdk import administration
 from tests.processes import ENTRY, ServedBroker, run_twinbus
+from tests.unit.console.commands import run
 
 pytestmark = pytest.mark.end_to_end
 
@@ -117,43 +123,121 @@ def test_a_pair_is_seen_and_steered_from_outside(desk: Desk) -> None:
         assert desk.types("status").returncode == 0
 
 
-def test_a_monitoring_system_gets_a_line_a_level_and_figures(desk: Desk) -> None:
+def test_a_monitoring_system_gets_a_line_a_level_and_figures(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # In this process: what a command of its own adds is a second of imports.
+    monkeypatch.setenv("TWINBUS_RUN_DIR", str(desk.run_directory))
     secondary = desk.sides[1]
+    counted = ("check", "--secondary", secondary, "--label", "watched")
     with desk.program("watched", "orders") as program:
-        fine = desk.types("check", "--pair", "watched")
-        assert fine.returncode == 0, fine
-        start = f"TWINBUS OK - watched.{program.pid}: sends are safe"
-        assert fine.stdout.startswith(start)
-        assert " | pairs=1;;;0 unprotected=0;;;0 failed_over=0;;;0 sent=" in fine.stdout
-        assert "backlog=" not in fine.stdout
+        fine = run(capsys, "check", "--pair", "watched")
+        assert (fine.status, fine.err) == (0, "")
+        assert fine.out.startswith(f"TWINBUS OK - watched.{program.pid}: sends are safe")
+        assert " | pairs=1;;;0 unprotected=0;;;0 failed_over=0;;;0 sent=" in fine.out
+        assert "backlog=" not in fine.out
 
-        desk.types("force-failover", "orders", "--pair", "watched")
+        run(capsys, "force-failover", "orders", "--pair", "watched")
         until(lambda: desk.entities()["orders"]["diverted"] > 3)
-        words = ("check", "--secondary", secondary, "--label", "watched", "--output", "json")
-        seen = desk.types(*words)
-        document = json.loads(seen.stdout)
-        assert (seen.returncode, document["state"]) == (1, "WARNING")
+        seen = run(capsys, *counted, "--output", "json")
+        document = json.loads(seen.out)
+        assert (seen.status, document["state"]) == (1, "WARNING")
         assert document["figures"]["failed_over"] == 1
         assert document["figures"]["backlog"] > 3
         assert document["figures"]["backlog_age"] > 0
-        full = desk.types(*words[:-2], "--backlog-depth", "1,3")
-        assert (full.returncode, full.stderr) == (2, "")
-        assert full.stdout.startswith("TWINBUS CRITICAL - backlog: ")
-        assert "; failed over: orders" not in full.stdout
-        assert "failed over: orders" in full.stdout
+        full = run(capsys, *counted, "--backlog-depth", "1,3")
+        assert (full.status, full.err) == (2, "")
+        assert full.out.startswith("TWINBUS CRITICAL - backlog: ")
+        assert "failed over: orders" in full.out
 
+        # What cannot be found out does not hide what is known to be wrong.
         wrong_key = secondary.replace("SAS_KEY_VALUE", "WRONG")
-        unknown = desk.types("check", "--secondary", wrong_key, "--unprotected", "ok")
-        assert (unknown.returncode, unknown.stderr) == (1, "")
-        assert "failed over: orders; " in unknown.stdout
-        assert "key" in unknown.stdout
+        unknown = run(capsys, "check", "--secondary", wrong_key)
+        assert (unknown.status, unknown.err) == (1, "")
+        assert "failed over: orders; " in unknown.out
+        assert "key" in unknown.out
     # Where no pair runs, the backlog alone is judged; it has what the program left.
-    alone = desk.types(*words[:-2])
-    assert (alone.returncode, alone.stdout[:13]) == (0, "TWINBUS OK - ")
-    listed = desk.types("backlog", "list", "--secondary", secondary, "--output", "json")
-    queues = [one for one in json.loads(listed.stdout)["queues"] if one["label"] == "watched"]
+    alone = run(capsys, *counted)
+    assert (alone.status, alone.out[:13]) == (0, "TWINBUS OK - ")
+    listed = run(capsys, "backlog", "list", "--secondary", secondary, "--output", "json")
+    queues = [one for one in json.loads(listed.out)["queues"] if one["label"] == "watched"]
     waiting = sum(one["active"] + one["scheduled"] + one["deferred"] for one in queues)
-    assert f" backlog={waiting};;;0 " in alone.stdout
+    assert f" backlog={waiting};;;0 " in alone.out
+
+
+CONTROLLING_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+"""Without one, Ctrl-C on the terminal would be no signal."""
+
+
+class Terminal:
+    """A terminal of 80 columns and 24 rows with one command in it."""
+
+    def __init__(self, run_directory: Path, *arguments: str) -> None:
+        self._master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.settings = termios.tcgetattr(self.slave)
+        self.shown = ""
+        environment = {**os.environ, "TWINBUS_RUN_DIR": str(run_directory), "TERM": "xterm"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CONTROLLING_TERMINAL + ENTRY, *arguments],
+            stdin=self.slave, stdout=self.slave, stderr=self.slave, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def read_until(self, text: str) -> None:
+        until(lambda: text in self._read())
+
+    def press(self, key: bytes) -> int:
+        """Press a key; return the exit status with which the command then ends."""
+        os.write(self._master, key)
+        until(lambda: bool(self._read()) and self.process.poll() is not None)
+        self._read()
+        return self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._master)
+        os.close(self.slave)
+
+    def _read(self) -> str:
+        while select.select([self._master], [], [], 0)[0]:
+            self.shown += os.read(self._master, 65_536).decode(errors="replace")
+        return self.shown
+
+
+def test_top_follows_a_pair_and_leaves_the_terminal_as_it_was(desk: Desk) -> None:
+    with desk.program("watched", "orders"):
+        for key, headline in ((b"q", "Healthy: 1 pair, 1 entity"), (b"\x03", "Failed over")):
+            terminal = Terminal(desk.run_directory, "top")
+            try:
+                terminal.read_until(headline)
+                desk.types("force-failover", "orders")
+                terminal.read_until("Failed over")
+                assert terminal.press(key) == 0
+                last = terminal.shown.rpartition("Failed over")[2]
+                assert "\x1b[?1049h" in terminal.shown
+                assert "\x1b[?1049l" in last
+                assert "\x1b[?25h" in last
+                assert "Traceback" not in terminal.shown
+                assert termios.tcgetattr(terminal.slave) == terminal.settings
+            finally:
+                terminal.close()
+        # Without a terminal it prints once, and has the figures of `status`.
+        printed = desk.types("top")
+        assert (printed.returncode, printed.stderr) == (0, "")
+        assert "\x1b" not in printed.stdout
+        assert "failed over, forced" in printed.stdout
+        before = desk.entities()["orders"]
+        document = json.loads(desk.types("top", "--output", "json").stdout)
+        after = desk.entities()["orders"]
+        (pair,) = document["pairs"]
+        (entity,) = pair["entities"]
+        for figure in ("sent", "diverted", "raised"):
+            assert before[figure] <= entity[figure] <= after[figure]
+        assert (entity["state"], entity["forced"]) == (after["state"], after["forced"])
+        assert document["headline"]["level"] == "failed-over"
 
 
 def test_a_wrong_path_or_pair_changes_nothing_and_lists_what_there_is(desk: Desk) -> None:

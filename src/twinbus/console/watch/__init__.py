@@ -1,1 +1,1 @@
-"""Commands that watch running pairs: `twinbus check` for monitoring systems."""
+"""Commands that watch running pairs: `twinbus check` for monitoring systems, `twinbus top`."""

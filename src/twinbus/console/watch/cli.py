@@ -1,4 +1,4 @@
-"""The command `twinbus check`."""
+"""The commands `twinbus check` and `twinbus top`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from twinbus.console.options import PairOption, SidesOptions
-from twinbus.console.terminal.command import command, command_group, option
+from twinbus.console.terminal.command import command, command_group, flag, option
 from twinbus.console.terminal.output import Output, OutputOption
 from twinbus.console.terminal.times import seconds_of
 from twinbus.errors import SettingsError
@@ -93,3 +93,18 @@ def check(
         )
 
     return run_check(request, output)
+
+
+@command(app, "twinbus top --pair contoso")
+def top(
+    pair: PairOption = None,
+    once: Annotated[bool, flag("--once", "Print once and end, as without a terminal.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Show pairs, entities, backlog and syphons, live.
+
+    What `twinbus page` shows, in a terminal: every second, worst first, until q or Ctrl-C.
+    """
+    from twinbus.console.watch.top import run_top
+
+    return run_top(pair, output, once=once)
