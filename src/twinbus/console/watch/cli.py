@@ -65,7 +65,7 @@ def check(
     dead_letters: Annotated[str, option("LIMIT", "Dead letters of the backlog.")] = "0",
     unprotected: Annotated[
         Literal["ok", "warning", "critical"],
-        typer.Option(help="CheckLevel of a pair whose sends depend on the primary alone."),
+        typer.Option(help="Level of a pair whose sends depend on the primary alone."),
     ] = "critical",
     timeout: Annotated[str, option("TIME", "Time for the secondary to answer.")] = "10s",
     output: OutputOption = Output.TEXT,

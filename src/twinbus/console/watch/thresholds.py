@@ -51,7 +51,7 @@ class Thresholds:
     depth: Limits = NO_LIMITS
     dead_letters: Limits = NO_LIMITS
     unprotected: CheckLevel = CheckLevel.CRITICAL
-    """CheckLevel of a pair whose sends depend on the primary alone."""
+    """Level of a pair whose sends depend on the primary alone."""
 
 
 def limits_of(text: str, option: str, *, is_time: bool = False) -> Limits:
