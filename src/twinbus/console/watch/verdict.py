@@ -80,21 +80,20 @@ def findings_of(host: CheckedHost, unprotected: CheckLevel) -> list[CheckFinding
 def known_backlog(hosts: Sequence[CheckedHost]) -> BacklogFigures:
     """Return what the hosts know: messages that wait, and dead letters since the syphons began.
 
-    Several processes may count the same backlog, so the largest count is the depth.
+    Processes of one pair count the same backlog, so the largest count of each label is taken.
     """
-    depths = [
-        count
-        for host in hosts
-        for count in (host.status.get("backlog_waiting"), host.status.get("waiting"))
-        if count is not None
-    ]
+    depths: dict[str, int] = {}
+    for host in hosts:
+        for count in (host.status.get("backlog_waiting"), host.status.get("waiting")):
+            if count is not None:
+                depths[host.label] = max(count, depths.get(host.label, 0))
     queues = [
         state
         for host in hosts
         for state in (host.status.get("syphon") or host.status.get("queues") or {}).values()
     ]
     dead = sum(state["dead_lettered"] for state in queues) if queues else None
-    return BacklogFigures(max(depths, default=None), None, dead)
+    return BacklogFigures(sum(depths.values()) if depths else None, None, dead)
 
 
 def backlog_findings(backlog: BacklogFigures, thresholds: Thresholds) -> list[CheckFinding]:

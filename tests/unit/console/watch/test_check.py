@@ -119,6 +119,12 @@ def test_without_a_secondary_the_hosts_tell_depth_and_dead_letters() -> None:
     assert known_backlog([pair(status())]) == BacklogFigures()
 
 
+def test_processes_of_one_pair_count_the_same_backlog_and_those_of_two_pairs_do_not() -> None:
+    other = CheckedHost("pair", "fabrikam", "fabrikam.9", status(backlog_waiting=5))
+    hosts = [pair(status(backlog_waiting=9)), pair(status(backlog_waiting=8)), other]
+    assert known_backlog(hosts).depth == 14
+
+
 def test_figures_have_units_limits_and_a_minimum() -> None:
     hosts = [pair(status(entity("orders", "failed over", sent=5, diverted=2, raised=1)))]
     numbers = figures(hosts, BacklogFigures(2, 1.5, 0), Thresholds(age_s=Limits(3600.0, 21600.0)))
