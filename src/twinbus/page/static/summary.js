@@ -30,7 +30,7 @@ function facts(pair) {
   const rotation = pair.queues.filter((queue) => queue.state === "in rotation").length;
   const list = [
     { name: pair.state === "running" ? "Running since" : "Started", at: pair.started_at },
-    { name: "Backlog queues in rotation", value: `${count(rotation)} of ${count(pair.queues.length)}` },
+    { name: "Queues in rotation", value: `${count(rotation)} of ${count(pair.queues.length)}` },
     { name: "Sent to the primary", value: count(total("sent")) },
     { name: "Diverted", value: count(total("diverted")) },
     { name: "Errors raised to callers", value: count(total("raised")) },

@@ -1,0 +1,27 @@
+"""A real browser: Debian's Chromium, steered by Playwright."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+CHROMIUM = "chromium"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium for the tests of a module."""
+    path = shutil.which(CHROMIUM)
+    if path is None:
+        if os.environ.get("CI"):
+            raise FileNotFoundError(f"{CHROMIUM} is not installed")
+        pytest.skip(f"needs {CHROMIUM} (Debian's package {CHROMIUM})")
+    with sync_playwright() as playwright:
+        # Chromium's own sandbox needs rights that a container does not give.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
