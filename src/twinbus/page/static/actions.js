@@ -62,15 +62,6 @@ const ACTIONS = {
     yes: "Resume",
     command: `syphon resume --pair ${pair.name}`,
   }),
-  rate: ({ pair }) => ({
-    title: "Set the rate of the syphon",
-    lines: [
-      "The syphon forwards at most this many messages a second.",
-      "Empty: adaptive. It slows down when the primary is busy and speeds up after a recovery.",
-    ],
-    yes: "Set rate",
-    input: number("Messages a second", pair.syphon?.rate),
-  }),
   "only-entity": ({ pair }) => ({
     title: "Drain one entity",
     lines: [
@@ -90,16 +81,6 @@ const ACTIONS = {
     ],
     yes: "Start",
     command: "syphon drain",
-  }),
-  prune: ({ pair, found }) => ({
-    title: "Remove extra backlog queues",
-    lines: [
-      `Empty backlog queues that no pair of ${pair.name} uses are deleted from ${pair.secondary}. Queues with messages stay.`,
-      `The dry run says: ${found}`,
-    ],
-    yes: "Remove them",
-    body: { dry_run: false },
-    command: "backlog prune",
   }),
   replay: ({ letters }) => ({
     title: `Replay ${counted(letters.length, "dead letter")}`,
@@ -141,11 +122,6 @@ function byQueue(letters) {
   return [...queues].map(([queue, sequences]) => ({ queue, sequences }));
 }
 
-function number(label, value) {
-  const input = el("input", { type: "number", min: 0.1, max: 1_000_000, step: "any", value: value ?? "" });
-  return { node: el("label", {}, `${label} `, input), read: () => (input.value === "" ? "adaptive" : Number(input.value)) };
-}
-
 function select(label, values) {
   const options = values.map((value) => el("option", { value, text: value }));
   const input = el("select", {}, ...options);
@@ -167,17 +143,8 @@ export function prepareActions(done) {
 }
 
 /** Ask the operator, then do it. `what` has the entity or the letters that the action is about. */
-export async function confirmAction(action, pair, what = {}) {
-  const facts = { pair, ...what };
-  if (action === "prune") {
-    try {
-      facts.found = await act({ action, pair: pair.id, dry_run: true });
-    } catch (error) {
-      toast(error.message, true);
-      return;
-    }
-  }
-  const question = ACTIONS[action](facts);
+export function confirmAction(action, pair, what = {}) {
+  const question = ACTIONS[action]({ pair, ...what });
   pending = { action, pair: pair?.id ?? null, question };
   setText(byId("confirm-title"), question.title);
   keyed(byId("confirm-text"), question.lines, (line) => line, (text) => ({ node: el("li", { text }) }), () => {});
@@ -193,7 +160,7 @@ export async function confirmAction(action, pair, what = {}) {
 async function run(asked) {
   if (!asked) return;
   const { action, pair, question } = asked;
-  const given = question.input ? { [question.field ?? "value"]: question.input.read() } : {};
+  const given = question.input ? { [question.field]: question.input.read() } : {};
   set(byId("confirm-yes"), { disabled: true });
   setText(byId("confirm-error"), "");
   try {
@@ -215,9 +182,8 @@ const TOAST_MS = 8_000;
 let toastTimer = 0;
 
 /** Say what an action did, for a while. */
-export function toast(text, failed = false) {
+function toast(text) {
   const node = byId("toast");
-  set(node, { "data-failed": failed });
   setText(node, text);
   clearTimeout(toastTimer);
   toastTimer = setTimeout(() => setText(node, ""), TOAST_MS);

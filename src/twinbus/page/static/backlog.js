@@ -149,10 +149,8 @@ function drawControls(pair) {
   const controls = [
     syphon && !pair.syphon.paused && { action: "pause", label: "Pause…" },
     syphon && pair.syphon.paused && { action: "resume", label: "Resume…" },
-    syphon && offers("rate") && { action: "rate", label: "Rate…" },
     allowed && offers("only-entity") && pair.entities.length && { action: "only-entity", label: "Drain one entity…" },
     allowed && offers("drain-once") && { action: "drain-once", label: "Drain once…" },
-    allowed && offers("prune") && { action: "prune", label: "Prune…" },
   ].filter(Boolean);
   keyed(
     byId("backlog-actions"),

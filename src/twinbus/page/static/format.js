@@ -40,15 +40,6 @@ export function size(bytes) {
   return kilobytes < 1024 ? `${TENTH.format(kilobytes)} KB` : `${TENTH.format(kilobytes / 1024)} MB`;
 }
 
-/** An amount of money; small amounts keep the digits that matter. */
-export function money(value, currency) {
-  if (!known(value)) return "not priced";
-  const digits = value !== 0 && Math.abs(value) < 1 ? 4 : 2;
-  const options = { minimumFractionDigits: 2, maximumFractionDigits: digits };
-  if (!/^[A-Z]{3}$/.test(currency ?? "")) return new Intl.NumberFormat(undefined, options).format(value);
-  return new Intl.NumberFormat(undefined, { style: "currency", currency, ...options }).format(value);
-}
-
 /** A duration in its two largest units. */
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;

@@ -3,7 +3,6 @@
 import { prepareActions } from "./actions.js";
 import { follow } from "./api.js";
 import { drawBacklog, forgetBacklog, prepareBacklog, refreshBacklog } from "./backlog.js";
-import { forgetCost } from "./cost.js";
 import { byId, set, show } from "./dom.js";
 import { drawEvents, loadEvents, prepareEvents, takeEvent } from "./events.js";
 import { drawHeadline } from "./headline.js";
@@ -44,7 +43,7 @@ function drawChosen() {
   const pair = chosen();
   show(byId("nobody"), !pair);
   show(byId("pair"), pair);
-  for (const name of ["cost", "proof"]) show(byId(name), offers(name));
+  show(byId("proof"), offers("proof"));
   set(document.body, { "data-acts": mayAct(pair) });
   if (!pair) return;
   if (pair.id !== shownId) turnTo(pair);
@@ -61,7 +60,6 @@ function turnTo(pair) {
   forgetLetters();
   forgetTimeline();
   forgetBacklog();
-  forgetCost();
 }
 
 function pick(id) {
