@@ -1,6 +1,6 @@
 // Numbers, durations and times as people read them. Null is "not known" and is written as a dash.
 
-import { el, set, setText } from "./dom.js";
+import { set, setText } from "./dom.js";
 
 const WHOLE = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
 const TENTH = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
@@ -76,14 +76,7 @@ export function utc(epoch) {
   return known(epoch) ? `${date(epoch).toISOString().slice(0, 19).replace("T", " ")} UTC` : "not known";
 }
 
-/** Make a <time> that shows the viewer's zone and says UTC on hover. */
-export function when(epoch) {
-  const node = el("time");
-  setWhen(node, epoch);
-  return node;
-}
-
-/** Change a <time>. */
+/** Make a <time> show the viewer's zone, and UTC on hover. */
 export function setWhen(node, epoch) {
   setText(node, clock(epoch));
   set(node, { title: utc(epoch), datetime: known(epoch) ? date(epoch).toISOString() : null });
