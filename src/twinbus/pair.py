@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from twinbus.control.server import ControlServer
 from twinbus.control.verbs import pair_verbs, steering_verbs
-from twinbus.errors import PairClosedError, SameNamespaceError, error_text
+from twinbus.errors import PairClosedError, PairingError, SameNamespaceError, error_text
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.announcements import EntityHeld, PairEvent, SideChanged
@@ -43,24 +42,19 @@ __all__ = ["Pair", "PairStatus", "pair_namespaces"]
 log = logging.getLogger("twinbus.pair")
 
 
-@asynccontextmanager
-async def pair_namespaces(
+def pair_namespaces(
     primary: str | Namespace,
     secondary: str | Namespace,
     options: SendAvailabilityOptions | None = None,
-) -> AsyncIterator[Pair]:
+) -> Pair:
     """Pair two namespaces for the `async with` block; the primary may be down meanwhile.
 
-    A side is a connection string or a Namespace. Raises SameNamespaceError, NamespaceInUseError,
-    MissingRightError, and with `require_secondary` BacklogUnavailableError.
+    Without a block, call `await pair.start()` and at the end `await pair.close()`. A side is a
+    connection string or a Namespace. Raises SameNamespaceError and NamespaceInUseError; the start
+    raises MissingRightError, and with `require_secondary` BacklogUnavailableError.
     """
     given = SendAvailabilityOptions() if options is None else options
-    pair = Pair(Namespace.of(primary), Namespace.of(secondary), given)
-    try:
-        await pair.start()
-        yield pair
-    finally:
-        await pair.close()
+    return Pair(Namespace.of(primary), Namespace.of(secondary), given)
 
 
 class Pair:
@@ -110,11 +104,29 @@ class Pair:
     def __repr__(self) -> str:
         return f"Pair({self._primary.endpoint}, {self._secondary.endpoint})"
 
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
     async def start(self) -> None:
-        """Find or create the backlog queues, and start the syphon if the options want it."""
-        assert self._client is None
+        """Find or create the backlog queues, and start the syphon if the options want it.
+
+        A start that fails or is cancelled closes the pair.
+        """
         if self._closing is not None:
             raise PairClosedError("the pair was closed before it was started")
+        if self._client is not None:
+            raise PairingError("the pair was started already")
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
         self._recorder = open_recorder(self._primary, self._secondary, self.options)
         self._client = PairedClient(self._primary, self._secondary, self.options, self._recorder)
         if self._syphon is not None:
@@ -375,5 +387,5 @@ class Pair:
 
     def _started(self) -> PairedClient:
         if self._client is None:
-            raise PairClosedError("the pair was not started; use it in `async with`")
+            raise PairClosedError("the pair was not started; use it in `async with`, or start it")
         return self._client

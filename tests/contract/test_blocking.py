@@ -23,7 +23,13 @@ from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
 from tests.contract.certificates import client_context, server_context
 from tests.contract.pairs import numbered, quick, sockets
-from twinbus import EmbeddedBroker, PairClosedError, PairingError, ScheduleUnavailableError
+from twinbus import (
+    EmbeddedBroker,
+    MissingRightError,
+    PairClosedError,
+    PairingError,
+    ScheduleUnavailableError,
+)
 from twinbus.blocking import EventStream, Namespace, Pair, pair_namespaces
 from twinbus.broker.faults import Fault
 from twinbus.broker.sas import AcceptedToken
@@ -113,6 +119,23 @@ def test_the_block_of_the_readme_in_sync_code(broker: EmbeddedBroker) -> None:
     assert pair.status().sides["primary"].state == "closed"
     sender.close()
     pair.close()
+
+
+def test_a_pair_without_a_block_is_started_and_closed(broker: EmbeddedBroker) -> None:
+    strings = [broker.connection_string(name) for name in ("contoso", "contoso-dr")]
+    pair = pair_namespaces(strings[0], strings[1], quick())
+    with pytest.raises(PairClosedError, match="the pair was not started"):
+        pair.get_queue_sender("orders")
+    pair.start()
+    with pytest.raises(PairingError, match="started already"):
+        pair.start()
+    pair.get_queue_sender("orders").send_messages(ServiceBusMessage("by hand"))
+    assert drained(pair, "orders", 1) == ["by hand"]
+    pair.close()
+    # A start that fails leaves no thread.
+    wrong = strings[1].replace("SharedAccessKey=", "SharedAccessKey=x")
+    with pytest.raises(MissingRightError):
+        pair_namespaces(strings[0], wrong, quick()).start()
 
 
 def test_events_come_to_a_thread_that_waits_for_them_to_the_very_last(
@@ -344,6 +367,7 @@ def test_a_forked_child_is_told_and_the_parents_pair_goes_on(broker: EmbeddedBro
     done = run_script(
         broker,
         """
+        later = pair_namespaces(primary, secondary, options)
         child = os.fork()
         if child == 0:
             try:
@@ -356,9 +380,14 @@ def test_a_forked_child_is_told_and_the_parents_pair_goes_on(broker: EmbeddedBro
             with pair_namespaces(primary, secondary, options) as own:
                 with own.get_queue_sender("orders") as mine:
                     mine.send_messages(ServiceBusMessage("child"))
+            # One of the module, which nobody started before the fork.
+            later.start()
+            later.get_queue_sender("orders").send_messages(ServiceBusMessage("child"))
+            later.close()
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0
         sender.send_messages(ServiceBusMessage("parent"))
+        later.close()
         pair.close()
         print("parent done")
         """,

@@ -16,10 +16,12 @@ from azure.servicebus import ServiceBusMessage
 from tests.contract.pairs import drain, nothing_left, numbered, quick, until
 from twinbus import (
     EmbeddedBroker,
+    MissingRightError,
     Namespace,
     PairClosedError,
     PairEvent,
     PairFaultedError,
+    PairingError,
     SideChanged,
     pair_namespaces,
 )
@@ -224,6 +226,32 @@ async def test_a_close_during_the_start_ends_the_start(broker: EmbeddedBroker) -
         await early.close()
         with pytest.raises(PairClosedError, match="before it was started"):
             await early.start()
+
+
+async def test_a_pair_without_a_block_is_started_and_closed(broker: EmbeddedBroker) -> None:
+    async with nothing_left():
+        pair = pair_namespaces(*sides(broker), quick())
+        with pytest.raises(PairClosedError, match="the pair was not started"):
+            pair.get_queue_sender("orders")
+        await pair.start()
+        with pytest.raises(PairingError, match="started already"):
+            await pair.start()
+        await pair.get_queue_sender("orders").send_messages(ServiceBusMessage("by hand"))
+        await pair.close()
+    received = await drain(broker.connection_string("contoso"), "orders")
+    assert "by hand" in [str(message) for message in received]
+
+
+async def test_a_start_that_fails_closes_the_pair(broker: EmbeddedBroker) -> None:
+    primary, secondary = sides(broker)
+    wrong = broker.connection_string("contoso-dr").replace("SharedAccessKey=", "SharedAccessKey=x")
+    refused = Namespace.from_connection_string(wrong)
+    async with nothing_left():
+        with pytest.raises(MissingRightError):
+            await pair_namespaces(primary, refused, quick()).start()
+        # Neither side is in use any more.
+        async with pair_namespaces(primary, secondary, quick()):
+            pass
 
 
 async def _whole(broker: EmbeddedBroker) -> None:

@@ -195,13 +195,9 @@ def test_the_twin_has_the_same_attributes() -> None:
         assert {name for name in vars(pair) if not name.startswith("_")} == PAIR_ATTRIBUTES
 
 
-def test_pair_namespaces_takes_the_same_and_is_a_context_manager_of_its_kind() -> None:
-    for function, manager in (
-        (pair_namespaces, "__aenter__"),
-        (blocking.pair_namespaces, "__enter__"),
-    ):
-        assert signature(function).partition(" -> ")[0] == PAIR_NAMESPACES
-        assert hasattr(function("x", "y"), manager)
+def test_pair_namespaces_takes_the_same_and_makes_a_pair_of_its_kind() -> None:
+    for function in (pair_namespaces, blocking.pair_namespaces):
+        assert signature(function) == f"{PAIR_NAMESPACES} -> Pair"
 
 
 def test_namespaces_and_options_take_exactly_this() -> None:

@@ -12,8 +12,9 @@ result. Unlike a call of the sync SDK, a call can be interrupted: Ctrl-C ends it
 - A pair and its senders may be used by many threads at once.
 - Inside a coroutine a call works, but it blocks that coroutine's event loop: use `twinbus` itself
   there.
-- The thread does not survive a fork. In the child, a pair made before the fork raises, and closing
-  it does nothing; make the pair in the child (gunicorn: `post_fork`, Celery:
+- Without a block, call `pair.start()` and `pair.close()`.
+- The thread does not survive a fork. In the child, a pair started before the fork raises, and
+  closing it does nothing; start the pair in the child (gunicorn: `post_fork`, Celery:
   `worker_process_init`).
 - A program that ends without closing its pair still exits at once.
 - Receivers are the sync SDK's own, from the primary; they do not use the pair's thread.

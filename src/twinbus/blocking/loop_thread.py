@@ -40,7 +40,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._pid = os.getpid()
+        self._pid: int | None = None
+        """The process of the thread; None: it was not started."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,7 +52,7 @@ class LoopThread:
     @property
     def is_forked(self) -> bool:
         """Whether the thread belongs to the process that this one was forked from."""
-        return os.getpid() != self._pid
+        return self._pid is not None and os.getpid() != self._pid
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `work` on the loop with the caller's context variables; return its result."""
@@ -114,8 +115,8 @@ class LoopThread:
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self.is_forked:
             raise PairingError(
-                "the pair was made before this process was forked, and its thread is in the parent;"
-                " make a pair in each process, after the fork"
+                "the pair was started before this process was forked, and its thread is in the"
+                " parent; start a pair in each process, after the fork"
             )
         if self._loop is None or self._stopped:
             self._start()
@@ -135,6 +136,7 @@ class LoopThread:
                 raise _closed()
             if self._thread is not None:
                 return
+            self._pid = os.getpid()
             started: Future[None] = Future()
             # A daemon: a program that does not close its pair can end.
             self._thread = threading.Thread(

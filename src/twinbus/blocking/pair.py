@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.blocking.sender import PairedSender
 from twinbus.blocking.sides import EventStream, PairSide
-from twinbus.errors import PairClosedError
+from twinbus.errors import PairClosedError, PairingError
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair as CorePair
@@ -30,20 +29,17 @@ RECEIVERS_CLOSE_S: Final = 10.0
 and cannot be interrupted."""
 
 
-@contextmanager
 def pair_namespaces(
     primary: str | Namespace,
     secondary: str | Namespace,
     options: SendAvailabilityOptions | None = None,
-) -> Iterator[Pair]:
-    """Pair two namespaces for the `with` block, as `twinbus.pair_namespaces` does."""
+) -> Pair:
+    """Pair two namespaces for the `with` block, as `twinbus.pair_namespaces` does.
+
+    Without a block, call `pair.start()` and at the end `pair.close()`.
+    """
     given = SendAvailabilityOptions() if options is None else options
-    pair = Pair(Namespace.of(primary), Namespace.of(secondary), given)
-    try:
-        pair.start()
-        yield pair
-    finally:
-        pair.close()
+    return Pair(Namespace.of(primary), Namespace.of(secondary), given)
 
 
 class Pair:
@@ -59,14 +55,34 @@ class Pair:
         self.primary = PairSide(self._core.primary, self._loop_thread, self._close_receivers)
         self.secondary = PairSide(self._core.secondary, self._loop_thread)
         self._lock = threading.Lock()
+        self._is_started = False
         self._receiving: ServiceBusClient | None = None
 
     def __repr__(self) -> str:
         return repr(self._core)
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def start(self) -> None:
-        """Find or create the backlog queues, and start the syphon if the options want it."""
-        self._loop_thread.run(self._core.start)
+        """Find or create the backlog queues, and start the syphon if the options want it.
+
+        A start that fails or is interrupted closes the pair. A pair that was made before a fork
+        is started after it, in the process that uses it.
+        """
+        with self._lock:
+            if self._is_started:
+                raise PairingError("the pair was started already")
+            self._is_started = True
+        try:
+            self._loop_thread.run(self._core.start)
+        except BaseException:
+            self.close()
+            raise
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a queue of the primary, which survives the loss of the primary."""
