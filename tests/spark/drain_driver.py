@@ -25,7 +25,7 @@ SETTINGS = {
 def main(master: str) -> None:
     """Serve orders from standard input until it ends; one line of JSON for each."""
     with spark_session(master=master, settings=SETTINGS) as spark:
-        ship_package(spark.sparkContext)
+        ship_package(spark)
         places = spark.range(2, numPartitions=2).mapInArrow(_where, "place string").collect()
         _answer({"places": sorted({row["place"] for row in places})})
         for line in sys.stdin:

@@ -178,7 +178,7 @@ def test_spark_submit_keeps_the_tables_and_says_in_one_line_what_fails(tmp_path:
     assert json.loads(told) == {"commit": 0, "batch": 0, "records": 2, "set_aside": {}}
     code, told = submitted("status", "nofs://host/ledger")
     assert code == 1
-    assert told.startswith("twinbus: Spark could not work it out: ")
+    assert told.startswith("twinbus: nofs://host/ledger/_tables cannot be used: ")
     assert told.count("\n") == 1
 
 

@@ -33,8 +33,7 @@ def test_a_file_system_that_is_not_there_is_one_line(
 ) -> None:
     assert submit.main(["update", "nofs://host/ledger"]) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("twinbus: Spark could not work it out: ")
-    assert 'No FileSystem for scheme "nofs"' in line
+    assert line.startswith("twinbus: nofs://host/ledger/_tables cannot be used: ")
 
 
 def test_the_commands_from_an_update_to_a_rebuild(

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 from pyspark.sql import DataFrameReader, DataFrameWriter
+from pyspark.sql.conf import RuntimeConfig
 
 from tests.spark.kept import write_lines
 from tests.spark.ledgers import diverted, moved, sent
@@ -26,6 +27,7 @@ from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
@@ -142,10 +144,20 @@ def test_open_files_that_no_worker_reads_are_not_passed_over(
         pass
 
 
+def answering(master: str) -> Callable[..., str | None]:
+    """The settings of a session, with another master."""
+    real = RuntimeConfig.get
+
+    def get(conf: RuntimeConfig, key: str, *default: str | None) -> str | None:
+        return master if key == "spark.master" else real(conf, key, *default)
+
+    return get
+
+
 def test_local_paths_on_a_cluster_are_refused_unless_declared_shared(
     spark: SparkSession, ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark.sparkContext, "master", CLUSTER)
+    monkeypatch.setattr(RuntimeConfig, "get", answering(CLUSTER))
     refused = pytest.raises(LedgerError, match=rf"is a local path and {CLUSTER} is a cluster")
     with refused:
         update(spark, ledger)
@@ -160,7 +172,7 @@ def test_local_paths_on_a_cluster_are_refused_unless_declared_shared(
     assert not (ledger / "_tables").exists()
     assert open_store(spark, ledger, shared=True).latest().number < 0
     # Executors of `local-cluster` are processes of this machine.
-    monkeypatch.setattr(spark.sparkContext, "master", "local-cluster[2,1,1024]")
+    monkeypatch.setattr(RuntimeConfig, "get", answering("local-cluster[2,1,1024]"))
     assert open_store(spark, ledger).latest().number < 0
 
 

@@ -100,6 +100,8 @@ def test_a_jvm_that_is_killed_is_one_line(
 
 
 def test_a_session_that_is_there_is_used_and_left_running(spark: SparkSession) -> None:
+    # Another test may have made a session of its own the active one.
+    spark.createDataFrame([(1,)], "number int")
     with spark_session(announce=pytest.fail) as same:
         assert same is spark
     assert start_session(announce=pytest.fail) is spark

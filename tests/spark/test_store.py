@@ -5,22 +5,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from pyspark.sql import SparkSession
 
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.compaction import Compacted
+from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.layout import kept_tables, signature_of
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, update
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from twinbus.pipeline.tables.gold import gold_tables
 
 pytestmark = pytest.mark.spark
 
@@ -64,21 +63,17 @@ def test_the_only_copy_without_its_sets_is_not_taken_for_empty(
 
 @pytest.mark.parametrize("survived", range(3))
 def test_a_rebuild_that_dies_half_way_leaves_no_tables(
-    spark: SparkSession, ledger: Path, survived: int
+    spark: SparkSession, ledger: Path, monkeypatch: pytest.MonkeyPatch, survived: int
 ) -> None:
     store = TableStore(spark, ledger / "_tables")
-    hadoop, left = store._files, iter(range(survived))
+    remove, left = store._files.remove, iter(range(survived))
 
-    class Files:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(hadoop, name)
+    def removes(name: str) -> bool:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return remove(name)
 
-        def delete(self, path: Any, recursive: bool) -> bool:
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            return bool(hadoop.delete(path, recursive))
-
-    store._files = Files()
+    monkeypatch.setattr(store._files, "remove", removes)
     with pytest.raises(KeyboardInterrupt):
         store.remove()
     with pytest.raises(LedgerError, match=r"was broken off.*twinbus ledger rebuild LEDGER"):
@@ -113,6 +108,20 @@ def test_many_files_are_read_without_a_job_to_list_them(
     plain = session.read.schema("messages long")
     assert jobs_of(lambda: plain.parquet(*files), "of the user") == 1
     assert jobs_of(lambda: store.read_files("raised", paths), "of the store") == 0
+
+
+def test_a_session_of_the_user_is_neither_changed_nor_replaced(
+    spark: SparkSession, ledger: Path
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.shuffle.partitions", "7")
+    # As a notebook does: this one is the active session then.
+    session.createDataFrame([(1,)], "number int")
+    before = dict(session.conf.getAll)
+    with current_tables(session, ledger) as tables:
+        assert [tables.table(table.name).count() for table in gold_tables()] == [0] * 12
+    assert dict(session.conf.getAll) == before
+    assert SparkSession.getActiveSession() is session
 
 
 def test_an_update_compacts_when_it_pays(

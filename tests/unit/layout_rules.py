@@ -89,6 +89,14 @@ FOREIGN_HOMES: Mapping[str, Set[str]] = {
 }
 """Units that may import a heavy or foreign library at all."""
 
+CLASSIC_HOME = "twinbus.pipeline.spark.classic"
+"""The only module that may use a SparkContext, an RDD or the JVM: Spark Connect has none."""
+
+CLASSIC_NAMES = frozenset(
+    """SparkContext sparkContext rdd toJavaRDD _active_spark_context _gateway _jconf _jdf _jsc
+    _jsparkSession _jvm _sc""".split()
+)
+
 LINES_MAX = 500
 FILES_MAX = 20
 FORBIDDEN_WORDS = frozenset({"base", "common", "helper", "helpers", "manager", "util", "utils"})
@@ -300,6 +308,25 @@ def strayed_libraries(source: Path) -> list[str]:
         for line, name in module.imports()
         if module.unit not in FOREIGN_HOMES.get(name.split(".")[0], {module.unit})
     ]
+
+
+def strayed_contexts(source: Path) -> list[str]:
+    """Uses of a SparkContext, an RDD or the JVM outside their one module."""
+    broken = []
+    for module in modules(source):
+        if module.name == CLASSIC_HOME:
+            continue
+        broken += [
+            f"{module.name}:{line} must not import {name}: {CLASSIC_HOME} may"
+            for line, name in module.imports()
+            if name.split(".")[0] == "py4j" or name.split(".")[-1] in CLASSIC_NAMES
+        ]
+        broken += [
+            f"{module.name}:{node.lineno} must not use {node.attr}: {CLASSIC_HOME} may"
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Attribute) and node.attr in CLASSIC_NAMES
+        ]
+    return broken
 
 
 def long_files(*trees: Path) -> list[str]:

@@ -85,6 +85,7 @@ PUBLIC_NAMES = [
         rules.doubled_classes,
         rules.crowded_folders,
         rules.strayed_libraries,
+        rules.strayed_contexts,
     ],
 )
 def test_the_package_keeps_its_shape(rule: Callable[[Path], list[str]]) -> None:
@@ -286,6 +287,23 @@ def test_a_strayed_library_is_found(tmp_path: Path) -> None:
     assert rules.strayed_libraries(tree) == [
         "twinbus.broker.server:1 must not import azure.servicebus"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("pipeline__store__store", "def f(spark):\n    spark.sparkContext.master", "sparkContext"),
+        ("pipeline__store__store", "count = frame.rdd.getNumPartitions()", "rdd"),
+        ("pipeline__planner", "from pyspark import SparkContext", "pyspark.SparkContext"),
+        ("console__scan", "from py4j.protocol import Py4JError", "py4j.protocol.Py4JError"),
+    ],
+)
+def test_a_context_outside_its_module_is_found(
+    tmp_path: Path, name: str, text: str, complaint: str
+) -> None:
+    tree = made_up(tmp_path, pipeline__spark__classic=text, **{name: text})
+    [found] = rules.strayed_contexts(tree)
+    assert complaint in found
 
 
 def test_a_long_file_a_nameless_thing_and_a_silent_module_are_found(tmp_path: Path) -> None:

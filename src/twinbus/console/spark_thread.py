@@ -15,7 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
-from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START, SparkStartError, spark_session
+from twinbus.pipeline.spark.session import (
+    LOCAL_MASTER,
+    QUICK_START,
+    SparkStartError,
+    interrupt_jobs,
+    spark_session,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,7 +106,7 @@ class SparkThread:
         if session is not None:
             # Without its JVM there is no job to cancel.
             with suppress(Exception):
-                session.sparkContext.cancelAllJobs()
+                interrupt_jobs(session)
 
     def _run(self) -> None:
         with self._open:

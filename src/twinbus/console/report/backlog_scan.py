@@ -60,9 +60,10 @@ class BacklogScan:
     def snapshot(self, spark: SparkSession) -> BacklogSnapshot:
         """The messages that were found, for Spark."""
         from twinbus.pipeline.reports.conservation import BacklogSnapshot
+        from twinbus.pipeline.spark.session import reads_local_files
         from twinbus.pipeline.tables.schemas import SIGHTINGS
 
-        if (spark.sparkContext.master or "").startswith("local"):
+        if reads_local_files(spark):
             found = spark.read.json(f"file:{self._file}", schema=SIGHTINGS)
         else:
             # Executors on other machines do not see the file.

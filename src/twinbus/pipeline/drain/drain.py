@@ -34,8 +34,9 @@ from twinbus.pipeline.drain.progress import DrainBacklog, DrainRun
 from twinbus.pipeline.drain.shipped_side import open_side, shipped_side
 from twinbus.pipeline.drain.task import SEPARATOR, DrainTask
 from twinbus.pipeline.drain.task_ledger import require_place
+from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob
-from twinbus.pipeline.spark.session import require_shared
+from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.syphon.connection.counts import CountsUnavailable
 from twinbus.syphon.connection.selection import destination_keys
@@ -44,7 +45,7 @@ from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainProgress
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger("twinbus.pipeline")
 
@@ -111,7 +112,7 @@ def drain(
     _require_usable(spark)
     if tasks is not None and tasks < 1:
         raise SyphonError(f"tasks must be at least 1; got {tasks}")
-    require_shared(spark.sparkContext.master, (place,), shared=shared)
+    require_shared(master_of(spark), (place,), shared=shared)
     require_place(str(place or ""))
     rate_per_s = options.syphon_rate if rate_per_s is None else rate_per_s
     only = options.syphon_only if only is None else only
@@ -134,7 +135,7 @@ def drain(
     unique = list(dict.fromkeys(queues))
     backlog = DrainBacklog(open_side(task.secondary), unique, on_progress, served)
     if backlog.queues:
-        ship_package(spark.sparkContext)
+        ship_package(spark)
         _Drain(spark, task, backlog, tasks, stop or threading.Event()).run()
     return DrainRun(spark, task.run, task.ledger)
 
@@ -188,18 +189,18 @@ class _Drain:
                     return
 
     def _run_job(self) -> None:
-        context = self._spark.sparkContext
-        count = self._slots or self._tasks or context.defaultParallelism
+        count = self._slots or self._tasks or classic.slots(self._spark)
         self._slots = None
         groups = group_queues(self._backlog.queues, self._at_rate(count))
         task = self._task
         if task.rate_per_s is not None:
             task = replace(task, rate_per_s=task.rate_per_s / len(groups))
-        conf = context.getConf()
-        host = conf.get("spark.driver.host") or "localhost"
-        with DriverListener(host, conf.get("spark.driver.bindAddress")) as post:
-            rows = _rows(self._spark, groups)
-            work = rows.mapInArrow(replace(task, tether=post.address), GROUPS)
+        conf = self._spark.conf
+        host = conf.get("spark.driver.host", None) or "localhost"
+        with DriverListener(host, conf.get("spark.driver.bindAddress", None)) as post:
+            rows = [(SEPARATOR.join(group),) for group in groups]
+            each = classic.one_task_each(self._spark, rows, GROUPS)
+            work = each.mapInArrow(replace(task, tether=post.address), GROUPS)
             words = f"twinbus: {len(self._backlog.queues)} backlog queues in {len(groups)} groups"
             with SparkJob(self._spark, work, words) as job:
                 self._watch(job, post)
@@ -268,13 +269,6 @@ class _Drain:
         return False
 
 
-def _rows(spark: SparkSession, groups: Sequence[Sequence[str]]) -> DataFrame:
-    rows = [(SEPARATOR.join(group),) for group in groups]
-    # `parallelize` with as many slices as rows is what gives each group a task of its own.
-    slices = spark.sparkContext.parallelize(rows, len(rows))
-    return spark.createDataFrame(slices, GROUPS)
-
-
 def _turn_s(options: SendAvailabilityOptions) -> float:
     """How long a continuous task works before jobs begin anew: what it knows ends with it.
 
@@ -286,14 +280,12 @@ def _turn_s(options: SendAvailabilityOptions) -> float:
 
 def _require_usable(spark: SparkSession) -> None:
     """SyphonError for a session that a drain cannot use."""
-    try:
-        conf = spark.sparkContext.getConf()
-    except Exception as error:
+    if not classic.is_classic(spark):
         raise SyphonError(
             "this Spark session has no SparkContext (Spark Connect): a drain needs a classic one,"
             " as spark-submit and twinbus.pipeline.spark.session start it"
-        ) from error
-    if str(conf.get("spark.speculation", "false")).lower() == "true":
+        )
+    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise SyphonError(
             "spark.speculation is on: a second attempt beside a running one would send what that "
             "has received; set it to false"

@@ -86,7 +86,7 @@ _PROPERTIES: Final = tuple(
 
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("servicebus")` known to a session, and to its executors."""
-    ship_package(spark.sparkContext)
+    ship_package(spark)
     spark.dataSource.register(ServiceBusSource)
 
 

@@ -18,7 +18,12 @@ from pyspark.sql import functions as F
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import OPEN_SUFFIX
 from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
-from twinbus.pipeline.spark.session import require_shared, session_for_few, session_for_many
+from twinbus.pipeline.spark.session import (
+    master_of,
+    require_shared,
+    session_for_few,
+    session_for_many,
+)
 from twinbus.pipeline.store.current import CurrentTables
 from twinbus.pipeline.store.raw_files import missing_from_files
 from twinbus.pipeline.store.store import TableStore
@@ -134,7 +139,7 @@ def batch_tables(
 
     `shared`: a local path is a directory that all machines of the cluster mount.
     """
-    require_shared(spark.sparkContext.master, (ledger,), shared=shared)
+    require_shared(master_of(spark), (ledger,), shared=shared)
     tables = BatchTables(spark, ledger)
     try:
         yield tables

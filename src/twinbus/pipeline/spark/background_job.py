@@ -6,9 +6,11 @@ import contextlib
 import re
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from pyspark import InheritableThread
+
+from twinbus.pipeline.spark.classic import JobGroup
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,10 +40,9 @@ class SparkJob:
 
     def __init__(self, spark: SparkSession, work: DataFrame, words: str) -> None:
         """`words` is what Spark's pages show for it."""
-        self._context: Any = spark.sparkContext
         self._work = work
         self._words = words
-        self._group = f"twinbus-{uuid.uuid4().hex[:12]}"
+        self._group = JobGroup(spark, f"twinbus-{uuid.uuid4().hex[:12]}")
         self._over = threading.Event()
         self._error: Exception | None = None
         self._thread = InheritableThread(target=self._run)
@@ -69,24 +70,15 @@ class SparkJob:
     def cancel(self) -> None:
         """Have Spark kill its tasks."""
         with contextlib.suppress(Exception):  # a context that is gone has no jobs either
-            self._context.cancelJobGroup(self._group)
+            self._group.cancel()
 
     def tasks(self) -> tuple[int, int]:
         """How many tasks run now, and how many wait for a slot."""
-        running = waiting = 0
-        tracker = self._context.statusTracker()
-        for job in tracker.getJobIdsForGroup(self._group):
-            found = tracker.getJobInfo(job)
-            for stage_id in found.stageIds if found else ():
-                stage = tracker.getStageInfo(stage_id)
-                if stage:
-                    running += stage.numActiveTasks
-                    waiting += stage.numTasks - stage.numCompletedTasks - stage.numActiveTasks
-        return running, waiting
+        return self._group.tasks()
 
     def _run(self) -> None:
         try:
-            self._context.setJobGroup(self._group, self._words)
+            self._group.enter(self._words)
             # The one action: it runs the tasks, and what they return is not looked at.
             self._work.collect()
         except Exception as error:  # noqa: BLE001 - `result` raises it for the caller

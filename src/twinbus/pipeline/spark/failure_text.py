@@ -11,7 +11,7 @@ from typing import Final
 from twinbus.errors import TwinbusError
 
 _LENGTH_MAX: Final = 300
-_SPARKS: Final = {"py4j", "pyspark"}
+_SPARKS: Final = {"grpc", "py4j", "pyspark"}
 
 _THROWN: Final = re.compile(r"(?:[a-z]\w*\.)+\w+(?:Exception|Error)\b.*")
 """How Java says what was thrown: after the call that failed, before the stack."""

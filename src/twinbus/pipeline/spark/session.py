@@ -1,11 +1,11 @@
 """A Spark session without ceremony: starts on the Java there is, says so, and is quiet otherwise.
 
 The JVM's own output goes to a file that is shown only if the start fails: its first lines come
-before any log level can be set. A session that is active already (a notebook, `spark-submit`) is
-used as it is and left running.
+before any log level can be set. A session that is active already (a notebook, `spark-submit`, Spark
+Connect) is used as it is, never reconfigured, and left running.
 
 Sessions for few and for many rows are beside the given one, of the same application: what is read
-by them is worked on with their settings.
+by them is worked on with their settings. Over Spark Connect there is only the given one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import importlib.util
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +23,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.drain.task_ledger import is_url
+from twinbus.pipeline.spark import classic
+from twinbus.pipeline.spark.connect import SCHEME, connect, connected_session
 from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.spark.java import find_java
 
@@ -63,7 +64,6 @@ _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _PARTITIONS_AT_FIRST: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 """Before Spark joins those that turn out to be small."""
 
-_END_LIMIT_S: Final = 15.0
 _TAIL_BYTES: Final = 16_000
 _TELLING: Final = ("Exception: ", "Error: ", "ERROR")
 """What marks a reason among the JVM's lines, the plainest first; else it is the last one."""
@@ -112,6 +112,8 @@ def start_session(
     running = _active()
     if running is not None:
         return running
+    if master.startswith(SCHEME):
+        return _connect(master)
     if _UNDER_SPARK_SUBMIT in os.environ:
         return _submitted(settings or {})
     changes = _environment(master, announce or (lambda line: None))
@@ -121,9 +123,9 @@ def start_session(
     # To a file and not a pipe: a pipe that is not read fills up and stops the JVM.
     with tempfile.TemporaryFile() as output, _changed(os.environ, changes):
         try:
-            return _launch({**_settings(master), **(settings or {})}, output)
+            return classic.launch({**_settings(master), **(settings or {})}, output)
         except Exception as error:
-            _reset()
+            classic.reset()
             raise SparkStartError(
                 f"Spark does not start on {master}: {_last_words(output) or error}"
             ) from error
@@ -131,15 +133,10 @@ def start_session(
 
 def stop_session(session: SparkSession) -> None:
     """Stop the session and, where this process started it, the JVM; waits until it is gone."""
-    process = getattr(session.sparkContext._gateway, "proc", None)
-    try:
+    if classic.is_classic(session):
+        classic.stop(session)
+    else:
         session.stop()
-    except Exception:
-        if process is None or process.poll() is None:
-            raise
-        # The JVM died, and with it what there was to stop.
-    if process is not None:
-        _reset()
 
 
 def session_for_tables(spark: SparkSession) -> SparkSession:
@@ -163,10 +160,31 @@ def session_for_many(spark: SparkSession, rows: int) -> SparkSession:
 
 
 def _session_with(spark: SparkSession, settings: dict[str, str]) -> SparkSession:
+    if not classic.is_classic(spark):
+        # Frames of two sessions cannot be joined there, and this one is the user's to configure.
+        return spark
     session = spark.newSession()
     for name, value in {_LISTED_BY_DRIVER: str(LISTED_BY_DRIVER_MAX), **settings}.items():
         session.conf.set(name, value)
     return session
+
+
+def master_of(spark: SparkSession) -> str:
+    """The master of the session's Spark, or a word for one that does not tell it."""
+    return spark.conf.get("spark.master", None) or "Spark Connect"
+
+
+def reads_local_files(spark: SparkSession) -> bool:
+    """Whether tasks surely see the files of this machine."""
+    return classic.is_classic(spark) and _is_local(master_of(spark))
+
+
+def interrupt_jobs(spark: SparkSession) -> None:
+    """Cancel what the session's Spark does now."""
+    if classic.is_classic(spark):
+        classic.cancel_all_jobs(spark)
+    else:
+        spark.interruptAll()
 
 
 def require_shared(
@@ -191,13 +209,7 @@ def _active() -> SparkSession | None:
     # Without pyspark loaded there can be no session; loading it to ask would cost 0.2 s.
     if "pyspark.sql" not in sys.modules:
         return None
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    if SparkContext._active_spark_context is None:
-        return None
-    # A thread that has none of its own shares the process's: there can be no second Spark in it.
-    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    return connected_session() or classic.running_session()
 
 
 def _is_not_py4j(record: logging.LogRecord) -> bool:
@@ -258,15 +270,12 @@ def _pyspark_home() -> str:
     return str(Path(spec.origin).parent)
 
 
-def _launch(settings: Mapping[str, str], output: IO[bytes]) -> SparkSession:
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession
-
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    launch: Any = launch_gateway
-    gateway = launch(conf, {"stdout": output, "stderr": subprocess.STDOUT})
-    return SparkSession(SparkContext(conf=conf, gateway=gateway))
+def _connect(url: str) -> SparkSession:
+    """A session of the Spark at a URL, with the settings of that one."""
+    try:
+        return connect(url)
+    except (ImportError, OSError) as error:
+        raise SparkStartError(f"Spark Connect at {url} cannot be used: {error}") from error
 
 
 def _submitted(settings: Mapping[str, str]) -> SparkSession:
@@ -275,31 +284,6 @@ def _submitted(settings: Mapping[str, str]) -> SparkSession:
 
     builder: Any = SparkSession.builder
     return builder.config(map=dict(settings)).getOrCreate()  # type: ignore[no-any-return]
-
-
-def _reset() -> None:
-    """End the JVM that this process started and let pyspark forget it: it can start anew."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    gateway: Any = SparkContext._gateway
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
-    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
-    if process is None:
-        return
-    with contextlib.suppress(Exception):
-        gateway.shutdown()
-    # The JVM ends by itself when its standard input does.
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(_END_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _last_words(output: IO[bytes]) -> str:

@@ -9,34 +9,36 @@ import atexit
 import importlib
 import shutil
 import tempfile
-import weakref
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from twinbus.pipeline.spark import classic
+from twinbus.pipeline.spark.session import master_of
+
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 PACKAGE: Final = "twinbus"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 """A zip knows no earlier time; the same package makes the same bytes."""
 
-_shipped: weakref.WeakSet[Any] = weakref.WeakSet()
 
-
-def ship_package(context: SparkContext) -> None:
+def ship_package(spark: SparkSession) -> None:
     """Have the tasks of this Spark application import the package of this process; once is enough.
 
-    In local mode they run on this machine with this Python, and find it by themselves.
+    In local mode they run on this machine with this Python, and find it by themselves. Over Spark
+    Connect nothing is shipped: there the package must be installed.
     """
-    if is_in_one_process(context.master or "") or context in _shipped or not _root().is_dir():
+    if not classic.is_classic(spark) or is_in_one_process(master_of(spark)):
+        return
+    if classic.is_shipped(spark) or not _root().is_dir():
         # Not a directory: it was shipped to this process too, and so to the executors.
         return
     # Spark reads the file again for each executor that comes, so it stays as long as this process.
     directory = Path(tempfile.mkdtemp(prefix="twinbus-ship-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    context.addPyFile(str(package_zip(directory / f"{PACKAGE}.zip")))
-    _shipped.add(context)
+    classic.ship_file(spark, package_zip(directory / f"{PACKAGE}.zip"))
 
 
 def is_in_one_process(master: str) -> bool:

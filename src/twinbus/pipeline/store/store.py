@@ -13,7 +13,7 @@ versions name: it lists nothing, and needs no jar of Delta's.
 Tasks count the rows of a part as they write it, and this process counts the rows that it can read
 there: where a worker writes to a disk of its own, the two differ and the part is refused.
 
-A place is a directory or any Hadoop URL that delta-rs knows too.
+A place is a directory, or a URL that both Hadoop and delta-rs know.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
@@ -34,6 +32,7 @@ from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark.session import session_for_few, session_for_many, session_for_tables
 from twinbus.pipeline.store.lake import KEEP_H, REBUILD, SETS, DataFile, Lake, Snapshot, TableChange
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, stored_schemas
+from twinbus.pipeline.store.place_files import PlaceFiles, address
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,15 +51,11 @@ class TableStore:
 
     def __init__(self, spark: SparkSession, place: Path | str, lake: Lake | None = None) -> None:
         self.session = session_for_tables(spark)
-        self.place = _address(str(place))
+        self._files = PlaceFiles(str(place))
+        self.place = self._files.place
         self._schemas = stored_schemas()
         columns = {table: schema.json() for table, schema in self._schemas.items()}
         self.lake = lake or Lake(self.place, columns)
-        context: Any = spark.sparkContext
-        self._jvm = context._jvm
-        self._path = self._jvm.org.apache.hadoop.fs.Path
-        self._settings = context._jsc.hadoopConfiguration()
-        self._files = self._file_system(self.place)
 
     def for_few(self) -> TableStore:
         """The same tables by a session that is made for few rows: nothing is compiled for them."""
@@ -77,7 +72,7 @@ class TableStore:
 
     def require_whole(self) -> Snapshot:
         """The last snapshot; LedgerError where an update would go wrong, or make it worse."""
-        names = self._names("")
+        names = self._files.names()
         if _BEING_REMOVED in names:
             raise LedgerError(
                 f"a rebuild of the tables at {self.place} is at work, or was broken off: wait for"
@@ -123,7 +118,7 @@ class TableStore:
                 " that all machines share, or at a URL that all machines reach"
             )
         if not found:
-            self._files.delete(self._path(f"{self.place}/{table}/{part}"), True)
+            self._files.remove(f"{table}/{part}")
         return tuple(file for file in files if file.rows)
 
     def read(self, table: str, snapshot: Snapshot) -> DataFrame:
@@ -134,7 +129,9 @@ class TableStore:
         """The rows of some files of a table."""
         schema = self._schemas[table]
         if not paths:
-            return self.session.createDataFrame([], schema)
+            # Not `createDataFrame`: it would make this session the active one of the process.
+            columns = (F.lit(None).cast(one.dataType).alias(one.name) for one in schema)
+            return self.session.range(1).select(*columns).limit(0)
         # Spark takes a path for a pattern.
         place = _literal(f"{self.place}/{table}")
         return self.session.read.schema(schema).parquet(*(f"{place}/{path}" for path in paths))
@@ -155,19 +152,17 @@ class TableStore:
 
     def mark_raw_removed(self) -> None:
         """Note that these tables are the only copy of records, before the first file goes."""
-        mark = self._path(f"{self.place}/{_RAW_REMOVED}")
-        if not self._files.exists(mark):
-            self._files.create(mark, True).close()
+        if not self.is_only_copy:
+            self._files.put(_RAW_REMOVED, b"")
 
     def remove_raw_file(self, ledger: str, name: str) -> bool:
         """Remove a file of the ledger that a batch took; False: it has gone already."""
-        path = self._path(f"{_address(ledger)}/{name}")
-        return bool(path.getFileSystem(self._settings).delete(path, False))
+        return PlaceFiles(ledger).remove(name)
 
     @property
     def is_only_copy(self) -> bool:
         """Whether files of the ledger were removed whose records these tables hold."""
-        return bool(self._files.exists(self._path(f"{self.place}/{_RAW_REMOVED}")))
+        return self._files.exists(_RAW_REMOVED)
 
     def require_raw(self) -> None:
         """LedgerError where the ledger's files cannot make the tables again."""
@@ -180,13 +175,12 @@ class TableStore:
     @property
     def is_old(self) -> bool:
         """Whether there are tables of a version of Twinbus before Delta."""
-        return OLD_COMMITS in self._names("")
+        return OLD_COMMITS in self._files.names()
 
     def texts_in(self, directory: str) -> Iterator[tuple[str, str]]:
         """Name and text of each file in a directory of old tables."""
-        for name in self._names(directory):
-            if not name.startswith("."):
-                yield name, self.text_at(f"{self.place}/{directory}", name)
+        for name in self._files.names(directory):
+            yield name, self.text_at(self.place, f"{directory}/{name}")
 
     def read_old(self, table: str, directory: str, parts: Sequence[str]) -> DataFrame:
         """The rows of some parts of an old table, with the columns of today's."""
@@ -199,91 +193,53 @@ class TableStore:
     def remove_old(self) -> None:
         """Remove old tables, the commits last: while these are there, the tables are refused."""
         for table in (BRONZE, JOURNEYS):
-            for name in self._names(table):
+            for name in self._files.names(table):
                 if name.startswith("batch="):
-                    self._files.delete(self._path(f"{self.place}/{table}/{name}"), True)
-        old = [name for name in self._names("") if _OLD_NAMES.fullmatch(name)]
+                    self._files.remove(f"{table}/{name}")
+        old = [name for name in self._files.names() if _OLD_NAMES.fullmatch(name)]
         for name in sorted(old, key=lambda name: name == OLD_COMMITS):
-            self._files.delete(self._path(f"{self.place}/{name}"), True)
+            self._files.remove(name)
 
     def remove(self) -> None:
         """Remove the tables, and nothing else that may be at their place."""
-        mark = self._path(f"{self.place}/{_BEING_REMOVED}")
-        self._files.create(mark, True).close()
-        for name in self._names(""):
+        self._files.put(_BEING_REMOVED, b"")
+        for name in self._files.names():
             if name in self._schemas or name == SETS or _OLD_NAMES.fullmatch(name):
-                self._files.delete(self._path(f"{self.place}/{name}"), True)
-        self._files.delete(mark, False)
+                self._files.remove(name)
+        self._files.remove(_BEING_REMOVED)
 
     def files_at(self, place: str) -> list[tuple[str, int]]:
-        """Names and sizes of the files in a directory or at a URL, as Hadoop tells them."""
-        path = self._path(_address(place))
-        statuses = self._file_system(_address(place)).listStatus(path)
-        return [
-            (status.getPath().getName(), status.getLen()) for status in statuses if status.isFile()
-        ]
+        """Names and sizes of the files in a directory or at a URL."""
+        files = PlaceFiles(place)
+        if not files.exists():
+            raise LedgerError(f"there is no ledger at {place}: nothing is there")
+        return [(file.name, file.size_bytes) for file in files.found()]
 
     def text_at(self, place: str, name: str) -> str:
         """The text of a small file in a directory or at a URL; "" where it cannot be read."""
-        path = self._path(f"{_address(place)}/{name}")
         try:
-            return _read(self._file_system(_address(place)), path).decode("utf-8", "replace")
-        except Py4JJavaError:
+            return self.content_of(place, name).decode("utf-8", "replace")
+        except LedgerError:
             return ""
 
     def content_of(self, place: str, name: str) -> bytes:
         """The content of a file in a directory or at a URL."""
-        return _read(self._file_system(_address(place)), self._path(f"{_address(place)}/{name}"))
+        return PlaceFiles(place).content(name)
 
     def replace_content(self, place: str, name: str, content: bytes) -> None:
         """Give a file another content, all of it at once."""
-        files, target = self._file_system(_address(place)), self._path(f"{_address(place)}/{name}")
-        draft = self._path(f"{_address(place)}/_{name}")
-        with closing(files.create(draft, True)) as stream:
-            stream.write(bytearray(content))
-        # `FileSystem.rename` leaves open what it does where the target exists.
-        rename = getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename")
-        gateway: Any = self.session.sparkContext._gateway
-        overwrite = gateway.new_array(rename, 1)
-        overwrite[0] = rename.OVERWRITE
-        context = self._jvm.org.apache.hadoop.fs.FileContext
-        context.getFileContext(target.toUri(), self._settings).rename(draft, target, overwrite)
+        PlaceFiles(place).put(name, content)
 
     def put_text(self, place: str, name: str, text: str) -> None:
         """Write a small file under a new name; it appears whole."""
-        files = self._file_system(_address(place))
-        # Readers pass over names that begin with an underscore.
-        draft = self._path(f"{_address(place)}/_{name}")
-        with closing(files.create(draft, True)) as stream:
-            stream.write(bytearray(text.encode()))
-        if not files.rename(draft, self._path(f"{_address(place)}/{name}")):
-            raise LedgerError(f"{name} could not be written at {place}: nothing was changed")
+        PlaceFiles(place).put(name, text.encode())
 
     def _written(self, table: str, part: str) -> Iterator[DataFile]:
         """The files of a part that this process can read, with their rows by their footers."""
-        path = self._path(f"{self.place}/{table}/{part}")
-        if not self._files.exists(path):
-            return
-        for status in self._files.listStatus(path):
-            name = status.getPath().getName()
-            if name.endswith(".parquet"):
-                rows, modified_ms = self._rows_of(status), status.getModificationTime()
-                yield DataFile(f"{part}/{name}", status.getLen(), rows, modified_ms)
-
-    def _rows_of(self, status: Any) -> int:
-        parquet: Any = self._jvm.org.apache.parquet.hadoop
-        source = parquet.util.HadoopInputFile.fromStatus(status, self._settings)
-        with closing(parquet.ParquetFileReader.open(source)) as reader:
-            return int(reader.getRecordCount())
-
-    def _file_system(self, place: str) -> Any:
-        return self._path(place).getFileSystem(self._settings)
-
-    def _names(self, directory: str) -> list[str]:
-        path = self._path(f"{self.place}/{directory}" if directory else self.place)
-        if not self._files.exists(path):
-            return []
-        return [status.getPath().getName() for status in self._files.listStatus(path)]
+        for file in self._files.found(f"{table}/{part}"):
+            if file.name.endswith(".parquet"):
+                rows = self._files.rows(f"{table}/{part}/{file.name}")
+                yield DataFile(f"{part}/{file.name}", file.size_bytes, rows, file.modified_ms)
 
 
 def paths_of(addresses: Iterable[str]) -> list[str]:
@@ -293,20 +249,7 @@ def paths_of(addresses: Iterable[str]) -> list[str]:
 
 def ledger_paths(ledger: str, names: Iterable[str]) -> list[str]:
     """Files of a ledger as Spark wants them: it takes a path for a pattern."""
-    return [_literal(f"{_address(ledger)}/{name}") for name in names]
-
-
-def _read(files: Any, path: Any) -> bytes:
-    """The content of a small file of a Hadoop file system."""
-    with closing(files.open(path)) as stream:
-        return bytes(stream.readAllBytes())
-
-
-def _address(place: str) -> str:
-    """A directory or URL as Hadoop wants it: a path is a local one, whatever the default is."""
-    if "://" in place or place.startswith("file:/"):
-        return place.rstrip("/")
-    return f"file:{Path(place).absolute()}"
+    return [_literal(f"{address(ledger)}/{name}") for name in names]
 
 
 def _literal(path: str) -> str:

@@ -22,7 +22,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
-from twinbus.pipeline.spark.session import require_shared
+from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import increment
 from twinbus.pipeline.store.compaction import compact, pays
 from twinbus.pipeline.store.lake import (
@@ -78,7 +78,7 @@ def open_store(
 
     `shared`, here and below: local paths are directories that all machines of the cluster mount.
     """
-    require_shared(spark.sparkContext.master, (ledger, tables), shared=shared)
+    require_shared(master_of(spark), (ledger, tables), shared=shared)
     bronze.location_of(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
     _require_columns(store, store.require_whole())
@@ -141,7 +141,7 @@ def rebuild(
 
     Tables of the time before Delta that are the only copy of records are taken over as they are.
     """
-    require_shared(spark.sparkContext.master, (ledger, tables), shared=shared)
+    require_shared(master_of(spark), (ledger, tables), shared=shared)
     bronze.location_of(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
     if store.is_old and store.is_only_copy:

@@ -1,0 +1,148 @@
+"""Everything that needs a SparkContext or the JVM; no other module touches them.
+
+A session of Spark Connect has neither, and shared or serverless compute bars both. Tables, reports
+and plans run on every session, because they call nothing here with a session that `is_classic`
+denies. A drain needs a classic session: it watches and cancels its own job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_END_LIMIT_S: Final = 15.0
+
+_shipped: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Contexts whose executors have the package."""
+
+
+def is_classic(spark: SparkSession) -> bool:
+    """Whether a session has a SparkContext; one of Spark Connect has none."""
+    return not type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def launch(settings: Mapping[str, str], output: IO[bytes]) -> SparkSession:
+    """A session on a JVM of its own, whose output goes to a file."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    start: Any = launch_gateway
+    gateway = start(conf, {"stdout": output, "stderr": subprocess.STDOUT})
+    return SparkSession(SparkContext(conf=conf, gateway=gateway))
+
+
+def running_session() -> SparkSession | None:
+    """The classic session of this process, if there is one."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:
+        return None
+    # A thread that has none of its own shares the process's: there can be no second Spark in it.
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+
+
+def stop(session: SparkSession) -> None:
+    """Stop a session and, where this process started it, the JVM; waits until it is gone."""
+    process = getattr(session.sparkContext._gateway, "proc", None)
+    try:
+        session.stop()
+    except Exception:
+        if process is None or process.poll() is None:
+            raise
+        # The JVM died, and with it what there was to stop.
+    if process is not None:
+        reset()
+
+
+def reset() -> None:
+    """End the JVM that this process started and let pyspark forget it: it can start anew."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway: Any = SparkContext._gateway
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if process is None:
+        return
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    # The JVM ends by itself when its standard input does.
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(_END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def cancel_all_jobs(spark: SparkSession) -> None:
+    """Cancel every job of the application."""
+    spark.sparkContext.cancelAllJobs()
+
+
+def is_shipped(spark: SparkSession) -> bool:
+    """Whether `ship_file` was called for this application."""
+    return spark.sparkContext in _shipped
+
+
+def ship_file(spark: SparkSession, path: Path) -> None:
+    """Have all tasks of the application, on every executor that comes, import from a zip file."""
+    spark.sparkContext.addPyFile(str(path))
+    _shipped.add(spark.sparkContext)
+
+
+def slots(spark: SparkSession) -> int:
+    """How many tasks can run at once."""
+    return spark.sparkContext.defaultParallelism
+
+
+def one_task_each(
+    spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: StructType
+) -> DataFrame:
+    """Rows of which each is a task of its own."""
+    # `parallelize` with as many slices as rows is what does it: `createDataFrame` alone does not.
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, len(rows)), schema)
+
+
+class JobGroup:
+    """The jobs that one thread runs, to be watched and cancelled by another one."""
+
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        self._context: Any = spark.sparkContext
+        self._name = name
+
+    def enter(self, words: str) -> None:
+        """Make the jobs of this thread part of the group; `words` is what Spark's pages show."""
+        self._context.setJobGroup(self._name, words)
+
+    def cancel(self) -> None:
+        """Have Spark kill the tasks."""
+        self._context.cancelJobGroup(self._name)
+
+    def tasks(self) -> tuple[int, int]:
+        """How many tasks run now, and how many wait for a slot."""
+        running = waiting = 0
+        tracker = self._context.statusTracker()
+        for job in tracker.getJobIdsForGroup(self._name):
+            found = tracker.getJobInfo(job)
+            for stage_id in found.stageIds if found else ():
+                stage = tracker.getStageInfo(stage_id)
+                if stage:
+                    running += stage.numActiveTasks
+                    waiting += stage.numTasks - stage.numCompletedTasks - stage.numActiveTasks
+        return running, waiting

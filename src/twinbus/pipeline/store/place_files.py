@@ -1,0 +1,135 @@
+"""Files at a place: a directory, or a URL that delta-rs knows.
+
+The only module that lists, reads, writes and removes files for the tables. It needs no Spark, so
+it works with every kind of session. Credentials for a URL come from the environment, as delta-rs
+reads them (docs/tables.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.fs as pa_fs  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+
+from twinbus.ledger.record import LedgerError
+
+
+class FoundFile(NamedTuple):
+    """A file in a directory."""
+
+    name: str
+    size_bytes: int
+    modified_ms: int
+
+
+class PlaceFiles:
+    """The files at one place. Names are relative to it; LedgerError where it cannot be used."""
+
+    def __init__(self, place: str) -> None:
+        self.place = address(place)
+        with self._in_words():
+            self._files, self._root = _opened(self.place)
+
+    def names(self, directory: str = "") -> list[str]:
+        """Names of what is in a directory; none where there is no such directory."""
+        return [info.base_name for info in self._listed(directory)]
+
+    def found(self, directory: str = "") -> list[FoundFile]:
+        """The files in a directory; none where there is no such directory."""
+        return [
+            FoundFile(info.base_name, info.size, info.mtime_ns // 1_000_000)
+            for info in self._listed(directory)
+            if info.is_file
+        ]
+
+    def exists(self, name: str = "") -> bool:
+        """Whether there is a file or directory of this name."""
+        with self._in_words():
+            [info] = self._files.get_file_info([self._at(name)])
+        return bool(info.type != pa_fs.FileType.NotFound)
+
+    def content(self, name: str) -> bytes:
+        """The content of a file."""
+        with self._in_words(), self._files.open_input_stream(self._at(name)) as stream:
+            return bytes(stream.read())
+
+    def put(self, name: str, content: bytes) -> None:
+        """Give a file this content, all of it at once, whether or not it exists."""
+        # Readers pass over names that begin with an underscore.
+        directory, _, last = name.rpartition("/")
+        draft = self._at(f"{directory}/_{last}".lstrip("/"))
+        with self._in_words():
+            self._files.create_dir(self._at(directory), recursive=True)
+            # Delta-rs takes bytes, and pyarrow gives it bytes only from a buffer of its own.
+            room = len(content) + 1
+            with self._files.open_output_stream(draft, buffer_size=room) as stream:
+                stream.write(content)
+            self._remove_checksum(name)
+            self._files.move(draft, self._at(name))
+
+    def remove(self, name: str) -> bool:
+        """Remove a file, or a directory with all that is in it; False: there is none."""
+        with self._in_words():
+            [info] = self._files.get_file_info([self._at(name)])
+            if info.type == pa_fs.FileType.NotFound:
+                return False
+            if info.is_file:
+                self._files.delete_file(self._at(name))
+                self._remove_checksum(name)
+            else:
+                self._files.delete_dir(self._at(name))
+        return True
+
+    def rows(self, name: str) -> int:
+        """The rows of a Parquet file, by its footer."""
+        with self._in_words():
+            return int(pq.read_metadata(self._at(name), filesystem=self._files).num_rows)
+
+    def _listed(self, directory: str) -> Any:
+        with self._in_words():
+            selector = pa_fs.FileSelector(self._at(directory), allow_not_found=True)
+            found = self._files.get_file_info(selector)
+        # Hadoop keeps its checksums under such names.
+        return [info for info in found if not info.base_name.startswith(".")]
+
+    def _remove_checksum(self, name: str) -> None:
+        """Remove what Hadoop wrote beside a file: Spark would refuse another content."""
+        directory, _, last = name.rpartition("/")
+        checksum = self._at(f"{directory}/.{last}.crc".lstrip("/"))
+        [info] = self._files.get_file_info([checksum])
+        if info.is_file:
+            self._files.delete_file(checksum)
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}".rstrip("/") if self._root else name
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """Raise what pyarrow and delta-rs raise as LedgerError."""
+        try:
+            yield
+        except (OSError, ValueError, DeltaError, pa.ArrowException) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise LedgerError(f"{self.place} cannot be used: {reason}") from error
+
+
+def address(place: str) -> str:
+    """A directory or URL as Spark wants it: a path is a local one, whatever its default is."""
+    if "://" in place or place.startswith("file:/"):
+        return place.rstrip("/")
+    return f"file:{Path(place).absolute()}"
+
+
+def _opened(place: str) -> tuple[Any, str]:
+    """The file system of a place, and the path of the place in it."""
+    path = place.removeprefix("file://").removeprefix("file:")
+    if "://" in path:
+        return pa_fs.PyFileSystem(DeltaStorageHandler(place)), ""
+    return pa_fs.LocalFileSystem(), path
