@@ -14,9 +14,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
+from twinbus.syphon.connection.counts import QueueCounts, counts_of
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.connection.peeking import open_connection, peek
 
@@ -61,16 +60,23 @@ class SyphonBacklog:
             try:
                 self._depths = await self._measure()
                 self._measured_at, level = time.monotonic(), logging.WARNING
-            except (CountsUnavailable, SyphonError) as error:
+            except Exception as error:  # noqa: BLE001  # metrics go on after a bad answer
                 log.log(level, "the depth of the backlog is not known: %s", error)
                 level = logging.DEBUG
             await asyncio.sleep(self._every_s)
 
     async def _measure(self) -> Mapping[str, MeasuredQueue]:
         queues = list(self._queues())
-        found = await asyncio.gather(*(counts_of(self._secondary, queue) for queue in queues))
-        counts = dict(zip(queues, found, strict=True))
-        if not any(count.waiting for count in found):
+        found = await asyncio.gather(
+            *(counts_of(self._secondary, queue) for queue in queues), return_exceptions=True
+        )
+        named = zip(queues, found, strict=True)
+        counts = {queue: one for queue, one in named if isinstance(one, QueueCounts)}
+        failures = [one for one in found if isinstance(one, BaseException)]
+        # A queue that was deleted leaves the others as they are.
+        if failures and not counts:
+            raise failures[0]
+        if not any(count.waiting for count in counts.values()):
             return {queue: _measured(count, None) for queue, count in counts.items()}
         async with open_connection(self._secondary) as line:
             return {
