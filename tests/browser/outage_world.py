@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.browser import sending_program
+from tests.browser import many_pairs, sending_program
 from tests.official_sdk import administration
 from tests.processes import ENTRY, ServedBroker
 
@@ -60,6 +60,27 @@ def outage_world(directory: Path) -> Iterator[OutageWorld]:
         command = ["page", "--port", "0", "--ledger", ledger]
         page = stack.enter_context(_process(["-c", ENTRY, *command], environment))
         yield OutageWorld(primary, secondary, program, _first_line(page, ADDRESS))
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The page of many pairs."""
+
+    address: str
+    pid: int
+
+
+@contextmanager
+def watched_pairs(pairs: int, entities: int, changes_per_s: int) -> Iterator[Watched]:
+    """Start `many_pairs` and a page that shows them."""
+    with ExitStack() as stack:
+        sockets = stack.enter_context(_short_directory())
+        environment = {**os.environ, "TWINBUS_RUN_DIR": str(sockets)}
+        numbers = [str(number) for number in (pairs, entities, changes_per_s)]
+        program = stack.enter_context(_process([many_pairs.__file__, *numbers], environment))
+        assert _first_line(program, "ready")
+        page = stack.enter_context(_process(["-c", ENTRY, "page", "--port", "0"], environment))
+        yield Watched(_first_line(page, ADDRESS), page.pid)
 
 
 @contextmanager
