@@ -249,6 +249,8 @@ class Pair:
 
         Cancelled, it still closes everything before it raises.
         """
+        if self._client is not None:
+            self._client.state.require_loop()
         if self._closing is None:
             # Now and not in the task: a send after this call must be refused.
             self._keeper.tell(ClosePair())

@@ -6,8 +6,9 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -240,6 +241,34 @@ async def test_a_pair_without_a_block_is_started_and_closed(broker: EmbeddedBrok
         await pair.close()
     received = await drain(broker.connection_string("contoso"), "orders")
     assert "by hand" in [str(message) for message in received]
+
+
+def run_alone(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Run a call on an event loop of its own."""
+    asyncio.run(call())
+
+
+async def test_a_pair_says_that_it_belongs_to_another_loop(broker: EmbeddedBroker) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    async with nothing_left(), paired(broker) as pair:
+        sender = pair.get_queue_sender("orders")
+        calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+            sender.__aenter__,
+            lambda: sender.send_messages(ServiceBusMessage("x")),
+            lambda: sender.send_messages(numbered(2)),
+            lambda: sender.schedule_messages(numbered(1), later),
+            lambda: sender.cancel_scheduled_messages(1),
+            sender.create_message_batch,
+            *(sender.close, pair.close),
+        ]
+        for call in calls:
+            with pytest.raises(PairingError, match="started on another event loop"):
+                await asyncio.to_thread(run_alone, call)
+        # What was refused changed nothing.
+        await sender.send_messages(ServiceBusMessage("mine"))
+    received = await drain(broker.connection_string("contoso"), "orders")
+    texts = [str(message) for message in received]
+    assert ("mine" in texts, "x" in texts) == (True, False)
 
 
 async def test_a_start_that_fails_closes_the_pair(broker: EmbeddedBroker) -> None:

@@ -11,6 +11,7 @@ Many tasks may use it at once.
 from __future__ import annotations
 
 import asyncio
+from asyncio import get_running_loop
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, Self
@@ -98,7 +99,7 @@ class PairedSender:
         It returns or raises within `timeout` seconds; None: the options' retries bound it. An
         error has the ids of the messages in `message_ids`.
         """
-        if self._closed or self._state.closed:
+        if self._closed or self._state.closed or get_running_loop() is not self._loop:
             self._require_open(message)
         began = self._loop.time()
         deadline = None if timeout is None else self._deadline(timeout)
@@ -260,6 +261,7 @@ class PairedSender:
     async def close(self) -> None:
         """Close the sender when calls in flight have ended; idempotent."""
         if not self._closed:
+            self._state.require_loop()
             self._closed = True
             self._stop_listening()
             await self.pool.close(self._attempt_timeout_s)
@@ -296,7 +298,11 @@ class PairedSender:
         return deadline
 
     def _require_open(self, messages: Any = ()) -> None:
-        """Raise if the sender or the pair was closed, with the ids of these messages."""
+        """Raise if the sender or the pair was closed, with the ids of these messages.
+
+        Raise too if the caller runs on another event loop.
+        """
+        self._state.require_loop()
         if not self._closed and not self._state.closed:
             return
         try:

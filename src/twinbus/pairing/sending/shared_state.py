@@ -281,6 +281,14 @@ class SharedState:
                 "the pair was closed; make a new one with pair_namespaces"
             )
 
+    def require_loop(self) -> None:
+        """Raise PairingError if the caller runs on another event loop than the pair."""
+        if asyncio.get_running_loop() is not self.loop:
+            raise PairingError(
+                "the pair was started on another event loop; use it there, make a pair for each"
+                " loop, or use twinbus.blocking, whose pair serves all threads"
+            )
+
     def refuse(self, refusal: Callable[[], PairingError | None]) -> None:
         """Have every later call, and those that wait, raise what `refusal` makes."""
         self.closed = True
