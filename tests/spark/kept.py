@@ -15,9 +15,10 @@ from twinbus.pipeline.store.increment import totals
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.layout import kept_tables
 from twinbus.pipeline.store.store import TableStore
-from twinbus.pipeline.tables.gold import merged
+from twinbus.pipeline.tables.gold import BUCKET_S, Sources, merged
 from twinbus.pipeline.tables.journeys import judged, partial_journeys
 from twinbus.pipeline.tables.schemas import LEDGER
+from twinbus.pipeline.tables.tallies import tallied
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,13 +42,8 @@ def batch_tables(spark: SparkSession, lines: list[Line]) -> Tables:
     records = session.createDataFrame(rows(lines), LEDGER).coalesce(1)
     # Kept by Spark as rows: or it would be planned again for each table.
     fates = judged(partial_journeys(records, one_task=True)).localCheckpoint()
-    frames = {}
-    for table in kept_tables():
-        if table.of_records is not None:
-            frames[table.name] = merged(table, [table.of_records(records)])
-        elif table.of_journeys is not None:
-            frames[table.name] = merged(table, [table.of_journeys(fates)])
-    return as_rows(frames)
+    sources = Sources(records, tallied(records, bucket_s=BUCKET_S), fates, fates)
+    return as_rows({table.name: merged(table, [table.rows(sources)]) for table in kept_tables()})
 
 
 def stored_tables(store: TableStore, snapshot: Snapshot) -> Tables:

@@ -24,6 +24,7 @@ from tests.spark.ledgers import (
 from twinbus.pairing.core.failover import EntityFailover, EntityState, SendFailed
 from twinbus.pairing.sending.recording import CLOSED
 from twinbus.pipeline.tables import availability, schemas, windows
+from twinbus.pipeline.tables.tallies import tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,8 +107,8 @@ WINDOWS = [
 def windows_of(records: DataFrame, bucket_s: int = 1) -> DataFrame:
     return windows.failover_windows(
         availability.states(records),
-        availability.diversions(records, bucket_s=bucket_s),
-        availability.traffic(records, bucket_s=bucket_s),
+        availability.diversions(tallied(records, bucket_s=bucket_s), bucket_s=bucket_s),
+        availability.traffic(tallied(records, bucket_s=bucket_s), bucket_s=bucket_s),
         bucket_s=bucket_s,
     )
 
@@ -285,7 +286,7 @@ def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
         sent("a", 1, view="broker"),
     )
     minute = SECOND - SECOND % 60
-    found = availability.traffic(records, bucket_s=60)
+    found = availability.traffic(tallied(records, bucket_s=60), bucket_s=60)
     expected = [
         (minute, "orders", 1, 0, 1, 1, 0, 0, 0, 1, 0),
         (minute, "", 0, 0, 0, 0, 0, 0, 0, 0, 1),

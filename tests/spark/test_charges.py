@@ -29,6 +29,7 @@ from twinbus.pipeline.reports.charges import charges_report
 from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.tables import charges, schemas
+from twinbus.pipeline.tables.tallies import tallied
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
+
+
+def charges_of(records: DataFrame) -> DataFrame:
+    return charges.charges(tallied(records, bucket_s=60))
+
 
 DAY, NEXT_DAY = date(2025, 10, 9), date(2025, 10, 10)
 KB = 1024
@@ -108,7 +114,7 @@ def test_a_row_for_each_kind_of_call_with_its_stage_and_direction(spark: SparkSe
         (DAY, "", "orders", "", "receive", "receive_primary", "out", "ok",
          "broker", False, 1, 1, 100),
     ]  # fmt: skip
-    found = charges.charges(records)
+    found = charges_of(records)
     assert_rows(found, expected, schemas.CHARGES)
     # A refused call is not charged, one without an answer is; the broker's view is not the bill.
     assert charges.counted(found).agg(fn.sum("operations")).first() == (14,)
@@ -134,12 +140,12 @@ def idle_polls(spark: SparkSession, *, days: int) -> DataFrame:
 
 
 def test_an_idle_syphon_is_40_960_and_28800_as_documented(spark: SparkSession) -> None:
-    table = charges.charges(idle_polls(spark, days=30))
+    table = charges_of(idle_polls(spark, days=30))
     by_day = {row["day"]: row["n"] for row in _by_day(table)}
     assert set(by_day.values()) == {960}
     assert len(by_day) == 30
     assert sum(by_day.values()) == 28_800
-    hour = charges.charges(idle_polls(spark, days=1).where(fn.col("at_ms") < MIDNIGHT_MS + HOUR_MS))
+    hour = charges_of(idle_polls(spark, days=1).where(fn.col("at_ms") < MIDNIGHT_MS + HOUR_MS))
     assert hour.agg(fn.sum("units")).first() == (40,)
 
 
@@ -165,7 +171,7 @@ def test_the_report_of_an_idle_month_has_the_model_beside_the_fact(
 def test_spark_counts_units_as_the_arithmetic_does(spark: SparkSession) -> None:
     sizes = [0, 1, 64 * KB - 1, 64 * KB, 64 * KB + 1, 96 * KB, 256 * KB, 100 * KB * KB]
     records = ledger(spark, *(sent(str(size), entity=str(size), size_bytes=size) for size in sizes))
-    counted = {row["entity"]: row["units"] for row in charges.charges(records).collect()}
+    counted = {row["entity"]: row["units"] for row in charges_of(records).collect()}
     assert counted == {str(size): arithmetic.units(size) for size in sizes}
 
 
@@ -186,7 +192,7 @@ def test_the_four_stages_of_a_moved_message_beside_the_model(spark: SparkSession
         line("forward", "twice", 11, cause="syphon", size_bytes=100),
     )
     delivered = at_hand(charges.deliveries(fates(records)))
-    table = at_hand(charges.charges(records))
+    table = at_hand(charges_of(records))
     found = charges.beside_model(charges.with_receives(table, delivered), delivered)
     assert Counter(map(tuple, found.collect())) == Counter(
         [
@@ -221,7 +227,7 @@ def test_receives_come_from_the_broker_else_from_consumers_else_are_assumed(
         received("5", entity="x/x-servicebus-transfer/0", view="broker", cause=None),
     )
     delivered = at_hand(charges.deliveries(fates(records)))
-    table = charges.with_receives(at_hand(charges.charges(records)), delivered)
+    table = charges.with_receives(at_hand(charges_of(records)), delivered)
     found = {
         (row["day"], row["entity"], row["view"], row["assumed"], row["operations"])
         for row in table.where("operation = 'receive'").collect()
@@ -237,7 +243,7 @@ def test_receives_come_from_the_broker_else_from_consumers_else_are_assumed(
 
 def test_a_month_of_sums_is_priced_by_its_tiers(spark: SparkSession) -> None:
     records = ledger(spark, *moved("a"), sent("b"), sent("c", 40 * 86_400))
-    calls = charges.counted(charges.charges(records))
+    calls = charges.counted(charges_of(records))
     receives = charges.receives_of(charges.deliveries(fates(records)))
     table = at_hand(calls.unionByName(receives))
     sums = [MonthlySum(*row) for row in charges.monthly(table).collect()]

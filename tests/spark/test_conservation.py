@@ -23,6 +23,7 @@ from tests.spark.ledgers import (
     sent,
 )
 from twinbus.pipeline.tables import availability, conservation, journeys, schemas
+from twinbus.pipeline.tables.tallies import tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -306,4 +307,4 @@ def test_lines_of_each_day_and_what_they_leave_out(spark: SparkSession) -> None:
         broker("send", "a"),
     )
     expected = [(DAY, "client", 4, 2, 0), (NEXT_DAY, "client", 1, 0, 7), (DAY, "broker", 1, 0, 0)]
-    assert_rows(conservation.lines(records), expected, schemas.LINES)
+    assert_rows(conservation.lines(tallied(records, bucket_s=60)), expected, schemas.LINES)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.spark.ledgers import assert_rows
 from twinbus.pipeline.tables import gold, schemas
+from twinbus.pipeline.tables.tallies import tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,13 +27,11 @@ def test_parts_are_added_up_and_what_came_to_nothing_is_left_out(spark: SparkSes
 def test_every_table_has_the_columns_of_its_schema(spark: SparkSession) -> None:
     records = spark.createDataFrame([], schemas.LEDGER)
     messages = spark.createDataFrame([], schemas.FATES)
+    sources = gold.Sources(records, tallied(records, bucket_s=60), messages, messages)
     tables = gold.gold_tables()
     assert len({table.name for table in tables}) == len(tables)
     for table in tables:
-        whole = table.of_records(records) if table.of_records else None
-        if table.of_journeys is not None:
-            whole = table.of_journeys(messages)
-        assert whole is not None
+        whole = table.rows(sources)
         found = [(field.name, field.dataType) for field in whole.schema]
         assert found == [(field.name, field.dataType) for field in table.schema], table.name
         assert table.sums

@@ -23,6 +23,7 @@ from tests.spark.ledgers import (
 from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.tables.journeys import judged, looked_at, merged, partial_journeys
 from twinbus.pipeline.tables.schemas import FATES, JOURNEYS, LEDGER, SIGHTINGS
+from twinbus.pipeline.tables.tallies import receivers_of, tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -174,5 +175,31 @@ def test_without_a_fan_out_a_message_is_its_only_row(quick: SparkSession) -> Non
     lines = [one for one in LINES if "/" not in (one["entity"] or "")]
     lines += [received("twice", 1), received("twice", 2), forwarded("twice", 1)]
     journeys = journeys_of(quick, lines)
-    folded, alone = judged(journeys), judged(journeys, fan_out=False)
+    folded, alone = judged(journeys), judged(journeys, receivers={})
     assert sorted(map(str, folded.collect())) == sorted(map(str, alone.collect()))
+
+
+def test_messages_are_the_same_whether_receivers_are_known_or_not(quick: SparkSession) -> None:
+    at = ("events/subscriptions/a", "events/subscriptions/B")
+    lines = [
+        *LINES,
+        *(sent(name, 1, entity="Events") for name in ("tie", "once", "most", "queue")),
+        *(received("tie", 2, entity=entity) for entity in (*at, *at)),
+        *(received("once", 2, entity=entity) for entity in at),
+        *(received("most", 2, entity=entity) for entity in (at[0], *at, at[0])),
+        *(received("queue", 2, entity="events") for _ in range(2)),
+        received("failed", 2, entity="other/subscriptions/c", outcome="failed"),
+    ]
+    records = quick.createDataFrame(rows(lines), LEDGER).coalesce(1)
+    receivers = receivers_of(tallied(records, bucket_s=60))
+    assert {"events/subscriptions/a", "events/subscriptions/b"} <= receivers.keys()
+    assert "other/subscriptions/c" not in receivers
+    journeys = partial_journeys(records, one_task=True)
+    known, unknown = judged(journeys, receivers=receivers), judged(journeys)
+    assert known.dtypes == unknown.dtypes
+    assert sorted(map(str, known.collect())) == sorted(map(str, unknown.collect()))
+    found = by_id(known, "times", "repeated_at")
+    assert found["tie"] == (2, "events/subscriptions/b")
+    assert found["most"] == (3, "events/subscriptions/a")
+    assert found["queue"] == (2, "events")
+    assert found["once"] == (1, None)

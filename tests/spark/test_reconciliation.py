@@ -19,6 +19,7 @@ from tests.spark.ledgers import (
     sent,
 )
 from twinbus.pipeline.tables import reconciliation, schemas
+from twinbus.pipeline.tables.tallies import tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +96,8 @@ def test_both_views_are_counted_where_the_broker_says_it_was(
             ("orders", "receive", "m", -1, 0, "given_back"),
         ]
     )
-    agreed = reconciliation.agreements(reconciliation.views(records), differing)
+    views = reconciliation.views(tallied(records, bucket_s=60))
+    agreed = reconciliation.agreements(views, differing)
     assert agreed.columns[4:] == [*reconciliation.KINDS, "explained", "found"]
     assert Counter(map(tuple, agreed.collect())) == Counter(
         [

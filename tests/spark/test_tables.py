@@ -24,6 +24,7 @@ from tests.spark.ledgers import (
 from twinbus.ledger.record import FIELDS
 from twinbus.pipeline.tables import availability, conservation, schemas
 from twinbus.pipeline.tables.journeys import looked_at
+from twinbus.pipeline.tables.tallies import tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -156,7 +157,8 @@ def test_sends_by_route_and_the_depth_of_the_backlog_over_time(
         [forwarded("d", 9.2), completed("d", 9.3), forwarded("e", 10.1), completed("g", 11)],
     )
     second = EPOCH_MS // 1000
-    sends = availability.traffic(operations, bucket_s=1).where("sent + diverted > 0")
+    traffic = availability.traffic(tallied(operations, bucket_s=1), bucket_s=1)
+    sends = traffic.where("sent + diverted > 0")
     found = sends.select(F.col("at_s") - second, "sent", "diverted").collect()
     assert sorted(map(tuple, found)) == [(0, 2, 0), (1, 1, 0), (2, 0, 2), (4, 0, 1)]
     table = fates(operations)

@@ -29,8 +29,9 @@ from twinbus.pipeline.store.raw_files import missing_from_files
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import tables_place
 from twinbus.pipeline.tables import bronze
-from twinbus.pipeline.tables.gold import BUCKET_S, gold_tables, notable, with_fates
+from twinbus.pipeline.tables.gold import BUCKET_S, Sources, gold_tables, notable, with_fates
 from twinbus.pipeline.tables.journeys import destination_of, judged, partial_journeys
+from twinbus.pipeline.tables.tallies import tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -79,6 +80,8 @@ class BatchTables:
         records = bronze.records_of(self._lines).drop(_IS_OPEN)
         self._records = self._kept(records) if self._is_small else records
         self._fates = self._kept(judged(partial_journeys(self._records)))
+        self._tallies = self._kept(tallied(self._records, bucket_s=bucket_s))
+        self._sources = Sources(self._records, self._tallies, self._fates, self._fates)
         self._tables = {table.name: table for table in gold_tables(bucket_s)}
         self._kept_tables: dict[str, DataFrame] = {}
         self._set_aside: dict[str, int] | None = None
@@ -97,7 +100,7 @@ class BatchTables:
     def table(self, name: str) -> DataFrame:
         """One of the gold tables, kept: a query may read it several times."""
         if name not in self._kept_tables:
-            made = self._tables[name].rows(self._records, self._fates)
+            made = self._tables[name].rows(self._sources)
             self._kept_tables[name] = self._kept(made)
         return self._kept_tables[name]
 
@@ -123,7 +126,7 @@ class BatchTables:
 
     def close(self) -> None:
         """Let Spark drop the kept rows."""
-        for kept in (*self._kept_tables.values(), self._fates, self._lines):
+        for kept in (*self._kept_tables.values(), self._tallies, self._fates, self._lines):
             kept.unpersist()
 
 

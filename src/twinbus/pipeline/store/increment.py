@@ -15,9 +15,10 @@ from pyspark.sql import functions as F
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.layout import JOURNEYS
 from twinbus.pipeline.store.store import TableStore, paths_of
-from twinbus.pipeline.tables.gold import GoldTable
+from twinbus.pipeline.tables.gold import BUCKET_S, GoldTable, Sources, is_followed
 from twinbus.pipeline.tables.gold import merged as merged_sums
-from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
+from twinbus.pipeline.tables.journeys import MESSAGE_KEY, Receivers, judged, merged
+from twinbus.pipeline.tables.tallies import receivers_of, tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,44 +56,50 @@ class Increment:
         one_task = messages <= ONE_TASK_MAX
         if one_task:
             records, fresh = records.coalesce(1), fresh.coalesce(1)
-        self._records = records
         self._kept: list[DataFrame] = []
-        fan_out |= snapshot.fan_out
+        tallies = self._keep(tallied(records, bucket_s=BUCKET_S))
+        self._records = records, tallies
         plain = fresh.drop("key_hash")
         earlier = _earlier(store, snapshot, fresh, messages)
         if earlier is None:
-            self._before = None
-            # Nothing to merge. Where topics are, rows are folded: once, and not for each table.
-            told = judged(plain, fan_out=fan_out)
-            self._after = self._keep(told) if fan_out and not one_task else told
+            # Nothing to merge.
+            self._before: Sources | None = None
+            some: Receivers | None = None if fan_out else {}
+            told = judged(plain, receivers=some if one_task else receivers_of(tallies))
+            followed = told.where(is_followed())
+            self._after = self._sources(told, followed if one_task else self._keep(followed))
             return
+        known: Receivers | None = None if fan_out or snapshot.fan_out else {}
         # The session of a union is that of its first part.
         earlier = plain.limit(0).unionByName(earlier)
         old = self._keep(earlier.coalesce(1) if one_task else earlier)
         both = plain.unionByName(old)
         before = merged(old, one_task=one_task)
         after = merged(both.coalesce(1) if one_task else both, one_task=one_task)
-        self._before = self._keep(judged(before, fan_out=fan_out))
-        self._after = self._keep(judged(after, fan_out=fan_out))
+        before, after = (self._keep(judged(rows, receivers=known)) for rows in (before, after))
         if one_task:
             # Not to be planned anew for each of the tables, which takes longer than they do.
-            self._before = self._before.localCheckpoint()
-            self._after = self._after.localCheckpoint()
+            before, after = before.localCheckpoint(), after.localCheckpoint()
+        self._before = self._sources(before, before)
+        self._after = self._sources(after, after)
 
     def change_of(self, table: GoldTable) -> DataFrame:
         """What one table gains."""
-        now = table.rows(self._records, self._after)
-        if self._before is None or table.of_journeys is None:
+        now = table.rows(self._after)
+        if self._before is None or not table.is_of_messages:
             return now
         # Not added up here: readers of the table add up all that it has.
         taken_back = [(-F.col(name)).alias(name) for name in table.sums]
-        return now.unionByName(table.of_journeys(self._before).select(*table.keys, *taken_back))
+        return now.unionByName(table.rows(self._before).select(*table.keys, *taken_back))
 
     def close(self) -> None:
         """Let go of what Spark keeps for this step."""
         for frame in self._kept:
             frame.unpersist()
         self._kept.clear()
+
+    def _sources(self, messages: DataFrame, followed: DataFrame) -> Sources:
+        return Sources(*self._records, messages, followed)
 
     def _keep(self, frame: DataFrame) -> DataFrame:
         self._kept.append(frame.persist())

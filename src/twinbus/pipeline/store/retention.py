@@ -104,7 +104,7 @@ def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tupl
         return 0, 0
     many = store.for_many(snapshot.records)
     rows = merged(many.read(JOURNEYS, snapshot).drop("key_hash"))
-    messages = judged(rows, fan_out=snapshot.fan_out)
+    messages = judged(rows, receivers=None if snapshot.fan_out else {})
     is_old = day_of(F.col("last_ms")) < F.lit(first)
     # Nothing is awaited any more: it has a fate, or its send failed and was raised.
     is_settled = F.col("fate").isNull() | (F.col("fate") != "undecided")

@@ -17,12 +17,13 @@ from twinbus.pipeline.tables import schemas
 from twinbus.pipeline.tables.columns import bucket_of, field
 from twinbus.pipeline.tables.conservation import DELETED
 from twinbus.pipeline.tables.journeys import destination_of
+from twinbus.pipeline.tables.tallies import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
+def traffic(tallies: DataFrame, *, bucket_s: int) -> DataFrame:
     """What the clients did with messages of each entity, by time; and polls, of none."""
     operation, outcome = F.col("operation"), field("outcome")
     ok = outcome == "ok"
@@ -42,23 +43,23 @@ def traffic(records: DataFrame, *, bucket_s: int) -> DataFrame:
     }
     about_messages = ("send", "divert", "backlog_receive", "forward", "complete", "dead_letter")
     return (
-        records.where(field("view") == "client")
+        tallies.where(field("view") == "client")
         .where(operation.isin(*about_messages, "receive"))
         .groupBy(
             bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
             F.coalesce(destination_of(F.col("entity")), F.lit("")).alias("entity"),
         )
-        .agg(*(F.count_if(condition).alias(name) for name, condition in counts.items()))
+        .agg(*(count_of(condition).alias(name) for name, condition in counts.items()))
         .select(*schemas.TRAFFIC.fieldNames())
     )
 
 
-def diversions(records: DataFrame, *, bucket_s: int) -> DataFrame:
+def diversions(tallies: DataFrame, *, bucket_s: int) -> DataFrame:
     """Diverts and pings of each process: what its failover windows saved, and that it lives."""
     ok = field("outcome") == "ok"
     diverts = F.col("operation") == "divert"
     return (
-        records.where(field("view") == "client")
+        tallies.where(field("view") == "client")
         .where(F.col("operation").isin("divert", "ping") & F.col("entity").isNotNull())
         .groupBy(
             bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
@@ -67,9 +68,9 @@ def diversions(records: DataFrame, *, bucket_s: int) -> DataFrame:
             "process",
         )
         .agg(
-            F.count_if(diverts & ok).alias("diverted"),
-            F.count_if(diverts & ~ok).alias("not_diverted"),
-            F.count_if(~diverts).alias("pings"),
+            count_of(diverts & ok).alias("diverted"),
+            count_of(diverts & ~ok).alias("not_diverted"),
+            count_of(~diverts).alias("pings"),
         )
         .select(*schemas.DIVERSIONS.fieldNames())
     )

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.cost.arithmetic import UNCHARGED, UNIT_BYTES
+from twinbus.cost.arithmetic import UNCHARGED
 from twinbus.pipeline.tables.columns import day_of, field
 from twinbus.pipeline.tables.conservation import in_backlog
 from twinbus.pipeline.tables.journeys import destination_of
 from twinbus.pipeline.tables.schemas import CHARGES, DELIVERIES
+from twinbus.pipeline.tables.tallies import units_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -53,9 +54,9 @@ MESSAGE_STAGES: Final = ("send_backlog", "receive_backlog", *DIRECT)
 """What a moved message is charged, by the documentation; of these a direct one has two."""
 
 
-def charges(records: DataFrame) -> DataFrame:
+def charges(tallies: DataFrame) -> DataFrame:
     """Operations, units and bytes as recorded: of every outcome, and in both views."""
-    calls = records.where(~F.col("operation").isin(*NOT_CALLS)).select(
+    calls = tallies.where(~F.col("operation").isin(*NOT_CALLS)).select(
         day_of(F.col("at_ms")).alias("day"),
         field("namespace"),
         # A poll is about a backlog queue and no entity.
@@ -65,7 +66,7 @@ def charges(records: DataFrame) -> DataFrame:
         _stage().alias("stage"),
         field("outcome"),
         field("view"),
-        F.coalesce("size_bytes", F.lit(0)).alias("size_bytes"),
+        *("records", "units", "bytes"),
     )
     return _summed(calls.withColumn("assumed", F.lit(False)))
 
@@ -90,7 +91,7 @@ def deliveries(journeys: DataFrame) -> DataFrame:
         )
         .agg(
             F.count("*").alias("messages"),
-            F.sum(_units(F.col("size_bytes"))).alias("units"),
+            F.sum(units_of(F.col("size_bytes"))).alias("units"),
             F.sum("size_bytes").alias("bytes"),
         )
         .select(*DELIVERIES.fieldNames())
@@ -190,14 +191,15 @@ def monthly(table: DataFrame) -> DataFrame:
 def _summed(calls: DataFrame) -> DataFrame:
     stage = F.col("stage")
     direction = F.when(stage.isin(*_INWARD), "in").when(stage.isin(*_OUTWARD), "out")
-    size = F.when(F.col("direction") == "none", F.lit(0)).otherwise(F.col("size_bytes"))
+    # A call without a message is one unit, whatever size it was recorded with.
+    is_empty, records = F.col("direction") == "none", F.col("records")
     return (
         calls.withColumn("direction", direction.otherwise("none"))
         .groupBy(*KEYS)
         .agg(
-            F.count("*").alias("operations"),
-            F.sum(_units(size)).alias("units"),
-            F.sum(size).alias("bytes"),
+            F.sum(records).alias("operations"),
+            F.sum(F.when(is_empty, records).otherwise(F.col("units"))).alias("units"),
+            F.sum(F.when(is_empty, F.lit(0)).otherwise(F.col("bytes"))).alias("bytes"),
         )
         .select(*CHARGES.fieldNames())
     )
@@ -220,7 +222,3 @@ def _stage() -> Column:
 
 def _received() -> Column:
     return F.col("stage") == "receive_primary"
-
-
-def _units(size_bytes: Column) -> Column:
-    return F.greatest(F.ceil(size_bytes / UNIT_BYTES), F.lit(1))

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from twinbus.pipeline.tables.columns import day_of, field
 from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
 from twinbus.pipeline.tables.schemas import AGES, FATE_SUMS, LINES, SKEWS
+from twinbus.pipeline.tables.tallies import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -28,17 +29,17 @@ DELETED: Final = "deleted"
 """The broker's word for an entity that is gone with all that was in it."""
 
 
-def lines(records: DataFrame) -> DataFrame:
+def lines(tallies: DataFrame) -> DataFrame:
     """How many records there are of each day, and what they say that they leave out."""
     view = field("view")
     accepted = F.col("operation").isin("send", "divert") & (field("outcome") == "ok")
     nameless = F.col("message_id").isNull() | F.col("entity").isNull()
     return (
-        records.groupBy(day_of(F.col("at_ms")).alias("day"), view.alias("view"))
+        tallies.groupBy(day_of(F.col("at_ms")).alias("day"), view.alias("view"))
         .agg(
-            F.count("*").alias("records"),
-            F.count_if((view == "client") & accepted & nameless).alias("nameless"),
-            F.sum(F.coalesce("unrecorded", F.lit(0))).alias("unrecorded"),
+            F.sum("records").alias("records"),
+            count_of((view == "client") & accepted & nameless).alias("nameless"),
+            F.sum("unrecorded").alias("unrecorded"),
         )
         .select(*LINES.fieldNames())
     )

@@ -3,9 +3,11 @@
 A table has keys and sums. The sums of two lots of records are those of both together, and what a
 message added can be taken back: that is all that the store (`store`) has to know of a table.
 
-    of_records     counted from the records themselves: each record once, in the batch it came in
-    of_journeys    counted from what is known of each message (`journeys`): a batch adds what its
-                   messages count for now, and takes back what they counted for before
+    records, tallies     counted from the records, or from records that were added up before
+                         (`tallies`): each record once, in the batch it came in
+    messages, followed   counted from what is known of each message (`journeys`), or of those that
+                         have more to tell than that they were sent and received: a batch adds
+                         what its messages count for now, and takes back what they counted before
 
 Reports read the sums and nothing else, but for ids: those come from the `notable` messages, kept by
 id in an additive table as all others are. Notable is an accepted message that is not delivered, as
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from pyspark.sql import functions as F
 
@@ -34,13 +36,26 @@ from twinbus.pipeline.tables import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
 BUCKET_S: Final = 60
 """The width of a point in time of the kept tables: a year of one entity is half a million rows."""
 
 Sums = Callable[["DataFrame"], "DataFrame"]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What one lot of records says, in the forms that tables are counted from."""
+
+    records: DataFrame
+    """Valid records, of both views."""
+    tallies: DataFrame
+    messages: DataFrame
+    """One row each, as `journeys.judged` gives them."""
+    followed: DataFrame
+    """Those of the messages that `is_followed`; all of them give the same tables."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +66,17 @@ class GoldTable:
     schema: StructType
     first_sum: str
     """The columns before this one are keys."""
-    of_records: Sums | None = None
-    """From valid records (of both views) to rows of the schema."""
-    of_journeys: Sums | None = None
-    """From messages, one row each as `journeys.judged(.., None)` gives them, to rows."""
+    source: Literal["records", "tallies", "messages", "followed"]
+    sums_of: Sums
+    """From the rows of the source to rows of the schema."""
 
     def __post_init__(self) -> None:
-        assert (self.of_records is None) != (self.of_journeys is None), self.name
         assert self.keys, self.name
+
+    @property
+    def is_of_messages(self) -> bool:
+        """Whether later records of a message change what it counts for."""
+        return self.source in {"messages", "followed"}
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -71,12 +89,9 @@ class GoldTable:
         """The columns that are added up."""
         return tuple(self.schema.fieldNames()[len(self.keys) :])
 
-    def rows(self, records: DataFrame, journeys: DataFrame) -> DataFrame:
-        """The rows of the schema, from whichever of the two the table is counted from."""
-        if self.of_records is not None:
-            return self.of_records(records)
-        assert self.of_journeys is not None, self.name
-        return self.of_journeys(journeys)
+    def rows(self, sources: Sources) -> DataFrame:
+        """The rows of the schema."""
+        return self.sums_of(getattr(sources, self.source))
 
 
 def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
@@ -88,18 +103,18 @@ def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
     traffic, diversions = over_time(availability.traffic), over_time(availability.diversions)
     stays, raised = over_time(availability.stays), over_time(availability.raised)
     return (
-        GoldTable("charges", schemas.CHARGES, "operations", of_records=charges.charges),
-        GoldTable("traffic", schemas.TRAFFIC, "sent", of_records=traffic),
-        GoldTable("diversions", schemas.DIVERSIONS, "diverted", of_records=diversions),
-        GoldTable("states", schemas.STATES, "changes", of_records=availability.states),
-        GoldTable("lines", schemas.LINES, "records", of_records=conservation.lines),
-        GoldTable("views", schemas.VIEWS, "operations", of_records=reconciliation.views),
-        GoldTable("fates", schemas.FATE_SUMS, "tried", of_journeys=conservation.fate_sums),
-        GoldTable("deliveries", schemas.DELIVERIES, "messages", of_journeys=charges.deliveries),
-        GoldTable("stays", schemas.STAYS, "messages", of_journeys=stays),
-        GoldTable("raised", schemas.RAISED, "messages", of_journeys=raised),
-        GoldTable("ages", schemas.AGES, "messages", of_journeys=conservation.ages),
-        GoldTable("skews", schemas.SKEWS, "messages", of_journeys=conservation.skews),
+        GoldTable("charges", schemas.CHARGES, "operations", "tallies", charges.charges),
+        GoldTable("traffic", schemas.TRAFFIC, "sent", "tallies", traffic),
+        GoldTable("diversions", schemas.DIVERSIONS, "diverted", "tallies", diversions),
+        GoldTable("states", schemas.STATES, "changes", "records", availability.states),
+        GoldTable("lines", schemas.LINES, "records", "tallies", conservation.lines),
+        GoldTable("views", schemas.VIEWS, "operations", "tallies", reconciliation.views),
+        GoldTable("fates", schemas.FATE_SUMS, "tried", "messages", conservation.fate_sums),
+        GoldTable("deliveries", schemas.DELIVERIES, "messages", "messages", charges.deliveries),
+        GoldTable("stays", schemas.STAYS, "messages", "followed", stays),
+        GoldTable("raised", schemas.RAISED, "messages", "followed", raised),
+        GoldTable("ages", schemas.AGES, "messages", "followed", conservation.ages),
+        GoldTable("skews", schemas.SKEWS, "messages", "followed", conservation.skews),
     )
 
 
@@ -111,13 +126,25 @@ def merged(table: GoldTable, parts: Sequence[DataFrame]) -> DataFrame:
     return summed.where(something).select(*table.schema.fieldNames())
 
 
+def is_followed() -> Column:
+    """Whether a message is in a table of the source `followed`.
+
+    It went by the backlog, its send was raised, its times are in a wrong order, or it is notable.
+    """
+    raised = F.col("tried") & ~F.col("accepted")
+    moved = F.col("entered_ms").isNotNull() | (F.col("forwards") > 0)
+    skewed = F.coalesce(F.col("received_ms") < F.col("accepted_ms"), F.lit(False))
+    return raised | moved | skewed | _is_notable()
+
+
 def notable(fates: DataFrame) -> DataFrame:
     """The notable among messages, each once."""
+    return fates.where(_is_notable()).withColumn("messages", F.lit(1).cast("long"))
+
+
+def _is_notable() -> Column:
     missing = F.col("accepted") & (F.col("fate") != journeys.DELIVERED_FATE)
-    named = fates.where(
-        missing | conservation.is_duplicate() | conservation.in_backlog(F.col("destination"))
-    )
-    return named.withColumn("messages", F.lit(1).cast("long"))
+    return missing | conservation.is_duplicate() | conservation.in_backlog(F.col("destination"))
 
 
 def with_fates(named: DataFrame, states: DataFrame) -> DataFrame:
@@ -132,4 +159,4 @@ def with_fates(named: DataFrame, states: DataFrame) -> DataFrame:
     return conservation.witnessed(rows.where(~there), rows.where(there), states)
 
 
-NOTABLE: Final = GoldTable("notable", schemas.NOTABLE, "messages", of_journeys=notable)
+NOTABLE: Final = GoldTable("notable", schemas.NOTABLE, "messages", "followed", notable)

@@ -32,6 +32,7 @@ A receipt counts as a delivery because the line that says "forwarded" can die wi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
@@ -66,6 +67,12 @@ _MIN: Final = ("first_ms", "accepted_ms", "diverted_ms", "tried_ms", "delivered_
 RAN_OUT: Final = "TTLExpiredException"
 """Why Service Bus dead-lettered a message whose time was over."""
 
+Receivers = Mapping[str, str]
+"""Subscriptions that received messages, each with its topic."""
+
+RECEIVERS_MAX: Final = 127
+"""Receivers that are told apart by a number while rows are folded."""
+
 _SUBSCRIPTION: Final = r"(?i)/subscriptions/[^/]+(/\$deadletterqueue)?$"
 
 
@@ -87,15 +94,14 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
     """
     named = records.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
     told = named.withColumn("destination", destination_of(F.col("entity")))
-    operation, at_ms = F.col("operation"), F.col("at_ms")
+    operation = F.col("operation")
     ok = field("outcome") == "ok"
     client = field("view") == "client"
     # What a consumer settles is not what the syphon settles.
     mine = client & ok & (field("cause") != "consumer")
     tried = client & operation.isin("send", "divert")
     sent, diverted = client & ok & (operation == "send"), client & ok & (operation == "divert")
-    forwarded = client & ok & (operation == "forward")
-    received = client & ok & (operation == "receive")
+    received = is_receipt()
     # Where an entity dead-letters what ran out of time, the reason tells.
     ran_out = (operation == "expire") | (
         (operation == "dead_letter") & field("error").startswith(RAN_OUT)
@@ -117,33 +123,60 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
         "broker_completed": ~client & ok & (operation == "complete"),
         "broker_expired": ~client & ok & ran_out,
         "broker_dead_lettered": ~client & ok & (operation == "dead_letter") & ~ran_out,
+        # From here on only to be counted, or to say what a time is of.
+        "send_failed": tried & (F.col("outcome") == "failed"),
+        "forwarded": client & ok & (operation == "forward"),
+        "copied": ~client & ok & (operation == "send") & ~dropped,
+        "ended": ~client & ok & operation.isin("complete", "dead_letter", "expire"),
+        "divert_tried": client & (operation == "divert"),
     }
-    numbers = {
-        "failed_sends": _one(tried & (F.col("outcome") == "failed")),
-        "receipts": _one(received),
-        "forwards": _one(forwarded),
-        "broker_copies": _one(~client & ok & (operation == "send") & ~dropped),
-        "broker_ended": _one(~client & ok & operation.isin("complete", "dead_letter", "expire")),
-        "size_bytes": F.coalesce("size_bytes", F.lit(0)),
-        "last_ms": at_ms,
-        "settled_ms": F.when(mine & operation.isin("complete", "dead_letter"), at_ms),
-        "forwarded_ms": F.when(forwarded, at_ms),
-        "first_ms": at_ms,
-        "accepted_ms": F.when(sent | diverted, at_ms),
-        "diverted_ms": F.when(diverted, at_ms),
-        "tried_ms": F.when(client & (operation == "divert"), at_ms),
-        "delivered_ms": F.when(sent | forwarded | received, at_ms),
-        "received_ms": F.when(received, at_ms),
-    }
-    return _summed(
-        told.select(
-            *MESSAGE_KEY,
-            F.when(at_subscription, F.lower("entity")).otherwise(F.lit("")).alias("receiver"),
-            _packed(facts).alias("facts"),
-            *(value.alias(name) for name, value in numbers.items()),
-        ),
-        one_task=one_task,
+    assert tuple(facts)[: len(_ANY)] == _ANY
+    # Few columns to shuffle: what they come to is worked out where the rows of a message meet.
+    narrow = told.select(
+        *MESSAGE_KEY,
+        F.when(at_subscription, F.lower("entity")).otherwise(F.lit("")).alias("receiver"),
+        _packed(facts).alias("facts"),
+        F.coalesce("size_bytes", F.lit(0)).alias("size_bytes"),
+        "at_ms",
     )
+    numbers = _numbers_of(list(facts))
+    return _summed(narrow, numbers.__getitem__, one_task=one_task)
+
+
+def is_receipt() -> Column:
+    """Whether a record says that a consumer received a message."""
+    told = (field("view") == "client") & (field("outcome") == "ok")
+    return told & (F.col("operation") == "receive")
+
+
+def _numbers_of(facts: list[str]) -> dict[str, Column]:
+    """What one record adds to each number, from its packed facts."""
+    packed, at_ms = F.col("facts"), F.col("at_ms")
+
+    def one_if(name: str) -> Column:
+        return F.shiftright(packed, facts.index(name)).bitwiseAND(F.lit(1)).cast("long")
+
+    def time_of(*names: str) -> Column:
+        any_of = sum(1 << facts.index(name) for name in names)
+        return F.when(packed.bitwiseAND(F.lit(any_of)) != 0, at_ms)
+
+    return {
+        "failed_sends": one_if("send_failed"),
+        "receipts": one_if("received"),
+        "forwards": one_if("forwarded"),
+        "broker_copies": one_if("copied"),
+        "broker_ended": one_if("ended"),
+        "size_bytes": F.col("size_bytes"),
+        "last_ms": at_ms,
+        "settled_ms": time_of("completed", "set_aside"),
+        "forwarded_ms": time_of("forwarded"),
+        "first_ms": at_ms,
+        "accepted_ms": time_of("sent", "diverted"),
+        "diverted_ms": time_of("diverted"),
+        "tried_ms": time_of("divert_tried"),
+        "delivered_ms": time_of("sent", "forwarded", "received"),
+        "received_ms": time_of("received"),
+    }
 
 
 def merged(journeys: DataFrame, *, one_task: bool = False) -> DataFrame:
@@ -152,16 +185,25 @@ def merged(journeys: DataFrame, *, one_task: bool = False) -> DataFrame:
         journeys.select(
             *_KEY, _packed({name: F.col(name) for name in _ANY}).alias("facts"), *_SUM, *_MAX, *_MIN
         ),
+        F.col,
         one_task=one_task,
     )
 
 
-def judged(journeys: DataFrame, *, fan_out: bool = True) -> DataFrame:
+def judged(journeys: DataFrame, *, receivers: Receivers | None = None) -> DataFrame:
     """One row for each message of merged journeys: what is known of it, and its fate.
 
-    `fan_out` may be False where no row has a receiver.
+    `receivers` are those that rows may have; None: any. Where they are known, only messages of
+    their topics are folded, and the journeys are read twice.
     """
-    messages = _folded(journeys) if fan_out else _alone(journeys)
+    if receivers is None or len(receivers) > RECEIVERS_MAX:
+        messages = _folded(journeys, None)
+    elif not receivers:
+        messages = _alone(journeys)
+    else:
+        fans_out = F.col("destination").isin(*sorted(set(receivers.values())))
+        folded = _folded(journeys.where(fans_out), sorted(receivers))
+        messages = _alone(journeys.where(~fans_out)).select(*folded.columns).unionAll(folded)
     acknowledged = F.col("sent") | (F.col("forwards") > 0)
     accepted = F.col("sent") | F.col("diverted")
     fate = (
@@ -223,37 +265,48 @@ def looked_at(fates: DataFrame, sightings: DataFrame) -> DataFrame:
     )
 
 
-def _summed(rows: DataFrame, *, one_task: bool) -> DataFrame:
-    """Rows with packed facts, one for each message and receiver.
+def _summed(rows: DataFrame, value: Callable[[str], Column], *, one_task: bool) -> DataFrame:
+    """Rows with packed facts, one for each message and receiver; `value` gives their numbers.
 
     All rows of a message are in one partition afterwards, so that folding moves none of them.
     """
     placed = rows if one_task else rows.repartition(*MESSAGE_KEY)
     return (
         placed.groupBy(*_KEY)
-        .agg(F.bit_or("facts").alias("facts"), *_numbers())
+        .agg(F.bit_or("facts").alias("facts"), *_numbers(value))
         .select(*_unpacked(JOURNEYS.fieldNames()))
     )
 
 
-def _folded(journeys: DataFrame) -> DataFrame:
-    """One row for each message, with all that its receivers say."""
+def _folded(journeys: DataFrame, receivers: Sequence[str] | None) -> DataFrame:
+    """One row for each message, with all that its receivers say; in order, if they are known."""
     packed = _packed({name: F.col(name) for name in _ANY})
-    # The entity that had it most often, and how often.
-    most = F.max(F.struct(F.col("receipts"), _receiving_entity().alias("entity")))
+    # The entity that had it most often, and how often. Spark sorts rows to find the greatest text,
+    # but not to find the greatest number.
+    if receivers is None:
+        most = F.max(F.struct(F.col("receipts"), _receiving_entity().alias("entity")))
+        times, entity = F.col("most.receipts"), F.col("most.entity")
+    else:
+        names = F.array(*map(F.lit, receivers))
+        # 0 is the topic itself, which is before its subscriptions in the order of text too.
+        place = F.array_position(names, F.col("receiver"))
+        most = F.max(F.col("receipts") * (RECEIVERS_MAX + 1) + place)
+        times = F.floor(F.col("most") / (RECEIVERS_MAX + 1))
+        found = F.get(names, (F.col("most") % (RECEIVERS_MAX + 1)).cast("int") - 1)
+        entity = F.coalesce(found, F.col("destination"))
     return (
         journeys.groupBy(*MESSAGE_KEY)
         .agg(
             F.bit_or(packed).alias("facts"),
-            *_numbers(),
+            *_numbers(F.col),
             F.sum(_repeats()).alias("repeats"),
             most.alias("most"),
         )
         .select(
             *_unpacked([*MESSAGE_KEY, *_ANY, *_SUM, *_MAX, *_MIN]),
             "repeats",
-            F.col("most.receipts").alias("times"),
-            F.when(F.col("most.receipts") > 1, F.col("most.entity")).alias("repeated_at"),
+            times.alias("times"),
+            F.when(times > 1, entity).alias("repeated_at"),
         )
     )
 
@@ -278,19 +331,19 @@ def _receiving_entity() -> Column:
     return F.when(F.col("receiver") == "", F.col("destination")).otherwise(F.col("receiver"))
 
 
-def _numbers() -> list[Column]:
+def _numbers(value: Callable[[str], Column]) -> list[Column]:
     return [
-        *(F.sum(name).alias(name) for name in _SUM),
-        *(F.max(name).alias(name) for name in _MAX),
-        *(F.min(name).alias(name) for name in _MIN),
+        *(F.sum(value(name)).alias(name) for name in _SUM),
+        *(F.max(value(name)).alias(name) for name in _MAX),
+        *(F.min(value(name)).alias(name) for name in _MIN),
     ]
 
 
 def _packed(facts: dict[str, Column]) -> Column:
     """The facts as one number, a bit each: one column to shuffle and to merge instead of many."""
     bits = (
-        F.when(facts[name], F.lit(1 << place)).otherwise(F.lit(0))
-        for place, name in enumerate(_ANY)
+        F.when(fact, F.lit(1 << place)).otherwise(F.lit(0))
+        for place, fact in enumerate(facts.values())
     )
     return reduce(lambda left, right: left.bitwiseOR(right), bits)
 
@@ -303,7 +356,3 @@ def _unpacked(names: list[str]) -> list[Column]:
         else F.col(name)
         for name in names
     ]
-
-
-def _one(condition: Column) -> Column:
-    return F.when(condition, F.lit(1)).otherwise(F.lit(0)).cast("long")

@@ -34,8 +34,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.columns import day_of, field
-from twinbus.pipeline.tables.journeys import RAN_OUT
 from twinbus.pipeline.tables.schemas import VIEWS
+from twinbus.pipeline.tables.tallies import BY_THE_BROKER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -49,7 +49,6 @@ YOUNG_MS: Final = 5_000
 """A client has written what it was told by then, if it lives."""
 
 _SETTLEMENTS: Final = ("complete", "defer", "dead_letter")
-_BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
 _AS_THE_BROKER_SAYS: Final = {
     "send": "send",
     "forward": "send",
@@ -60,12 +59,12 @@ _AS_THE_BROKER_SAYS: Final = {
 }
 
 
-def views(records: DataFrame) -> DataFrame:
+def views(tallies: DataFrame) -> DataFrame:
     """How often each end says that an operation was done at a place: the sums that are kept."""
     return (
-        _placed(records)
+        _placed(tallies, "records")
         .groupBy("day", "namespace", "place", "operation", "view", "outcome")
-        .agg(F.count("*").alias("operations"))
+        .agg(F.sum("records").alias("operations"))
         .select(*VIEWS.fieldNames())
     )
 
@@ -81,7 +80,7 @@ def disagreements(
     """
     ok, client = F.col("outcome") == "ok", F.col("view") == "client"
     one, less = F.lit(1).cast("long"), F.lit(-1).cast("long")
-    placed = _placed(records).where(F.col("message_id").isNotNull())
+    placed = _placed(records, "message_id", "at_ms").where(F.col("message_id").isNotNull())
     told = placed.groupBy("place", "operation", "message_id").agg(
         F.sum(F.when(ok & client, one).when(ok, less).otherwise(0)).alias("ahead"),
         F.count_if(client & (F.col("outcome") == "unknown")).alias("unanswered"),
@@ -132,7 +131,8 @@ def named(disagreements: DataFrame, ids_max: int) -> DataFrame:
     return numbered.where(F.col("number") <= ids_max).drop("number")
 
 
-def _placed(records: DataFrame) -> DataFrame:
+def _placed(records: DataFrame, *more: str) -> DataFrame:
+    """What both ends tell of operations at a place, with `more` columns; also of tallies."""
     operation = F.col("operation")
     view = field("view")
     by_syphon = operation.isin(*_SETTLEMENTS) & (field("cause") != "consumer")
@@ -144,7 +144,7 @@ def _placed(records: DataFrame) -> DataFrame:
     is_poll = (operation == "backlog_receive") & F.col("message_id").isNull()
     error = field("error")
     by_itself = (operation == "forward") | (
-        (operation == "dead_letter") & error.rlike(_BY_THE_BROKER)
+        (operation == "dead_letter") & error.rlike(BY_THE_BROKER)
     )
     compared = operation.isin(*_AS_THE_BROKER_SAYS) & ~is_poll
     return records.where(compared & ~((view == "broker") & by_itself)).select(
@@ -154,8 +154,7 @@ def _placed(records: DataFrame) -> DataFrame:
         names[operation].alias("operation"),
         view.alias("view"),
         field("outcome"),
-        "message_id",
-        "at_ms",
+        *more,
     )
 
 

@@ -1,0 +1,70 @@
+"""Tallies: records of one kind and one bucket of time as one row, which most record tables count.
+
+A tally has the columns of a record, with those left out by which no table tells records apart, and
+sums. Tables of records are made from the tallies, so that the records are read and added up once.
+There are about as many tallies as minutes in which something was done to an entity: where traffic
+is so thin that each record is a tally of its own, nothing is gained and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from twinbus.cost.arithmetic import UNIT_BYTES
+from twinbus.pipeline.tables.columns import bucket_of, field
+from twinbus.pipeline.tables.journeys import RAN_OUT, Receivers, destination_of, is_receipt
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
+"""Reasons for which a broker dead-letters a message by itself."""
+
+_PLAIN: Final = (
+    *("namespace", "entity", "backlog_queue"),
+    *("cause", "operation", "outcome", "view"),
+)
+
+
+def tallied(records: DataFrame, *, bucket_s: int) -> DataFrame:
+    """Records added up. `bucket_s` must divide a day: tables by day are made from tallies too."""
+    operation = F.col("operation")
+    of_process = operation.isin("divert", "ping")
+    size_bytes = F.coalesce("size_bytes", F.lit(0))
+    return records.groupBy(
+        (bucket_of(F.col("at_ms"), bucket_s) * 1000).alias("at_ms"),
+        *_PLAIN,
+        # Only whether there is one.
+        F.when(F.col("message_id").isNotNull(), F.lit("")).alias("message_id"),
+        F.when(of_process, F.col("pair")).alias("pair"),
+        F.when(of_process, F.col("process")).alias("process"),
+        F.when(
+            operation == "dead_letter", F.regexp_extract(field("error"), BY_THE_BROKER, 1)
+        ).alias("error"),
+    ).agg(
+        F.count("*").alias("records"),
+        F.sum(units_of(size_bytes)).alias("units"),
+        F.sum(size_bytes).alias("bytes"),
+        F.sum(F.coalesce("unrecorded", F.lit(0))).alias("unrecorded"),
+    )
+
+
+def receivers_of(tallies: DataFrame) -> Receivers:
+    """The subscriptions that received messages, with their topics."""
+    entity = F.lower("entity")
+    topic = destination_of(F.col("entity"))
+    found = tallies.where(is_receipt() & F.col("message_id").isNotNull() & (entity != topic))
+    rows = found.select(entity.alias("receiver"), topic.alias("topic")).distinct().collect()
+    return {row["receiver"]: row["topic"] for row in rows}
+
+
+def count_of(condition: Column) -> Column:
+    """How many of the records that tallies stand for meet a condition."""
+    return F.sum(F.when(condition, F.col("records")).otherwise(F.lit(0)))
+
+
+def units_of(size_bytes: Column) -> Column:
+    """Billed units of a message: one for each started 64 KB."""
+    return F.greatest(F.ceil(size_bytes / UNIT_BYTES), F.lit(1))
