@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.options import SidesOptions
 from twinbus.console.terminal.command import flag, option
 
@@ -25,6 +26,7 @@ class PageOptions(SidesOptions):
             "Ledger to read the past from, and to record actions in.",
             envvar="TWINBUS_LEDGER",
         ),
+        FromFile("ledger"),
     ] = None
     peer: Annotated[
         list[str] | None,

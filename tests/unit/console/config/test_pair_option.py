@@ -15,6 +15,7 @@ from twinbus.console.cli import app
 from twinbus.console.control import commands as control
 from twinbus.console.doctor import commands as doctor
 from twinbus.console.ledger import commands as ledger
+from twinbus.console.page import commands as page
 from twinbus.console.report import commands as report
 from twinbus.console.syphon import run as syphon_run
 
@@ -61,7 +62,13 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     for module, name in (
         *((backlog, "list_queues"), (backlog, "create"), (doctor, "run"), (report, "conservation")),
-        *((control, "show_status"), (control, "steer"), (syphon_run, "run"), (ledger, "run")),
+        *(
+            (page, "run"),
+            (control, "show_status"),
+            (control, "steer"),
+            (syphon_run, "run"),
+            (ledger, "run"),
+        ),
     ):
         monkeypatch.setattr(module, name, take)
     return calls
@@ -82,6 +89,9 @@ def test_a_named_pair_gives_the_values_of_a_command(
     assert (given.ledger, secondary.label, window_s) == ("/var/eu", "contoso-dr", 1_200)
     assert run(capsys, "ledger", "status", "--pair", "eu") == (0, "", "")
     assert called.pop()[0].ledger == "/var/eu"
+    assert run(capsys, "page", "--pair", "eu") == (0, "", "")
+    given, _ = called.pop()
+    assert (given.ledger, given.both[1].label) == ("/var/eu", "contoso-dr")
     assert run(capsys, "syphon", "run", "--pair", "eu", "--no-lease") == (0, "", "")
     request, queues, *_ = called.pop()
     assert (request.rate_per_s, request.lease, request.ledger) == (250, False, "/var/eu")
