@@ -4,88 +4,26 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
+import socket
+import ssl
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import trustme
 
+from tests.end_to_end.page_process import LIMIT_S, ServedPage, paged, until
 from tests.end_to_end.paired_program import running
 from tests.official_sdk import administration
-from tests.processes import ENTRY, ServedBroker, run_twinbus
+from tests.processes import ServedBroker, run_twinbus
 from twinbus.control.run_directory import VARIABLE
 from twinbus.ledger import read
 
 pytestmark = pytest.mark.end_to_end
-
-LIMIT_S = 60.0
-"""No promise, only an end of patience."""
-
-
-class ServedPage:
-    """`twinbus page` in a process, and requests to it."""
-
-    def __init__(self, environment: dict[str, str], *options: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", ENTRY, "page", *options],
-            env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
-        parts = urlsplit(self.address)
-        self.host, self.token = parts.netloc, parse_qs(parts.query)["token"][0]
-
-    def ask(self, method: str, target: str, body: Any = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self.host, timeout=LIMIT_S)
-        headers = {"Authorization": f"Bearer {self.token}"}
-        if body is not None:
-            headers |= {"X-Twinbus-Page": "1", "Content-Type": "application/json"}
-        connection.request(method, target, None if body is None else json.dumps(body), headers)
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
-        return answer.status, json.loads(text)
-
-    def pairs(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.ask("GET", "/api/view")[1]["pairs"]
-        return found
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(LIMIT_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
-
-
-@contextmanager
-def paged(environment: dict[str, str], *options: str) -> Iterator[ServedPage]:
-    page = ServedPage(environment, *options)
-    try:
-        yield page
-    finally:
-        if page.process.poll() is None:
-            page.process.kill()
-            page.process.wait()
-        if page.process.stdout is not None:
-            page.process.stdout.close()
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    limit = time.monotonic() + LIMIT_S
-    while not (found := condition()):
-        assert time.monotonic() < limit, "it did not happen"
-        time.sleep(0.1)
-    return found
 
 
 @pytest.fixture
@@ -194,12 +132,70 @@ def test_a_killed_page_harms_no_pair_and_a_stream_ends_with_its_page(
             until(page.pairs)
             page.process.kill()
         with paged(environment) as page:
+            place, _, port = page.host.partition(":")
+            stranger = socket.create_connection((place, int(port)), timeout=LIMIT_S)
+            stranger.sendall(b"GET /api/view HTTP/1.1\r\nHost: ")
             stream = http.client.HTTPConnection(page.host, timeout=LIMIT_S)
             stream.request("GET", "/api/stream", headers={"Authorization": f"Bearer {page.token}"})
             answer = stream.getresponse()
             assert answer.readline() == b"event: view\n"
+            with stranger, suppress(ConnectionResetError):
+                # A request that does not end is cut off; the stream goes on.
+                assert stranger.recv(1) == b""
+            while answer.readline() != b"event: head\n":
+                pass
             assert page.stop() == 0
             answer.read()
             stream.close()
         first = status_of(environment)["status"]["entities"]["orders"]["sent"]
         until(lambda: status_of(environment)["status"]["entities"]["orders"]["sent"] > first)
+
+
+def test_beyond_loopback_names_tokens_and_tls_are_needed(
+    run_directory: Path, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "ops.example")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    tokens = {"operator": "operator-0123456789abcdef", "viewer": "viewer-0123456789abcdef"}
+    for role, token in tokens.items():
+        (tmp_path / role).write_text(f"{token}\n")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+
+    def asked(port: int, token: str, host: str, method: str = "GET") -> tuple[int, bytes]:
+        line = http.client.HTTPSConnection("localhost", port, timeout=LIMIT_S, context=context)
+        headers = {
+            "Host": f"{host}:{port}", "Authorization": f"Bearer {token}", "X-Twinbus-Page": "1",
+            "Content-Type": "application/json",
+        }  # fmt: skip
+        target = "/api/view" if method == "GET" else "/api/actions"
+        line.request(method, target, "{}" if method == "POST" else None, headers)
+        answer = line.getresponse()
+        found = answer.status, answer.read()
+        line.close()
+        return found
+
+    with paged(
+        {VARIABLE: str(run_directory)}, "--host", "0.0.0.0", "--name", "ops.example",
+        "--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"),
+        "--operator-token-file", str(tmp_path / "operator"),
+        "--viewer-token-file", str(tmp_path / "viewer"),
+    ) as page:  # fmt: skip
+        assert page.address.startswith("https://")
+        assert "token" not in page.address
+        port = int(page.host.rpartition(":")[2])
+        for role, token in tokens.items():
+            status, body = asked(port, token, "ops.example")
+            assert (status, json.loads(body)["role"]) == (200, role)
+        assert asked(port, tokens["viewer"], "ops.example", "POST")[0] == 403
+        assert asked(port, tokens["operator"], "ops.example", "POST")[0] == 404
+        assert asked(port, "guess", "ops.example")[0] == 401
+        assert asked(port, tokens["operator"], "localhost")[0] == 421
+        plain = http.client.HTTPConnection("localhost", port, timeout=LIMIT_S)
+        plain.request("GET", "/api/view", headers={"Host": f"ops.example:{port}"})
+        with pytest.raises((OSError, http.client.HTTPException)):
+            plain.getresponse()
+        plain.close()
+        assert page.stop() == 0

@@ -10,11 +10,14 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
+from uvicorn.server import ServerState
 
 from twinbus import __version__
+from twinbus.broker.access.admission import Admission, ConnectionLimits
+from twinbus.broker.http_connection import HttpConnection
 from twinbus.broker.tls import server_context
 from twinbus.console.page.drains import PageDrains, command_environment
 from twinbus.console.page.judging import judged
@@ -43,6 +46,8 @@ TOKEN_LENGTH_MIN: Final = 20
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 CONNECTIONS_MAX: Final = 200
+REQUEST_S: Final = 10.0
+"""Time for one request to arrive."""
 STOP_S: Final = 2
 
 
@@ -129,6 +134,18 @@ async def _serve(
     print("stopped", flush=True)
 
 
+class _PageConnection(HttpConnection):
+    """A connection whose requests have a deadline, so that idle strangers do not use them up."""
+
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, **given: Any) -> None:
+        super().__init__(
+            Admission(ConnectionLimits(open_s=REQUEST_S)), config, server_state, given["app_state"]
+        )
+
+    def _cut_off(self, limit_s: float) -> None:
+        self.transport.abort()
+
+
 class _Server(uvicorn.Server):
     """A server that leaves the signals to this command."""
 
@@ -140,7 +157,7 @@ class _Server(uvicorn.Server):
 def _config(app: object, tls: ssl.SSLContext | None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http="h11",
+        http=_PageConnection,
         ws="none",
         lifespan="off",
         # The log would have the token in it.

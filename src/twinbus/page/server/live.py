@@ -79,6 +79,9 @@ class LiveView:
             version, removals, events = -1, table.removals, self.board.event_count
             while not self.is_stopping:
                 if version < 0 or removals != table.removals:
+                    self._frames = {
+                        id_: frame for id_, frame in self._frames.items() if id_ in table.pairs
+                    }
                     frames = [event_frame("view", {**self.view(), **fixed})]
                 else:
                     frames = [self._pair_frame(id_) for id_ in table.changed_since(version)]
