@@ -20,7 +20,8 @@ from tests.end_to_end.page_process import LIMIT_S, ServedPage, paged, until
 from tests.end_to_end.paired_program import running
 from tests.official_sdk import administration
 from tests.processes import ServedBroker, run_twinbus
-from twinbus.control.run_directory import VARIABLE
+from twinbus.control.client import ask
+from twinbus.control.run_directory import VARIABLE, sockets_in
 from twinbus.ledger import read
 
 pytestmark = pytest.mark.end_to_end
@@ -147,8 +148,9 @@ def test_a_killed_page_harms_no_pair_and_a_stream_ends_with_its_page(
             assert page.stop() == 0
             answer.read()
             stream.close()
-        first = status_of(environment)["status"]["entities"]["orders"]["sent"]
-        until(lambda: status_of(environment)["status"]["entities"]["orders"]["sent"] > first)
+        (control,) = sockets_in(run_directory)
+        first = ask(control, "status")["entities"]["orders"]["sent"]
+        until(lambda: ask(control, "status")["entities"]["orders"]["sent"] > first)
 
 
 def test_beyond_loopback_names_tokens_and_tls_are_needed(
