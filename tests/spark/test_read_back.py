@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
-from pyspark.sql import DataFrameReader, DataFrameWriter
+from pyspark.sql import DataFrameReader, DataFrameWriter, Observation
 from pyspark.sql.conf import RuntimeConfig
 
 from tests.spark.kept import write_lines
@@ -87,6 +87,27 @@ def test_a_batch_that_cannot_be_read_back_is_not_committed(
     assert not (ledger / "_tables" / "sets").exists()
     # Once the directory is shared, the same command takes the whole batch.
     assert update(spark, ledger).records == 2
+
+
+def test_counts_that_spark_does_not_tell_are_not_taken_for_nothing(
+    spark: SparkSession, ledger: Path
+) -> None:
+    """Spark Connect of Spark 4.0 writes the rows and returns no counts."""
+    told: Callable[[Observation], dict[str, int]] = vars(Observation)["get"].fget
+
+    def without(which: int) -> property:
+        """The counts of each write, but for one of them."""
+        numbers = iter(range(99))
+        return property(lambda seen: {} if next(numbers) == which else told(seen))
+
+    # Of the records twice, of the journeys twice.
+    for which in range(4):
+        with (
+            mock.patch.object(Observation, "get", without(which)),
+            pytest.raises(LedgerError, match=r"Spark does not tell .*nothing was committed"),
+        ):
+            update(spark, ledger)
+    assert not (ledger / "_tables" / "sets").exists()
 
 
 @pytest.mark.parametrize(("kind", "words"), PARTS)

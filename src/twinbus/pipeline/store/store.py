@@ -110,6 +110,8 @@ class TableStore:
         written: int = seen.get.get("rows", 0)
         files = tuple(self._written(table, part))
         found = sum(file.rows for file in files)
+        if found and not written:
+            raise _no_counts(self.place, found)
         if found != written:
             raise LedgerError(
                 f"{written:,} {_WORDS.get(table, f'rows of {table}')} were written to"
@@ -240,6 +242,29 @@ class TableStore:
             if file.name.endswith(".parquet"):
                 rows = self._files.rows(f"{table}/{part}/{file.name}")
                 yield DataFile(f"{part}/{file.name}", file.size_bytes, rows, file.modified_ms)
+
+
+def counts_of(
+    seen: Observation, column: str, files: Sequence[DataFile], place: str
+) -> dict[str, int]:
+    """What tasks counted while they wrote files; `column` has the rows that were written.
+
+    LedgerError where Spark does not tell the counts: without them rows would be passed over.
+    """
+    # Spark drops the counts of what it knows to be empty.
+    counts: dict[str, int] = {column: 0, **seen.get}
+    found = sum(file.rows for file in files)
+    if counts[column] != found:
+        raise _no_counts(place, found)
+    return counts
+
+
+def _no_counts(place: str, found: int) -> LedgerError:
+    return LedgerError(
+        f"{found:,} rows were written to {place} and Spark does not tell how many its tasks"
+        " counted, so nothing was committed: Spark Connect of Spark 4.0 does not; use a later"
+        " Spark, or a classic session"
+    )
 
 
 def paths_of(addresses: Iterable[str]) -> list[str]:

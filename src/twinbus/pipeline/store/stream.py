@@ -33,7 +33,7 @@ from twinbus.pipeline.store.lake import (
     TableChange,
 )
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables, signature_of
-from twinbus.pipeline.store.store import TableStore, ledger_paths
+from twinbus.pipeline.store.store import TableStore, counts_of, ledger_paths
 from twinbus.pipeline.store.takeover import take_over
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import GoldTable
@@ -216,8 +216,8 @@ class _Batch:
         )
         files = self._store.write(bronze.stored(records), BRONZE, self._part)
         self._changes[BRONZE] = TableChange(files)
-        # Spark drops the counts of what it knows to be empty.
-        return {"records": 0, **dict.fromkeys(bronze.REASONS, 0), **seen.get}
+        counts = counts_of(seen, "records", files, self._store.place)
+        return {**dict.fromkeys(bronze.REASONS, 0), **counts}
 
     def _take_records(self, after: Snapshot, count: int) -> Snapshot:
         """Write the journeys and the sums of the records that have just been written."""
@@ -230,14 +230,16 @@ class _Batch:
             seen, F.count("*").alias("rows"), F.count_if(F.col("receiver") != "").alias("fanned")
         )
         ordered = journeys.sortWithinPartitions("first_ms")
-        self._changes[JOURNEYS] = TableChange(store.write(ordered, JOURNEYS, self._part))
-        fan_out = seen.get.get("fanned", 0) > 0
+        files = store.write(ordered, JOURNEYS, self._part)
+        self._changes[JOURNEYS] = TableChange(files)
+        counts = counts_of(seen, "rows", files, store.place)
+        fan_out = counts.get("fanned", 0) > 0
         step = increment.Increment(
             self._store,
             self._before,
             records,
             self._written(store, JOURNEYS),
-            messages=seen.get.get("rows", 0),
+            messages=counts["rows"],
             fan_out=fan_out,
         )
         try:
