@@ -16,14 +16,17 @@ SEED ?=
 # How long `make fuzz` searches, and to replay a find of it: make fuzz PART=frames SEED=123
 MINUTES ?= 10
 PART ?=
+# The oldest Spark that is supported has an environment of its own.
+FLOOR := .cache/spark-floor
+FLOOR_SPARK := 4.0.*
 # One benchmark, or several with commas between: make bench ONLY=broker_send_vs_rabbitmq
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup drill test simulate fuzz soak lint types fmt bench
+.PHONY: help setup drill test spark-floor simulate fuzz soak lint types fmt bench
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv and install everything the targets need
 	@echo "setup: $(VENV) is ready"
@@ -44,6 +47,17 @@ test: lint ## lint, types and all tests
 	@$(BIN)/mypy --no-error-summary > $(VENV)/.types 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS); tests=$$?; \
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
+
+$(FLOOR)/.installed: pyproject.toml
+	@echo "spark-floor: installing twinbus[$(EXTRAS)] with Spark $(FLOOR_SPARK) into $(FLOOR), about three minutes on an empty cache"
+	@test -x $(FLOOR)/bin/python || $(PYTHON) -m venv $(FLOOR)
+	@$(FLOOR)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[$(EXTRAS)]' 'pyspark==$(FLOOR_SPARK)'
+	@touch $@
+
+# Not in CI: it is all Spark tests a second time.
+spark-floor: $(FLOOR)/.installed ## the Spark tests on the oldest Spark that is supported
+	@$(FLOOR)/bin/python -c 'import pyspark; print(f"spark-floor: tests/spark on Spark {pyspark.__version__}, many minutes on two cores")'
+	@$(FLOOR)/bin/python -m pytest -m 'not soak' tests/spark $(PYTEST_ARGS)
 
 simulate: $(STAMP) ## replay one simulated world; SEED=123
 	@$(BIN)/python -m tests.simulation $(or $(SEED),1)
