@@ -31,7 +31,12 @@ class Started(NamedTuple):
 @pytest.fixture(scope="session")
 def started() -> Iterator[Started]:
     announced: list[str] = []
-    settings = {**QUICK_START, "spark.sql.shuffle.partitions": "1"}
+    settings = {
+        **QUICK_START,
+        "spark.sql.shuffle.partitions": "1",
+        # Any free port for the server of test_connect.py, which may start later.
+        "spark.connect.grpc.binding.port": "0",
+    }
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as output:
         # A Spark and a Python that are not ours must not be taken.
         patch.setenv("SPARK_HOME", "/nowhere")
