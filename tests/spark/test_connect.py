@@ -36,7 +36,7 @@ def url(spark: SparkSession) -> str:
 
 @pytest.mark.skipif(
     pyspark.__version__.startswith("4.0."),
-    reason="over Connect this Spark returns no counts of what was written: an update is refused",
+    reason="over Connect this Spark returns no counts of what was written",
 )
 @pytest.mark.soak  # above a minute of processor time: nothing is made for few rows there
 def test_tables_reports_and_plans_are_the_same_over_connect(
