@@ -122,6 +122,7 @@ def test_an_outage_is_watched_and_steered(world: OutageWorld, viewer: Viewer) ->
     _freeze(viewer)
     _looks(viewer)
     _unfreeze(viewer)
+    _thinks_better_of_it(viewer)
 
     world.primary.restart()
     viewer.sees_headline("healthy", "")
@@ -196,6 +197,20 @@ def _unfreeze(viewer: Viewer) -> None:
     payments.get_by_role("button", name="payments", exact=True).click()
     payments.get_by_role("button", name="Unfreeze…").click()
     viewer.confirms("Unfreeze", "return to the primary")
+
+
+def _thinks_better_of_it(viewer: Viewer) -> None:
+    """Escape closes a confirmation; nothing is done, and the focus is where it was."""
+    card = viewer.page.get_by_role("region", name="Backlog", exact=True)
+    card.get_by_role("button", name="Drain once…").click()
+    dialog = viewer.page.get_by_role("dialog")
+    expect(dialog).to_contain_text("moves the backlog of contoso to the primary")
+    viewer.page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(card.get_by_role("button", name="Drain once…")).to_be_focused()
+    expect(viewer.page.get_by_role("list", name="Events")).not_to_contain_text("drain-once")
+    proof = viewer.page.get_by_role("region", name="Proof", exact=True)
+    expect(proof).to_contain_text("No proof was made yet")
 
 
 def _replay(world: OutageWorld, viewer: Viewer) -> None:
