@@ -21,7 +21,9 @@ from tests.spark.ledgers import (
 )
 from twinbus.cost import standard
 from twinbus.ledger import LedgerError, LedgerWriter
-from twinbus.pipeline.reports.documents import DuplicateMessage, Sends, Sighting
+from twinbus.pipeline.reports.availability import availability_report
+from twinbus.pipeline.reports.documents import DuplicateMessage, ReportRequest, Sends, Sighting
+from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.reports.outage import OutageReport, outage_report
 
 if TYPE_CHECKING:
@@ -103,7 +105,8 @@ def test_an_outage_that_lost_nothing(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_the_outage_is_told_by_the_second(spark: SparkSession, tmp_path: Path) -> None:
-    availability = reported(spark, written(tmp_path / "ledger", outage())).availability
+    ledger = written(tmp_path / "ledger", outage())
+    availability = reported(spark, ledger).availability
     (window,) = availability.windows
     assert (window.entity, window.process) == ("orders", "test")
     assert (window.failed_over_ms, window.recovered_ms) == (EPOCH_MS + 1_500, EPOCH_MS + 3_000)
@@ -115,6 +118,11 @@ def test_the_outage_is_told_by_the_second(spark: SparkSession, tmp_path: Path) -
     assert {at: depth[at] for at in (2, 5, 6)} == {2: 2, 5: 1, 6: 0}
     shown = json.loads(json.dumps(availability.as_json()))
     assert shown["sends"][0] == {"at_s": SECOND, "to_primary": 1, "to_backlog": 0}
+    # The tables are kept by the minute, in which the backlog would be deepest before it began.
+    with batch_tables(spark, ledger) as tables:
+        report = availability_report(tables, ReportRequest())
+    assert (tables.bucket_s, report.bucket_s) == (60, 1)
+    assert (report.sends, report.backlog) == (availability.sends, availability.backlog)
 
 
 def test_lost_messages_are_named_up_to_a_bound(spark: SparkSession, tmp_path: Path) -> None:

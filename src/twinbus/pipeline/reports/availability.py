@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import functions as F
 
@@ -23,7 +23,9 @@ from twinbus.pipeline.reports.ledger_tables import (
     scope_of,
     unread,
 )
-from twinbus.pipeline.tables.availability import backlog_over_time, drained
+from twinbus.pipeline.tables.availability import backlog_over_time, drained, stays, traffic
+from twinbus.pipeline.tables.journeys import judged, partial_journeys
+from twinbus.pipeline.tables.tallies import tallied
 from twinbus.pipeline.tables.windows import SILENCE_S, downtimes, failover_windows, percentiles
 
 if TYPE_CHECKING:
@@ -37,16 +39,24 @@ if TYPE_CHECKING:
 POINTS_MAX: Final = 600
 """Maximum points of a time series. Longer windows get wider buckets."""
 
+FINE_S: Final = (1, 5, 15)
+"""Widths of points that are narrower than the buckets of the tables, for short scopes."""
+
+FINE_RECORDS_MAX: Final = 1_000_000
+"""Records of a ledger that are read again to draw a short scope by the second."""
+
 ROWS_MAX: Final = 10_000
 """Maximum entities and failovers in a report."""
 
 
 def availability_report(tables: LedgerTables, asked: ReportRequest) -> AvailabilityReport:
     """Failovers, what they saved, and the backlog over time."""
-    scope = scope_of(tables, asked, lines_of(tables, asked))
+    lines = lines_of(tables, asked)
+    scope = scope_of(tables, asked, lines)
     windows = _windows(tables, asked).cache()
     try:
-        found = _over_time(tables, asked, scope, windows)
+        series = _series(tables, scope, lines.all_records)
+        found = _over_time(tables, asked, scope, windows, series)
         took = {
             row["measure"]: Percentiles(*row[1:])
             for row in percentiles(windows).collect()
@@ -69,22 +79,60 @@ def failovers_over_time(
     tables: LedgerTables, asked: ReportRequest, scope: ReportScope
 ) -> AvailabilityReport:
     """The report's failovers, sends and backlog, without its sums and percentiles."""
-    return _over_time(tables, asked, scope, _windows(tables, asked))
+    return _over_time(tables, asked, scope, _windows(tables, asked), _kept_series(tables, scope))
+
+
+class _Points(NamedTuple):
+    """What is drawn over time, and how wide a point of it is."""
+
+    traffic: DataFrame
+    stays: DataFrame
+    step_s: int
+    """Of the two tables."""
+    bucket_s: int
+    """Of the report: a multiple of it."""
+
+
+def _series(tables: LedgerTables, scope: ReportScope, records: int) -> _Points:
+    """Points by the length of the scope: of the tables, or narrower ones from the records.
+
+    An outage of seconds in buckets of a minute is a triangle that begins before the first failure.
+    """
+    fits = (one for one in FINE_S if one < tables.bucket_s and _length_s(scope) <= one * POINTS_MAX)
+    fine_s = next(fits, None)
+    if fine_s is None or records > FINE_RECORDS_MAX or scope.records_from is not None:
+        return _kept_series(tables, scope)
+    every = tables.every_record()
+    sends = traffic(tallied(every, bucket_s=fine_s), bucket_s=fine_s)
+    return _Points(sends, stays(judged(partial_journeys(every)), bucket_s=fine_s), fine_s, fine_s)
+
+
+def _kept_series(tables: LedgerTables, scope: ReportScope) -> _Points:
+    step_s = tables.bucket_s
+    bucket_s = step_s * max(1, -(-_length_s(scope) // (step_s * POINTS_MAX)))
+    return _Points(tables.table("traffic"), tables.table("stays"), step_s, bucket_s)
+
+
+def _length_s(scope: ReportScope) -> int:
+    return ((scope.last_ms or 0) - (scope.first_ms or 0)) // 1000
 
 
 def _over_time(
-    tables: LedgerTables, asked: ReportRequest, scope: ReportScope, windows: DataFrame
+    tables: LedgerTables,
+    asked: ReportRequest,
+    scope: ReportScope,
+    windows: DataFrame,
+    series: _Points,
 ) -> AvailabilityReport:
-    bucket_s = _bucket_s(tables, scope)
     ordered = windows.orderBy("failed_over_ms", "entity", "process").limit(ROWS_MAX + 1)
     found = ordered.withColumnRenamed("saved", "sends_saved").collect()
-    backlog = _backlog(tables, asked, bucket_s)
+    backlog = _backlog(series, asked)
     return AvailabilityReport(
         scope=scope,
         windows=tuple(FailoverWindow(**row.asDict()) for row in found[:ROWS_MAX]),
         windows_left_out=windows.count() - ROWS_MAX if len(found) > ROWS_MAX else 0,
-        bucket_s=bucket_s,
-        sends=_sends(tables, asked, bucket_s),
+        bucket_s=series.bucket_s,
+        sends=_sends(series, asked),
         backlog=backlog,
         unknown=(*_unknown(scope, backlog), *unread(scope)),
         assumed=(*_assumed(tables, asked), *from_sums(scope)),
@@ -138,18 +186,10 @@ def _in_scope(tables: LedgerTables, asked: ReportRequest, name: str, column: str
     return of_entity(by_time(tables.table(name), asked, tables.bucket_s), asked, column)
 
 
-def _bucket_s(tables: LedgerTables, scope: ReportScope) -> int:
-    """The bucket width of the report: a multiple of that of the tables."""
-    if scope.first_ms is None or scope.last_ms is None:
-        return tables.bucket_s
-    points = (scope.last_ms - scope.first_ms) // (1000 * tables.bucket_s)
-    return tables.bucket_s * max(1, -(-points // POINTS_MAX))
-
-
-def _sends(tables: LedgerTables, asked: ReportRequest, bucket_s: int) -> tuple[Sends, ...]:
-    at_s = F.floor(F.col("at_s") / bucket_s) * bucket_s
+def _sends(series: _Points, asked: ReportRequest) -> tuple[Sends, ...]:
+    at_s = F.floor(F.col("at_s") / series.bucket_s) * series.bucket_s
     rows = (
-        _in_scope(tables, asked, "traffic", "entity")
+        of_entity(by_time(series.traffic, asked, series.step_s), asked, "entity")
         .groupBy(at_s.alias("at_s"))
         .agg(F.sum("sent").alias("sent"), F.sum("diverted").alias("diverted"))
         .where((F.col("sent") > 0) | (F.col("diverted") > 0))
@@ -158,15 +198,15 @@ def _sends(tables: LedgerTables, asked: ReportRequest, bucket_s: int) -> tuple[S
     return tuple(sorted(Sends(*row) for row in rows))
 
 
-def _backlog(tables: LedgerTables, asked: ReportRequest, bucket_s: int) -> tuple[BacklogPoint, ...]:
-    stays = of_entity(tables.table("stays"), asked)
+def _backlog(series: _Points, asked: ReportRequest) -> tuple[BacklogPoint, ...]:
+    bucket_s, stayed = series.bucket_s, of_entity(series.stays, asked)
     if asked.until_ms is not None:
-        stays = stays.where(F.col("entered_s") * 1000 < asked.until_ms)
+        stayed = stayed.where(F.col("entered_s") * 1000 < asked.until_ms)
     if asked.since_ms is not None:
         # Messages that left before the window do not matter.
-        there = (F.col("left_s") + tables.bucket_s) * 1000 > asked.since_ms
-        stays = stays.where(F.col("left_s").isNull() | there)
-    points = by_time(backlog_over_time(stays, bucket_s=bucket_s), asked, bucket_s)
+        there = (F.col("left_s") + series.step_s) * 1000 > asked.since_ms
+        stayed = stayed.where(F.col("left_s").isNull() | there)
+    points = by_time(backlog_over_time(stayed, bucket_s=bucket_s), asked, bucket_s)
     return tuple(sorted(BacklogPoint(*row) for row in points.collect()))
 
 

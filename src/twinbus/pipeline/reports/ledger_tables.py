@@ -214,6 +214,8 @@ class Lines(NamedTuple):
     unrecorded: int
     broker_records: int
     """Of the whole ledger: 0 if the broker kept no view."""
+    all_records: int
+    """Of the whole ledger."""
 
 
 def lines_of(tables: LedgerTables, asked: ReportRequest) -> Lines:
@@ -228,6 +230,7 @@ def lines_of(tables: LedgerTables, asked: ReportRequest) -> Lines:
     row = table.agg(
         *(summed(name, is_asked) for name in ("records", "nameless", "unrecorded")),
         summed("records", is_broker),
+        F.sum("records"),
     ).collect()[0]
     return Lines(*(number or 0 for number in row))
 
