@@ -14,6 +14,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -68,6 +69,8 @@ _TAIL_BYTES: Final = 16_000
 _TELLING: Final = ("Exception: ", "Error: ", "ERROR")
 """What marks a reason among the JVM's lines, the plainest first; else it is the last one."""
 _UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
+_CONNECT_SINCE: Final = (4, 3)
+"""Spark Connect of 4.0 was seen to count nothing of what it wrote; 4.1 and 4.2 were not tried."""
 
 
 class SparkStartError(TwinbusError):
@@ -209,7 +212,19 @@ def _active() -> SparkSession | None:
     # Without pyspark loaded there can be no session; loading it to ask would cost 0.2 s.
     if "pyspark.sql" not in sys.modules:
         return None
-    return connected_session() or classic.running_session()
+    remote = connected_session()
+    return classic.running_session() if remote is None else require_tried(remote)
+
+
+def require_tried(remote: SparkSession) -> SparkSession:
+    """The session of Spark Connect; SparkStartError if its Spark is one that may miscount."""
+    numbers = re.match(r"(\d+)\.(\d+)", remote.version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < _CONNECT_SINCE:
+        raise SparkStartError(
+            f"Spark Connect needs Spark 4.3, this is {remote.version}: older ones were seen not to"
+            " count what they wrote; use a classic session (--master, or a cluster of your own)"
+        )
+    return remote
 
 
 def _is_not_py4j(record: logging.LogRecord) -> bool:
@@ -273,7 +288,7 @@ def _pyspark_home() -> str:
 def _connect(url: str) -> SparkSession:
     """A session of the Spark at a URL, with the settings of that one."""
     try:
-        return connect(url)
+        return require_tried(connect(url))
     except (ImportError, OSError) as error:
         raise SparkStartError(f"Spark Connect at {url} cannot be used: {error}") from error
 
