@@ -30,7 +30,7 @@ def test_the_examples_of_the_readme_run_as_printed(place: int) -> None:
 
 
 @pytest.mark.contract
-def test_the_picture_of_the_readme_is_there() -> None:
+def test_the_pictures_of_the_readme_are_there() -> None:
     pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README.read_text())
-    assert pictures == ["docs/images/outage.svg"]
+    assert pictures == ["docs/images/outage.svg", "docs/images/page-outage.png"]
     assert all((README.parent / picture).is_file() for picture in pictures)

@@ -20,6 +20,7 @@ SERVED = KINDS[:3]
 RATE = 100
 
 
+@pytest.mark.soak  # a JVM of its own, half a minute of processor time
 def test_spark_submit_runs_the_drain_and_prints_what_the_ledger_says(tmp_path: Path) -> None:
     submit = str(Path(_pyspark_home()) / "bin" / "spark-submit")
     with world(tmp_path) as namespaces:
