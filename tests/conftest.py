@@ -53,6 +53,13 @@ SHARING = ("contract", "end_to_end")
 """Marks of tests that share a broker with the others of their file."""
 
 
+@pytest.fixture(autouse=True)
+def python_takes_ctrl_c() -> None:
+    """Give SIGINT back to Python: a Spark that a test before started here took it for itself."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _run_directory() -> Iterator[None]:
     """Keep the control sockets of pairs in tests away from those of this machine's user."""

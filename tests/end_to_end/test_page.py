@@ -69,7 +69,9 @@ def test_a_pair_is_followed_and_steered_and_its_figures_are_those_of_the_command
     ):
         until(lambda: page.pairs() and page.pairs()[0]["entities"])
         before = status_of(environment)
-        (pair,) = page.pairs()
+        least = before["status"]["entities"]["orders"]["sent"]
+        # The page asks once a second, and shows what it knows until an answer came.
+        (pair,) = until(lambda: at_least(page.pairs(), least))
         after = status_of(environment)
         assert (pair["pid"], pair["state"]) == (program.pid, "running")
         for name in ("attention", "safe"):
@@ -121,6 +123,11 @@ def test_a_pair_is_followed_and_steered_and_its_figures_are_those_of_the_command
         ("force-failover", "failed"),
         ("drain-once", "ok"),
     ]
+
+
+def at_least(pairs: list[Any], sent: int) -> list[Any]:
+    """The pairs, once the first one shows so many sends."""
+    return pairs if pairs[0]["entities"][0]["sent"] >= sent else []
 
 
 def test_a_killed_page_harms_no_pair_and_a_stream_ends_with_its_page(

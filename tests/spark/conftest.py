@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import tempfile
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -41,12 +40,9 @@ def started() -> Iterator[Started]:
         # A Spark and a Python that are not ours must not be taken.
         patch.setenv("SPARK_HOME", "/nowhere")
         patch.setenv("PYSPARK_PYTHON", "/nowhere/python")
-        interrupt = signal.getsignal(signal.SIGINT)
         with redirected(output.fileno()):
             session = start_session(master="local[1]", announce=announced.append, settings=settings)
             session.range(1).mapInArrow(_noisy, "id long").collect()
-        # Spark takes SIGINT for itself; tests that run here later need Python's own handler.
-        signal.signal(signal.SIGINT, interrupt)
         assert os.environ["SPARK_HOME"] == "/nowhere"
         output.seek(0)
         noise = output.read().decode()
