@@ -24,6 +24,7 @@ from twinbus.console.page.judging import judged
 from twinbus.console.page.options import PageOptions
 from twinbus.console.page.secondary import PageSecondary
 from twinbus.console.terminal.output import WrongUse
+from twinbus.console.terminal.secret_file import secret_in
 from twinbus.errors import TwinbusError
 from twinbus.ledger import LedgerWriter, process_name
 from twinbus.ledger.requests import recording_to
@@ -202,12 +203,9 @@ def _host_headers(names: list[str], port: int, *, is_tls: bool) -> Iterator[str]
 
 
 def _token(file: Path | None) -> str | None:
-    if file is None:
+    token = secret_in(file)
+    if token is None:
         return None
-    try:
-        token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise WrongUse(f"the token file {file} cannot be read: {error}") from error
     if len(token) < TOKEN_LENGTH_MIN or not token.isascii() or not token.isprintable():
         raise WrongUse(
             f"the token in {file} must be one line of {TOKEN_LENGTH_MIN} characters or more"
