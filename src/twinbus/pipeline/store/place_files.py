@@ -7,6 +7,7 @@ reads them (docs/tables.md).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,10 @@ class PlaceFiles:
             return bytes(stream.read())
 
     def put(self, name: str, content: bytes) -> None:
-        """Give a file this content, all of it at once, whether or not it exists."""
+        """Give a file this content, all of it at once, whether or not it exists.
+
+        On a local disk it is synced when this returns.
+        """
         # Readers pass over names that begin with an underscore.
         directory, _, last = name.rpartition("/")
         draft = self._at(f"{directory}/_{last}".lstrip("/"))
@@ -71,8 +75,10 @@ class PlaceFiles:
             room = len(content) + 1
             with self._files.open_output_stream(draft, buffer_size=room) as stream:
                 stream.write(content)
+            self._sync(draft)
             self._remove_checksum(name)
             self._files.move(draft, self._at(name))
+            self._sync(self._at(directory))
 
     def remove(self, name: str) -> bool:
         """Remove a file, or a directory with all that is in it; False: there is none."""
@@ -106,6 +112,16 @@ class PlaceFiles:
         [info] = self._files.get_file_info([checksum])
         if info.is_file:
             self._files.delete_file(checksum)
+
+    def _sync(self, path: str) -> None:
+        """Have a local file or directory on disk: files are removed after a mark was put."""
+        if not isinstance(self._files, pa_fs.LocalFileSystem):
+            return
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/") if self._root else name
