@@ -57,8 +57,9 @@ def test_it_serves_and_leaves_no_thread_and_no_socket(tmp_path: Path) -> None:
         pass
     amqp.close()
     http.close()
-    assert threads() == before
-    assert open_files() == files
+    # What an earlier test left may end meanwhile.
+    assert threads() <= before
+    assert open_files() <= files
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("localhost", port), timeout=1)
     with (
@@ -94,8 +95,9 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
         EmbeddedBroker("first", data=tmp_path / "file").start()
     with pytest.raises(BrokerStartError, match="no name"):
         EmbeddedBroker("no name")
-    assert threads() == before
-    assert open_files() == files
+    # What an earlier test left may end meanwhile.
+    assert threads() <= before
+    assert open_files() <= files
 
 
 def test_two_brokers_of_one_process_do_not_share_a_directory(tmp_path: Path) -> None:
