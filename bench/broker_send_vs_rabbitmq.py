@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bench.harness import Progress, Sides
+from bench.peers.rabbitmq3 import RabbitMQ, rabbitmq
 from bench.pipelined_client import PipelinedSender
 from bench.processes import TWINBUS, serve, wait_until
-from bench.rabbitmq import RabbitMQ, rabbitmq
 from twinbus.amqp.message import Header, Properties, encode_message
 from twinbus.namespace.signatures import sign
 
@@ -52,7 +52,8 @@ QUEUE_ENTRY = (
 class Twinbus:
     """Our broker in a process of its own, with a queue per round."""
 
-    def __init__(self, endpoint: str, rule_name: str, key: str) -> None:
+    def __init__(self, endpoint: str, rule_name: str, key: str, *, process: int = 0) -> None:
+        self.process = process
         parts = urlsplit(endpoint)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -142,4 +143,4 @@ def twinbus() -> Iterator[Twinbus]:
             )
             found = CONNECTION_STRING.search(log.read_text())
             assert found is not None
-            yield Twinbus(*found.groups())
+            yield Twinbus(*found.groups(), process=process.pid)

@@ -77,6 +77,7 @@ class PipelinedSender:
         self._window_end = 0
         self._credit_ends: dict[int, int] = {}
         self._sent_on: dict[int, int] = {}
+        self._handles: dict[int, int] = {}  # the broker's number of a link: ours
         self._log_in(login)
         self._open()
         if token is not None:
@@ -215,6 +216,7 @@ class PipelinedSender:
             )
         )
         attached = self._wait_for(Attach)
+        self._handles[attached.handle or 0] = handle
         if (attached.source if receiving else attached.target) is None:
             self._wait_for(Detach)  # raises with the broker's reason
         while not receiving and self._allowance(handle) <= 0:
@@ -269,7 +271,7 @@ class PipelinedSender:
             self._window_end = begun_at + performative.incoming_window
             if performative.handle is not None and performative.link_credit is not None:
                 credit_end = (performative.delivery_count or 0) + performative.link_credit
-                self._credit_ends[performative.handle] = credit_end
+                self._credit_ends[self._handles[performative.handle]] = credit_end
         elif isinstance(performative, (Detach, End, Close)):
             raise BrokerRefused(f"{type(performative).__name__.lower()}: {performative.error}")
 

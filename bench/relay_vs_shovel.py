@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from bench.broker_send_vs_rabbitmq import durable_message
 from bench.harness import Progress, Sides
+from bench.peers.rabbitmq3 import RabbitMQ, rabbitmq
 from bench.pipelined_client import PipelinedSender
-from bench.rabbitmq import RabbitMQ, rabbitmq
 from bench.relay_world import DATA, WINDOW, Mover, relay_world, scaled
 
 if TYPE_CHECKING:

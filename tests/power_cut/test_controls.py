@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
+from bench.peers.rabbitmq4 import Node, NotThere, unpack
 from bench.pipelined_client import PipelinedSender
 from tests.power_cut.forgetful import ForgetfulDisk
-from tests.power_cut.rabbitmq_root import Node, NotThere, unpack
 from twinbus.amqp.message import Header, encode_message
 
 nats = pytest.importorskip("nats", reason="the control is NATS: pip install nats-py")

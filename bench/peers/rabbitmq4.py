@@ -1,4 +1,6 @@
-"""RabbitMQ 4 as a control: Debian's packages, unpacked into a directory and run from there.
+"""RabbitMQ 4: Debian's packages, unpacked into a directory and run from there.
+
+A peer of the benchmarks, and a control of the power cuts.
 
 Debian 12 has RabbitMQ 3.10, whose classic queues sync before they confirm. Those of RabbitMQ 4 do
 not, and Debian has it in a later suite. Its packages need that suite's C library, so they run in a
@@ -106,8 +108,8 @@ class Node:
         }
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run the node, and kill it at the end."""
+    def running(self) -> Iterator[int]:
+        """Run the node, and kill it at the end; the id of its process."""
         mapper = self._start(*self._mapper)
         # A node that finds no port mapper starts one of its own.
         self._await_port(int(self._environment["ERL_EPMD_PORT"]), mapper)
@@ -115,20 +117,27 @@ class Node:
         try:
             self._await_port(self.port, node)
             self._control("await_startup")
-            yield
+            yield node.pid
         finally:
             for process in (node, mapper):
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def declare_queue(self, name: str) -> None:
-        """Make a durable classic queue."""
+    def declare_queue(self, name: str, kind: str = "classic") -> None:
+        """Make a durable queue: classic, or quorum."""
         self._control(
             "eval",
-            f'rabbit_amqqueue:declare(rabbit_misc:r(<<"/">>, queue, <<"{name}">>), '
-            'true, false, [], none, <<"control">>).',
+            f'{{new, _}} = rabbit_amqqueue:declare(rabbit_misc:r(<<"/">>, queue, <<"{name}">>), '
+            f'true, false, [{{<<"x-queue-type">>, longstr, <<"{kind}">>}}], none, '
+            '<<"control">>).',
         )
+
+    def delete_queue(self, name: str) -> None:
+        self._control("delete_queue", name)
+
+    def version(self) -> str:
+        return self._control("--silent", "version").strip()
 
     def messages(self, name: str) -> int:
         listing = self._control("--silent", "list_queues", "name", "messages")

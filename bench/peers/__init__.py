@@ -1,0 +1,1 @@
+"""The brokers of other projects that the benchmarks run beside ours."""
