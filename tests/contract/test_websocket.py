@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from twinbus.broker.access.admission import Admission, ConnectionLimits
-from twinbus.broker.http import HttpHost
+from twinbus.broker.http import HttpHost, MetricsAccess, application
 from twinbus.broker.listener import Listener
 from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTOCOLS
 
@@ -75,7 +75,8 @@ async def broker(
     limits: ConnectionLimits | None = None,
 ) -> AsyncIterator[tuple[Services, str, HttpHost]]:
     services = Services(limits)
-    http = HttpHost(cast("BrokerServer", services))
+    app = application(cast("BrokerServer", services), MetricsAccess(None, is_open=True))
+    http = HttpHost(app, services.admission)
     listener = Listener("127.0.0.1", 0, services.peer, http)
     await listener.start()
     try:

@@ -15,7 +15,7 @@ from tests.fuzz.part import Part, run_async
 from tests.fuzz.sql import expressions
 from tests.fuzz.values import EDGES
 from tests.fuzz.world import MANAGE_TOKEN, TOKENS, FuzzWorld
-from twinbus.broker.http import HttpHost, MetricsAccess
+from twinbus.broker.http import HttpHost, MetricsAccess, application
 
 ATOM = "http://www.w3.org/2005/Atom"
 CONNECT = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
@@ -252,7 +252,8 @@ def check(requests: list[HttpRequest]) -> None:
 async def _check(requests: list[HttpRequest]) -> None:
     async with FuzzWorld.running() as world:
         metrics = MetricsAccess(METRICS_TOKEN, is_open=False)
-        host = HttpHost(world.server, local_only=True, metrics=metrics)
+        app = application(world.server, metrics)
+        host = HttpHost(app, world.server.admission, local_only=True)
         for request in requests:
             before = [facts(queue) for queue in queues_of(world.server.namespace)]
             status = await _answer(host, request)

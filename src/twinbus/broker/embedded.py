@@ -27,7 +27,8 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import Fault
-from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt
+from twinbus.broker.front import DEFAULT_KEY
+from twinbus.broker.host import BrokerHost, NamespaceAt
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.sas import AcceptedToken
 from twinbus.errors import BrokerStartError

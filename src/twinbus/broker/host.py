@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinbus.broker.access.admission import Admission, ConnectionLimits
-from twinbus.broker.access.token_file import TokenFile, expiry_of
+from twinbus.broker.access.admission import ConnectionLimits
+from twinbus.broker.access.token_file import expiry_of
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.http import HttpHost, MetricsAccess
+from twinbus.broker.front import DEFAULT_KEY, Front
+from twinbus.broker.http import HttpHost, application
 from twinbus.broker.ledger_view import open_view_ledger
 from twinbus.broker.listener import Listener
 from twinbus.broker.profile import LAPTOP, ServiceProfile
@@ -21,13 +22,6 @@ from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import MemoryStore, Store
 from twinbus.errors import BrokerStartError
 from twinbus.ledger import LedgerWriter
-from twinbus.namespace.address import is_loopback
-
-DEFAULT_RULE_NAME = "RootManageSharedAccessKey"
-DEFAULT_KEY = "SAS_KEY_VALUE"
-"""What every Service Bus emulator uses. Known to all, so it is good on loopback only."""
-
-HIDDEN_KEY = "(your key)"
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]|[A-Za-z]")
 PORT_MAX = 65_535
@@ -109,46 +103,25 @@ class BrokerHost:
         ledger: Path | str | None = None,
         profile: ServiceProfile = LAPTOP,
     ) -> None:
-        """`require_tls` refuses plain text; None: beyond loopback.
-
-        `metrics_token` is what `/metrics` asks for; None: open on loopback, closed beyond it.
-        """
+        """The settings of the ports are those of `Front`."""
         names = [namespace.name.lower() for namespace in namespaces]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BrokerStartError(f"the namespace {twice!r} is named twice; name each once")
-        if require_token and not tokens and token_file is None:
-            raise BrokerStartError(
-                "shared access keys are refused and no token is accepted, so nobody could connect;"
-                " give tokens (--tokens FILE or --token NAME:TOKEN:RIGHTS)"
-            )
-        if key == DEFAULT_KEY and not require_token and not is_loopback(host.lower()):
-            raise BrokerStartError(
-                f"the default key is known to everyone, so {host!r} would be open to the network; "
-                "give a key of your own (--key), or listen on localhost"
-            )
-        is_local = is_loopback(host.lower())
-        if require_tls is None:
-            require_tls = not is_local
-        if require_tls and tls is None:
-            raise BrokerStartError(
-                f"TLS is required on {host!r} and there is no certificate; give --tls-cert FILE and"
-                " --tls-key FILE, or --no-require-tls to send keys and messages in plain text"
-            )
-        root = AuthorizationRule(key_name=DEFAULT_RULE_NAME, primary_key=key, rights=ALL_RIGHTS)
         self._namespaces = tuple(namespaces)
         self._data = data
-        self._host = host
-        self._key = key
-        self._rules = (root, *rules)
-        self._is_key_known = any(rule.primary_key == DEFAULT_KEY for rule in self._rules)
-        self._tokens = tuple(tokens)
-        self._token_file = None if token_file is None else TokenFile(token_file)
-        self._require_token = require_token
-        self._tls = tls
-        self._require_tls = require_tls
-        self._metrics = MetricsAccess(metrics_token, is_open=is_local)
-        self._admission = Admission(limits)
+        self._front = Front(
+            host=host,
+            key=key,
+            rules=rules,
+            tokens=tokens,
+            token_file=token_file,
+            require_token=require_token,
+            tls=tls,
+            require_tls=require_tls,
+            metrics_token=metrics_token,
+            limits=limits,
+        )
         self._fault_seed = fault_seed
         self._ledger_directory = ledger
         self._profile = profile
@@ -205,29 +178,21 @@ class BrokerHost:
 
     def printable_connection_string(self, name: str | None = None) -> str:
         """The connection string for a terminal: a key of one's own is a secret."""
-        text = self.connection_string(name, tls=self._require_tls)
-        return text if self._key == DEFAULT_KEY else text.replace(self._key, HIDDEN_KEY)
+        return self._front.printable_connection_string(self.port(name))
 
     def connection_string(self, name: str | None = None, *, tls: bool = False) -> str:
-        """What to give to a Service Bus client, with the right to manage.
-
-        With `tls` it is what to give to Twinbus. The SDK itself ignores the port of such a string
-        and needs `custom_endpoint_address="sb://HOST:PORT", transport_type=TransportType.Amqp`.
-        """
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return (
-            f"Endpoint=sb://{host}:{self.port(name)};SharedAccessKeyName={DEFAULT_RULE_NAME};"
-            f"SharedAccessKey={self._key};" + ("" if tls else "UseDevelopmentEmulator=true;")
-        )
+        """What to give to a Service Bus client, with the right to manage; see `Front`."""
+        return self._front.connection_string(self.port(name), tls=tls)
 
     async def _start(self, namespace: NamespaceAt) -> None:
+        front = self._front
         server = BrokerServer(
             namespace.name,
             self._open_store(namespace.name),
-            self._rules,
-            tokens=self._accepted_tokens,
-            require_token=self._require_token,
-            admission=self._admission,
+            front.rules,
+            tokens=front.accepted_tokens,
+            require_token=front.require_token,
+            admission=front.admission,
             fault_seed=self._fault_seed,
             ledger=self._ledger,
             on_gone=self.on_gone,
@@ -235,22 +200,11 @@ class BrokerHost:
         )
         self._servers[namespace.name] = server
         http = self._https[namespace.name] = HttpHost(
-            server, local_only=self._is_key_known, metrics=self._metrics
+            application(server, front.metrics), front.admission, local_only=front.is_key_known
         )
-        listener = Listener(
-            self._host,
-            namespace.port,
-            server.peer,
-            http,
-            self._tls,
-            self._admission,
-            require_tls=self._require_tls,
-        )
+        listener = front.listener(namespace.port, server.peer, http)
         await listener.start()
         self._listeners[namespace.name] = listener
-
-    def _accepted_tokens(self) -> tuple[AcceptedToken, ...]:
-        return self._tokens + (self._token_file() if self._token_file is not None else ())
 
     def _open_store(self, name: str) -> Store:
         return MemoryStore() if self._data is None else LmdbStore(self._data / name)

@@ -24,6 +24,7 @@ from starlette.websockets import WebSocket, WebSocketClose
 from uvicorn.server import ServerState
 
 from twinbus.broker import websocket as amqp_over_websocket
+from twinbus.broker.access.admission import Admission
 from twinbus.broker.access.origins import foreign_origin
 from twinbus.broker.admin.api import AdminRequest, respond, respond_faults
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
@@ -52,17 +53,10 @@ _EVERY_METHOD = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
 
 
 class HttpHost:
-    """Makes a protocol for each HTTP connection of one namespace, and ends them all on close."""
+    """Makes a protocol for each HTTP connection of one port, and ends them all on close."""
 
-    def __init__(
-        self,
-        broker: BrokerServer,
-        *,
-        local_only: bool = False,
-        metrics: MetricsAccess | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, admission: Admission, *, local_only: bool = False) -> None:
         """`local_only`: serve no page of another site, because everybody knows the key."""
-        app = application(broker, metrics or MetricsAccess(None, is_open=True))
         # Access log and log configuration are process-wide switches of uvicorn. A program that
         # embeds the broker may run uvicorn for itself, so they stay as they are; the protocols'
         # own switch is used instead.
@@ -82,7 +76,7 @@ class HttpHost:
         )
         self._config.load()
         self._state = ServerState()
-        self._admission = broker.admission
+        self._admission = admission
 
     def __call__(self) -> asyncio.Protocol:
         return HttpConnection(self._admission, self._config, self._state, {})

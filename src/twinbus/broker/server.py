@@ -24,6 +24,7 @@ from twinbus.broker.ledger_view import BrokerView
 from twinbus.broker.links.context import BrokerContext, LockTokens
 from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.links.idleness import IdleLinks, LinkIdle
+from twinbus.broker.links.opening import EntityLinks
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, Refusal
@@ -136,7 +137,7 @@ class BrokerServer:
         return time.time_ns() // 1_000_000
 
     def peer(self) -> Peer:
-        peer = Peer(self._context, self)
+        peer = Peer(self._context, self, EntityLinks(self._context))
         if self.gone is not None:
             peer.drop()
         return peer

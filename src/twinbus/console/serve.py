@@ -19,7 +19,8 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.host import DEFAULT_KEY, BrokerHost, NamespaceAt, parse_rule, parse_token
+from twinbus.broker.front import DEFAULT_KEY
+from twinbus.broker.host import BrokerHost, NamespaceAt, parse_rule, parse_token
 from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, Refusal
 from twinbus.broker.server import BrokerServer

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from twinbus.amqp.link import Link
+from twinbus.amqp.events import Disposed
+from twinbus.amqp.link import Link, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Error, Rejected
 from twinbus.amqp.types import Symbol
 from twinbus.broker.access.admission import Admission
@@ -21,6 +22,7 @@ from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.dispatch import Dispatcher
+from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.links.replies import ReplyLinks
 from twinbus.broker.profile import ServiceProfile
 from twinbus.broker.refusals import Refusal
@@ -54,6 +56,26 @@ class BrokerContext:
     credits: CreditAccount | None
     """Present if the profile limits operations per second."""
 
+    def resolve(self, path: str) -> object:
+        """The entity at `path`; `EntityNotFound` if there is none."""
+        return self.namespace.resolve(path)
+
+
+class PeerContext(Protocol):
+    """What one client's connection uses of the broker or gateway that it is connected to."""
+
+    name: str
+    loop: asyncio.AbstractEventLoop
+    policy: AccessPolicy
+    admission: Admission
+    faults: FaultPlan
+    profile: ServiceProfile
+
+    def now_ms(self) -> int: ...
+    def wake(self) -> None: ...
+    def track(self, refusal: Refusal, /) -> None: ...
+    def resolve(self, path: str) -> object: ...
+
 
 class LinkClient(Protocol):
     """The connection of a link; `twinbus.broker.links.peer` describes the methods."""
@@ -61,6 +83,8 @@ class LinkClient(Protocol):
     grants: ConnectionGrants
     replies: ReplyLinks
 
+    @property
+    def container_id(self) -> str: ...
     @property
     def takes_more(self) -> bool: ...
     def trust(self) -> None: ...
@@ -72,6 +96,29 @@ class LinkClient(Protocol):
     def later(self, delay_ms: int, action: Callable[[], None]) -> None: ...
     def drop(self) -> None: ...
     def drop_after_commit(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class LinkOpener(Protocol):
+    """Opens a client's links to entities and their nodes; each method raises a `Refusal`.
+
+    `$cbs` is not among them: the connection serves it itself.
+    """
+
+    def receiving(
+        self, client: LinkClient, link: SenderLink, address: str, now_ms: int
+    ) -> LinkOwner: ...
+    def sending(
+        self, client: LinkClient, link: ReceiverLink, address: str, now_ms: int
+    ) -> LinkOwner: ...
+    def requests(self, client: LinkClient, link: ReceiverLink, address: str) -> LinkOwner: ...
+    def replies(self, client: LinkClient, link: SenderLink, address: str) -> LinkOwner: ...
+    def settle(self, event: Disposed, now_ms: int) -> None:
+        """Settle what the client received."""
+
+    def disconnected(self, client: LinkClient) -> None:
+        """The client's connection is gone; its links were closed before."""
 
 
 def rejected(refusal: Refusal) -> Rejected:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from twinbus.broker.links.context import BrokerContext
+from twinbus.broker.links.context import PeerContext
 
 
 class ExpiryTimer:
     """Calls back at the earliest of the times that it watches, and then watches none."""
 
-    def __init__(self, context: BrokerContext, on_expiry: Callable[[], None]) -> None:
+    def __init__(self, context: PeerContext, on_expiry: Callable[[], None]) -> None:
         self._context = context
         self._on_expiry = on_expiry
         self._timer: asyncio.TimerHandle | None = None

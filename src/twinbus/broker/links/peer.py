@@ -1,4 +1,4 @@
-"""One AMQP client of the broker: its connection, its links and the grants of its tokens.
+"""One AMQP client of a broker or gateway: its connection, links, and the grants of its tokens.
 
 An `asyncio.Protocol` around the sans-IO connection. It acts on each event at once, but sends
 nothing by itself: the server collects the output of all peers at the end of the tick, and it is
@@ -26,19 +26,18 @@ from twinbus.amqp.events import (
     Opened,
 )
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.message import Sections
 from twinbus.amqp.sasl import ServerSasl
 from twinbus.broker.engine.names import MANAGEMENT_SUFFIX, entity_address
 from twinbus.broker.links.back_pressure import OUTPUT_BYTES_MAX, UNWRITTEN_BYTES_MAX, BackPressure
-from twinbus.broker.links.context import CBS, BrokerContext
+from twinbus.broker.links.context import CBS, LinkOpener, PeerContext
 from twinbus.broker.links.expiry_timer import ExpiryTimer
+from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.links.probation import Probation
-from twinbus.broker.links.receiving import ReceivingLink
 from twinbus.broker.links.replies import ReplyLink, ReplyLinks
-from twinbus.broker.links.requests import RequestLink
-from twinbus.broker.links.sending import SendingLink, refuse_transactions
-from twinbus.broker.links.settling import settle
+from twinbus.broker.links.requests import RequestLink, put_token
 from twinbus.broker.refusals import LinkExpired, QuotaExceeded, Refusal, ServerBusy, Unauthorized
-from twinbus.broker.sas import LISTEN, SEND, ConnectionGrants, covers
+from twinbus.broker.sas import ConnectionGrants, covers
 
 log = logging.getLogger("twinbus.broker")
 
@@ -50,6 +49,10 @@ LINGER_S = 2.0
 is closed while the client still sends is reset, which can destroy the CLOSE frame on its way."""
 
 
+NOBODY = LinkOwner()
+"""Ignores what concerns a link without an owner."""
+
+
 class PeerOwner(Protocol):
     peers: set[Peer]
 
@@ -58,9 +61,10 @@ class PeerOwner(Protocol):
 
 
 class Peer(asyncio.Protocol):
-    def __init__(self, context: BrokerContext, owner: PeerOwner) -> None:
+    def __init__(self, context: PeerContext, owner: PeerOwner, opener: LinkOpener) -> None:
         self._context = context
         self._owner = owner
+        self._opener = opener
         self.grants = ConnectionGrants()
         self.connection = Connection(
             context.name,
@@ -70,7 +74,7 @@ class Peer(asyncio.Protocol):
             handle_max=context.profile.handle_max,
         )
         self.replies = ReplyLinks()
-        self._receivers: dict[str, ReceivingLink] = {}
+        self._receivers: dict[str, LinkOwner] = {}
         """By the names of their links: a request names the link whose locks it is about."""
         self._probation: Probation | None = None
         """Present from the first byte to the first valid token."""
@@ -121,16 +125,16 @@ class Peer(asyncio.Protocol):
             if type(event) is DeliveryArrived:
                 # Deliveries of one link that came one after the other are taken together.
                 if run and run[0].link is not event.link:
-                    self._take_all(run, now_ms)
+                    _owner(run[0].link).take_all(run, now_ms)
                     run = []
                 run.append(event)
                 continue
             if run:
-                self._take_all(run, now_ms)
+                _owner(run[0].link).take_all(run, now_ms)
                 run = []
             self._act(event, now_ms)
         if run:
-            self._take_all(run, now_ms)
+            _owner(run[0].link).take_all(run, now_ms)
         self._pressure.received(len(data))
         self.touch()
 
@@ -144,6 +148,7 @@ class Peer(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._close_owners(self._context.now_ms())
+        self._opener.disconnected(self)
         self._context.wake()
         log.info("%s: connection from %s closed", self._context.name, self.address)
 
@@ -160,10 +165,14 @@ class Peer(asyncio.Protocol):
 
     def _deliver_again(self) -> None:
         for link in self._links():
-            if isinstance(link.owner, ReceivingLink):
-                self._context.dispatcher.ready(link.owner.queue)
+            _owner(link).may_write_again()
 
     # Calls of links
+
+    @property
+    def container_id(self) -> str:
+        """The name that the client gave itself."""
+        return self.connection.remote_container_id
 
     @property
     def takes_more(self) -> bool:
@@ -180,7 +189,7 @@ class Peer(asyncio.Protocol):
         """Let the server collect this peer's output at the end of the tick."""
         self._owner.collect(self)
 
-    def holder(self, link_name: str) -> ReceivingLink | None:
+    def holder(self, link_name: str) -> LinkOwner | None:
         """The receiver of the client's link of that name, which holds its locks."""
         return self._receivers.get(link_name)
 
@@ -277,14 +286,12 @@ class Peer(asyncio.Protocol):
     def abandon_links(self) -> None:
         """Detach every link from its entity: the engine is being replaced."""
         for link in self._links():
-            if isinstance(link.owner, ReceivingLink):
-                link.owner.stop_waiting()
+            _owner(link).abandon()
             link.owner = None
 
     def entity_links(self) -> list[Link]:
         """Open links that send to an entity or receive from one."""
-        kinds = (SendingLink, ReceivingLink)
-        links = (link for link in self._links() if isinstance(link.owner, kinds))
+        links = (link for link in self._links() if _owner(link).is_on_entity)
         return [link for link in links if link.state is LinkState.OPEN]
 
     def _links(self) -> list[Link]:
@@ -302,16 +309,15 @@ class Peer(asyncio.Protocol):
         match event:
             case Disposed():
                 if event.by_receiver:
-                    settle(event, now_ms)
+                    self._opener.settle(event, now_ms)
             case CreditChanged():
-                self._on_credit(event.link)
+                _owner(event.link).credit_changed()
             case Attached():
                 self._attach(event.link, now_ms)
             case Detached():
                 self._close_owner(event.link, now_ms)
             case DeliveryTooLarge():
-                if isinstance(event.link.owner, SendingLink):
-                    event.link.owner.refuse_oversize(event, now_ms)
+                _owner(event.link).refuse_oversize(event, now_ms)
             case Ended():
                 for link in list(event.session.links.values()):
                     self._close_owner(link, now_ms)
@@ -347,21 +353,6 @@ class Peer(asyncio.Protocol):
         )
         self._give_up(refusal.condition, refusal.description)
 
-    def _take_all(self, run: list[DeliveryArrived], now_ms: int) -> None:
-        owner = run[0].link.owner
-        context = self._context
-        if type(owner) is SendingLink and not context.faults and context.credits is None:
-            owner.take_all(run, now_ms)
-            return
-        for event in run:
-            self._take(event, now_ms)
-
-    def _take(self, event: DeliveryArrived, now_ms: int) -> None:
-        owner = event.link.owner
-        # A link that was never opened has no credit; deliveries on it are ignored.
-        if isinstance(owner, (SendingLink, RequestLink)):
-            owner.take(event, now_ms)
-
     def _attach(self, link: Link, now_ms: int) -> None:
         if link.state is not LinkState.OFFERED:
             return  # Its DETACH came in the same read.
@@ -383,71 +374,48 @@ class Peer(asyncio.Protocol):
     def _open(self, link: Link, address: str, now_ms: int) -> None:
         try:
             if address.lower() == CBS or address.lower().endswith(MANAGEMENT_SUFFIX):
-                self._open_node(link, address)
-            elif isinstance(link, SenderLink):
-                self._open_receiving(link, address, now_ms)
-            elif isinstance(link, ReceiverLink):
-                self._open_sending(link, address, now_ms)
+                link.owner = self._open_node(link, address)
+                return
+            if isinstance(link, SenderLink):
+                owner = self._opener.receiving(self, link, address, now_ms)
+                self._receivers[link.name] = owner
+            else:
+                assert isinstance(link, ReceiverLink), link
+                owner = self._opener.sending(self, link, address, now_ms)
+            link.owner = owner
+            self._watch(owner, now_ms)
         except Refusal as refusal:
             link.owner = None
             self.refuse(link, address, refusal)
 
-    def _open_node(self, link: Link, address: str) -> None:
-        if self._probation is not None and address.lower() != CBS:
+    def _open_node(self, link: Link, address: str) -> LinkOwner:
+        is_cbs = address.lower() == CBS
+        if self._probation is not None and not is_cbs:
             raise Unauthorized(f"{address!r} needs a token; put one on {CBS} first")
         if isinstance(link, SenderLink):
-            link.owner = reply = ReplyLink(link, address)
-            self.replies.add(reply)
+            if not is_cbs:
+                return self._opener.replies(self, link, address)
             link.accept()
-        elif isinstance(link, ReceiverLink):
-            node = RequestLink(self._context, self, link, address)
-            link.owner = node
-            node.attach()
+            return ReplyLink(self.replies, link, address)
+        assert isinstance(link, ReceiverLink), link
+        if not is_cbs:
+            return self._opener.requests(self, link, address)
+        node = RequestLink(self._context, self, link, address, self._put_token)
+        node.attach()
+        return node
 
-    def _open_receiving(self, link: SenderLink, address: str, now_ms: int) -> None:
-        granted_until_ms = self.grants.require(address, LISTEN, now_ms)
-        queue = self._context.namespace.receive_source(address)
-        limit = self._context.profile.receivers_max
-        if limit is not None and self._context.dispatcher.receiver_count(queue) >= limit:
-            raise QuotaExceeded(
-                f"{queue.path!r} has {limit} concurrent receives, which is the limit; close some."
-            )
-        receiving = ReceivingLink(self._context, self, link, queue, address, granted_until_ms)
-        link.owner = receiving
-        receiving.attach(now_ms)
-        self._receivers[link.name] = receiving
-        self._expiry.watch(granted_until_ms)
-
-    def _open_sending(self, link: ReceiverLink, address: str, now_ms: int) -> None:
-        refuse_transactions(link)
-        granted_until_ms = self.grants.require(address, SEND, now_ms)
-        entity = self._context.namespace.send_target(address)
-        sending = SendingLink(self._context, self, link, entity, address, granted_until_ms)
-        link.owner = sending
-        sending.attach()
-        self._expiry.watch(granted_until_ms)
-
-    def _on_credit(self, link: SenderLink) -> None:
-        owner = link.owner
-        if isinstance(owner, ReceivingLink):
-            self._context.dispatcher.ready(owner.queue)
-            if link.drain and link.credit == 0:
-                link.drained()
-        elif isinstance(owner, ReplyLink):
-            owner.flush()
+    def _put_token(self, request: Sections, now_ms: int) -> bytes:
+        return put_token(self._context, self, request, now_ms)
 
     def _close_owners(self, now_ms: int) -> None:
         for link in self._links():
             self._close_owner(link, now_ms)
 
     def _close_owner(self, link: Link, now_ms: int) -> None:
-        owner, link.owner = link.owner, None
-        if isinstance(owner, ReceivingLink):
-            owner.close(now_ms)
-            if self._receivers.get(link.name) is owner:
-                del self._receivers[link.name]
-        elif isinstance(owner, ReplyLink):
-            self.replies.remove(owner)
+        owner, link.owner = _owner(link), None
+        if self._receivers.get(link.name) is owner:
+            del self._receivers[link.name]
+        owner.close(now_ms)
 
     # Output and time
 
@@ -489,10 +457,18 @@ class Peer(asyncio.Protocol):
         """Detach the links that have no token any more."""
         now_ms = self._context.now_ms()
         for link in self._links():
-            owner = link.owner
-            if not isinstance(owner, (SendingLink, ReceivingLink)):
-                continue
             try:
-                self._expiry.watch(owner.granted_until_ms(now_ms))
+                self._watch(_owner(link), now_ms)
             except Unauthorized as refusal:
                 self.detach(link, LinkExpired(link.name, refusal))
+
+    def _watch(self, owner: LinkOwner, now_ms: int) -> None:
+        """Have the link detached when its right ends."""
+        until_ms = owner.granted_until_ms(now_ms)
+        if until_ms is not None:
+            self._expiry.watch(until_ms)
+
+
+def _owner(link: Link) -> LinkOwner:
+    """The object behind a link. A link that was never opened, or is closed, has none."""
+    return link.owner if isinstance(link.owner, LinkOwner) else NOBODY

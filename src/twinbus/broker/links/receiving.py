@@ -16,6 +16,7 @@ from twinbus.broker.engine.credits import CreditAccount
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.links.context import BrokerContext, LinkClient, rejected
+from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import (
     ArgumentInvalid,
@@ -35,8 +36,10 @@ SESSION_WAIT_DEFAULT_MS = 60_000
 SESSION_WAIT_MAX_MS = 3_600_000
 
 
-class ReceivingLink:
+class ReceivingLink(LinkOwner):
     """One receiver of a queue, subscription or dead-letter queue."""
+
+    is_on_entity = True
 
     def __init__(
         self,
@@ -230,6 +233,17 @@ class ReceivingLink:
     def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
         """Complete all of these; false, and nothing done, if they must be settled one by one."""
         return self.session_id is None and self.queue.complete_all(lock_tokens, now_ms)
+
+    def credit_changed(self) -> None:
+        self.may_write_again()
+        if self.link.drain and self.link.credit == 0:
+            self.link.drained()
+
+    def may_write_again(self) -> None:
+        self._context.dispatcher.ready(self.queue)
+
+    def abandon(self) -> None:
+        self.stop_waiting()
 
     def stop_waiting(self) -> None:
         if self._wait is not None:

@@ -6,6 +6,7 @@ from collections import deque
 
 from twinbus.amqp.link import LinkSession, SenderLink
 from twinbus.amqp.performatives import Target
+from twinbus.broker.links.owner import LinkOwner
 
 REPLIES_MAX = 1000
 REPLY_BYTES_MAX = 16 * 1024 * 1024
@@ -16,14 +17,17 @@ TAG = b"\0"
 """Responses go out settled, so they need no tag of their own."""
 
 
-class ReplyLink:
+class ReplyLink(LinkOwner):
     """The link on which a client reads responses of one node."""
 
-    def __init__(self, link: SenderLink, address: str) -> None:
+    def __init__(self, replies: ReplyLinks, link: SenderLink, address: str) -> None:
+        """Known to `replies` from now on, until it is closed."""
+        self._replies = replies
         self.link = link
         self.address = address.lower()
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
+        replies.add(self)
 
     @property
     def reply_to(self) -> str:
@@ -35,13 +39,16 @@ class ReplyLink:
         """Send a response once the client gives credit for it."""
         self._waiting.append(response)
         self._waiting_bytes += len(response)
-        self.flush()
+        self.credit_changed()
         count = len(self._waiting)
         if count > REPLIES_MAX or (count > 1 and self._waiting_bytes > REPLY_BYTES_MAX):
             text = f"{count} responses wait for credit; read them or send fewer requests"
             self.link.detach("amqp:resource-limit-exceeded", text)
 
-    def flush(self) -> None:
+    def close(self, now_ms: int) -> None:
+        self._replies.remove(self)
+
+    def credit_changed(self) -> None:
         """Send waiting responses within the credit."""
         link = self.link
         # A client that gives credit and no window must not make the session keep its responses.

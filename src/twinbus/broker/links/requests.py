@@ -6,6 +6,8 @@ response goes to the link whose target is the request's reply-to, else to the on
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from twinbus.amqp.events import DeliveryArrived
 from twinbus.amqp.link import LinkState, ReceiverLink
 from twinbus.amqp.message import Sections, decode_map, decode_properties, split
@@ -13,18 +15,12 @@ from twinbus.amqp.performatives import ACCEPTED_BYTES, encode_state
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
 from twinbus.broker.faults import Fault, Stage
-from twinbus.broker.links import cbs, management
-from twinbus.broker.links.context import (
-    CBS,
-    BrokerContext,
-    LinkClient,
-    new_message_id,
-    rejected,
-)
-from twinbus.broker.links.management_request import ManagementContext, correlation_id, failure
+from twinbus.broker.links import cbs
+from twinbus.broker.links.context import CBS, LinkClient, PeerContext, rejected
+from twinbus.broker.links.management_request import correlation_id, failure
+from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.links.replies import ReplyLink
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal
-from twinbus.broker.sas import SEND
 
 CREDIT = 100
 CBS_REQUEST_BYTES_MAX = 32 * 1024
@@ -33,13 +29,22 @@ CBS_REQUEST_BYTES_MAX = 32 * 1024
 SCHEDULE = "com.microsoft:schedule-message"
 
 
-class RequestLink:
-    """The link on which a client sends requests to one node."""
+class RequestLink(LinkOwner):
+    """The link on which a client sends requests to one node.
+
+    `respond` answers a request; None: the answer comes later, on the client's reply link.
+    """
 
     def __init__(
-        self, context: BrokerContext, client: LinkClient, link: ReceiverLink, address: str
+        self,
+        context: PeerContext,
+        client: LinkClient,
+        link: ReceiverLink,
+        address: str,
+        respond: Callable[[Sections, int], bytes | None],
     ) -> None:
         self._context = context
+        self._respond = respond
         self._client = client
         self.link = link
         self.address = address.lower()
@@ -85,9 +90,11 @@ class RequestLink:
             request = _read(event.payload)
             reply = self._reply_link(request)
             if fault is None:
-                reply.send(self._respond(request, now_ms))
+                response = self._respond(request, now_ms)
             else:
-                reply.send(failure(correlation_id(request), _FaultRefusal(fault)))
+                response = failure(correlation_id(request), _FaultRefusal(fault))
+            if response is not None:
+                reply.send(response)
             if reply.link.state is LinkState.CLOSED:
                 self._client.replies.remove(reply)  # It had too many responses to keep.
         except Refusal as refusal:
@@ -97,41 +104,6 @@ class RequestLink:
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         if self.link.credit < CREDIT // 2:
             self.link.grant(CREDIT)
-
-    def _respond(self, request: Sections, now_ms: int) -> bytes:
-        if self.address == CBS:
-            return self._put_token(request, now_ms)
-        broker = self._context
-        context = ManagementContext(
-            namespace=broker.namespace,
-            address=self._entity_path,
-            require=lambda right: self._require(right, now_ms),
-            holder=self._client.holder,
-            payload=broker.store.payload,
-            new_message_id=new_message_id,
-            track=broker.track,
-            credits=broker.credits,
-        )
-        return management.handle(request, context, now_ms)
-
-    def _require(self, right: str, now_ms: int) -> None:
-        # On the node itself: some SDKs put their token for it, others for the whole entity.
-        self._client.grants.require(self.address, right, now_ms)
-        if right == SEND:
-            self._context.require_space()
-
-    def _put_token(self, request: Sections, now_ms: int) -> bytes:
-        context = self._context
-        answer = cbs.handle(
-            request, context.policy, now_ms / 1000, context.namespace.resolve, context.track
-        )
-        if answer.grant is not None:
-            self._client.trust()
-        if answer.refusal is not None:
-            self._client.log_refusal("a token", answer.refusal)
-        elif answer.grant is not None:
-            self._client.grants.put(answer.audience, answer.grant)
-        return answer.response
 
     def _reply_link(self, request: Sections) -> ReplyLink:
         try:
@@ -143,6 +115,18 @@ class RequestLink:
         if reply is None:
             raise EntityNotFound(f"no link on this session reads the responses of {self.address!r}")
         return reply
+
+
+def put_token(context: PeerContext, client: LinkClient, request: Sections, now_ms: int) -> bytes:
+    """Answer a request on `$cbs`: the connection is granted what its token allows."""
+    answer = cbs.handle(request, context.policy, now_ms / 1000, context.resolve, context.track)
+    if answer.grant is not None:
+        client.trust()
+    if answer.refusal is not None:
+        client.log_refusal("a token", answer.refusal)
+    elif answer.grant is not None:
+        client.grants.put(answer.audience, answer.grant)
+    return answer.response
 
 
 class _FaultRefusal(Refusal):

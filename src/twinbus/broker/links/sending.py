@@ -17,6 +17,7 @@ from twinbus.broker.links.context import (
     rejected,
     rejected_with,
 )
+from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, NotSupported, Refusal
 from twinbus.broker.sas import SEND
@@ -31,7 +32,9 @@ def refuse_transactions(link: ReceiverLink) -> None:
         raise NotSupported("This broker does not support transactions; send without one.")
 
 
-class SendingLink:
+class SendingLink(LinkOwner):
+    is_on_entity = True
+
     def __init__(
         self,
         context: BrokerContext,
@@ -69,8 +72,11 @@ class SendingLink:
     def take_all(self, events: list[DeliveryArrived], now_ms: int) -> None:
         """Store deliveries that came together.
 
-        A faster `take` for when no fault is active and sends are not counted against credits.
+        Faster than one by one, while no fault is active and no credits are counted.
         """
+        if self._context.faults or self._context.credits is not None:
+            super().take_all(events, now_ms)
+            return
         settle, send = self.link.session.settle, self._context.namespace.send
         first = last = -1  # Accepted and not yet settled, always consecutive.
         try:

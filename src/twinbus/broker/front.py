@@ -1,0 +1,111 @@
+"""Who may connect to the ports of one process: address, keys, tokens, TLS and limits.
+
+The broker and the gateway open their ports through the same class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from twinbus.broker.access.admission import Admission, ConnectionLimits
+from twinbus.broker.access.token_file import TokenFile
+from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.http import MetricsAccess
+from twinbus.broker.listener import Listener
+from twinbus.broker.sas import ALL_RIGHTS, AcceptedToken
+from twinbus.errors import BrokerStartError
+from twinbus.namespace.address import is_loopback
+
+DEFAULT_RULE_NAME = "RootManageSharedAccessKey"
+DEFAULT_KEY = "SAS_KEY_VALUE"
+"""What every Service Bus emulator uses. Known to all, so it is good on loopback only."""
+
+HIDDEN_KEY = "(your key)"
+
+
+class Front:
+    """Checks the settings of a port, opens it, and writes connection strings for it."""
+
+    def __init__(
+        self,
+        *,
+        host: str = "localhost",
+        key: str = DEFAULT_KEY,
+        rules: Sequence[AuthorizationRule] = (),
+        tokens: Sequence[AcceptedToken] = (),
+        token_file: Path | None = None,
+        require_token: bool = False,
+        tls: ssl.SSLContext | None = None,
+        require_tls: bool | None = None,
+        metrics_token: str | None = None,
+        limits: ConnectionLimits | None = None,
+    ) -> None:
+        """`require_tls` refuses plain text; None: beyond loopback.
+
+        `metrics_token` is what `/metrics` asks for; None: open on loopback, closed beyond it.
+        """
+        is_local = is_loopback(host.lower())
+        if require_token and not tokens and token_file is None:
+            raise BrokerStartError(
+                "shared access keys are refused and no token is accepted, so nobody could connect;"
+                " give tokens (--tokens FILE or --token NAME:TOKEN:RIGHTS)"
+            )
+        if key == DEFAULT_KEY and not require_token and not is_local:
+            raise BrokerStartError(
+                f"the default key is known to everyone, so {host!r} would be open to the network; "
+                "give a key of your own (--key), or listen on localhost"
+            )
+        if require_tls is None:
+            require_tls = not is_local
+        if require_tls and tls is None:
+            raise BrokerStartError(
+                f"TLS is required on {host!r} and there is no certificate; give --tls-cert FILE and"
+                " --tls-key FILE, or --no-require-tls to send keys and messages in plain text"
+            )
+        root = AuthorizationRule(key_name=DEFAULT_RULE_NAME, primary_key=key, rights=ALL_RIGHTS)
+        self.rules = (root, *rules)
+        self.is_key_known = any(rule.primary_key == DEFAULT_KEY for rule in self.rules)
+        self.require_token = require_token
+        self.require_tls = require_tls
+        self.metrics = MetricsAccess(metrics_token, is_open=is_local)
+        self.admission = Admission(limits)
+        self._host = host
+        self._key = key
+        self._tokens = tuple(tokens)
+        self._token_file = None if token_file is None else TokenFile(token_file)
+        self._tls = tls
+
+    def listener(
+        self,
+        port: int,
+        amqp: Callable[[], asyncio.Protocol],
+        http: Callable[[], asyncio.Protocol],
+    ) -> Listener:
+        """The listener of one port; 0: any free one."""
+        return Listener(
+            self._host, port, amqp, http, self._tls, self.admission, require_tls=self.require_tls
+        )
+
+    def accepted_tokens(self) -> tuple[AcceptedToken, ...]:
+        """The bearer tokens that are good now."""
+        return self._tokens + (self._token_file() if self._token_file is not None else ())
+
+    def printable_connection_string(self, port: int) -> str:
+        """The connection string for a terminal: a key of one's own is a secret."""
+        text = self.connection_string(port, tls=self.require_tls)
+        return text if self._key == DEFAULT_KEY else text.replace(self._key, HIDDEN_KEY)
+
+    def connection_string(self, port: int, *, tls: bool = False) -> str:
+        """What to give to a Service Bus client, with the right to manage.
+
+        With `tls` it is what to give to Twinbus. The SDK itself ignores the port of such a string
+        and needs `custom_endpoint_address="sb://HOST:PORT", transport_type=TransportType.Amqp`.
+        """
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return (
+            f"Endpoint=sb://{host}:{port};SharedAccessKeyName={DEFAULT_RULE_NAME};"
+            f"SharedAccessKey={self._key};" + ("" if tls else "UseDevelopmentEmulator=true;")
+        )
