@@ -17,12 +17,15 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessageSizeExceededError
 
+from twinbus.errors import BacklogGuardError
 from twinbus.pairing.sdk.guards import (
     annotated,
     body_bytes,
     diverted_copy,
+    flaws,
     glance,
     id_of,
+    refused_size,
     too_large,
 )
 from twinbus.transfer import overhead_bytes
@@ -173,6 +176,15 @@ class Outgoing:
             if refusal is not None:
                 raise refusal
         return self._diverted[0] if len(self._diverted) == 1 else self._diverted
+
+    def flaws(self, limit_bytes: int | None) -> list[BacklogGuardError]:
+        """An error for each suspect that a backlog queue with this limit would not take."""
+        return flaws(self.suspects, self.path, limit_bytes, has_own_ids=self.has_own_ids)
+
+    def refused_size(self, limit_bytes: int, *, was_sent: bool) -> int | None:
+        """The size that a link with this limit refuses; None: it may not. See `guards`."""
+        sizes = (size for _, size in self.measured())
+        return refused_size(self.payload, sizes, limit_bytes, was_sent=was_sent)
 
     def halves(self) -> tuple[Outgoing, Outgoing]:
         """The same messages in two calls, for a batch that is too large with its aliases."""

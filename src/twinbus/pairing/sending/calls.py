@@ -33,14 +33,13 @@ from twinbus.pairing.core.attempts import (
 from twinbus.pairing.core.backlog import KeptChoice
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of, refused_token
 from twinbus.pairing.core.failover import SendFailed
-from twinbus.pairing.sdk.pooled_sender import PooledSender
 from twinbus.pairing.sdk.sender_pool import (
     CutShort,
     OpeningCutShort,
     OpeningFailed,
-    SenderPool,
     was_carried_out,
 )
+from twinbus.pairing.sending.carriers import AttemptPool
 
 if TYPE_CHECKING:
     from twinbus.pairing.sending.session_routing import SessionRouting
@@ -53,11 +52,11 @@ CallResult = tuple[bool, Any]
 
 @dataclass(frozen=True, slots=True)
 class SendTarget:
-    """Where the calls of one sender go: the entity, its SDK senders, its backlog queue."""
+    """Where the calls of one sender go: the entity, its senders, its backlog queue."""
 
     state: SharedState
     entity: WatchedEntity
-    pool: SenderPool
+    pool: AttemptPool
     backlog: KeptChoice
     sessions: SessionRouting | None = None
     """Routes messages by session under strict order; None: the order is relaxed."""
@@ -189,8 +188,8 @@ class PairedCall:
         return min(timeout_s, self.ends_at - now)
 
     async def lease(
-        self, pool: SenderPool, is_usable: Callable[[], bool] = lambda: True
-    ) -> PooledSender | None:
+        self, pool: AttemptPool, is_usable: Callable[[], bool] = lambda: True
+    ) -> Any | None:
         """Wait for a free sender; None: the time is over, or the call must go elsewhere.
 
         OpeningFailed: the link that this call waited for could not be opened.

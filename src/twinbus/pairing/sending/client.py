@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender
 
     from twinbus.namespace.namespace import Namespace
+    from twinbus.pairing.sending.carriers import AttemptPool
     from twinbus.pairing.sending.recording import Recorder
 
 log = logging.getLogger("twinbus.pairing")
@@ -75,19 +76,23 @@ class PairedClient:
             raise ValueError(
                 f"the name of an entity must be a text that is not empty; got {path!r}"
             )
-        entity = self.entity(path)
         identifier = sdk_options.get("client_identifier") or f"SBSender-{uuid4()}"
         given = {**KEEP_ALIVE_OFF, **sdk_options, "client_identifier": identifier}
         make_one = partial(make, path, **given)
         pool = SenderPool(make_one, self.state.closer)
-        sessions = None
+        target = self.target(path, pool)
+        closed = partial(self._sender_closed, target.entity)
+        sender = PairedSender(target, pool, identifier, on_close=closed)
+        self._senders.add(sender)
+        return sender
+
+    def target(self, path: str, pool: AttemptPool) -> SendTarget:
+        """Where the calls of a new sender go that uses the senders of this pool."""
+        entity, sessions = self.entity(path), None
         if self.session_scan is not None:
             self.session_scan.wake()
             sessions = SessionRouting(entity, self.state.rotation, self.session_scan)
-        target = SendTarget(self.state, entity, pool, self.state.choice(), sessions)
-        sender = PairedSender(target, identifier, on_close=partial(self._sender_closed, entity))
-        self._senders.add(sender)
-        return sender
+        return SendTarget(self.state, entity, pool, self.state.choice(), sessions)
 
     def _sender_closed(self, entity: WatchedEntity, sender: PairedSender) -> None:
         self._senders.discard(sender)

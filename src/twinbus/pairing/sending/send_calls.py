@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from azure.servicebus.exceptions import (
     MessageSizeExceededError,
@@ -19,14 +19,11 @@ from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.core.session_order import Diversion
-from twinbus.pairing.sdk.guards import flaws, refused_size
 from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
 from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, translated, with_ids
+from twinbus.pairing.sending.carriers import OutgoingMessages
 from twinbus.pairing.sending.recording import outcome_of
 from twinbus.pairing.sending.session_routing import SPLIT
-
-if TYPE_CHECKING:
-    from twinbus.pairing.sdk.outgoing import Outgoing
 
 
 class SendingCall(PairedCall):
@@ -35,7 +32,7 @@ class SendingCall(PairedCall):
     def __init__(
         self,
         target: SendTarget,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessages,
         deadline: float | None,
         ends_at: float | None = None,
     ) -> None:
@@ -83,8 +80,7 @@ class SendingCall(PairedCall):
         limit_bytes, outgoing = self.pool.limit_bytes, self.outgoing
         if limit_bytes is None:
             return None
-        sizes = (size for _, size in outgoing.measured())
-        size_bytes = refused_size(outgoing.payload, sizes, limit_bytes, was_sent=was_sent)
+        size_bytes = outgoing.refused_size(limit_bytes, was_sent=was_sent)
         if size_bytes is None:
             return None
         return MessageSizeExceededError(
@@ -94,7 +90,7 @@ class SendingCall(PairedCall):
 
     def succeeded(self, began: float) -> None:
         self.record(began, None)
-        self.entity.succeeded(len(self.outgoing.messages))
+        self.entity.succeeded(len(self.outgoing))
 
     def guard(self) -> None:
         """Check the suspects (SPEC 4): count those the backlog could not take, or refuse them."""
@@ -102,12 +98,7 @@ class SendingCall(PairedCall):
         if limits.smallest is None:
             # The message may be too large: an open link reports the limit of a backlog queue.
             self.state.warm(self.target.backlog)
-        found = flaws(
-            self.outgoing.suspects,
-            self.entity.path,
-            limits.smallest,
-            has_own_ids=self.outgoing.has_own_ids,
-        )
+        found = self.outgoing.flaws(limits.smallest)
         if not found:
             return
         if self.state.options.strict_guards:
@@ -233,7 +224,7 @@ class SendingCall(PairedCall):
             self.state.tracing.failed(queue, error, diverting=True)
         return error
 
-    async def _send_parts(self, parts: Sequence[Outgoing]) -> None:
+    async def _send_parts(self, parts: Sequence[OutgoingMessages]) -> None:
         """Send the messages part by part, in order; after a failure the rest is not tried."""
         ids = [part.ids for part in parts]
         for number, part in enumerate(parts):

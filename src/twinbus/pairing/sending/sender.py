@@ -22,6 +22,7 @@ from twinbus.errors import PairingError, PartialDivertError, error_text
 from twinbus.pairing.core.failover import EntityState, Route, SendFailed
 from twinbus.pairing.sdk.guards import glance, id_of
 from twinbus.pairing.sdk.outgoing import Outgoing, PairedMessageBatch, with_id
+from twinbus.pairing.sdk.sender_pool import SenderPool
 from twinbus.pairing.sending.calls import SendTarget, with_ids
 from twinbus.pairing.sending.schedule_calls import ScheduleCall, require_numbers
 from twinbus.pairing.sending.send_calls import SendingCall
@@ -43,11 +44,13 @@ class PairedSender:
     def __init__(
         self,
         target: SendTarget,
+        pool: SenderPool,
         client_identifier: str,
         on_close: Callable[[PairedSender], None],
     ) -> None:
+        """`pool` is that of the target."""
         self._client_identifier = client_identifier
-        self.pool = target.pool
+        self.pool = pool
         self._target = target
         self._on_close = on_close
         self._state = state = target.state

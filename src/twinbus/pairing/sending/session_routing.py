@@ -15,7 +15,7 @@ from twinbus.pairing.core.session_order import Diversion, SessionKey
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.backlog import Rotation
-    from twinbus.pairing.sdk.outgoing import Outgoing
+    from twinbus.pairing.sending.carriers import OutgoingMessages
     from twinbus.pairing.sending.session_scan import SessionScan
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
@@ -32,7 +32,7 @@ class SessionRouting:
     def __init__(self, entity: WatchedEntity, rotation: Rotation, scan: SessionScan) -> None:
         self.entity, self.rotation, self.scan = entity, rotation, scan
 
-    def of(self, outgoing: Outgoing, backlog: KeptChoice) -> CallSessions:
+    def of(self, outgoing: OutgoingMessages, backlog: KeptChoice) -> CallSessions:
         """The sessions of one call; messages without a session use the sender's own `backlog`."""
         path = self.entity.path
         keys = [

@@ -50,6 +50,7 @@ from twinbus.pairing.sending.watched_entity import WatchedEntities
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
+    from twinbus.pairing.sending.carriers import AttemptPool
     from twinbus.pairing.sending.recording import Recorder
 
 log = logging.getLogger("twinbus.pairing")
@@ -98,7 +99,8 @@ class SharedState:
         self._refusal: Callable[[], PairingError | None] = lambda: None
         self.watched = WatchedEntities()
         """Every entity that has a sender, had one lately, or that a person has commanded."""
-        self._backlog_pools: dict[str, SenderPool] = {}
+        self._make_backlog_pool: Callable[[str], AttemptPool] = self._sdk_pool
+        self._backlog_pools: dict[str, AttemptPool] = {}
         self._return_timers: dict[str, asyncio.TimerHandle] = {}
         """For each pulled queue, the timer that announces its return."""
         self._was_protected = False
@@ -135,13 +137,23 @@ class SharedState:
         """A sender's own choice among the shared backlog queues."""
         return KeptChoice(self.rotation, self._pick)
 
-    def backlog_pool(self, queue: str) -> SenderPool:
-        """The SDK senders to one backlog queue, shared by all that divert to it."""
+    def backlog_pool(self, queue: str) -> AttemptPool:
+        """The senders to one backlog queue, shared by all that divert to it."""
         pool = self._backlog_pools.get(queue)
         if pool is None:
-            make = partial(self.secondary_sdk.get_queue_sender, queue, **KEEP_ALIVE_OFF)
-            pool = self._backlog_pools[queue] = SenderPool(make, self.closer)
-            pool.on_open = partial(self.limits.learn, queue)
+            pool = self._backlog_pools[queue] = self._make_backlog_pool(queue)
+        return pool
+
+    async def divert_by(self, make: Callable[[str], AttemptPool]) -> None:
+        """Divert with senders that `make` makes for a backlog queue, not with those of the SDK."""
+        before, self._backlog_pools = self._backlog_pools, {}
+        self._make_backlog_pool = make
+        await self.close_pools([*before.values()])
+
+    def _sdk_pool(self, queue: str) -> SenderPool:
+        make = partial(self.secondary_sdk.get_queue_sender, queue, **KEEP_ALIVE_OFF)
+        pool = SenderPool(make, self.closer)
+        pool.on_open = partial(self.limits.learn, queue)
         return pool
 
     def warm(self, choice: KeptChoice) -> None:
@@ -307,7 +319,7 @@ class SharedState:
         await close_sdk_client(self.secondary_sdk)
         self._backlog_pools.clear()
 
-    async def close_pools(self, pools: Sequence[SenderPool]) -> None:
+    async def close_pools(self, pools: Sequence[AttemptPool]) -> None:
         """Let calls in flight end, within a bound, and close their SDK senders."""
         limit_s = self.policy.attempt_timeout_s + CLOSE_GRACE_S
         await asyncio.gather(*(pool.close(limit_s) for pool in pools))
