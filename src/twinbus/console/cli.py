@@ -76,7 +76,14 @@ def serve(given: ServeOptions) -> int:
 def drill(
     messages: Annotated[int, option("N", "Messages to send.", min=1, max=1_000_000)] = 3_000,
     senders: Annotated[int, option("N", "Concurrent senders.", min=1, max=64)] = 4,
-    outage: Annotated[str, option("TIME", "Length of the outage, at most 1h.")] = "8s",
+    outage: Annotated[
+        str,
+        option(
+            "TIME",
+            "Length of the outage, at most 1h; or an outage that happened, west-europe-2025-11,"
+            " 1,000 times faster.",
+        ),
+    ] = "8s",
     failover_interval: Annotated[
         str, option("TIME", "Failover interval of an entity, at most 1h.")
     ] = "2s",
@@ -92,7 +99,13 @@ def drill(
 ) -> int:
     """Kill a primary under load and account for every message."""
     from twinbus.console.drill.commands import run
+    from twinbus.console.drill.comparison import SPEED
     from twinbus.console.drill.result import DrillPlan
+    from twinbus.planning.known_outages import known_outage
+
+    known = known_outage(outage)
+    if known:
+        outage = f"{known.length_s / SPEED}s"
 
     plan = DrillPlan(
         messages=messages,
@@ -106,6 +119,7 @@ def drill(
         ),
         backlog_queues=queues,
         like=like,
+        stands_for=known.name if known else None,
     )
     return run(plan, report, output)
 

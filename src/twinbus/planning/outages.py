@@ -3,6 +3,7 @@
     2/year lognormal 40min           on average twice a year, median length 40 minutes
     exactly 2/year exponential 40min twice in every year, median length 40 minutes
     300/year fixed 5s                on average 300 times a year, each 5 seconds long
+    west-europe-2025-11              an outage that happened, once in every year
 
 The number in a year is Poisson unless it is exact, and outages are independent. A length is its
 median, because people remember a usual outage rather than a mean that one long outage shifts.
@@ -15,6 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from twinbus.cost.quantities import DAY_S, QuantityError, parse_duration, parse_frequency
+from twinbus.planning.known_outages import KNOWN_OUTAGES, known_outage
 
 LENGTH_MAX_S: Final = 30 * DAY_S
 """Maximum length of a simulated outage. Without it one extreme draw of a wide lognormal would
@@ -26,7 +28,9 @@ PER_YEAR_MAX: Final = 400
 SIGMA_MAX: Final = 3.0
 """At 3 one outage in six is longer than twenty times the median."""
 
-FORM: Final = "like '2/year lognormal 40min' or 'exactly 2/year fixed 1h'"
+FORM: Final = "like '2/year lognormal 40min' or 'exactly 2/year fixed 1h', or one of " + ", ".join(
+    one.name for one in KNOWN_OUTAGES
+)
 
 
 class Lengths(StrEnum):
@@ -76,6 +80,8 @@ class OutagePattern:
 
 def parse_pattern(text: str, sigma: float = 1.0) -> OutagePattern:
     """Return the pattern in a text; QuantityError, in one line, if it cannot be read."""
+    if known := known_outage(text):
+        text = known.pattern
     words = text.split()
     is_exact = bool(words) and words[0].lower() == "exactly"
     if is_exact:
@@ -84,8 +90,8 @@ def parse_pattern(text: str, sigma: float = 1.0) -> OutagePattern:
         raise QuantityError(f"outages must be {FORM}; got {text!r:.60}")
     kind = words[1].lower()
     if kind not in set(Lengths):
-        known = ", ".join(Lengths)
-        raise QuantityError(f"outages: lengths are {known}; got {words[1]!r:.40} in {text!r:.60}")
+        kinds = ", ".join(Lengths)
+        raise QuantityError(f"outages: lengths are {kinds}; got {words[1]!r:.40} in {text!r:.60}")
     return OutagePattern(
         per_year=float(parse_frequency(words[0], "outages")),
         lengths=Lengths(kind),

@@ -17,6 +17,7 @@ from twinbus.cost.arithmetic import message_units, moved_message_units
 from twinbus.cost.bill import MonthlyBill, MonthUse, ServiceTier, bill, exact, geo_replication_bill
 from twinbus.cost.estimate import SYPHON_CONNECTIONS
 from twinbus.planning.advice import Advice, PlanLimits, advise, raised_per_million
+from twinbus.planning.known_outages import PROMOTION_S, PROMOTION_SOURCE, sends_in_promotion
 
 if TYPE_CHECKING:
     from twinbus.cost.arithmetic import CountingRule
@@ -82,6 +83,11 @@ class Plan:
                 "drain_per_s": question.drain_per_s,
                 "years": question.years,
                 "seed": question.seed,
+            },
+            "geo_replication_promotion": {
+                "seconds": list(PROMOTION_S),
+                "sends": list(sends_in_promotion(question.traffic.rate_per_s)),
+                "source": PROMOTION_SOURCE,
             },
             "price_book": self.prices.name,
             "assumptions": list(self.assumptions),

@@ -19,6 +19,9 @@ def test_a_pattern_is_read_as_people_write_it() -> None:
     )
     monthly = parse_pattern("1/month exponential 90s", sigma=0.5)
     assert (monthly.per_year, monthly.median_s, monthly.sigma) == (12.0, 90.0, 0.5)
+    happened = parse_pattern(" West-Europe-2025-11 ")
+    # 17:00 to 02:25 are nine hours and 25 minutes.
+    assert happened == parse_pattern("exactly 1/year fixed 9h25min")
     assert str(parse_pattern("2/year lognormal 40min")) == "2/year lognormal 2400s (sigma 1)"
 
 
@@ -28,6 +31,7 @@ def test_a_pattern_is_read_as_people_write_it() -> None:
         ("2/year weibull 40min", 1.0, "lengths are lognormal, exponential, fixed; got 'weibull'"),
         ("2/year", 1.0, "outages must be like '2/year lognormal 40min'"),
         ("", 1.0, "outages must be like"),
+        ("west-europe-2024-11", 1.0, "or one of west-europe-2025-11; got 'west-europe-2024-11'"),
         ("-2/year fixed 40min", 1.0, "outages must not be negative"),
         ("500/year fixed 1min", 1.0, "0 to 400 a year; got 500"),
         ("2/year fixed 0s", 1.0, "longer than 0"),

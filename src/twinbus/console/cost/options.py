@@ -64,7 +64,10 @@ class PlanOptions(WorkloadOptions):
         option(
             "PATTERN",
             "How often the primary is down and for how long: '2/year lognormal 40min', where"
-            " 40min is the median; also exponential or fixed, and 'exactly 2/year'. Repeatable.",
+            " 40min is the median; also exponential or fixed, and 'exactly 2/year'; or an outage"
+            " that happened, west-europe-2025-11. Repeatable.",
+            "--outages",
+            "--outage",
         ),
     ]
     sigma: Annotated[float, option("X", "Spread of lognormal lengths (sigma).")] = 1.0

@@ -37,6 +37,8 @@ class DrillPlan:
     backlog_queues: int = 4
     like: str | None = None
     """Whose limits the namespaces have (`twinbus serve --like`)."""
+    stands_for: str | None = None
+    """The name of the known outage that the drill plays faster."""
 
     @property
     def traffic_s(self) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from twinbus.console.drill.comparison import compared
 from twinbus.console.drill.result import DrillPlan, DrillResult
 from twinbus.console.report.charges_sheet import by_kind_table, cause_figure
 from twinbus.console.report.scope_text import DUPLICATE_CAUSES
@@ -57,7 +58,10 @@ def drill_sheet(result: DrillResult) -> Sheet:
             ),
             _bill(result),
         ),
-        sections=sections(("How it was run", tuple(_run(result)))),
+        sections=sections(
+            ("The outage that it stands for", compared(result)),
+            ("How it was run", tuple(_run(result))),
+        ),
     )
 
 
@@ -242,9 +246,10 @@ def _bill(result: DrillResult) -> Table:
 
 def _run(result: DrillResult) -> Iterator[str]:
     plan = result.plan
+    outage = plan.stands_for or f"{plan.outage_s:g}"
     yield (
         f"twinbus drill --messages {plan.messages} --senders {plan.senders}"
-        f" --outage {plan.outage_s:g} --failover-interval {plan.failover_interval_s:g}"
+        f" --outage {outage} --failover-interval {plan.failover_interval_s:g}"
         f" --ping-interval {plan.ping_interval_s:g} --queues {plan.backlog_queues}"
         + (f" --like {plan.like}" if plan.like else "")
     )

@@ -13,6 +13,7 @@ from twinbus.console.sheet.bars import NamedBar, bar_figure
 from twinbus.console.sheet.sheet import Figure, Sheet, Table, sections
 from twinbus.console.terminal.table import counted, duration, money
 from twinbus.pipeline.reports.documents import ReportVerdict
+from twinbus.planning.known_outages import PROMOTION_S, PROMOTION_SOURCE, sends_in_promotion
 from twinbus.planning.outcomes import SampledMean, SettingOutcome
 from twinbus.planning.plan import Plan
 
@@ -107,7 +108,18 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "it adds", _year(spent.added_year, currency, ())
     geo = spent.geo_replication
     yield "Premium Geo-Replication", _year(spent.geo_replication_year, currency, geo.not_priced)
+    yield "  its promotion", _promotion(question.traffic.rate_per_s)
     yield "simulated", f"{question.years:,} years, seed {question.seed}; ± is the standard error"
+
+
+def _promotion(rate_per_s: float) -> str:
+    """What Geo-Replication needs before it takes sends in an outage."""
+    fewest_min, most_min = (seconds / 60 for seconds in PROMOTION_S)
+    fewest, most = sends_in_promotion(rate_per_s)
+    return (
+        f"a person starts it; then {fewest_min:g} to {most_min:g} min ({PROMOTION_SOURCE}), in"
+        f" which {fewest:,} to {most:,} sends come"
+    )
 
 
 def _neighbours(plan: Plan) -> Iterator[tuple[str, list[SettingOutcome]]]:

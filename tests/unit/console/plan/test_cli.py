@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,9 @@ def test_the_text_says_what_to_take_why_and_what_the_others_do() -> None:
     assert text[2] == "failover_interval=10  ping_primary_interval=60  backlog_queue_count=10"
     assert text[3].startswith("Fail over after 10 s, the longest compared")
     whole = "\n".join(text)
+    # 500 a second for 5 and for 10 minutes.
+    assert "a person starts it; then 5 to 10 min (Microsoft, " in whole
+    assert "in which 150,000 to 300,000 sends come" in whole
     assert "pings, polls             64,000 and 350,400 a year" in whole
     assert "the longest of a year takes 1 h 20 min (half of the years)" in whole
     assert "without egress: not priced" in whole
@@ -118,6 +122,20 @@ def test_what_is_asked_wrongly_is_one_line_and_no_spark(
     assert says in printed.err
     assert printed.err.startswith("twinbus: ")
     assert printed.err.count("\n") == 1
+
+
+def test_an_outage_that_happened_is_planned_for_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("twinbus.console.plan.commands._simulated", lambda *_: OUTCOMES)
+    words = ["--rate", "500/s", "--outage", "west-europe-2025-11", "--output", "json"]
+    monkeypatch.setattr("sys.argv", ["twinbus", "plan", *words])
+    with pytest.raises(SystemExit):
+        main()
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["question"]["outages"] == ["exactly 1/year fixed 33900s"]
+    promotion = plan["geo_replication_promotion"]
+    assert (promotion["seconds"], promotion["sends"]) == ([300, 600], [150_000, 300_000])
 
 
 def test_a_plan_goes_to_a_file(
