@@ -22,6 +22,9 @@ FLOOR_SPARK := 4.0.*
 # One benchmark, or several with commas between: make bench ONLY=broker_send_vs_rabbitmq
 ONLY ?=
 
+# Where it is set, each of the hundreds of programs that the tests start would compile all modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup drill test spark-floor simulate fuzz soak lint types fmt bench
 
