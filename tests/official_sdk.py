@@ -1,8 +1,4 @@
-"""Clients of the official SDK for a broker without TLS, and the broker's HTTP API for faults.
-
-Data-plane clients need nothing: `UseDevelopmentEmulator=true` turns TLS off. The administration
-client has `https` built in, so its transport is told to speak plain HTTP.
-"""
+"""Clients of the official SDK for a broker without TLS, and the broker's HTTP API for faults."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote_plus
 from uuid import uuid4
 
-from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
 from azure.servicebus import (
     ServiceBusClient,
     ServiceBusMessage,
@@ -31,11 +26,12 @@ from azure.servicebus import (
 )
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from azure.servicebus.aio import ServiceBusReceiver as AsyncReceiver
-from azure.servicebus.aio.management import (
-    ServiceBusAdministrationClient as AsyncAdministrationClient,
-)
 from azure.servicebus.exceptions import ServiceBusAuthenticationError
-from azure.servicebus.management import ServiceBusAdministrationClient
+
+from twinbus import testing
+
+administration, async_administration = testing.administration, testing.async_administration
+"""The public ones; the tests take them from here with the other clients."""
 
 
 def is_missing(error: BaseException) -> bool:
@@ -70,32 +66,6 @@ OPENED_BY = (
     "get_queue_receiver",
     "get_subscription_receiver",
 )
-
-
-class _PlainRequests(RequestsTransport):  # type: ignore[misc]  # untyped there
-    def send(self, request: Any, **kwargs: Any) -> Any:
-        request.url = request.url.replace("https://", "http://", 1)
-        return super().send(request, **kwargs)
-
-
-class _PlainAioHttp(AioHttpTransport):  # type: ignore[misc]
-    async def send(self, request: Any, **kwargs: Any) -> Any:
-        request.url = request.url.replace("https://", "http://", 1)
-        return await super().send(request, **kwargs)
-
-
-def administration(connection_string: str) -> ServiceBusAdministrationClient:
-    """An administration client over plain HTTP that does not try again."""
-    return ServiceBusAdministrationClient.from_connection_string(
-        connection_string, transport=_PlainRequests(), retry_total=0
-    )
-
-
-def async_administration(connection_string: str) -> AsyncAdministrationClient:
-    """The same for asyncio."""
-    return AsyncAdministrationClient.from_connection_string(
-        connection_string, transport=_PlainAioHttp(), retry_total=0
-    )
 
 
 def client(connection_string: str, **options: Any) -> ServiceBusClient:

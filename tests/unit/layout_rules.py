@@ -70,7 +70,8 @@ ARROWS: Mapping[str, Set[str]] = {
     "pipeline": {"cost", "errors", "ledger", "loops", "namespace", "options", "planning", "syphon"},
     "page": {"control", "cost", "errors", "ledger", "namespace", "wording"},
     "testing": {
-        *("broker", "errors", "ledger", "namespace", "options", "pair", "pairing", "timers")
+        *("amqp", "broker", "errors", "ledger", "namespace", "options", "pair", "pairing"),
+        "timers",
     },
 }
 """Which unit may know which. `console` and the public door may know all; a shell may also write to

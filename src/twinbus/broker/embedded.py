@@ -25,6 +25,7 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import Fault
 from twinbus.broker.front import DEFAULT_KEY
@@ -160,6 +161,18 @@ class EmbeddedBroker:
     def clear_faults(self, namespace: str | None = None) -> None:
         """Behave again."""
         self._call(self._host.server(namespace).faults.clear)
+
+    def cut_off(self, namespace: str | None = None) -> None:
+        """Refuse and drop every connection, as a killed broker would; messages stay."""
+        self._run_on_loop(self._host.cut_off(namespace))
+
+    def serve_again(self, namespace: str | None = None) -> None:
+        """Serve a namespace that was cut off, on the same port."""
+        self._run_on_loop(self._host.serve_again(namespace))
+
+    def log_sends(self, engine_log: EngineLog, namespace: str | None = None) -> None:
+        """Note every accepted message in `engine_log` from now on; not with a ledger."""
+        self._call(lambda: self._host.server(namespace).namespace.log_sends(engine_log))
 
     def _change(
         self, namespace: str | None, change: Callable[[BrokerNamespace, int], object]

@@ -169,6 +169,21 @@ class BrokerHost:
                 self._ledger.close()
                 self._ledger = None
 
+    async def cut_off(self, name: str | None = None) -> None:
+        """Close the port and drop every connection, as the end of the process would.
+
+        The namespace and its messages stay. `serve_again` opens the same port.
+        """
+        place = name or self.names[0]
+        await self._listeners[place].suspend()
+        for peer in list(self._servers[place].peers):
+            peer.drop()
+        await self._https[place].close()
+
+    async def serve_again(self, name: str | None = None) -> None:
+        """Open the port that `cut_off` closed."""
+        await self._listeners[name or self.names[0]].start()
+
     def server(self, name: str | None = None) -> BrokerServer:
         """The running server of a namespace, the first unless one is named."""
         return self._servers[name or self.names[0]]

@@ -16,7 +16,7 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -110,10 +110,18 @@ class Listener:
     async def start(self) -> None:
         """Listen on every address of the host; ListenError if none can be bound."""
         self._loop = asyncio.get_running_loop()
-        self._sockets = _bind(self.host, self.port, await self._addresses())
-        self.port = self._sockets[0].getsockname()[1]
+        if not self._sockets:
+            self._sockets = _bind(self.host, self.port, await self._addresses())
+            self.port = self._sockets[0].getsockname()[1]
         for listening in self._sockets:
+            listening.listen(BACKLOG)
             self._loop.add_reader(listening, self._accept, listening)
+
+    async def suspend(self) -> None:
+        """Refuse connections until the next start, and keep the port from other programs."""
+        addresses = [(each.family, each.getsockname()[:2]) for each in self._sockets]
+        await self.close()
+        self._sockets = _bind(self.host, self.port, addresses, listen=False)
 
     async def close(self) -> None:
         """Stop listening. Accepted connections continue; silent ones are closed."""
@@ -330,9 +338,16 @@ def _answer(connection: socket.socket, data: bytes) -> None:
 
 
 def _bind(
-    host: str, port: int, addresses: list[tuple[socket.AddressFamily, tuple[str, int]]]
+    host: str,
+    port: int,
+    addresses: Iterable[tuple[int, tuple[str, int]]],
+    *,
+    listen: bool = True,
 ) -> list[socket.socket]:
-    """Listening sockets on all the addresses that can be bound, every one with the same port."""
+    """Listening sockets on all the addresses that can be bound, every one with the same port.
+
+    Connections to a socket that is bound and does not listen are refused.
+    """
     bound: list[socket.socket] = []
     failure: OSError | None = None
     for family, (address, _) in addresses:
@@ -342,7 +357,8 @@ def _bind(
             if family == socket.AF_INET6:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.bind((address, port))
-            listening.listen(BACKLOG)
+            if listen:
+                listening.listen(BACKLOG)
         except OSError as error:
             listening.close()
             failure = error

@@ -1,15 +1,65 @@
-"""Tools for tests in virtual time: those of Twinbus itself, and yours.
+"""Tools for tests: those of Twinbus itself, and yours.
 
-    VirtualClock   drives one state machine and returns its timeline
-    VirtualLoop    an asyncio event loop in virtual time; `run_virtual` runs a coroutine on it
-    fake_sdk       clients and senders like those of the Azure SDK, without a network
-    FakePair       a paired client over two fake namespaces
+    LocalNamespace    a namespace in this process, with outages on request and what was sent to it
+    LocalPair         two of them, for a paired application
+    administration    the SDK's administration client for `twinbus serve` without TLS
+    VirtualClock      drives one state machine and returns its timeline
+    VirtualLoop       an asyncio event loop in virtual time; `run_virtual` runs a coroutine on it
+    fake_sdk          clients and senders like those of the Azure SDK, without a network
+    FakePair          a paired client over two fake namespaces
 
-`twinbus.testing.fake_sdk` and `twinbus.testing.fake_pair` are imported by their own names. Nothing
-here sleeps: an hour of failover takes as long as its events take to handle.
+`twinbus.testing.pytest_plugin` has the first two as fixtures (docs/testing.md). The last two are
+imported by their own names, `twinbus.testing.fake_sdk` and `twinbus.testing.fake_pair`. The other
+names load on first use: every run of pytest imports this package where the plugin is installed.
 """
 
-from twinbus.testing.virtual_clock import Machine, VirtualClock
-from twinbus.testing.virtual_loop import VirtualLoop, run_virtual
+from __future__ import annotations
 
-__all__ = ["Machine", "VirtualClock", "VirtualLoop", "run_virtual"]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twinbus.testing.local_namespace import (
+        LocalNamespace,
+        LocalPair,
+        Outage,
+        OutageKind,
+        SentMessages,
+    )
+    from twinbus.testing.plain_administration import administration, async_administration
+    from twinbus.testing.sent_messages import SentMessage
+    from twinbus.testing.virtual_clock import Machine, VirtualClock
+    from twinbus.testing.virtual_loop import VirtualLoop, run_virtual
+
+__all__ = [
+    "LocalNamespace",
+    "LocalPair",
+    "Machine",
+    "Outage",
+    "OutageKind",
+    "SentMessage",
+    "SentMessages",
+    "VirtualClock",
+    "VirtualLoop",
+    "administration",
+    "async_administration",
+    "run_virtual",
+]
+
+_NAMES = {
+    "local_namespace": "LocalNamespace LocalPair Outage OutageKind SentMessages",
+    "plain_administration": "administration async_administration",
+    "sent_messages": "SentMessage",
+    "virtual_clock": "Machine VirtualClock",
+    "virtual_loop": "VirtualLoop run_virtual",
+}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'twinbus.testing' has no attribute {name!r}")
+    value: object = getattr(import_module(f"twinbus.testing.{home}"), name)
+    globals()[name] = value
+    return value

@@ -115,6 +115,11 @@ class BrokerNamespace:
             if not incoming.is_ping:
                 target.take(incoming, now_ms)
 
+    def log_sends(self, engine_log: EngineLog) -> None:
+        """Note every accepted message in `engine_log` from now on."""
+        assert self._engine_log is None, "the broker writes a ledger, which needs this log"
+        self._engine_log = engine_log
+
     def schedule(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> list[int]:
         """Like `send`; returns the sequence number of each message, 0 where nothing was kept."""
         self._admit_all(target, batch, now_ms)

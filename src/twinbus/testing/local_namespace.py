@@ -1,0 +1,142 @@
+"""A namespace for one test, in the test's own process: its queues, its outages, what was sent.
+
+with LocalNamespace() as namespace:
+    namespace.create_queue("orders")
+    application = Application(namespace.connection_string)
+    with namespace.outage("hang"):
+        application.order("order 1")
+    assert [str(message) for message in namespace.sent("orders")] == ["order 1"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, Protocol, Self, get_args
+
+from twinbus.broker.embedded import EmbeddedBroker
+from twinbus.broker.faults import Fault
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pairing.core.backlog import MARK
+from twinbus.testing.sent_messages import SentLog, SentMessage
+
+OutageKind = Literal["kill", "hang", "throttle", "refuse"]
+
+WAIT_S: Final = 30.0
+"""How long a test waits for messages that another thread or process sends. A busy machine is slow;
+a test that passes does not wait for its end."""
+
+_FAULTS: Final = {
+    "hang": (Fault(kind="hang"),),
+    "throttle": (Fault(kind="throttle"),),
+    "refuse": (Fault(kind="refuse_attach"), Fault(kind="refuse_send")),
+}
+
+_QUICK: Final = SendAvailabilityOptions(
+    backlog_queue_count=1,
+    failover_interval=0.5,
+    ping_primary_interval=1.0,
+    attempt_timeout=2.0,
+    enable_syphon=True,
+    syphon_poll=5.0,
+)
+
+
+class Outage(Protocol):
+    """The type of the fixture `outage`."""
+
+    def __call__(self, kind: OutageKind, entity: str | None = None) -> AbstractContextManager[None]:
+        """Misbehave for a block, as `LocalNamespace.outage` does."""
+
+
+class SentMessages(Protocol):
+    """The type of the fixture `sent_messages`."""
+
+    def __call__(self, path: str, count: int = 0, *, timeout: float = WAIT_S) -> list[SentMessage]:
+        """Return what was sent, as `LocalNamespace.sent` does."""
+
+
+class LocalNamespace:
+    """A namespace in memory, served on a free port of localhost for a `with` block."""
+
+    def __init__(self, name: str = "contoso") -> None:
+        self.name = name
+        self._broker = EmbeddedBroker(name)
+        self._log = SentLog()
+
+    def __enter__(self) -> Self:
+        self._broker.start()
+        self._broker.log_sends(self._log)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._broker.stop()
+
+    def __repr__(self) -> str:
+        return f"LocalNamespace({self.name!r})"
+
+    @property
+    def connection_string(self) -> str:
+        """What to give to a Service Bus client; it has all rights."""
+        return self._broker.connection_string()
+
+    def create_queue(self, path: str) -> None:
+        """Create a queue; `twinbus.testing.administration` creates those with other settings."""
+        self._broker.create_queue(path)
+
+    def create_topic(self, path: str, *subscriptions: str) -> None:
+        """Create a topic and subscriptions that take every message."""
+        self._broker.create_topic(path, subscriptions)
+
+    def sent(self, path: str, count: int = 0, *, timeout: float = WAIT_S) -> list[SentMessage]:
+        """Return the messages that a queue or topic accepted so far, in order.
+
+        Also those that a receiver has taken since. With `count` it waits until there are that many
+        and raises AssertionError after `timeout` seconds. It works in an outage too.
+        """
+        wanted = path.lower()
+        return self._log.messages(lambda entity: entity == wanted, count, timeout)
+
+    def diverted(self, count: int = 0, *, timeout: float = WAIT_S) -> list[SentMessage]:
+        """Return the messages that all backlog queues accepted so far, as `sent` does."""
+        return self._log.messages(lambda entity: f"/{MARK}/" in entity, count, timeout)
+
+    @contextmanager
+    def outage(self, kind: OutageKind, entity: str | None = None) -> Iterator[None]:
+        """Misbehave for the block, all entities or one.
+
+        kill: connections are dropped and refused; messages stay. hang: no answer. throttle: sends
+        are rejected as server-busy. refuse: links and sends are rejected with an internal error.
+        """
+        if kind not in get_args(OutageKind):
+            raise ValueError(f"an outage is {', '.join(get_args(OutageKind))}; got {kind!r}")
+        if kind == "kill":
+            if entity is not None:
+                raise ValueError("kill ends the whole namespace; use refuse for one entity")
+            self._broker.cut_off()
+            try:
+                yield
+            finally:
+                self._broker.serve_again()
+            return
+        faults = [self._broker.add_fault(replace(each, entity=entity)) for each in _FAULTS[kind]]
+        try:
+            yield
+        finally:
+            for number in faults:
+                self._broker.remove_fault(number)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPair:
+    """Two namespaces for a paired application, and options that make a failover quick."""
+
+    primary: LocalNamespace
+    secondary: LocalNamespace
+    options: SendAvailabilityOptions = field(default=_QUICK)
+    """An entity fails over after half a second, is pinged each second, and a syphon runs."""
+
+    def diverted(self, count: int = 0, *, timeout: float = WAIT_S) -> list[SentMessage]:
+        """Return the messages that went to a backlog queue, as `LocalNamespace.sent` does."""
+        return self.secondary.diverted(count, timeout=timeout)
