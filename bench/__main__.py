@@ -29,7 +29,7 @@ BENCHMARKS = (
 )
 """Names of the entries and of the modules that measure them."""
 
-TABLES = ("relay_tables", "broker_peers")
+TABLES = ("relay_tables", "broker_peers", "namespace_start")
 """Modules that measure figures without a peer, and print them."""
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
