@@ -11,6 +11,9 @@ from twinbus.control.protocol import ControlRefused, Verb
 KNOWN_SHOWN_MAX = 10
 """Paths to list in an error."""
 
+ADAPTIVE = "adaptive"
+"""The rate of a syphon that only the primary's answers limit."""
+
 
 class SteeredPair(Protocol):
     """What `pair_verbs` needs of a pair."""
@@ -48,6 +51,7 @@ class SteeredSyphon(Protocol):
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
+    def limit_rate(self, most_per_s: float | None) -> None: ...
     def status(self) -> Mapping[str, Any]: ...
     @property
     def in_flight(self) -> int: ...
@@ -56,7 +60,7 @@ class SteeredSyphon(Protocol):
 
 
 def steering_verbs(syphon: SteeredSyphon) -> Mapping[str, Verb]:
-    """Return the verbs that pause, resume and observe a syphon, by name.
+    """Return the verbs that pause, resume, slow down and observe a syphon, by name.
 
     `progress` costs nothing: unlike the status of a syphon it counts no messages in a namespace.
     """
@@ -69,10 +73,24 @@ def steering_verbs(syphon: SteeredSyphon) -> Mapping[str, Verb]:
         syphon.resume()
         return {"paused": False, "in_flight": syphon.in_flight}
 
+    def rate(most_per_s: str) -> dict[str, Any]:
+        try:
+            syphon.limit_rate(None if most_per_s == ADAPTIVE else float(most_per_s))
+        except ValueError as error:
+            raise ControlRefused(
+                "bad-rate", f"a rate is a number of messages a second, or {ADAPTIVE}: {error}"
+            ) from None
+        return {"rate": most_per_s}
+
     def progress() -> dict[str, Any]:
         return {"paused": syphon.is_paused, "queues": syphon.status()}
 
-    return {"pause": Verb(pause), "resume": Verb(resume), "progress": Verb(progress)}
+    return {
+        "pause": Verb(pause),
+        "resume": Verb(resume),
+        "rate": Verb(rate, takes=("most_per_s",)),
+        "progress": Verb(progress),
+    }
 
 
 def _known(entities: Mapping[str, Any], path: str) -> str:

@@ -81,6 +81,12 @@ class SyphonGroup:
         for host in self.hosts:
             host.resume()
 
+    def limit_rate(self, most_per_s: float | None) -> None:
+        """Send at most so many messages a second; None: as fast as the primary takes them."""
+        self.rate.limit_to(most_per_s)
+        for host in self.hosts:
+            host.rate_changed()
+
     def yield_to_callers(self) -> None:
         """Slow down: the primary throttles the sends of this application."""
         self.rate.governor.busy_for_others(time.monotonic())
@@ -185,6 +191,16 @@ class SyphonHost:
         """Resume after a pause."""
         for relay in self.relays:
             relay.notify(relay.pump.resume)
+
+    def limit_rate(self, most_per_s: float | None) -> None:
+        """Send at most so many messages a second; None: as fast as the primary takes them."""
+        self.rate.limit_to(most_per_s)
+        self.rate_changed()
+
+    def rate_changed(self) -> None:
+        """Serve what waited for the old rate."""
+        for relay in self.relays:
+            relay.notify(relay.pump.rate_due)
 
     @property
     def is_paused(self) -> bool:

@@ -81,7 +81,7 @@ class SyphonRequest:
             "primary": self.primary.endpoint,
             "secondary": self.secondary.endpoint,
             "paused": host.is_paused,
-            "rate_limit_per_s": self.rate_per_s,
+            "rate_limit_per_s": host.rate.governor.most_per_s,
             "only": sorted(self.only),
             "queues": host.status(),
             "waiting": waiting,

@@ -47,6 +47,9 @@ class FakeSyphon:
     def resume(self) -> None:
         self.is_paused = False
 
+    def limit_rate(self, most_per_s: float | None) -> None:
+        pass
+
     def status(self) -> dict[str, Any]:
         return {"contoso/x-servicebus-transfer/0": {"completed": 3}}
 

@@ -169,3 +169,24 @@ def test_strict_order_keeps_to_the_rate_too() -> None:
     assert 20 <= world.pump.forwarded <= 50 * 2 * 1.1
     world.settle_everything()
     assert len(world.in_primary) == 180
+
+
+def test_a_changed_rate_counts_at_once_and_slices_of_the_old_one_do_not() -> None:
+    rate = Rate(0.1)
+    first, second = Pace(rate), Pace(rate)
+    assert first.allowed("orders", 10, 0.0) == 1
+    assert second.allowed("orders", 10, 0.0) == 0, "its slice begins in ten seconds"
+    rate.limit_to(1_000)
+    sent = sum(second.allowed("orders", 1_000, 1.0 + step * STEP_S) for step in range(100))
+    assert sent > 0
+    for step in range(300):
+        rate.governor.accepted(10, 0.01, 2.0 + step * STEP_S)
+    assert rate.governor.per_s == 1_000
+    rate.limit_to(5)
+    assert rate.governor.per_s == 5
+    with pytest.raises(ValueError, match="a rate is"):
+        rate.limit_to(-1)
+    rate.limit_to(None)
+    for step in range(2_000):
+        rate.governor.accepted(5_000, 0.01, 10.0 + step * STEP_S)
+    assert rate.governor.is_open

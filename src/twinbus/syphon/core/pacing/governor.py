@@ -122,6 +122,11 @@ class Governor:
         slice_s = RAMP_SLICE_S if self.limited_by is RAMPS else SLICE_S
         return max(1, int(self.per_s * slice_s))
 
+    def limit_to(self, most_per_s: float | None) -> None:
+        """Change what is never exceeded; a higher rate than the present one is ramped up to."""
+        self.most_per_s = None if most_per_s is None else require_rate(most_per_s)
+        self._set(self.per_s, RAMPS if self.limited_by is SET else self.limited_by)
+
     # What the pumps report
 
     def restart(self, now: float) -> None:

@@ -46,6 +46,13 @@ class Rate:
         self._free_at = starts_at + count / self.governor.per_s
         return starts_at
 
+    def limit_to(self, most_per_s: float | None) -> None:
+        """Change the highest rate; slices that were reserved at the old one are given up."""
+        self.governor.limit_to(most_per_s)
+        self._free_at = float("-inf")
+        for pace in self._paces:
+            pace.give_up_slice()
+
     def add(self, pace: Pace) -> None:
         """Let one more pace share the rate."""
         self._paces.append(pace)
@@ -98,6 +105,10 @@ class Pace:
     def leave(self) -> None:
         """Give up the share of the rate."""
         self._rate.remove(self)
+
+    def give_up_slice(self) -> None:
+        """Reserve anew at the next request."""
+        self._unused, self._from = 0, float("-inf")
 
     def allowed(self, destination: str, wanted: int, now: float) -> int:
         """Return how many messages may be sent now; if fewer than wanted, the destination waits."""
