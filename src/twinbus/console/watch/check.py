@@ -82,7 +82,7 @@ def _look(request: CheckRequest) -> tuple[list[CheckFinding], list[PerfFigure]]:
         findings += findings_of(host, thresholds.unprotected)
     backlog = known_backlog(hosts)
     if request.secondary is not None:
-        labels = [request.label] if request.label else [host.label for host in hosts]
+        labels = labels_of(request, hosts)
         try:
             backlog, unknown = asyncio.run(_counted(request, request.secondary, labels))
         except TimeoutError:
@@ -96,6 +96,17 @@ def _look(request: CheckRequest) -> tuple[list[CheckFinding], list[PerfFigure]]:
         findings.append(CheckFinding(CheckLevel.UNKNOWN, text))
     findings += backlog_findings(backlog, thresholds)
     return findings, figures(hosts, backlog, thresholds)
+
+
+def labels_of(request: CheckRequest, hosts: Sequence[CheckedHost]) -> list[str]:
+    """Return the labels whose backlog is counted; none: all of the secondary."""
+    if request.label:
+        return [request.label]
+    if hosts or request.pair is None:
+        return [host.label for host in hosts]
+    # The pair does not run: its name is its label, or LABEL.PID.
+    label, _, pid = request.pair.rpartition(".")
+    return [label if label and pid.isdecimal() else request.pair]
 
 
 def _ask_hosts(name: str | None) -> tuple[list[CheckedHost], list[CheckFinding]]:

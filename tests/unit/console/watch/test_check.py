@@ -11,6 +11,7 @@ import pytest
 from tests.unit.console.commands import run
 from tests.unit.console.control.test_status_text import entity, queue, status
 from twinbus.console.terminal.output import WrongUse
+from twinbus.console.watch.check import CheckRequest, labels_of
 from twinbus.console.watch.thresholds import CheckLevel, Limits, Thresholds, limits_of
 from twinbus.console.watch.verdict import (
     BacklogFigures,
@@ -123,6 +124,24 @@ def test_processes_of_one_pair_count_the_same_backlog_and_those_of_two_pairs_do_
     other = CheckedHost("pair", "fabrikam", "fabrikam.9", status(backlog_waiting=5))
     hosts = [pair(status(backlog_waiting=9)), pair(status(backlog_waiting=8)), other]
     assert known_backlog(hosts).depth == 14
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "hosts", "labels"),
+    [
+        (None, None, [], []),
+        (None, None, [pair(status())], ["contoso"]),
+        ("contoso", None, [], ["contoso"]),
+        ("contoso.4711", None, [], ["contoso"]),
+        ("contoso.eu", None, [], ["contoso.eu"]),
+        ("contoso", "fabrikam", [], ["fabrikam"]),
+    ],
+)
+def test_a_pair_that_does_not_run_still_has_its_own_backlog_only(
+    name: str | None, label: str | None, hosts: list[CheckedHost], labels: list[str]
+) -> None:
+    request = CheckRequest(name, None, label, Thresholds(), 1.0)
+    assert labels_of(request, hosts) == labels
 
 
 def test_figures_have_units_limits_and_a_minimum() -> None:
