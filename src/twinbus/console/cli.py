@@ -13,6 +13,7 @@ import typer
 from twinbus import __version__
 from twinbus.console.backlog.cli import app as backlog_app
 from twinbus.console.config.cli import app as config_app
+from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.control.cli import app as control_app
 from twinbus.console.cost.cli import app as cost_app
 from twinbus.console.cost.cli import prices_app
@@ -88,7 +89,11 @@ def drill(
         str, option("TIME", "Failover interval of an entity, at most 1h.")
     ] = "2s",
     ping_interval: Annotated[str, option("TIME", "Time between pings, 1s to 30min.")] = "1s",
-    queues: Annotated[int, option("N", "Backlog queues in the secondary.", min=1, max=100)] = 4,
+    queues: Annotated[
+        int,
+        option("N", "Backlog queues in the secondary.", min=1, max=100),
+        FromFile("queues"),
+    ] = 4,
     like: Annotated[
         str | None, option("TIER", "Limits of azure-standard or azure-premium, as of serve.")
     ] = None,

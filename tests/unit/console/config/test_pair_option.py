@@ -268,8 +268,19 @@ def test_dead_letters_without_a_command_takes_the_pair_too(
     assert taken == [("contoso-dr", "contoso")] * 3
 
 
-ALONE = {"serve", "drill", "plan", "cost", "prices", "config"}
+ALONE = {"serve", "prices", "config"}
 """Commands that are about no pair, and `config` itself, which has its own --pair."""
+
+
+def test_a_command_about_no_namespace_reads_the_file_only_when_it_is_asked_to(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert path.exists()
+    words = ("cost", "estimate", "--rate", "1/s", "--output", "json")
+    by_default, by_pair = run(capsys, *words), run(capsys, *words, "--pair", "eu")
+    given = run(capsys, *words, "--queues", "7", "--poll", "60s", "--lease")
+    assert (by_default.err, by_pair.err) == ("", "")
+    assert by_pair.out == given.out != by_default.out
 
 
 def test_every_command_about_a_pair_takes_pair_and_config() -> None:
