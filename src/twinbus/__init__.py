@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from twinbus.broker.embedded import EmbeddedBroker
+    from twinbus.broker.faults import Fault
     from twinbus.errors import (
         AliasTypeError,
         AliasValueError,
@@ -77,6 +78,7 @@ __all__ = [
     "EntityHeld",
     "EntityUnusableError",
     "EventsDropped",
+    "Fault",
     "GuardWarned",
     "InvalidDestinationError",
     "ListenError",
@@ -108,6 +110,7 @@ __all__ = [
 
 _NAMES = {
     "twinbus.broker.embedded": "EmbeddedBroker",
+    "twinbus.broker.faults": "Fault",
     "twinbus.errors": """
         AliasTypeError AliasValueError BacklogFormatError BacklogGuardError
         BacklogMessageTooLargeError BacklogUnavailableError BrokerError BrokerStartError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from azure.servicebus import ServiceBusMessage
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.contract
 PLAIN, DETECTING = ENTITIES = "orders", "orders-once"
 TWICE_UNLESS_DETECTED = {PLAIN: ["one", "one"], DETECTING: ["one"]}
 BACKLOG = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
-LOST_ANSWER = "drop_after_commit"
+LOST_ANSWER: Final = "drop_after_commit"
 """The namespace stores the message and cuts the connection instead of saying so."""
 
 
@@ -86,6 +86,7 @@ async def test_w1_a_send_whose_answer_is_lost_is_diverted_too(world: World) -> N
 async def test_w2_a_divert_whose_answer_is_lost_goes_to_another_queue_too(world: World) -> None:
     for entity in ENTITIES:
         async with world.pair() as pair:
+            pair.get_queue_sender(entity)
             pair.force_failover(entity)
             world.lose_an_answer("contoso-dr", "contoso/x-servicebus-transfer/*")
             await send_one(pair, entity)
@@ -97,6 +98,7 @@ async def test_w3_a_forward_whose_answer_is_lost_is_made_again(world: World) -> 
     async with world.pair() as pair:
         # One after the other: a lost connection repeats all that is on it, and both may be.
         for entity in ENTITIES:
+            pair.get_queue_sender(entity)
             pair.force_failover(entity)
             await send_one(pair, entity)
             world.lose_an_answer("contoso", entity)
@@ -116,6 +118,7 @@ async def test_w4_what_was_diverted_arrives_after_what_was_sent_later(world: Wor
 
 async def test_w5_a_replay_whose_answer_is_lost_can_be_made_again(world: World) -> None:
     async with world.pair() as pair:
+        pair.get_queue_sender(PLAIN)
         pair.force_failover(PLAIN)
         await send_one(pair, PLAIN)
     await _dead_letter_all(world.secondary)

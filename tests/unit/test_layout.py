@@ -45,6 +45,7 @@ PUBLIC_NAMES = [
     "EntityHeld",
     "EntityUnusableError",
     "EventsDropped",
+    "Fault",
     "GuardWarned",
     "InvalidDestinationError",
     "ListenError",

@@ -16,16 +16,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
 
 Stage = Literal["attach", "send", "receive", "connect"]
 
+FaultKind = Literal[
+    "refuse_attach",
+    "refuse_send",
+    "throttle",
+    "delay",
+    "hang",
+    "drop_before_commit",
+    "drop_after_commit",
+]
+
 _EVERY_STAGE: frozenset[Stage] = frozenset(("connect", "attach", "send", "receive"))
 _SEND: frozenset[Stage] = frozenset(("send",))
 
-STAGES_BY_KIND: dict[str, frozenset[Stage]] = {
+STAGES_BY_KIND: dict[FaultKind, frozenset[Stage]] = {
     "refuse_attach": frozenset(("attach",)),
     "refuse_send": _SEND,
     "throttle": _SEND,
@@ -51,7 +61,7 @@ THROTTLE_CONDITION = "com.microsoft:server-busy"
 class Fault:
     """One fault; unless `count` or `until_ms` bounds it, it stays until removed."""
 
-    kind: str
+    kind: FaultKind
     entity: str | None = None
     """Path of an entity, `prefix/*` for all paths below one, None for the whole namespace."""
     condition: str = ""
@@ -211,7 +221,8 @@ def fault_from_json(document: object, now_ms: int) -> Fault:
         until_ms = now_ms + for_ms
     probability, per_s = _number(document, "probability"), _number(document, "per_s")
     return Fault(
-        kind=_text(document, "kind") or "",
+        # What is no kind is refused by the fault itself.
+        kind=cast("FaultKind", _text(document, "kind") or ""),
         entity=_text(document, "entity"),
         condition=_text(document, "condition") or "",
         description=_text(document, "description") or "",
