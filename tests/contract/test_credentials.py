@@ -12,6 +12,10 @@ import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus._base_handler import (
+    ServiceBusSASTokenCredential,
+    ServiceBusSharedKeyCredential,
+)
 from azure.servicebus.exceptions import (
     ServiceBusAuthenticationError,
     ServiceBusAuthorizationError,
@@ -131,6 +135,12 @@ WAYS_IN: dict[str, Callable[[EmbeddedBroker, str], Namespace]] = {
     ),
     "AsyncTokenCredential": lambda broker, name: over_tls(broker, name, Fetching()),
     "TokenCredential": lambda broker, name: over_tls(broker, name, FetchingSync()),
+    "the SDK's shared key": lambda broker, name: over_tls(
+        broker, name, ServiceBusSharedKeyCredential(ROOT, KEY)
+    ),
+    "the SDK's signature": lambda broker, name: over_tls(
+        broker, name, ServiceBusSASTokenCredential(signature(600), int(time.time()) + 600)
+    ),
 }
 
 
@@ -369,10 +379,9 @@ async def test_the_secondary_needs_manage_to_create_and_send_alone_where_others_
 async def test_a_syphon_needs_listen_on_the_secondary_and_send_on_the_primary(
     broker: EmbeddedBroker, primary_right: str, secondary_right: str, missing: str | None, by: str
 ) -> None:
-    async with rooted(broker) as pair:
+    async with rooted(broker) as pair, pair.get_queue_sender("orders") as sender:
         pair.force_failover("orders")
-        async with pair.get_queue_sender("orders") as sender:
-            await sender.send_messages(ServiceBusMessage("moved"))
+        await sender.send_messages(ServiceBusMessage("moved"))
     host = SyphonHost(
         with_right(broker, "contoso", primary_right, by),
         with_right(broker, "contoso-dr", secondary_right, by),

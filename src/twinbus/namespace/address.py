@@ -80,6 +80,8 @@ class ConnectionString:
     signature: str | None = field(repr=False)
     emulator: bool
     """`UseDevelopmentEmulator=true`: no TLS, and administration over plain HTTP."""
+    entity_path: str | None = None
+    """The one entity that the string is for; None: the whole namespace."""
 
     @property
     def named_key(self) -> tuple[str, str]:
@@ -107,6 +109,7 @@ class ConnectionString:
             key=parts.get("sharedaccesskey"),
             signature=parts.get("sharedaccesssignature"),
             emulator=emulator,
+            entity_path=parts.get("entitypath") or None,
         )
         if not parsed.signature and not (parsed.key_name and parsed.key):
             raise ValueError(

@@ -20,6 +20,7 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from twinbus.namespace.address import bracketed
 from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.tokens import is_signing
 
 if TYPE_CHECKING:
     from twinbus.ledger.requests import BilledRequests
@@ -42,7 +43,7 @@ def administration_client(
     """
     options: dict[str, Any] = {"retry_total": 0, "transport": _Transport(namespace, requests)}
     credential: Any = namespace.token_credential
-    if namespace.signature is not None:
+    if namespace.signature is not None or is_signing(credential):
         credential = _InHeader()
     if credential is not None:
         return ServiceBusAdministrationClient(namespace.administration, credential, **options)
@@ -80,6 +81,9 @@ class _Transport(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-co
         if self._namespace.emulator:
             request.url = request.url.replace("https://", "http://", 1)
         signature = self._namespace.signature
+        if signature is None and is_signing(self._namespace.token_credential):
+            token = await endpoint_of(self._namespace).token("", time.time())
+            signature = token.header
         if signature is not None:
             # As the service wants it; the client would write "Bearer" in front of it.
             request.headers["Authorization"] = signature

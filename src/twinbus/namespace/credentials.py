@@ -3,6 +3,7 @@
     an `AzureNamedKeyCredential`     a key, which signs tokens
     an `AzureSasCredential`          a shared access signature that its owner signed
     a `TokenCredential`              fetches tokens from Microsoft Entra; sync or asyncio
+    the same with a `token_type`     as the SDK's own shared-key credential, which signs
 
 They are recognised by their attributes, not by their class, so that a user's own class works too.
 """
@@ -13,7 +14,7 @@ import asyncio
 import inspect
 from typing import Any
 
-from twinbus.namespace.tokens import WEB_TOKEN
+from twinbus.namespace.tokens import SAS_TOKEN, WEB_TOKEN, is_signing
 
 
 def require_credential(credential: Any) -> None:
@@ -39,7 +40,7 @@ class AwaitableCredential:
     @property
     def token_type(self) -> bytes:
         """The type of its tokens, by which the SDK puts them; web tokens unless it says so."""
-        return bytes(getattr(self._credential, "token_type", WEB_TOKEN.encode()))
+        return SAS_TOKEN.encode() if is_signing(self._credential) else WEB_TOKEN.encode()
 
     def __repr__(self) -> str:
         return type(self._credential).__name__

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -41,6 +42,11 @@ ROOTS_VARIABLE: Final = "SSL_CERT_FILE"
 BACKSTOP_S: Final = 2.0
 """The SDK's own bound of an attempt ends this much after ours. Ours must end first: only a call
 that is still alive can tell which socket to close."""
+
+RETRY_OPTIONS: Final = (
+    *("retry_total", "retry_backoff_factor", "retry_backoff_max", "retry_mode", "try_timeout"),
+)
+"""Keywords of the SDK's client that a pair's senders do not use."""
 
 RETRIES_OFF: Final = {"retry_total": 0, "retry_backoff_factor": 0.0}
 """Twinbus owns the retries (SPEC 3)."""
@@ -115,6 +121,13 @@ class Namespace:
         self.parts: ConnectionString | None = None
         self.emulator = False
         self.label = namespace_label(host, port, name)
+        ignored = [option for option in RETRY_OPTIONS if option in sdk_options]
+        if ignored:
+            warnings.warn(
+                f"{', '.join(ignored)} of a Namespace applies to receivers only; the senders of a"
+                " pair retry by SendAvailabilityOptions",
+                stacklevel=3,
+            )
         self.sdk_options = sdk_options
         self.route = NetworkRoute.of_sdk_options(sdk_options)
         self.access: NamespaceAccess | None = None
@@ -176,6 +189,11 @@ class Namespace:
     def place(self) -> tuple[str, int]:
         """A value that is equal for two objects of the same namespace."""
         return ("localhost" if is_loopback(self.host) else self.host), self.port
+
+    @property
+    def entity_path(self) -> str | None:
+        """The one entity that its connection string is for; None: the whole namespace."""
+        return None if self.parts is None else self.parts.entity_path
 
     def claim(self) -> None:
         """Make it part of a pair; NamespaceInUseError if it is part of one already (SPEC 2.1)."""

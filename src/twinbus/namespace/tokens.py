@@ -97,9 +97,18 @@ class CredentialTokens:
         return f"the credential {self.credential!r}"
 
     async def token(self, audience: str, now_s: float) -> NamespaceToken:
-        """Return a Microsoft Entra token for Service Bus; role assignments limit its rights."""
+        """Return a Microsoft Entra token for Service Bus, or a signature for the audience."""
+        if is_signing(self.credential):
+            found = await self.credential.get_token(audience)
+            return NamespaceToken(found.token, float(found.expires_on))
         found = await self.credential.get_token(SCOPE)
         return NamespaceToken(found.token, float(found.expires_on), WEB_TOKEN)
+
+
+def is_signing(credential: Any) -> bool:
+    """Whether a credential with `get_token` returns shared access signatures, by `token_type`."""
+    kind = getattr(credential, "token_type", WEB_TOKEN)
+    return (kind.decode() if isinstance(kind, bytes) else str(kind)) == SAS_TOKEN
 
 
 def tokens_of(source: Any, fetching: Any = None) -> TokenSource | None:

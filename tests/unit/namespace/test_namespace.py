@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 
 import certifi
 import pytest
@@ -73,7 +74,8 @@ def test_a_side_is_a_connection_string_or_a_namespace() -> None:
 
 
 def test_the_clients_of_the_sdk_get_the_users_keywords_and_our_bounds() -> None:
-    namespace = Namespace.from_connection_string(EMULATOR, user_agent="mine", retry_total=9)
+    with pytest.warns(UserWarning, match="retry_total"):
+        namespace = Namespace.from_connection_string(EMULATOR, user_agent="mine", retry_total=9)
     config = namespace.bounded_client(5.0)._config
     assert (config.retry_total, config.try_timeout, config.user_agent) == (0, 7.0, "mine")
     assert namespace.client()._config.retry_total == 9
@@ -144,3 +146,17 @@ def test_a_signature_is_known_as_one() -> None:
     assert Namespace.from_connection_string(text).signature == signature
     assert Namespace("contoso", AzureSasCredential(signature)).signature == signature
     assert Namespace("contoso", SECRET).signature is None
+
+
+@pytest.mark.parametrize("option", ["retry_total", "retry_backoff_factor", "retry_mode"])
+def test_retry_options_of_the_sdk_warn_that_a_pair_has_its_own(option: str) -> None:
+    makes: list[Callable[..., Namespace]] = [
+        lambda **options: Namespace.from_connection_string(AZURE, **options),
+        lambda **options: Namespace("contoso.servicebus.windows.net", SECRET, **options),
+    ]
+    for make in makes:
+        with pytest.warns(UserWarning, match=f"{option} of a Namespace applies to recei") as told:
+            namespace = make(**{option: 5})
+        assert told[0].filename == __file__
+        # The SDK's receivers still get it.
+        assert namespace.sdk_options == {option: 5}

@@ -25,6 +25,7 @@ from twinbus.console.namespaces import UnreachableError, administration, explain
 from twinbus.console.terminal.table import size
 from twinbus.errors import CredentialError, MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
+from twinbus.namespace.tokens import is_signing
 from twinbus.pairing.core.backlog import parse_backlog_path
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.lifecycle.administration import first_line
@@ -48,7 +49,8 @@ async def check_credential(pair: ExaminedPair, role: str) -> Finding:
     except ServiceBusAuthenticationError as error:
         if meaning_of(error) is FailureMeaning.NOT_FOUND:
             return Finding(check, Level.OK, "accepted")
-        if namespace.token_credential is not None and namespace.signature is None:
+        fetching = namespace.token_credential
+        if fetching is not None and namespace.signature is None and not is_signing(fetching):
             text, do = "refused: the token", "check the identity and that its token is not expired"
             return Finding(check, Level.FAIL, text, do)
         text = "refused: wrong key, wrong key name, or expired signature"
