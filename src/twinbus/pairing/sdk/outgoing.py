@@ -60,19 +60,19 @@ class MessageIds:
             given = self._given[message] = str(uuid4())
         return given
 
-    def of_mapping(self, mapping: Mapping[str, Any]) -> str:
-        """The id of this mapping from its last failed send; else a new one."""
+    def of_mapping(self, mapping: Any, content: dict[str, Any]) -> str:
+        """The id of this mapping from its last failed send with this content; else a new one."""
         known = self._mappings.get(id(mapping))
-        if known is not None and known[0] is mapping and known[1] == mapping:
+        if known is not None and known[0] is mapping and known[1] == content:
             return known[2]
         message_id = str(uuid4())
-        self._mappings[id(mapping)] = mapping, dict(mapping), message_id
+        self._mappings[id(mapping)] = mapping, content, message_id
         self._mappings.move_to_end(id(mapping))
         if len(self._mappings) > MAPPINGS_MAX:
             self._mappings.popitem(last=False)
         return message_id
 
-    def forget(self, mappings: Sequence[Mapping[str, Any]]) -> None:
+    def forget(self, mappings: Sequence[Any]) -> None:
         """Forget mappings that were sent: their next content is another message."""
         for mapping in mappings:
             self._mappings.pop(id(mapping), None)
@@ -94,7 +94,7 @@ class Outgoing:
         self.messages = messages
         """The same messages one by one, each with an id."""
         self.path = path
-        self.mappings: list[Mapping[str, Any]] = []
+        self.mappings: list[Any] = []
         """The mappings among the given messages."""
         self.suspects: list[Any] = []
         """Messages that may have a flaw and need a closer check (SPEC 4)."""
@@ -138,7 +138,7 @@ class Outgoing:
                 if seen is None:
                     self.suspects.append(message)
                 seen = id_of(message), body_bytes(annotated(message))
-                if isinstance(one, Mapping):
+                if _is_mapping(one):
                     self.mappings.append(one)
             messages.append(message)
             measured.append(seen)
@@ -223,19 +223,25 @@ def with_id(message: Any, ids: MessageIds) -> Any:
     """The message itself if it has an id, else a copy with one; TypeError if it is no message."""
     if isinstance(message, ServiceBusMessage | AmqpAnnotatedMessage):
         return message if id_of(message) is not None else with_message_id(message, ids.of(message))
-    if not isinstance(message, Mapping):
+    if not _is_mapping(message):
         raise TypeError(
             "a message is a ServiceBusMessage, an AmqpAnnotatedMessage or a mapping of its"
             f" arguments; got {type(message).__name__}"
         )
+    content = dict(message)
     try:
-        made = ServiceBusMessage(**message)
+        made = ServiceBusMessage(**content)
     except TypeError as error:
         raise TypeError(f"a mapping of a message's arguments: {error}") from None
-    if not message.get("message_id"):
+    if not content.get("message_id"):
         # The SDK generates a new id for every message it makes.
-        made.message_id = ids.of_mapping(message)
+        made.message_id = ids.of_mapping(message, content)
     return made
+
+
+def _is_mapping(message: Any) -> bool:
+    """Whether the SDK takes an object as the arguments of a message: what `**` unpacks."""
+    return hasattr(message, "keys") and hasattr(message, "__getitem__")
 
 
 def _named_batch(batch: ServiceBusMessageBatch, ids: MessageIds) -> tuple[Any, list[Any]]:

@@ -34,6 +34,19 @@ def nameless(body: str) -> ServiceBusMessage:
     return message
 
 
+class Arguments:
+    """Behaves like a mapping without being one, as rows of some libraries do."""
+
+    def __init__(self, **content: Any) -> None:
+        self.content = content
+
+    def keys(self) -> Any:
+        return self.content.keys()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.content[name]
+
+
 def of(given: Any, ids: MessageIds | None = None) -> Outgoing:
     return Outgoing.of(given, "orders", MessageIds() if ids is None else ids)
 
@@ -46,6 +59,8 @@ def of(given: Any, ids: MessageIds | None = None) -> Outgoing:
         AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": b"1"}),
         {"body": "x", "message_id": "1"},
         MappingProxyType({"body": "x", "message_id": "1"}),
+        Arguments(body="x", message_id="1"),
+        [Arguments(body="x", message_id="1")],
         [ServiceBusMessage("x", message_id="1")],
         ({"body": "x", "message_id": "1"},),
         (ServiceBusMessage("x", message_id="1") for _ in range(1)),
