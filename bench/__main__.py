@@ -18,6 +18,7 @@ BENCHMARKS = (
     "broker_send_vs_rabbitmq",
     "paired_send_vs_sdk",
     "paired_batch_vs_sdk",
+    "blocking_send_vs_sdk",
     "relay_vs_shovel",
     "relay_vs_sdk_loop",
     "spark_drain_vs_relay",
