@@ -15,14 +15,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from twinbus.control.server import ControlServer
-from twinbus.control.verbs import pair_verbs, steering_verbs
+from twinbus.control.verbs import known_path, pair_verbs, steering_verbs
 from twinbus.errors import PairClosedError, PairingError, SameNamespaceError, error_text
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.announcements import EntityHeld, PairEvent, SideChanged
 from twinbus.pairing.core.failover import Event, ForceFailover, Freeze, MarkHealthy, Unfreeze
 from twinbus.pairing.core.sides import ClosePair, Side, SideChange
-from twinbus.pairing.core.status import PairStatus, backlog_status, side_status
+from twinbus.pairing.core.status import (
+    PairStatus,
+    SyphonQueueStatus,
+    backlog_status,
+    side_status,
+)
 from twinbus.pairing.lifecycle.closing import PairSide, SideKeeper
 from twinbus.pairing.lifecycle.discovery import Discovery
 from twinbus.pairing.observing.listeners import BUFFER_MAX, EventStream
@@ -31,6 +36,7 @@ from twinbus.pairing.sending.client import PairedClient
 from twinbus.pairing.sending.recording import Recorder, open_recorder
 
 if TYPE_CHECKING:
+    from azure.core.async_paging import AsyncItemPaged
     from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
     from twinbus.pairing.observing.backlog_depth import BacklogDepth
@@ -69,6 +75,11 @@ class Pair:
             raise SameNamespaceError(
                 f"both sides of the pair are {primary.endpoint}: if it is down, so is the backlog;"
                 " give two namespaces"
+            )
+        if secondary.entity_path is not None:
+            raise ValueError(
+                f"the connection string of the secondary is for {secondary.entity_path!r}"
+                " (EntityPath); the backlog queues need one for the namespace"
             )
         primary.claim()
         try:
@@ -167,6 +178,17 @@ class Pair:
         client = self._receiver_client()
         return client.get_subscription_receiver(topic_name, subscription_name, **sdk_options)
 
+    def list_queue_sessions(self, queue_name: str, **sdk_options: Any) -> AsyncItemPaged[str]:
+        """The SDK's own list of the sessions in a queue of the primary."""
+        return self._receiver_client().list_queue_sessions(queue_name, **sdk_options)
+
+    def list_subscription_sessions(
+        self, topic_name: str, subscription_name: str, **sdk_options: Any
+    ) -> AsyncItemPaged[str]:
+        """The SDK's own list of the sessions in a subscription of the primary."""
+        client = self._receiver_client()
+        return client.list_subscription_sessions(topic_name, subscription_name, **sdk_options)
+
     @property
     def backlog_queues(self) -> tuple[str, ...]:
         """All available backlog queues by index, in the rotation or pulled."""
@@ -193,7 +215,7 @@ class Pair:
             faulted=sides.fault,
             faults_in_s=None if timer_at is None else max(0.0, timer_at - now),
             syphon=self._syphon_status() if self.options.enable_syphon else None,
-            pings=state.counters.pings,
+            pings=dict(state.counters.pings),
             forgotten=replace(state.watched.forgotten),
             backlog_waiting=self._backlog_waiting(),
             ledger_unrecorded=state.recorder.unrecorded,
@@ -229,7 +251,7 @@ class Pair:
         return PairCollector(measured, entities_max=entities_max)
 
     def force_failover(self, path: str) -> None:
-        """Divert the entity's sends until `mark_healthy`."""
+        """Divert the entity's sends until `mark_healthy`; ValueError: it has no sender here."""
         self._command(path, ForceFailover())
 
     def mark_healthy(self, path: str) -> None:
@@ -356,13 +378,16 @@ class Pair:
         depths = next(filter(None, measured), None)
         return None if depths is None else sum(queue.waiting for queue in depths.values())
 
-    def _syphon_status(self) -> dict[str, dict[str, Any]]:
+    def _syphon_status(self) -> dict[str, SyphonQueueStatus]:
         return {} if self._syphon is None else self._syphon.status()
 
     def _command(self, path: str, event: Event) -> None:
         """Apply a person's command to an entity; announce a change of forced or frozen."""
         client = self._live()
-        entity = client.entity(path)
+        watched = client.state.watched
+        # A mistyped path must not become an entity of the pair.
+        known = known_path((entity.path for entity in watched.all()), path)
+        entity = client.entity(known)
         failover = entity.failover
         before = failover.forced, failover.frozen, failover.state
         entity.tell(event)

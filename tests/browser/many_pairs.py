@@ -14,6 +14,7 @@ from typing import Any
 
 from twinbus.control.protocol import Verb
 from twinbus.control.server import ControlServer
+from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.status import BacklogQueueStatus, EntityStatus, PairStatus
 
 ENDS = ("healthy", "failed over")
@@ -40,7 +41,7 @@ class ChangingPair:
         sent = int((now - self.began) * 10)
         entities = {
             path: EntityStatus(
-                path=path, state=state, since_s=now - since, reason="", last_error="",
+                path=path, state=EntityState(state), since_s=now - since, reason="", last_error="",
                 forced=False, frozen=False, sent=sent, diverted=0, raised=0, answered_pings=0,
             )
             for path, (state, since) in self.since.items()

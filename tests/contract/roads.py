@@ -41,8 +41,8 @@ class Roads:
     async def diverted(self, entity: str, messages: list[Any]) -> None:
         """Send with a pair that has failed over."""
         async with pair_namespaces(self.primary, self.secondary, quick()) as pair:
-            pair.force_failover(entity)
             async with pair.get_queue_sender(entity) as sender:
+                pair.force_failover(entity)
                 for message in messages:
                     await sender.send_messages(message)
             assert pair.status().entities[entity].diverted == len(messages)

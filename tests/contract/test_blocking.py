@@ -150,6 +150,7 @@ def test_events_come_to_a_thread_that_waits_for_them_to_the_very_last(
         late, dropped = pair.events(), pair.events()
         dropped.close()
         end = pair.on_event(lambda event: told.append(threading.current_thread().name))
+        pair.get_queue_sender("orders")
         pair.force_failover("orders")
         end()
         count = len(told)

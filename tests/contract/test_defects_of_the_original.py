@@ -152,6 +152,7 @@ async def test_what_is_known_of_a_bad_backlog_queue_is_known_to_all(
     async with paired(broker, ledger=tmp_path) as pair:
         fault = Fault(kind="refuse_attach", entity=bad)
         broker.add_fault(fault, "contoso-dr")
+        pair.get_queue_sender("orders")
         pair.force_failover("orders")
         for number in range(60):
             async with pair.get_queue_sender("orders") as sender:
@@ -197,6 +198,7 @@ async def test_pings_leave_no_sender_behind(broker: EmbeddedBroker, tmp_path: Pa
         gc.collect()
         before, open_before = senders_alive(), sockets()
         for path in paths:
+            pair.get_queue_sender(path)
             pair.force_failover(path)
 
         def pings(path: str) -> list[str]:

@@ -180,8 +180,8 @@ async def test_a_queue_that_cannot_be_had_is_left_out_and_the_others_are_used(
         assert status.searching == "1 of 3 backlog queues are not in use"
         assert status.backlog_queues[taken].state == "left out"
         assert "another entity" in status.backlog_queues[taken].reason
-        pair.force_failover("orders")
         async with pair.get_queue_sender("orders") as sender:
+            pair.force_failover("orders")
             await sender.send_messages(ServiceBusMessage("x"))
     assert f"{taken} is left out" in caplog.text
 

@@ -106,6 +106,7 @@ async def test_a_queue_that_fails_shows_in_status_and_events_with_the_time_of_it
         stop = pair.on_event(told.append)
         bad, good = pair.backlog_queues
         broker.add_fault(Fault(kind="refuse_attach", entity=bad), "contoso-dr")
+        pair.get_queue_sender("orders")
         pair.force_failover("orders")
         # Until a sender has chosen the bad one by chance.
         while not any(isinstance(event, BacklogQueuePulled) for event in told):
@@ -171,8 +172,9 @@ async def test_a_scrape_over_http_from_another_thread(broker: EmbeddedBroker) ->
         registry.register(pair.collector())
         server, thread = start_http_server(0, "127.0.0.1", registry)
         try:
+            sender = pair.get_queue_sender("orders")
             pair.force_failover("orders")
-            await pair.get_queue_sender("orders").send_messages(ServiceBusMessage("x"))
+            await sender.send_messages(ServiceBusMessage("x"))
             await drain(broker.connection_string("contoso"), "orders", 1, wait_s=10)
             url = f"http://127.0.0.1:{server.server_port}/metrics"
             text = await asyncio.to_thread(_get, url)
@@ -267,8 +269,8 @@ def test_code_without_asyncio_sees_and_closes_the_same(broker: EmbeddedBroker) -
         listener.start()
         called: list[PairEvent] = []
         stop = pair.on_event(called.append)
-        pair.force_failover("orders")
         with pair.get_queue_sender("orders") as sender:
+            pair.force_failover("orders")
             sender.send_messages(ServiceBusMessage("x"))
         stop()
         numbers = scraped(pair.collector(backlog_every=60))

@@ -281,8 +281,8 @@ async def test_without_the_manage_right_pairing_names_it_and_the_way_without_it(
         made = p.backlog_queues
     async with pair_namespaces(primary, weak, quick(create_backlog_queues=False)) as pair:
         assert pair.backlog_queues == made
-        pair.force_failover("orders")
         async with pair.get_queue_sender("orders") as sender:
+            pair.force_failover("orders")
             await sender.send_messages(ServiceBusMessage("diverted"))
 
 
@@ -321,8 +321,8 @@ async def test_a_secondary_that_comes_later_is_found(
         assert not pair.status().protected
         with late:
             await until(lambda: pair.status().protected)
-            pair.force_failover("orders")
             async with pair.get_queue_sender("orders") as sender:
+                pair.force_failover("orders")
                 await sender.send_messages(ServiceBusMessage("x"))
 
 

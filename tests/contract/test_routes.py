@@ -126,11 +126,13 @@ async def test_a_large_backlog_passes_a_websocket_in_both_directions(
     """More than what may wait to be written: the owner pauses and resumes."""
     body, count = b"x" * 200_000, 40
     primary, secondary = (WAYS["websocket"](broker, name) for name in NAMES)
-    async with pair_namespaces(primary, secondary, quick(backlog_queue_count=1)) as pair:
+    async with (
+        pair_namespaces(primary, secondary, quick(backlog_queue_count=1)) as pair,
+        pair.get_queue_sender("orders") as sender,
+    ):
         pair.force_failover("orders")
-        async with pair.get_queue_sender("orders") as sender:
-            for _ in range(count):
-                await sender.send_messages(ServiceBusMessage(body), timeout=60)
+        for _ in range(count):
+            await sender.send_messages(ServiceBusMessage(body), timeout=60)
     options = quick(backlog_queue_count=1, enable_syphon=True, syphon_poll=1.0)
     again = [WAYS["websocket"](broker, name) for name in NAMES]
     async with pair_namespaces(again[0], again[1], options):

@@ -58,9 +58,9 @@ async def test_a_cancellation_at_any_moment_is_seen_and_leaves_nothing(
     draw = random.Random(SEED)
 
     async with nothing_left(), paired(broker) as pair:
+        sender = pair.get_queue_sender("orders")
         if failed_over:
             pair.force_failover("orders")
-        sender = pair.get_queue_sender("orders")
         await sender.send_messages(ServiceBusMessage("first", message_id="first"))
         done = {"first"}
         lost = 0

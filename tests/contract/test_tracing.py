@@ -214,8 +214,9 @@ async def test_with_the_sdks_own_tracing_its_spans_are_ours_children_by_either_r
 
 async def test_without_traces_a_diverted_message_gets_no_context(broker: EmbeddedBroker) -> None:
     async with paired(broker) as pair:
+        sender = pair.get_queue_sender("orders")
         pair.force_failover("orders")
-        await pair.get_queue_sender("orders").send_messages(ServiceBusMessage("x"))
+        await sender.send_messages(ServiceBusMessage("x"))
         queues = pair.backlog_queues
     (stored,) = await drain_all(broker.connection_string("contoso-dr"), queues)
     assert set(_texts(stored.application_properties)) == {"x-ms-path"}

@@ -213,6 +213,7 @@ class FaultWorld:
 
     async def _until_pulled(self, pair: Pair, key: str, queue: str) -> None:
         """Send with new senders, each with a choice of its own, until one has met the queue."""
+        pair.get_queue_sender(key)
         pair.force_failover(key)
         for number in range(SENDERS_MAX):
             await self._send(pair, key, number=number)

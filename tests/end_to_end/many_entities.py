@@ -57,7 +57,7 @@ async def measure(secondary: str, before_mb: float, *, idle: bool) -> dict[str, 
         used = await idle_cpu() if idle else 0.0
         return {
             "entities": len(states),
-            "failed_over": states.count("failed over"),
+            "failed_over": sum(state == "failed over" for state in states),
             "diverted": sum(entity.diverted for entity in pair.status().entities.values()),
             "healthy_mb": round(healthy_mb - before_mb, 1),
             "memory_mb": round(memory_mb() - before_mb, 1),

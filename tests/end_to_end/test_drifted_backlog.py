@@ -33,6 +33,7 @@ async def paired(sides: Sides, rule: str, **options: Any) -> AsyncIterator[Pair]
     settings = quick(create_backlog_queues=False, attempt_timeout=15.0, **options)
     async with pair_namespaces(side, sides.weak(rule), settings) as pair:
         for entity in ENTITIES:
+            pair.get_queue_sender(entity)
             pair.force_failover(entity)
         yield pair
 

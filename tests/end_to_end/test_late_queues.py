@@ -56,8 +56,8 @@ def told(events: list[PairEvent]) -> list[tuple[str, Any]]:
 
 async def is_diverted(pair: Pair, secondary: str, *queues: str) -> None:
     """Have a message diverted, and find it in the backlog."""
-    pair.force_failover("orders")
     async with pair.get_queue_sender("orders") as sender:
+        pair.force_failover("orders")
         await sender.send_messages(ServiceBusMessage("diverted"))
     (found,) = await drain_all(secondary, queues)
     assert str(found) == "diverted"
@@ -123,6 +123,7 @@ async def test_a_queue_that_is_deleted_later_is_made_again_or_found_again(
                 other,
                 noticed,
             ):
+                other.get_queue_sender("orders")
                 other.force_failover("orders")
                 admin.delete_queue(queues[0])
                 async with other.get_queue_sender("orders") as sender:
@@ -134,6 +135,7 @@ async def test_a_queue_that_is_deleted_later_is_made_again_or_found_again(
                 await until(lambda: other.backlog_queues == ())
                 assert ("BacklogQueueLeftOut", queues[0]) in told(noticed)
                 assert ("ProtectionChanged", False) in told(noticed)
+                pair.get_queue_sender("orders")
                 pair.force_failover("orders")
                 async with pair.get_queue_sender("orders") as sender:
                     await until_sent(sender)

@@ -291,7 +291,7 @@ class Faults:
         pair = application.pair
         try:
             getattr(pair, command)(path)
-        except PairingError:
+        except (PairingError, ValueError):
             return None
 
         def undo() -> None:

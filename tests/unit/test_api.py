@@ -34,6 +34,10 @@ PAIR = {
         "(topic_name: str, subscription_name: str, **sdk_options: Any) -> ServiceBusReceiver"
     ),
     "get_topic_sender": "(topic_name: str, **sdk_options: Any) -> PairedSender",
+    "list_queue_sessions": "(queue_name: str, **sdk_options: Any) -> ItemPaged[str]",
+    "list_subscription_sessions": (
+        "(topic_name: str, subscription_name: str, **sdk_options: Any) -> ItemPaged[str]"
+    ),
     "mark_healthy": "(path: str) -> None",
     "on_event": "(callback: Callable[[PairEvent], None]) -> Callable[[], None]",
     "start": "() -> None",
@@ -51,7 +55,8 @@ SIDE = {
 
 SENDER = {
     "cancel_scheduled_messages": (
-        "(sequence_numbers: int | list[int], *, timeout: float | None = None) -> None"
+        "(sequence_numbers: int | list[int], *, timeout: float | None = None, **unknown: Any)"
+        " -> None"
     ),
     "client_identifier": "str",
     "close": "() -> None",
@@ -59,9 +64,10 @@ SENDER = {
     "entity_name": "str",
     "fully_qualified_namespace": "str",
     "schedule_messages": (
-        "(messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None) -> list[int]"
+        "(messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None,"
+        " **unknown: Any) -> list[int]"
     ),
-    "send_messages": "(message: Any, *, timeout: float | None = None) -> None",
+    "send_messages": ("(message: Any, *, timeout: float | None = None, **unknown: Any) -> None"),
 }
 
 PAIR_NAMESPACES = (
@@ -118,9 +124,9 @@ OF_THE_CORE = {(EventStream, "put"), (EventStream, "end")}
 
 
 def signature(function: object) -> str:
-    """As it is written, without `self` and quotes."""
+    """As it is written, without `self` and quotes, with the sync name of the SDK's pages."""
     assert callable(function)
-    text = str(inspect.signature(function)).replace("'", "")
+    text = str(inspect.signature(function)).replace("'", "").replace("AsyncItemPaged", "ItemPaged")
     return re.sub(r"\((?:self|cls)(?:, )?", "(", text)
 
 

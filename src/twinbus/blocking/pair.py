@@ -17,6 +17,7 @@ from twinbus.pair import PairStatus
 from twinbus.pairing.observing.listeners import BUFFER_MAX
 
 if TYPE_CHECKING:
+    from azure.core.paging import ItemPaged
     from azure.servicebus import ServiceBusClient, ServiceBusReceiver
 
     from twinbus.namespace.credentials import AwaitableCredential
@@ -106,6 +107,17 @@ class Pair:
         client = self._receiver_client()
         return client.get_subscription_receiver(topic_name, subscription_name, **sdk_options)
 
+    def list_queue_sessions(self, queue_name: str, **sdk_options: Any) -> ItemPaged[str]:
+        """The SDK's own list of the sessions in a queue of the primary."""
+        return self._receiver_client().list_queue_sessions(queue_name, **sdk_options)
+
+    def list_subscription_sessions(
+        self, topic_name: str, subscription_name: str, **sdk_options: Any
+    ) -> ItemPaged[str]:
+        """The SDK's own list of the sessions in a subscription of the primary."""
+        client = self._receiver_client()
+        return client.list_subscription_sessions(topic_name, subscription_name, **sdk_options)
+
     @property
     def backlog_queues(self) -> tuple[str, ...]:
         """All available backlog queues, in the rotation or pulled."""
@@ -152,7 +164,7 @@ class Pair:
         )
 
     def force_failover(self, path: str) -> None:
-        """Divert the entity's sends until `mark_healthy`."""
+        """Divert the entity's sends until `mark_healthy`; ValueError: it has no sender here."""
         self._loop_thread.call(lambda: self._core.force_failover(path))
 
     def mark_healthy(self, path: str) -> None:
@@ -210,6 +222,7 @@ class _Fetched:
     def __init__(self, credential: AwaitableCredential, loop_thread: LoopThread) -> None:
         self._credential = credential
         self._loop_thread = loop_thread
+        self.token_type = credential.token_type
 
     def get_token(self, *scopes: str, **options: Any) -> Any:
         """A token for the scopes."""

@@ -9,6 +9,7 @@ from azure.servicebus import ServiceBusMessageBatch
 
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.pairing.sending.sender import PairedSender as CoreSender
+from twinbus.pairing.sending.sender import warn_of_unknown
 
 
 class PairedSender:
@@ -44,31 +45,43 @@ class PairedSender:
         """The primary's."""
         return self._core.fully_qualified_namespace
 
-    def send_messages(self, message: Any, *, timeout: float | None = None) -> None:
+    def send_messages(self, message: Any, *, timeout: float | None = None, **unknown: Any) -> None:
         """Return when the message, list or batch is stored: on the primary, or in the backlog.
 
         It returns or raises within `timeout` seconds; None: the options' retries bound it. An
         error has the ids of the messages in `message_ids`.
         """
+        if unknown:
+            warn_of_unknown(unknown)
         self._loop_thread.run(lambda: self._core.send_messages(message, timeout=timeout))
 
     def schedule_messages(
-        self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None
+        self,
+        messages: Any,
+        schedule_time_utc: datetime,
+        *,
+        timeout: float | None = None,
+        **unknown: Any,
     ) -> list[int]:
         """Schedule messages on the primary; return their sequence numbers.
 
         ScheduleUnavailableError while the entity is failed over; send messages with
         `scheduled_enqueue_time_utc` instead, these are diverted. ScheduleUnknownError if no answer
-        came: the call is not repeated, and a copy may be scheduled.
+        came: the call is not repeated, and a copy may be scheduled. After a timeout that error is
+        an OperationTimeoutError too.
         """
+        if unknown:
+            warn_of_unknown(unknown)
         return self._loop_thread.run(
             lambda: self._core.schedule_messages(messages, schedule_time_utc, timeout=timeout)
         )
 
     def cancel_scheduled_messages(
-        self, sequence_numbers: int | list[int], *, timeout: float | None = None
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None, **unknown: Any
     ) -> None:
         """Cancel what `schedule_messages` scheduled; it raises as that does."""
+        if unknown:
+            warn_of_unknown(unknown)
         self._loop_thread.run(
             lambda: self._core.cancel_scheduled_messages(sequence_numbers, timeout=timeout)
         )

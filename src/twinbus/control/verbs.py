@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -30,8 +30,10 @@ def pair_verbs(pair: SteeredPair) -> Mapping[str, Verb]:
 
     def steered(act: Callable[[str], None]) -> Verb:
         def run(path: str) -> dict[str, Any]:
-            # A mistyped path would otherwise become an entity of the pair.
-            known = _known(pair.status().entities, path)
+            try:
+                known = known_path(pair.status().entities, path)
+            except ValueError as error:
+                raise ControlRefused("unknown-path", str(error)) from None
             act(known)
             return asdict(pair.status().entities[known])
 
@@ -93,16 +95,16 @@ def steering_verbs(syphon: SteeredSyphon) -> Mapping[str, Verb]:
     }
 
 
-def _known(entities: Mapping[str, Any], path: str) -> str:
+def known_path(entities: Iterable[str], path: str) -> str:
+    """Return the path of an entity as the pair spells it; ValueError: it has no sender for it."""
     wanted = path.strip().strip("/").lower()
-    for known in entities:
+    paths = sorted(entities)
+    for known in paths:
         if known.lower() == wanted:
             return known
-    paths = sorted(entities)
     listed = ", ".join(paths[:KNOWN_SHOWN_MAX]) or "none"
     more = len(paths) - KNOWN_SHOWN_MAX
-    raise ControlRefused(
-        "unknown-path",
+    raise ValueError(
         f"this pair has no sender for {path!r}; it has {listed}"
-        + (f" and {more:,} more" if more > 0 else ""),
+        + (f" and {more:,} more" if more > 0 else "")
     )

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from twinbus.pairing.core.counters import EntityTotals
 from twinbus.pairing.core.failover import EntityState, Transition
-from twinbus.pairing.core.sides import PairSides, Side
+from twinbus.pairing.core.sides import PairSides, Side, SideState
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.backlog import Rotation
 
-IN_ROTATION = "in rotation"
-PULLED = "pulled"
-LEFT_OUT = "left out"
-NOT_FOUND = "not found yet"
-QUEUE_STATES = (IN_ROTATION, PULLED, LEFT_OUT, NOT_FOUND)
+BacklogQueueState = Literal["in rotation", "pulled", "left out", "not found yet"]
+IN_ROTATION: Final = "in rotation"
+PULLED: Final = "pulled"
+LEFT_OUT: Final = "left out"
+NOT_FOUND: Final = "not found yet"
+QUEUE_STATES: Final = (IN_ROTATION, PULLED, LEFT_OUT, NOT_FOUND)
 
 NUMBERS_MAX: Final = 10
 """Backlog queues that one log line names."""
@@ -28,7 +29,7 @@ class EntityStatus:
     """The state of one entity and its counts."""
 
     path: str
-    state: str
+    state: EntityState
     since_s: float | None
     """Seconds since the state was entered; None: it never changed."""
     reason: str
@@ -59,7 +60,7 @@ class SideStatus:
     """One namespace of the pair."""
 
     endpoint: str
-    state: str
+    state: SideState
     """open, closed or faulted."""
     reason: str
     """Why it is not open."""
@@ -70,7 +71,7 @@ class BacklogQueueStatus:
     """One backlog queue."""
 
     queue: str
-    state: str
+    state: BacklogQueueState
     """in rotation, pulled, left out, or not found yet."""
     reason: str = ""
     """Why it is not in the rotation, or cannot be reached."""
@@ -84,6 +85,28 @@ class BacklogQueueStatus:
         reason = f" ({self.reason})" if self.reason else ""
         unknown = f", not verified: {', '.join(self.not_verified)}" if self.not_verified else ""
         return self.state + until + reason + unknown
+
+
+class SyphonQueueStatus(TypedDict):
+    """What the syphon of a pair does with one backlog queue."""
+
+    in_flight: int
+    forwarded: int
+    completed: int
+    dead_lettered: int
+    deferred: int
+    left_aside: int
+    """Deferred messages of destinations that this syphon does not serve."""
+    held: dict[str, str]
+    """Destinations that take no messages now, and why."""
+    gives_up_in_s: dict[str, float]
+    """Missing destinations, and in how many seconds their messages are dead-lettered."""
+    problems: dict[str, str]
+    """What stops the pump: a side or the lease, and why."""
+    paused: bool
+    rate_per_s: float
+    limit: str
+    """The rate and why it is limited; empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +127,7 @@ class PairStatus:
     """Why every call raises; None: the pair was not faulted."""
     faults_in_s: float | None = None
     """Seconds until a side that did not follow the other one's end is faulted (SPEC 7)."""
-    syphon: dict[str, dict[str, Any]] | None = None
+    syphon: dict[str, SyphonQueueStatus] | None = None
     """For each backlog queue its counts and problems; None: the syphon does not run here."""
     pings: dict[str, int] = field(default_factory=dict)
     """Pings so far: answered, failed, dropped before their end."""
@@ -174,7 +197,7 @@ def backlog_status(
 def side_status(sides: PairSides, endpoints: dict[Side, str]) -> dict[str, SideStatus]:
     """The status of the two sides of a pair."""
     return {
-        str(side): SideStatus(endpoints[side], str(sides.state(side)), sides.reason(side))
+        str(side): SideStatus(endpoints[side], sides.state(side), sides.reason(side))
         for side in Side
     }
 
@@ -191,7 +214,7 @@ def _entity_line(entity: EntityStatus) -> str:
     return f"{entity.path}: {entity.state}{since}{why}{holds}; {counts}{error}"
 
 
-def _syphon_line(moved: dict[str, Any]) -> str:
+def _syphon_line(moved: SyphonQueueStatus) -> str:
     counts = f"{moved['completed']} moved, {moved['in_flight']} in flight"
     dead = f", {moved['dead_lettered']} dead-lettered" if moved["dead_lettered"] else ""
     problems = {**moved["problems"], **moved["held"]}

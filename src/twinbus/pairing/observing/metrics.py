@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +34,7 @@ except ImportError as missing:
 
 from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.sides import PairSides, Side, SideState
-from twinbus.pairing.core.status import QUEUE_STATES, backlog_status
+from twinbus.pairing.core.status import QUEUE_STATES, SyphonQueueStatus, backlog_status
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.counters import EntityTotals
@@ -93,7 +93,7 @@ class MeasuredPair:
 
     state: SharedState
     sides: PairSides
-    syphon: Callable[[], dict[str, dict[str, Any]]]
+    syphon: Callable[[], Mapping[str, SyphonQueueStatus]]
     backlog_depth: BacklogDepth | None = None
 
     @property

@@ -76,6 +76,12 @@ class PairedClient:
             raise ValueError(
                 f"the name of an entity must be a text that is not empty; got {path!r}"
             )
+        only = self.state.primary.entity_path
+        if only is not None and path != only:
+            raise ValueError(
+                f"the connection string of the primary is for {only!r} (EntityPath), so it has no"
+                f" sender to {path!r}"
+            )
         identifier = sdk_options.get("client_identifier") or f"SBSender-{uuid4()}"
         given = {**KEEP_ALIVE_OFF, **sdk_options, "client_identifier": identifier}
         make_one = partial(make, path, **given)

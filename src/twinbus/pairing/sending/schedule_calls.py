@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from azure.servicebus.exceptions import ServiceBusConnectionError
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
 
 from twinbus.errors import ScheduleUnavailableError, ScheduleUnknownError, error_text
 from twinbus.pairing.core.backlog import KeptChoice, Rotation
@@ -46,7 +46,9 @@ class ScheduleCall(PairedCall):
         has_begun, self._has_begun = self._has_begun, False
         is_refusal = is_answer(error) and not isinstance(error, ServiceBusConnectionError)
         if has_begun and not is_refusal:
-            raise ScheduleUnknownError(
+            is_timeout = isinstance(error, OperationTimeoutError)
+            kind = ScheduleTimedOutError if is_timeout else ScheduleUnknownError
+            raise kind(
                 f"{self.entity.path} did not answer ({error_text(error)}), and the call is not"
                 f" repeated: {self._doubt}"
             ) from error
@@ -69,6 +71,14 @@ class ScheduleCall(PairedCall):
             f"{self.entity.path} has failed over, and only the primary gives sequence numbers; send"
             " messages with scheduled_enqueue_time_utc instead, these are diverted"
         )
+
+
+class ScheduleTimedOutError(ScheduleUnknownError, OperationTimeoutError):
+    """No answer came in time: also the SDK's error, which callers of its sender catch."""
+
+    def __init__(self, text: str) -> None:
+        OperationTimeoutError.__init__(self, message=text)
+        self.message_ids = ()
 
 
 def require_numbers(numbers: Sequence[int], path: str, ids: Sequence[str]) -> None:

@@ -11,8 +11,9 @@ Many tasks may use it at once.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from asyncio import get_running_loop
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, Self
 
@@ -96,12 +97,16 @@ class PairedSender:
         """The primary's."""
         return self._state.primary.fully_qualified_namespace
 
-    async def send_messages(self, message: Any, *, timeout: float | None = None) -> None:
+    async def send_messages(
+        self, message: Any, *, timeout: float | None = None, **unknown: Any
+    ) -> None:
         """Return when the message, list or batch is stored: on the primary, or in the backlog.
 
         It returns or raises within `timeout` seconds; None: the options' retries bound it. An
         error has the ids of the messages in `message_ids`.
         """
+        if unknown:
+            warn_of_unknown(unknown)
         if self._closed or self._state.closed or get_running_loop() is not self._loop:
             self._require_open(message)
         began = self._loop.time()
@@ -178,14 +183,22 @@ class PairedSender:
             ids.forget(outgoing.mappings)
 
     async def schedule_messages(
-        self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None
+        self,
+        messages: Any,
+        schedule_time_utc: datetime,
+        *,
+        timeout: float | None = None,
+        **unknown: Any,
     ) -> list[int]:
         """Schedule messages on the primary; return their sequence numbers.
 
         ScheduleUnavailableError while the entity is failed over; send messages with
         `scheduled_enqueue_time_utc` instead, these are diverted. ScheduleUnknownError if no answer
-        came: the call is not repeated, and a copy may be scheduled.
+        came: the call is not repeated, and a copy may be scheduled. After a timeout that error is
+        an OperationTimeoutError too.
         """
+        if unknown:
+            warn_of_unknown(unknown)
         self._require_open(messages)
         deadline = self._deadline(timeout)
         outgoing = Outgoing.of(messages, self._entity.path, self._state.message_ids)
@@ -204,11 +217,15 @@ class PairedSender:
         return numbers
 
     async def cancel_scheduled_messages(
-        self, sequence_numbers: int | list[int], *, timeout: float | None = None
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None, **unknown: Any
     ) -> None:
         """Cancel what `schedule_messages` scheduled; it raises as that does."""
+        if unknown:
+            warn_of_unknown(unknown)
         self._require_open()
         deadline = self._deadline(timeout)
+        if not isinstance(sequence_numbers, int) and not sequence_numbers:
+            return
         await ScheduleCall(
             self._target,
             lambda sdk: sdk.cancel_scheduled_messages(sequence_numbers),
@@ -318,3 +335,8 @@ class PairedSender:
             raise with_ids(error, ids) from error.__cause__
         text = f"the sender to {self.entity_name} was closed; get a new one"
         raise with_ids(ValueError(text), ids)
+
+
+def warn_of_unknown(unknown: Mapping[str, Any]) -> None:
+    """Warn the caller of a sender's method about keywords that it ignores, as the SDK does."""
+    warnings.warn(f"Unsupported keyword args: {dict(unknown)}", stacklevel=3)

@@ -150,7 +150,7 @@ class WatchedEntity:
         is_suspect = failover.state is EntityState.SUSPECT
         return EntityStatus(
             path=self.path,
-            state=failover.state.value,
+            state=failover.state,
             since_s=None if failover.since is None else now - failover.since,
             reason=failover.reason,
             last_error=failover.last_error,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from azure.servicebus import ServiceBusMessage
 
 import twinbus
 from twinbus import Namespace, blocking
+from twinbus.namespace.address import ConnectionString
 from twinbus.testing.fake_pair import FakePair
 
 STRING = "Endpoint=sb://{}.example/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
@@ -42,6 +45,46 @@ async def test_a_timeout_is_a_number(wrong: Any) -> None:
             await call()
     assert world.primary.took == []
     await world.client.close()
+
+
+@pytest.mark.virtual_time
+async def test_unknown_keywords_warn_as_in_the_sdk() -> None:
+    world = FakePair()
+    sender = world.client.get_queue_sender("orders")
+    calls: list[Callable[..., Awaitable[Any]]] = [
+        partial(sender.send_messages, ServiceBusMessage("x")),
+        partial(sender.schedule_messages, [], datetime(2030, 1, 1, tzinfo=UTC)),
+        partial(sender.cancel_scheduled_messages, []),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match="Unsupported keyword args: {'colour': 'red'}") as told:
+            await call(colour="red")
+        assert told[0].filename == __file__
+    assert len(world.primary.took) == 1
+    await world.client.close()
+
+
+@pytest.mark.virtual_time
+async def test_a_connection_string_of_one_entity_has_senders_to_that_entity_only() -> None:
+    world = FakePair()
+    world.client.state.primary.parts = ConnectionString.parse(
+        STRING.format("contoso") + ";EntityPath=orders"
+    )
+    world.client.get_queue_sender("orders")
+    for make in (world.client.get_queue_sender, world.client.get_topic_sender):
+        with pytest.raises(ValueError, match=r"for 'orders' \(EntityPath\).* no sender to 'bills'"):
+            make("bills")
+    assert [entity.path for entity in world.client.state.watched.all()] == ["orders"]
+    await world.client.close()
+
+
+def test_a_secondary_needs_a_connection_string_of_the_namespace() -> None:
+    primary = Namespace.from_connection_string(STRING.format("a"))
+    for pair_namespaces in (twinbus.pair_namespaces, blocking.pair_namespaces):
+        with pytest.raises(ValueError, match=r"secondary is for 'orders' \(EntityPath\)"):
+            pair_namespaces(primary, STRING.format("b") + ";EntityPath=orders")
+    # What was refused is not in use.
+    primary.claim()
 
 
 @pytest.mark.parametrize("options", [{}, {"ledger": "x"}, "", 0])

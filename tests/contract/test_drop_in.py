@@ -1,0 +1,101 @@
+"""What an application written for the SDK's own client and senders meets with a pair."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from tests.contract.pairs import quick
+from tests.official_sdk import administration
+from twinbus import EmbeddedBroker, Fault, ScheduleUnknownError, blocking, pair_namespaces
+from twinbus.broker.descriptions import QueueDescription
+
+pytestmark = pytest.mark.contract
+
+LATER = datetime.now(UTC) + timedelta(hours=1)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker("contoso", "contoso-dr") as embedded:
+        embedded.create_queue("orders")
+        embedded.create_queue("carts", QueueDescription(requires_session=True))
+        embedded.create_topic("news")
+        with administration(embedded.connection_string("contoso")) as admin:
+            admin.create_subscription("news", "readers", requires_session=True)
+        yield embedded
+
+
+@pytest.fixture
+def strings(broker: EmbeddedBroker) -> tuple[str, str]:
+    return broker.connection_string("contoso"), broker.connection_string("contoso-dr")
+
+
+async def test_sessions_are_listed_by_the_pair(strings: tuple[str, str]) -> None:
+    async with pair_namespaces(*strings, quick()) as pair:
+        async with pair.get_queue_sender("carts") as sender:
+            await sender.send_messages(ServiceBusMessage("x", session_id="s1"))
+        async with pair.get_topic_sender("news") as sender:
+            await sender.send_messages(ServiceBusMessage("x", session_id="s2"))
+        assert [name async for name in pair.list_queue_sessions("carts")] == ["s1"]
+        listed = pair.list_subscription_sessions("news", "readers", timeout=30)
+        assert [name async for name in listed] == ["s2"]
+
+
+def test_sessions_are_listed_by_the_blocking_pair(strings: tuple[str, str]) -> None:
+    with blocking.pair_namespaces(*strings, quick()) as pair:
+        with pair.get_queue_sender("carts") as sender:
+            sender.send_messages(ServiceBusMessage("x", session_id="s1"))
+        with pair.get_topic_sender("news") as sender:
+            sender.send_messages(ServiceBusMessage("x", session_id="s2"))
+        assert list(pair.list_queue_sessions("carts")) == ["s1"]
+        assert list(pair.list_subscription_sessions("news", "readers", timeout=30)) == ["s2"]
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_a_schedule_without_an_answer_ends_in_time_with_the_error_of_the_sdk(
+    broker: EmbeddedBroker, strings: tuple[str, str], cancels: bool
+) -> None:
+    options = quick(attempt_timeout=30.0, failover_interval=600.0)
+    async with (
+        pair_namespaces(*strings, options) as pair,
+        pair.get_queue_sender("orders") as sender,
+    ):
+        # The link is open: what is asked now may have been carried out.
+        numbers = await sender.schedule_messages(ServiceBusMessage("now"), LATER)
+        broker.add_fault(Fault(kind="hang", entity="orders"))
+        began = time.monotonic()
+        try:
+            message = ServiceBusMessage("x", message_id="1")
+            call: Awaitable[Any] = (
+                sender.cancel_scheduled_messages(numbers, timeout=2)
+                if cancels
+                else sender.schedule_messages(message, LATER, timeout=2)
+            )
+            with pytest.raises(OperationTimeoutError, match="not repeated") as raised:
+                await call
+        finally:
+            broker.clear_faults()
+        assert time.monotonic() - began < 20
+        assert isinstance(raised.value, ScheduleUnknownError)
+        assert raised.value.message_ids == (() if cancels else ("1",))
+        await sender.cancel_scheduled_messages([])
+
+
+async def test_a_mistyped_entity_is_not_steered(strings: tuple[str, str]) -> None:
+    async with pair_namespaces(*strings, quick()) as pair:
+        for steer in (pair.force_failover, pair.mark_healthy, pair.freeze, pair.unfreeze):
+            with pytest.raises(ValueError, match="no sender for 'orders'; it has none"):
+                steer("orders")
+        async with pair.get_queue_sender("orders"):
+            with pytest.raises(ValueError, match="no sender for 'ordres'; it has orders"):
+                pair.force_failover("ordres")
+            pair.force_failover("/ORDERS")
+        assert list(pair.status().entities) == ["orders"]
+        assert pair.status().entities["orders"].forced
