@@ -26,7 +26,7 @@ ONLY ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup drill test spark-floor simulate fuzz soak lint types fmt bench
+.PHONY: help setup docs drill test spark-floor simulate fuzz soak lint types fmt bench
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ $(FLOOR)/.installed: pyproject.toml
 spark-floor: $(FLOOR)/.installed ## the Spark tests on the oldest Spark that is supported
 	@$(FLOOR)/bin/python -c 'import pyspark; print(f"spark-floor: tests/spark on Spark {pyspark.__version__}, many minutes on two cores")'
 	@$(FLOOR)/bin/python -m pytest -m 'not soak' tests/spark $(PYTEST_ARGS)
+
+docs: $(STAMP) ## the site of docs/, into build/docs/site
+	@$(BIN)/python .ci/docs_site.py
 
 simulate: $(STAMP) ## replay one simulated world; SEED=123
 	@$(BIN)/python -m tests.simulation $(or $(SEED),1)

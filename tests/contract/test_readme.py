@@ -1,4 +1,4 @@
-"""The README's examples do what they say, word for word."""
+"""The examples of README, landing page and tutorial do what they say, word for word."""
 
 from __future__ import annotations
 
@@ -9,24 +9,45 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-PRINTED = ("orders is healthy\n", "order 1\n")
-"""What each example prints, in the order in which they stand there."""
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+DOCUMENTS = {"README.md": 2, "docs/index.md": 1, "docs/tutorial.md": 2}
+"""Documents whose Python blocks are run, and how many each has at least."""
+
+_EXAMPLE = re.compile(
+    r"^```python\n(?P<program>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```$)?",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def examples(document: str) -> list[tuple[str, str | None]]:
+    """Each Python block with the block of text that follows it: what it prints."""
+    found = _EXAMPLE.finditer((ROOT / document).read_text())
+    return [(one["program"], one["printed"]) for one in found]
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("place", range(len(PRINTED)), ids=["pairing", "broker"])
-def test_the_examples_of_the_readme_run_as_printed(place: int) -> None:
-    examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(examples) == len(PRINTED)
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [(name, place) for name in DOCUMENTS for place in range(len(examples(name)))],
+)
+def test_an_example_prints_what_stands_below_it(document: str, place: int) -> None:
+    program, printed = examples(document)[place]
+    assert printed is not None, "no block of text follows it"
     done = subprocess.run(
-        [sys.executable, "-c", examples[place]],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, PRINTED[place], "")
+    assert (done.returncode, done.stdout) == (0, printed), done.stderr
+    # Only an outage is logged, a line for each change.
+    logged = [line for line in done.stderr.splitlines() if " -> " in line]
+    assert bool(done.stderr) == ("failed over" in printed), done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(logged) >= 3 * ("failed over" in printed)
+
+
+def test_no_document_has_lost_its_examples() -> None:
+    for document, least in DOCUMENTS.items():
+        assert len(examples(document)) >= least, document
 
 
 @pytest.mark.contract

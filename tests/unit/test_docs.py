@@ -1,14 +1,18 @@
-"""What the documents say of the code is there: tests they name, files they link to."""
+"""What the documents refer to is there: tests they name, files and headings they link to."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), ROOT / "deploy" / "README.md", *(ROOT / "docs").rglob("*.md")]
+)
 
 _TEST_IN = re.compile(r"`(test_\w+)` in (tests/[\w/]+\.py)")
 _FILE = re.compile(r"\b((?:tests|src|bench)/[\w/]+\.py)")
@@ -16,6 +20,10 @@ _STOP = re.compile(r"^\d+\. `([\w/]+\.py): (\w+)`", re.MULTILINE)
 """A stop of a walk through the code: a file below src/twinbus, and a function in it."""
 
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+_ANCHOR = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+_FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def missing(document: Path, text: str) -> list[str]:
@@ -32,7 +40,33 @@ def missing(document: Path, text: str) -> list[str]:
         if not (file := ROOT / "src" / "twinbus" / path).exists()
         or f"def {name}(" not in file.read_text()
     ]
-    return found + [link for link in _LINK.findall(text) if not (document.parent / link).exists()]
+    found += [link for link in _LINK.findall(text) if not (document.parent / link).exists()]
+    return found + [
+        f"{target}#{anchor}"
+        for target, anchor in _ANCHOR.findall(text)
+        if (page := document.parent / target if target else document).suffix == ".md"
+        and page.exists()
+        and anchor not in anchors(page.read_text() if target else text)
+    ]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub and the site make them."""
+    return {_slug(heading) for heading in _HEADING.findall(_FENCED.sub("", text))}
+
+
+def _slug(heading: str) -> str:
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
+def uncompiled(text: str) -> Iterator[str]:
+    """The first lines of Python blocks that are no Python."""
+    for block in _PYTHON.findall(text):
+        try:
+            compile(block, "block", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        except SyntaxError as error:
+            yield f"{block.partition(chr(10))[0]}: {error.msg}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -43,13 +77,26 @@ def test_a_document_speaks_of_what_is_there(document: Path) -> None:
 def test_what_is_not_there_is_found() -> None:
     text = (
         "`test_a` in tests/unit/test_docs.py, tests/unit/gone.py, [x](gone.md), [y](#here)\n"
+        "[z](#not-here) [z](docs/failures.md#what-counts) [z](docs/failures.md#what-does-not)\n"
+        "## Here\n```\n# Not here\n```\n"
         "1. `pair.py: pair_namespaces`: is there\n2. `pair.py: gone`\n3. `gone.py: f`"
     )
     named = [
         *("test_a in tests/unit/test_docs.py", "tests/unit/gone.py"),
         *("gone in pair.py", "f in gone.py", "gone.md"),
+        *("#not-here", "docs/failures.md#what-does-not"),
     ]
     assert missing(ROOT / "README.md", text) == named
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_python_of_a_document_is_python(document: Path) -> None:
+    assert list(uncompiled(document.read_text())) == []
+
+
+def test_what_is_no_python_is_found() -> None:
+    good, bad = "```python\nawait f()\n```\n", "```python\nwith x\n```\n"
+    assert [line.partition(":")[0] for line in uncompiled(good + bad)] == ["with x"]
 
 
 def test_every_window_of_the_guarantees_has_its_test() -> None:
