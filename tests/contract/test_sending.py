@@ -78,7 +78,7 @@ async def test_a_cancellation_at_any_moment_is_seen_and_leaves_nothing(
                 call.result()
                 done.add(str(number))
         assert lost > CANCELLED_SENDS // 10
-        pools = [sender.pool, *pair._live().state._backlog_pools.values()]
+        pools: list[Any] = [sender.pool, *pair._live().state._backlog_pools.values()]
         assert not any(pool._leased.difference(pool._opening_in_background) for pool in pools)
         await sender.send_messages(ServiceBusMessage("last", message_id="last"))
     stored = {m.message_id for m in await drain(broker.connection_string("contoso"), "orders")}
