@@ -28,7 +28,7 @@ from twinbus.broker.descriptions import (
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import Fault
-from twinbus.broker.front import DEFAULT_KEY
+from twinbus.broker.front import DEFAULT_KEY, Front
 from twinbus.broker.host import BrokerHost, NamespaceAt
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.sas import AcceptedToken
@@ -75,16 +75,18 @@ class EmbeddedBroker:
         self._host = BrokerHost(
             [NamespaceAt.parse(text) for text in namespaces or ("twinbus",)],
             data=None if data is None else Path(data),
-            host=host,
-            key=key,
-            rules=tuple(rules),
-            tokens=tuple(tokens),
-            token_file=None if token_file is None else Path(token_file),
-            require_token=require_token,
-            tls=tls,
-            require_tls=require_tls,
-            metrics_token=metrics_token,
-            limits=limits,
+            front=Front(
+                host=host,
+                key=key,
+                rules=tuple(rules),
+                tokens=tuple(tokens),
+                token_file=None if token_file is None else Path(token_file),
+                require_token=require_token,
+                tls=tls,
+                require_tls=require_tls,
+                metrics_token=metrics_token,
+                limits=limits,
+            ),
             fault_seed=fault_seed,
             ledger=ledger,
             profile=profile,

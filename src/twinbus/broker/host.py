@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinbus.broker.access.admission import ConnectionLimits
 from twinbus.broker.access.token_file import expiry_of
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.front import DEFAULT_KEY, Front
+from twinbus.broker.front import Front
 from twinbus.broker.http import HttpHost, application
 from twinbus.broker.ledger_view import open_view_ledger
 from twinbus.broker.listener import Listener
@@ -89,39 +87,19 @@ class BrokerHost:
         namespaces: Sequence[NamespaceAt],
         *,
         data: Path | None,
-        host: str = "localhost",
-        key: str = DEFAULT_KEY,
-        rules: Sequence[AuthorizationRule] = (),
-        tokens: Sequence[AcceptedToken] = (),
-        token_file: Path | None = None,
-        require_token: bool = False,
-        tls: ssl.SSLContext | None = None,
-        require_tls: bool | None = None,
-        metrics_token: str | None = None,
-        limits: ConnectionLimits | None = None,
+        front: Front | None = None,
         fault_seed: int = 0,
         ledger: Path | str | None = None,
         profile: ServiceProfile = LAPTOP,
     ) -> None:
-        """The settings of the ports are those of `Front`."""
+        """`front` says who may connect; None: who has the default key, on loopback."""
         names = [namespace.name.lower() for namespace in namespaces]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BrokerStartError(f"the namespace {twice!r} is named twice; name each once")
         self._namespaces = tuple(namespaces)
         self._data = data
-        self._front = Front(
-            host=host,
-            key=key,
-            rules=rules,
-            tokens=tokens,
-            token_file=token_file,
-            require_token=require_token,
-            tls=tls,
-            require_tls=require_tls,
-            metrics_token=metrics_token,
-            limits=limits,
-        )
+        self._front = front or Front()
         self._fault_seed = fault_seed
         self._ledger_directory = ledger
         self._profile = profile

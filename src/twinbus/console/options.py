@@ -147,23 +147,9 @@ SharedOption = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ServeOptions:
-    """The options of `twinbus serve`; without a repr, which would show its secrets."""
+class FrontOptions:
+    """Who may connect to a port, and how; without a repr, which would show its secrets."""
 
-    namespaces: Annotated[
-        list[str],
-        argument("NAME:PORT...", "Namespaces; port 0 picks a free one."),
-    ]
-    data: Annotated[Path | None, option("DIR", "Directory to keep messages in.")] = None
-    ephemeral: Annotated[bool, flag("--ephemeral", "Keep messages in memory only.")] = False
-    queue: Annotated[
-        list[str] | None,
-        option("NAME", "Create this queue in the first namespace if missing. Repeatable."),
-    ] = None
-    topic: Annotated[
-        list[str] | None,
-        option("NAME[/SUB]", "The same for a topic, with a subscription. Repeatable."),
-    ] = None
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost"
     key: Annotated[
         str | None,
@@ -224,6 +210,26 @@ class ServeOptions:
     token_limit: Annotated[
         float, option("SECONDS", "Time for a client to put a valid token after that.")
     ] = TOKEN_LIMIT_S
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ServeOptions(FrontOptions):
+    """The options of `twinbus serve`; without a repr, which would show its secrets."""
+
+    namespaces: Annotated[
+        list[str],
+        argument("NAME:PORT...", "Namespaces; port 0 picks a free one."),
+    ]
+    data: Annotated[Path | None, option("DIR", "Directory to keep messages in.")] = None
+    ephemeral: Annotated[bool, flag("--ephemeral", "Keep messages in memory only.")] = False
+    queue: Annotated[
+        list[str] | None,
+        option("NAME", "Create this queue in the first namespace if missing. Repeatable."),
+    ] = None
+    topic: Annotated[
+        list[str] | None,
+        option("NAME[/SUB]", "The same for a topic, with a subscription. Repeatable."),
+    ] = None
     like: Annotated[
         str | None,
         option("TIER", "Limits and throttling of azure-standard or azure-premium."),

@@ -6,27 +6,22 @@ import asyncio
 import gc
 import logging
 import signal
-import ssl
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
-from twinbus.broker.access.admission import ConnectionLimits
 from twinbus.broker.descriptions import (
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.front import DEFAULT_KEY
-from twinbus.broker.host import BrokerHost, NamespaceAt, parse_rule, parse_token
+from twinbus.broker.host import BrokerHost, NamespaceAt
 from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, Refusal
 from twinbus.broker.server import BrokerServer
-from twinbus.broker.tls import server_context
+from twinbus.console.front import front_of
 from twinbus.console.options import ServeOptions
-from twinbus.console.terminal.secret_file import secret_in, secret_lines
 from twinbus.console.terminal.times import seconds_of
 from twinbus.errors import BrokerStartError, StoreError
 from twinbus.loops import run_alone
@@ -44,21 +39,7 @@ def run(given: ServeOptions) -> int:
     broker = BrokerHost(
         [NamespaceAt.parse(text) for text in given.namespaces],
         data=given.data,
-        host=given.host,
-        key=_key(given.key, given.key_file),
-        rules=[parse_rule(text) for text in [*(given.rule or ()), *secret_lines(given.rule_file)]],
-        tokens=[parse_token(text) for text in given.token or ()],
-        token_file=given.tokens,
-        require_token=given.require_token,
-        tls=_tls(given.tls_cert, given.tls_key),
-        require_tls=given.require_tls,
-        metrics_token=secret_in(given.metrics_token_file),
-        limits=ConnectionLimits(
-            connections=given.connections_max,
-            strangers_per_address=given.strangers_max,
-            open_s=given.open_limit,
-            token_s=given.token_limit,
-        ),
+        front=front_of(given),
         fault_seed=given.fault_seed,
         ledger=given.ledger,
         profile=_profile(given.like, given.idle_detach),
@@ -80,22 +61,6 @@ def _profile(like: str | None, idle_detach: str | None) -> ServiceProfile:
     if idle_detach is None:
         return profile
     return replace(profile, link_idle_s=seconds_of(idle_detach, "--idle-detach", least=1))
-
-
-def _key(key: str | None, file: Path | None) -> str:
-    if key is not None and file is not None:
-        raise BrokerStartError("the key is given twice; give --key (TWINBUS_KEY) or --key-file")
-    return secret_in(file) or key or DEFAULT_KEY
-
-
-def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise BrokerStartError(
-            "TLS needs both --tls-cert FILE and --tls-key FILE; give the other one too"
-        )
-    return server_context(certificate, key)
 
 
 async def _create_entities(server: BrokerServer, given: ServeOptions) -> None:
