@@ -64,6 +64,13 @@ class CreditChanged:
     link: SenderLink
 
 
+@dataclass(slots=True)
+class Drained:
+    """The peer gave back the credit that a receiver link asked it to drain."""
+
+    link: ReceiverLink
+
+
 @dataclass(slots=True, eq=False)
 class DeliveryArrived:
     """One whole delivery (all its frames joined) came in on a receiver link."""
@@ -117,6 +124,7 @@ Event = (
     | Attached
     | Detached
     | CreditChanged
+    | Drained
     | DeliveryArrived
     | DeliveryTooLarge
     | Disposed

@@ -17,6 +17,7 @@ from twinbus.amqp.events import (
     DeliveryTooLarge,
     Detached,
     Disposed,
+    Drained,
     Event,
 )
 from twinbus.amqp.frames import (
@@ -410,7 +411,10 @@ class Session:
                 link.take_flow(flow)
                 events.append(CreditChanged(link))
             elif isinstance(link, ReceiverLink):
+                was_draining = link.is_draining
                 link.take_flow(flow)
+                if was_draining and not link.is_draining:
+                    events.append(Drained(link))
         if flow.echo:
             self.write_flow()
 

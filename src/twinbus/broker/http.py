@@ -49,7 +49,7 @@ CLOSE_TIMEOUT_S = 2.0
 """How long requests under way may take to finish when the broker stops."""
 
 _POLICY_VIOLATION = 1008
-_EVERY_METHOD = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
+EVERY_METHOD = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
 
 
 class HttpHost:
@@ -167,12 +167,12 @@ def application(broker: BrokerServer, access: MetricsAccess) -> Starlette:
         routes=[
             Route("/health", health, methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
-            Route("/$faults", faults, methods=_EVERY_METHOD),
-            Route("/$faults/{fault_id}", faults, methods=_EVERY_METHOD),
+            Route("/$faults", faults, methods=EVERY_METHOD),
+            Route("/$faults/{fault_id}", faults, methods=EVERY_METHOD),
             # Given a custom endpoint that has the path already, Azure's SDK appends it once more.
             WebSocketRoute("/{before:path}$servicebus/websocket", amqp),
             WebSocketRoute("/{before:path}$servicebus/websocket/", amqp),
-            Route("/{path:path}", administration, methods=_EVERY_METHOD),
+            Route("/{path:path}", administration, methods=EVERY_METHOD),
         ],
         middleware=[Middleware(OriginForm)],
     )
@@ -208,13 +208,13 @@ async def _carry_out(broker: BrokerServer, request: Request, answer: Answer) -> 
         return Response(render_error(503, broker.gone), 503, media_type=ERROR_CONTENT_TYPE)
     try:
         # A stranger's body is not read; its request is refused for want of a token.
-        body = await _read_body(request) if _has_token(broker, request) else b""
+        body = await read_body(request) if _has_token(broker, request) else b""
     except ClientDisconnect:
         return Response(status_code=400)
     if body is None:
         detail = f"the request body is longer than {BODY_BYTES_MAX} bytes"
         return Response(render_error(413, detail), 413, media_type=ERROR_CONTENT_TYPE)
-    answered = await answer(broker, _admin_request(request, body))
+    answered = await answer(broker, admin_request(request, body))
     # Clients compare it with their own clock: their tokens and times depend on that.
     date = {"Date": formatdate(usegmt=True)}
     return Response(answered.body, answered.status, date, answered.content_type)
@@ -228,7 +228,7 @@ def _has_token(broker: BrokerServer, request: Request) -> bool:
     return True
 
 
-async def _read_body(request: Request) -> bytes | None:
+async def read_body(request: Request) -> bytes | None:
     """The whole body, or None when it is too long."""
     body = bytearray()
     async for chunk in request.stream():
@@ -238,7 +238,7 @@ async def _read_body(request: Request) -> bytes | None:
     return bytes(body)
 
 
-def _admin_request(request: Request, body: bytes) -> AdminRequest:
+def admin_request(request: Request, body: bytes) -> AdminRequest:
     raw_path = request.scope.get("raw_path") or request.scope["path"].encode()
     return AdminRequest(
         method=request.method,

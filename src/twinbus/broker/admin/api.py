@@ -19,7 +19,7 @@ from twinbus.broker.admin.entities import Administration, Document
 from twinbus.broker.engine.credits import ADMINISTRATION_COST
 from twinbus.broker.faults import fault_from_json, fault_to_json
 from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, Refusal, Unauthorized
-from twinbus.broker.sas import MANAGE, SEND, Grant
+from twinbus.broker.sas import MANAGE, SEND, AccessPolicy, Grant
 from twinbus.broker.server import BrokerServer
 from twinbus.errors import StoreError
 
@@ -128,34 +128,47 @@ def _carry_out(
 
 
 def _require_manage(broker: BrokerServer, request: AdminRequest, path: str) -> Grant:
+    return require_manage(broker.policy, f"{broker.name}/{path}", request, broker.now_ms() / 1000)
+
+
+def require_manage(
+    policy: AccessPolicy, resource: str, request: AdminRequest, now_s: float
+) -> Grant:
+    """What the request's token grants; raises `Unauthorized` without the right to manage."""
     token = request.headers.get("authorization")
     if token is None:
         raise Unauthorized(
             "MissingToken: The request has no Authorization header; sign it with a shared access"
             " key."
         )
-    grant = broker.policy.verify(token, broker.now_ms() / 1000)
+    grant = policy.verify(token, now_s)
     # The JavaScript SDK signs the address of the request itself, as in `$Resources/queues`.
     if not grant.allows(unquote(request.raw_path), MANAGE):
         raise Unauthorized.lacking(
             MANAGE,
-            f"sb://{broker.name}/{path}",
+            f"sb://{resource}",
             f" The rule {grant.rule_name!r} does not grant it.",
         )
     return grant
 
 
 def _require_send(broker: BrokerServer, request: AdminRequest, grant: Grant, path: str) -> None:
+    require_send(broker.policy, broker.name, request, grant, path, broker.now_ms() / 1000)
+
+
+def require_send(
+    policy: AccessPolicy, name: str, request: AdminRequest, grant: Grant, path: str, now_s: float
+) -> None:
     """Forwarding sends, so it needs the right to, from the client's token or one sent along."""
     if grant.allows(path, SEND):
         return
-    for name in SUPPLEMENTARY_HEADERS:
-        token = request.headers.get(name)
+    for header in SUPPLEMENTARY_HEADERS:
+        token = request.headers.get(header)
         if token is None:
             continue
-        if broker.policy.verify(token, broker.now_ms() / 1000).allows(path, SEND):
+        if policy.verify(token, now_s).allows(path, SEND):
             return
-    raise Unauthorized.lacking(SEND, f"sb://{broker.name}/{path}", " Forwarding needs it.")
+    raise Unauthorized.lacking(SEND, f"sb://{name}/{path}", " Forwarding needs it.")
 
 
 def _refused(broker: BrokerServer, request: AdminRequest, refusal: Refusal) -> Document:

@@ -253,6 +253,11 @@ def _list_sessions(request: ManagementRequest, context: ManagementContext, now_m
     return {"skip": Int(skip), "sessions-ids": Array(names)} if names else None
 
 
+SENDING_OPERATIONS = frozenset(
+    {"com.microsoft:schedule-message", "com.microsoft:cancel-scheduled-message"}
+)
+"""Operations that need the right to send; all others need the right to listen."""
+
 OPERATIONS: dict[str, Callable[[ManagementRequest, ManagementContext, int], Body]] = {
     "com.microsoft:peek-message": _peek,
     "com.microsoft:renew-lock": _renew_lock,
